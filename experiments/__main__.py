@@ -1,12 +1,11 @@
 """`python -m experiments list | run NAME`: the benchmarks behind the numbers in the documentation."""
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
-
-from rich.console import Console
+from types import ModuleType
+from typing import Any, NoReturn
 
 from costmodel.config import cli
 from costmodel.config.schema import decode
@@ -27,7 +26,6 @@ from experiments import (
     width,
 )
 from experiments.papers import run as papers
-from experiments.papers.settings import Settings as PaperSettings
 from experiments.searchers import benchmark, exact_programs, placements, table
 from nas.recipe.recipe import ScaleName
 from nas.report.terminal import table_console
@@ -37,39 +35,33 @@ ALL = "all"  # every experiment on the papers
 PAPER = "paper"  # their kind
 
 
-class Kind(NamedTuple):
-    """settings: what the YAML of an experiment is decoded to, which `run` takes with the experiment's name."""
-
-    settings: type
-    run: Callable[[str, Any, Console], None]
-
-
-KINDS: dict[str, Kind] = {  # as an experiment's YAML states it
-    "across-widths": Kind(across_widths.Settings, across_widths.run),
-    "coverage": Kind(coverage.Settings, coverage.run),
-    "driver": Kind(driver.Settings, driver.run),
-    "exact-programs": Kind(exact_programs.Settings, exact_programs.run),
-    "fidelity": Kind(fidelity.Settings, fidelity.run),
-    "link-seconds": Kind(link_seconds.Settings, link_seconds.run),
-    PAPER: Kind(PaperSettings, papers.run),
-    "pricing": Kind(pricing.Settings, pricing.run),
-    "protocols": Kind(protocols.Settings, protocols.run),
-    "search-benchmark": Kind(benchmark.Settings, benchmark.run),
-    "seconds": Kind(seconds.Settings, seconds.run),
-    "table": Kind(table.Settings, table.run),
-    "table-placements": Kind(placements.Settings, placements.run),
-    "throughput": Kind(throughput.Settings, throughput.run),
-    "smollm2": Kind(smollm2.Settings, smollm2.run),
-    "step-cost": Kind(step_cost.Settings, step_cost.run),
-    "width": Kind(width.Settings, width.run),
+# as an experiment's YAML states it, which is decoded to the module's `Settings`; its `run` takes the experiment's name,
+# these and a console
+KINDS: dict[str, ModuleType] = {
+    "across-widths": across_widths,
+    "coverage": coverage,
+    "driver": driver,
+    "exact-programs": exact_programs,
+    "fidelity": fidelity,
+    "link-seconds": link_seconds,
+    PAPER: papers,
+    "pricing": pricing,
+    "protocols": protocols,
+    "search-benchmark": benchmark,
+    "seconds": seconds,
+    "table": table,
+    "table-placements": placements,
+    "throughput": throughput,
+    "smollm2": smollm2,
+    "step-cost": step_cost,
+    "width": width,
 }
 
 
 @cache
 def definitions() -> dict[str, Path]:
     """Every experiment by name: the YAML files here that state a kind."""
-    paths = sorted(CONFIGS.rglob("*.yaml"))
-    return {path.stem: path for path in paths if "kind" in load_mapping(path)}
+    return {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml")) if "kind" in load_mapping(path)}
 
 
 def list_experiments() -> None:
@@ -86,7 +78,7 @@ def kind_of(name: str) -> str:
 def settings_of(name: str, **changes: Any) -> Any:
     """The settings of an experiment, with other values of some keys. Raises UserError for bad ones."""
     data = load_mapping(definitions()[name]) | changes
-    return decode(KINDS[data.pop("kind")].settings, data, f"experiment {name}")
+    return decode(KINDS[data.pop("kind")].Settings, data, f"experiment {name}")
 
 
 def run(name: str, scale: ScaleName | None = None) -> None:
@@ -98,20 +90,15 @@ def run(name: str, scale: ScaleName | None = None) -> None:
     """
     names = list(definitions())
     if name not in names and name != ALL:
-        raise UserError(
-            f"experiment must be one of {', '.join(names)} or {ALL}, but got {name!r}{_nearest(name, names)}"
-        )
+        near = difflib.get_close_matches(name, names, n=1)
+        meant = f"; did you mean {near[0]}?" if near else "."
+        raise UserError(f"experiment must be one of {', '.join(names)} or {ALL}, but got {name!r}{meant}")
     changes = {"scale": scale} if scale else {}
     console = table_console()
     if name == ALL:
         papers.run_all({name: settings_of(name, **changes) for name in names if kind_of(name) == PAPER}, console)
     else:
         KINDS[kind_of(name)].run(name, settings_of(name, **changes), console)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else "."
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

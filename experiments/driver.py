@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -25,10 +26,11 @@ from nas.corpus.corpus import Corpus
 from nas.corpus.held_out import HeldOut
 from nas.recipe.candidate import candidate_id, trial_id
 from nas.run import ledger
-from nas.run.config import StudyConfig, study_candidate, study_recipe
+from nas.run.config import StudyConfig, study_candidate
 from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record
 from nas.searchers.strategy import Request, Room, searcher_of
+from nas.study import open_run
 from nas.study.open_run import open_trials
 from nas.study.priced_study import price_study
 from nas.study.schedule import GENERATION_SIZE
@@ -36,7 +38,7 @@ from search_spaces.architecture import arch_id
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import price_of
 from search_spaces.deployed import deployed
-from search_spaces.notation import Member, name_of, placement
+from search_spaces.notation import Member, placement
 
 NUM_RUNGS = 3
 SECONDS = "{:.2f} s"
@@ -151,7 +153,8 @@ def timed_resume(folder: Path, config: StudyConfig, feasible: FeasibleSpace, met
 def make_run(folder: Path, config: StudyConfig, feasible: FeasibleSpace, num_trials: int) -> tuple[int, Meta]:
     """Writes a run of so many completed candidates, none of which deploys as another; number of records, and meta."""
     rng = np.random.default_rng(config.seed)
-    meta = made_up_meta(config, feasible)
+    with patch.object(open_run, "ngram_baseline", return_value=None):  # of tokens that there are none of
+        meta = open_run.new_meta(config, feasible, CORPUS, None, print)
     write_meta(folder, meta)
     write_config(folder, config)
     forms, records = set[object](), list[Record]()
@@ -162,25 +165,6 @@ def make_run(folder: Path, config: StudyConfig, feasible: FeasibleSpace, num_tri
             forms.add(form)
     ledger.write(folder / ledger.FILE_NAME, records)
     return len(records), meta
-
-
-def made_up_meta(config: StudyConfig, feasible: FeasibleSpace) -> Meta:
-    assert config.budget.latency_s is not None
-    return Meta(
-        created="2026-01-01T00:00:00+00:00",
-        versions={"python": "3.11"},
-        hardware={},
-        cost_model_id=feasible.priced.pricer.cost_model_id,
-        corpus=CORPUS.fingerprint,
-        tokenizer=CORPUS.tokenizer,
-        split=CORPUS.split,
-        vocab_size=CORPUS.vocab_size,
-        reference=(config.budget.latency_s, CORPUS.unigram_loss),
-        num_members=0,
-        num_feasible=feasible.num_feasible,
-        base=feasible.space.base,
-        recipe=study_recipe(config, None),
-    )
 
 
 def trial_records(
@@ -196,7 +180,7 @@ def trial_records(
         "trial_id": trial_id(candidate, seed=config.seed, attempt=0),
         "candidate_id": candidate_id(candidate),
         "arch_id": arch_id(architecture),
-        "notation": name_of(architecture, entropy_regularised=member.entropy_regularised),
+        "notation": member.name,
         "placement": placement(architecture),
         "entropy_regularised": member.entropy_regularised,
         "index": index,
@@ -230,11 +214,6 @@ def trial_records(
             for rung, rung_loss in enumerate(rungs)
         ),
         Record(
-            **common,
-            event="finished",
-            status="completed",
-            val_loss=loss,
-            perplexity=math.exp(loss),
-            fold_holds=True,
+            **common, event="finished", status="completed", val_loss=loss, perplexity=math.exp(loss), fold_holds=True
         ),
     ]

@@ -70,10 +70,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     with locked(folder):
         ended = train_all(settings.plan, folder, console)
     variants = {
-        name: {
-            seed: {row: _perplexity(ended[Job(name, seed, row)].perplexity) for row in settings.rows}
-            for seed in variant.seeds
-        }
+        name: {seed: {row: ended[Job(name, seed, row)].ranked for row in settings.rows} for seed in variant.seeds}
         for name, variant in settings.variants.items()
     }
     seconds = {
@@ -84,8 +81,3 @@ def run(name: str, settings: Settings, console: Console) -> None:
     console.print(correlation_table(settings.published, variants, seconds))
     for line in verdicts(settings.published, variants):
         console.print(line)
-
-
-def _perplexity(value: float | None) -> float:
-    """None, a divergence, is infinite."""
-    return math.inf if value is None else value

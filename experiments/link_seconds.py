@@ -60,7 +60,8 @@ def run(name: str, settings: Settings, console: Console) -> None:
     for protocol, link in product(settings.protocols, settings.links):
         title = f"{protocol} at {(link.bandwidth_bits_per_s or 0) / 1e6:.0f} Mbit/s, delay {link.delay_s * 1e3:.0f} ms"
         console.print(title, style="dim")
-        price, whole_s = predicted(graph, protocol, link), measured_s(graph, protocol, link, settings.repeats)
+        price, job = predicted(graph, protocol, link), drawn_job(graph, protocol)
+        whole_s = min(passes(job, shaped, [link])[0][0].seconds for _ in range(settings.repeats))
         seconds = (price.compute_s, price.network_s, price.latency_s, whole_s)
         rows.append((title, *(f"{part:.2f}" for part in seconds), f"{price.latency_s / whole_s:.2f}"))
     columns = ("protocol and link", "computing s", "network s", "predicted s", "measured s", "predicted / measured")
@@ -77,9 +78,3 @@ def predicted(graph: OpGraph, protocol: str, condition: Condition) -> Price:
         source="this experiment",
     )
     return estimate(graph, load(protocol, link)).total
-
-
-def measured_s(graph: OpGraph, protocol: str, condition: Condition, repeats: int) -> float:
-    """Seconds of the fastest of several fresh runs."""
-    job = drawn_job(graph, protocol)
-    return min(passes(job, shaped, [condition])[0][0].seconds for _ in range(repeats))

@@ -160,8 +160,7 @@ def imported(settings: Settings, title: str) -> Figure:
 def _child_s(code: str) -> float:
     """Processor seconds of a Python of its own."""
     before = os.times()
-    done = subprocess.run([sys.executable, "-c", code], check=False)
-    if done.returncode:
+    if subprocess.run([sys.executable, "-c", code], check=False).returncode:
         raise UserError(f"importing must work and bring none of {', '.join(HEAVY)}, but {code!r} failed.")
     after = os.times()
     return after.children_user + after.children_system - before.children_user - before.children_system

@@ -6,7 +6,7 @@ ranks last.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import TypeAlias
 
@@ -21,17 +21,19 @@ BySeed: TypeAlias = Mapping[int, Perplexities]  # of one variant of training
 
 def spearman(one: Perplexities, other: Perplexities) -> float:
     """Rank correlation over the rows of `one`; equal perplexities share a rank. NaN if a side has one rank only."""
-    ranks = [rankdata([side[row] for row in one]) for side in (one, other)]
-    if any(len(set(side)) == 1 for side in ranks):
-        return math.nan
-    return float(spearmanr(*ranks).statistic)
+    sides = [[side[row] for row in one] for side in (one, other)]
+    return math.nan if any(len(set(side)) == 1 for side in sides) else float(spearmanr(*sides).statistic)
 
 
 def pairs_in_order(printed: Perplexities, ours: Perplexities) -> tuple[int, int]:
     """(pairs of rows that both order alike, pairs that differ in print)."""
     pairs = [(one, other) for one, other in combinations(printed, 2) if printed[one] != printed[other]]
-    agreeing = [pair for pair in pairs if (printed[pair[0]] < printed[pair[1]]) == (ours[pair[0]] < ours[pair[1]])]
-    return len(agreeing), len(pairs)
+    return _num_alike(pairs, printed, ours), len(pairs)
+
+
+def _num_alike(pairs: Iterable[tuple[str, str]], one: Perplexities, other: Perplexities) -> int:
+    """How many pairs of rows both order alike."""
+    return sum((one[row] < one[behind]) == (other[row] < other[behind]) for row, behind in pairs)
 
 
 def means(by_seed: BySeed) -> dict[str, float]:
@@ -56,13 +58,8 @@ def decided_pairs(by_seed: BySeed, reference: Perplexities) -> tuple[int, int]:
     variance = statistics.fmean(statistics.variance(row_losses) for row_losses in whole.values())
     least = 2 * math.sqrt(2 * variance / len(seeds))
     mean = {row: statistics.fmean(row_losses) for row, row_losses in whole.items()} | dict.fromkeys(diverged, math.inf)
-    pairs = [
-        (one, other)
-        for one, other in combinations(mean, 2)
-        if not mean[one] == mean[other] == math.inf and abs(mean[one] - mean[other]) > least
-    ]
-    agreeing = [pair for pair in pairs if (mean[pair[0]] < mean[pair[1]]) == (reference[pair[0]] < reference[pair[1]])]
-    return len(agreeing), len(pairs)
+    pairs = [pair for pair in combinations(mean, 2) if abs(mean[pair[0]] - mean[pair[1]]) > least]
+    return _num_alike(pairs, mean, reference), len(pairs)
 
 
 def perplexity_table(printed: Perplexities, variants: Mapping[str, BySeed]) -> Table:

@@ -11,6 +11,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -129,7 +130,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
         console.print(f"{_disturbed(loads)}\n")
         judged += [line for line in lines if line.bar is not None]
         missed += [f"{case.protocol} {text}" for text in misses(settings, lines)]
-    inside = sum(line.inside for line in judged) / len(judged)
+    inside = fmean(line.inside for line in judged)
     console.print(f"inside the committed testbeds' range: {inside:.0%} of {len(judged)} totals and kinds")
     if inside < settings.least_inside:
         missed.append(f"{inside:.0%} inside the range, not {settings.least_inside:.0%}")
@@ -194,27 +195,18 @@ def compared(
 ) -> list[Line]:
     """Of the fastest run, the slowest kind first and the total last."""
     fastest = min(runs, key=lambda whole: whole.by_kind[TOTAL]).by_kind
-    graphs = {kind: _of_kind(graph, kind) for kind in sorted(fastest, key=lambda kind: fastest[kind]) if kind != TOTAL}
+    kinds = sorted((kind for kind in fastest if kind != TOTAL), key=lambda kind: -fastest[kind])
     lines = []
-    for kind, part in [*list(graphs.items())[::-1], (TOTAL, graph)]:
+    for kind in (*kinds, TOTAL):
+        apart = (replace(node, inputs=("tokens",)) for node in graph if type(node.op).__name__ == kind)
+        part = graph if kind == TOTAL else OpGraph(nodes=tuple(apart))
         column = [whole.by_kind[kind] for whole in runs]
         spread = (max(column) - min(column)) / min(column)
-        is_judged = kind == TOTAL or fastest[kind] >= settings.least_share * fastest[TOTAL]
-        bar = max(case.total_bar, spread) if kind == TOTAL else case.kind_bar
-        prices = [estimate(part, pricer) for pricer in (model, committed)]
-        low_s, high_s = committed.latency_s_range(part)
-        lines.append(
-            Line(
-                kind=kind,
-                measured_s=fastest[kind],
-                spread=spread,
-                model_s=prices[0].total.latency_s,
-                bar=bar if is_judged else None,
-                committed_s=prices[1].total.latency_s,
-                low_s=low_s,
-                high_s=high_s,
-            )
-        )
+        bar: float | None = max(case.total_bar, spread) if kind == TOTAL else case.kind_bar
+        if fastest[kind] < settings.least_share * fastest[TOTAL]:
+            bar = None
+        model_s, committed_s = (estimate(part, pricer).total.latency_s for pricer in (model, committed))
+        lines.append(Line(kind, fastest[kind], spread, model_s, bar, committed_s, *committed.latency_s_range(part)))
     return lines
 
 
@@ -256,25 +248,18 @@ def others_running() -> float | None:
     Not the load average, which would remember what this experiment itself has just done.
     """
     counts = []
-    try:
+    with suppress(OSError):
         for _ in range(LOOKS):
             counts.append(int(LOAD_FILE.read_text().split()[3].partition("/")[0]) - 1)
             time.sleep(LOOK_S)
-    except OSError:
-        return None
-    return fmean(counts)
+        return fmean(counts)
+    return None
 
 
 def _disturbed(loads: Sequence[float | None]) -> str:
     known = [load for load in loads if load is not None]
     told = f"threads of others before the runs: {', '.join(f'{load:.1f}' for load in known) or 'unknown'}"
     return f"{told}; other work ran, so that these seconds say little" if max(known, default=0) > QUIET_LOAD else told
-
-
-def _of_kind(graph: OpGraph, kind: str) -> OpGraph:
-    """The ops of one type, each by itself."""
-    nodes = [replace(node, inputs=("tokens",)) for node in graph if type(node.op).__name__ == kind]
-    return OpGraph(nodes=tuple(nodes))
 
 
 def _digest(graph: OpGraph) -> str:

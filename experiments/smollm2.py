@@ -143,7 +143,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
         console.print(trained_table(searched, ended))
         scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
         console.print(kind_table(scores))
-        compared = dict(_singles(scores, ended))
+        compared = _singles(scores, ended)
         console.print(single_table(compared))
         by_score, by_training = ({row: pair[at] for row, pair in compared.items()} for at in range(2))
         rank = Figure("Spearman, scores and trainings", spearman(by_score, by_training), least=settings.least_spearman)
@@ -269,8 +269,7 @@ def models(searched: Run) -> list[Shown]:
     """The parent as it is deployed, then the front, cheapest first."""
     parent, second = searched.parent, searched.meta.second
     assert parent is not None
-    architecture = parse(parent.notation, searched.base).architecture
-    whole = price_architecture(architecture, searched.pricer, searched.workload, "deployed").price
+    whole = _price_of(searched, parent.notation)
     theirs = math.exp(second.parent_loss) if second and second.parent_loss is not None else None
     shown = [Shown("parent", parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity, theirs)]
     for member in searched.front:
@@ -279,6 +278,11 @@ def models(searched: Run) -> list[Shown]:
         perplexities = member.perplexity, second_perplexity(member)
         shown.append(Shown(member.arch_id, runs_as, record.latency_s, record.sent_bytes, *perplexities))
     return shown
+
+
+def _price_of(searched: Run, row: str) -> Price:
+    architecture = parse(row, searched.base).architecture
+    return price_architecture(architecture, searched.pricer, searched.workload, "deployed").price
 
 
 def model_table(models: Sequence[Shown]) -> Table:
@@ -331,19 +335,14 @@ def trained_table(searched: Run, ended: Mapping[Job, Ended]) -> Table:
     """What was trained beside the search, with what it takes of the parent's price; the picks' first seed too."""
     parent = searched.parent
     assert parent is not None
-
-    def price_of(row: str) -> Price:
-        architecture = parse(row, searched.base).architecture
-        return price_architecture(architecture, searched.pricer, searched.workload, "deployed").price
-
-    whole = price_of(parent.notation)
+    whole = _price_of(searched, parent.notation)
     first = {member.first.placement: member.first.perplexity for member in searched.front}
     rows = []
     for job, end in ended.items():
         if job.variant != ALONE:
-            price, nats = price_of(job.row), math.log((end.perplexity or math.inf) / parent.perplexity)
+            price, nats = _price_of(searched, job.row), math.log(end.ranked / parent.perplexity)
             shares = f"{price.latency_s / whole.latency_s:.0%}", f"{price.sent_bytes / whole.sent_bytes:.0%}"
-            perplexity = f"{end.perplexity or math.inf:.2f}"
+            perplexity = f"{end.ranked:.2f}"
             if job.variant == AGAIN:
                 perplexity += f" (seed 0: {first[job.row]:.2f})"
             rows.append((job.variant, *shares, perplexity, f"{nats:+.3f}", job.row))
@@ -369,19 +368,18 @@ def kind_table(scores: BlockScores) -> Table:
     return table(columns, rows)
 
 
-def _singles(scores: BlockScores, ended: Mapping[Job, Ended]) -> Iterator[tuple[str, tuple[float, float]]]:
+def _singles(scores: BlockScores, ended: Mapping[Job, Ended]) -> dict[str, tuple[float, float]]:
     """By single: its block score in nats, and the perplexity that it was trained to."""
-    for job, end in ended.items():
-        if job.variant == ALONE:
-            sub_layers = trained_sub_layers(parse(job.row, base_architecture(BASE)).architecture)
-            score = sum(scores.divergences.get(sub_layer, 0.0) for sub_layer in sub_layers)
-            yield job.row, (score, end.perplexity or math.inf)
+    compared = {}
+    for job in (job for job in ended if job.variant == ALONE):
+        sub_layers = trained_sub_layers(parse(job.row, base_architecture(BASE)).architecture)
+        score = sum(scores.divergences.get(sub_layer, 0.0) for sub_layer in sub_layers)
+        compared[job.row] = (score, ended[job].ranked)
+    return compared
 
 
 def single_table(compared: Mapping[str, tuple[float, float]]) -> Table:
     """A line a single, best first."""
-    rows = [
-        (row, f"{score:.4f}", f"{perplexity:.3f}")
-        for row, (score, perplexity) in sorted(compared.items(), key=lambda item: item[1][1])
-    ]
+    best_first = sorted(compared.items(), key=lambda item: item[1][1])
+    rows = [(row, f"{score:.4f}", f"{perplexity:.3f}") for row, (score, perplexity) in best_first]
     return table(("one sub-layer replaced", "block score, nats", "perplexity trained"), rows)

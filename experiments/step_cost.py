@@ -10,8 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from unittest.mock import patch
 
 import torch
@@ -26,9 +25,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
 from nas.training.objective import Objective
 from nas.training.optimizer import adamw
-from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
-from search_spaces.notation import parse
 
 Variant = Literal["sdpa", "plain", "regularised", "published"]
 VARIANTS: tuple[Variant, ...] = ("sdpa", "plain", "regularised", "published")
@@ -99,26 +96,6 @@ def make_step(settings: Settings, variant: Variant, seq_len: int) -> Callable[[]
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     penalty = None if variant in ("sdpa", "plain") else EntropyRegularisation()
     recipe = Recipe(scale=replace(SCALES["paper"], seq_len=seq_len), entropy=penalty)
-    if variant == "published":
-        module: nn.Module = PublishedObjective(settings)
-        compute: Callable[[], Any] = partial(_published_gradients, module, inputs, targets)
-    else:
-        module = Objective(Candidate(architecture=_architecture(settings), recipe=recipe), generator)
-        weight = 0.0 if penalty is None else penalty.weight
-        compute = partial(module.backward, inputs, targets, num_parts=1, penalty_weight=weight)
-        if variant == "sdpa":
-            compute = partial(_by_torch, compute)
-    optimizer = adamw(module, recipe)
-
-    def step() -> None:
-        compute()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-
-    return step
-
-
-def _architecture(settings: Settings) -> Architecture:
     dimensions = Dimensions(
         layers=settings.layers,
         heads=settings.heads,
@@ -126,17 +103,21 @@ def _architecture(settings: Settings) -> Architecture:
         vocab=settings.vocab,
         context=settings.seq_lens[-1],
     )
-    return parse("SM+LN+G", base_architecture("gpt2-small", dimensions)).architecture
+    candidate = Candidate(architecture=base_architecture("gpt2-small", dimensions), recipe=recipe)
+    module = PublishedObjective(settings) if variant == "published" else Objective(candidate, generator)
+    optimizer = adamw(module, recipe)
+    has_native = (lambda head_dim: False) if variant == "sdpa" else causal.has_native
 
+    def step() -> None:
+        if isinstance(module, PublishedObjective):
+            module(inputs, targets).backward()
+        else:
+            with patch.object(causal, "has_native", has_native):
+                module.backward(inputs, targets, num_parts=1, penalty_weight=0.0 if penalty is None else penalty.weight)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
-def _by_torch(compute: Callable[[], Any]) -> None:
-    """With torch's attention instead of ours."""
-    with patch.object(causal, "has_native", lambda head_dim: False):
-        compute()
-
-
-def _published_gradients(module: nn.Module, inputs: Tensor, targets: Tensor) -> None:
-    module(inputs, targets).backward()
+    return step
 
 
 class PublishedObjective(nn.Module):

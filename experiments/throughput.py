@@ -85,9 +85,8 @@ class Settings:
     def candidate(self, way: Way) -> Candidate:
         scale = SCALES[self.scale]
         recipe = Recipe(scale=replace(scale, vocab_size=way.vocab_size or scale.vocab_size))
-        return Candidate(
-            architecture=resolve(self.architecture, base_architecture(self.base)).architecture, recipe=recipe
-        )
+        architecture = resolve(self.architecture, base_architecture(self.base)).architecture
+        return Candidate(architecture=architecture, recipe=recipe)
 
 
 def run(name: str, settings: Settings, console: Console) -> None:

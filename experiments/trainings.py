@@ -8,9 +8,10 @@ Both as long as recipe and corpus are the same.
 
 import csv
 import io
+import math
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -118,6 +119,11 @@ class Ended(NamedTuple):
     reason: str
     rungs: tuple[Rung, ...] = ()
 
+    @property
+    def ranked(self) -> float:
+        """The perplexity, infinite if it diverged."""
+        return math.inf if self.perplexity is None else self.perplexity
+
 
 COLUMNS = (*Key._fields, "row", "variant", *Ended._fields)
 
@@ -211,12 +217,20 @@ def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None 
 
     pool: of several plans, whose processes load torch once; by default one of its own.
     """
-    jobs = list(_jobs(plan))
+    jobs = [
+        Job(name, seed, row)
+        for name, variant in plan.variants.items()
+        for seed in variant.seeds
+        for row in plan.rows
+        if plan.pairs is None or (name, row) in plan.pairs
+    ]
     keys = _keys(plan, jobs)  # prepares the corpora, once, before the processes want them
     known = _known(DATA / plan.committed) if plan.committed else {}
     ended = {job: known[key] for job, key in keys.items() if key in known}
     earlier = _known(folder / OUTCOMES_FILE) if (folder / OUTCOMES_FILE).exists() else {}
-    before = {job: earlier[key] for job, key in keys.items() if key in earlier and _is_kept(key, folder)}
+    # an outcome alone has no diagnostics
+    kept = {key for key in earlier if any(folder.glob(f"{key.candidate_id}-s{key.seed}-a*"))}
+    before = {job: earlier[key] for job, key in keys.items() if key in kept}
     for name in plan.variants:
         if num := sum(job.variant == name for job in ended):
             console.print(f"{name}: {num} of {sum(job.variant == name for job in jobs)} trainings are committed")
@@ -234,22 +248,12 @@ def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None 
                     f"{job.variant} seed {job.seed} {job.row}: {_describe(new[job])}; {len(ended) + len(new)} of "
                     f"{len(jobs)}, about {format_seconds(left_s)} left"
                 )
-                _write(folder / OUTCOMES_FILE, ended | new, keys)
+                records = [Recorded(keys[job], job.row, job.variant, end) for job, end in (ended | new).items()]
+                _write(folder / OUTCOMES_FILE, records)
         finally:  # after an error or Ctrl-C nothing more begins
             for future in futures:
                 future.cancel()
     return ended | new
-
-
-def _jobs(plan: Plan) -> Iterator[Job]:
-    for name, variant in plan.variants.items():
-        for seed in variant.seeds:
-            yield from (Job(name, seed, row) for row in plan.rows if plan.pairs is None or (name, row) in plan.pairs)
-
-
-def _is_kept(key: Key, folder: Path) -> bool:
-    """Whether an earlier training is still there in full: its outcome alone has no diagnostics."""
-    return any(folder.glob(f"{key.candidate_id}-s{key.seed}-a*"))
 
 
 def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
@@ -264,26 +268,24 @@ def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
     return keys
 
 
-def _write(path: Path, ended: Mapping[Job, Ended], keys: Mapping[Job, Key]) -> None:
+def _write(path: Path, records: Iterable[Recorded]) -> None:
     """Adds outcomes to those of other plans in the file."""
-    lines = _lines(path) if path.exists() else {}
-    for job, outcome in ended.items():
-        perplexity = "" if outcome.perplexity is None else f"{outcome.perplexity:.6g}"
-        rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in outcome.rungs)
-        cells = [perplexity, str(outcome.tokens), f"{outcome.seconds:.3f}", outcome.reason, rungs]
-        values = (*map(str, keys[job]), job.row, job.variant, *cells)
-        lines[keys[job]] = dict(zip(COLUMNS, values, strict=True))
+    known = read_outcomes(path) if path.exists() else []
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines.values())
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for key, row, variant, ended in {record.key: record for record in (*known, *records)}.values():
+        perplexity = "" if ended.perplexity is None else f"{ended.perplexity:.6g}"
+        rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in ended.rungs)
+        writer.writerow([*key, row, variant, perplexity, ended.tokens, f"{ended.seconds:.3f}", ended.reason, rungs])
     replace_file(path, text.getvalue())
 
 
 def read_outcomes(path: Path) -> list[Recorded]:
     """The outcomes in a file that `train_all` wrote. Raises UserError if a line is none."""
     try:
-        return [_recorded(key, line) for key, line in _lines(path).items()]
+        with path.open(newline="") as file:
+            return [_recorded(line) for line in csv.DictReader(file)]
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} must be the outcomes of an experiment, but: {error}.") from None
 
@@ -292,16 +294,11 @@ def _known(path: Path) -> dict[Key, Ended]:
     return {record.key: record.ended for record in read_outcomes(path)}
 
 
-def _recorded(key: Key, line: Mapping[str, str]) -> Recorded:
+def _recorded(line: Mapping[str, str]) -> Recorded:
     perplexity = float(line["perplexity"]) if line["perplexity"] else None
     rungs = tuple(Rung(*map(float, pair.split(":"))) for pair in line["rungs"].split())
     ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"], rungs)
-    return Recorded(key=key, row=line["row"], variant=line["variant"], ended=ended)
-
-
-def _lines(path: Path) -> dict[Key, dict[str, str]]:
-    with path.open(newline="") as file:
-        return {Key(row["candidate_id"], row["corpus"], int(row["seed"])): row for row in csv.DictReader(file)}
+    return Recorded(Key(line["candidate_id"], line["corpus"], int(line["seed"])), line["row"], line["variant"], ended)
 
 
 def _seconds_left(plan: Plan, left: Sequence[Job], new: Mapping[Job, Ended]) -> float:

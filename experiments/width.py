@@ -97,10 +97,8 @@ def run(name: str, settings: Settings, console: Console) -> None:
                 measured[way] = pool.submit(measure, settings, way, threads).result()
         console.print(step_table(settings, threads, measured))
         taught = measured["teacher at every step"]
-        share = Figure(
-            "share of the teacher", taught.teacher_cpu_s / taught.step_cpu_s, most=settings.max_teacher_share
-        )
-        console.print(figure_table("", [share]))
+        share = taught.teacher_cpu_s / taught.step_cpu_s
+        console.print(figure_table("", [Figure("share of the teacher", share, most=settings.max_teacher_share)]))
         console.print()
     console.print(gpu_table(settings))
 

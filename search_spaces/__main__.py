@@ -29,14 +29,13 @@ from search_spaces.budget.feasible import (
 from search_spaces.budget.priced_space import (
     UNITS_PER,
     Accounting,
-    PricedSpace,
     cheapest,
     extrapolated,
     most_expensive,
     price_by_part,
     price_of,
 )
-from search_spaces.notation import Member, name_of
+from search_spaces.notation import Member
 from search_spaces.space import load_space, members, num_architectures, num_members
 from search_spaces.workload import Workload
 
@@ -50,23 +49,24 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
     """
     feasible = _feasible(space, **asked)
     priced, size = feasible.priced, num_members(feasible.space)
-    ends = {
-        "cheapest": _member(feasible, cheapest(priced)),
-        "most_expensive": _member(feasible, most_expensive(priced)),
-    }
+    ends = {"cheapest": cheapest(priced), "most_expensive": most_expensive(priced)}
+    whole, within = num_deployed(feasible) if priced.accounting == "deployed" else (None, None)
     if format == "json":
         share = feasible.num_feasible / size
-        whole, within = num_deployed(feasible) if priced.accounting == "deployed" else (None, None)
-        counts = {"num_deployed": whole, "num_deployed_feasible": within}
-        print(_json({**_setting(feasible), **counts, "feasible_share": share, **ends}))
+        counts = {"num_deployed": whole, "num_deployed_feasible": within, "feasible_share": share}
+        _print_json({**_setting(feasible), **counts, **{end: _member(feasible, ends[end]) for end in ends}})
     else:
-        print(f"{feasible.space.name}: {size:,} members, {_architectures(feasible)}")
+        recipes = " and ".join(("plain", "entropy-regularised")[recipe] for recipe in feasible.space.recipes)
+        architectures = f"{num_architectures(feasible.space):,} architectures, recipes {recipes}"
+        print(f"{feasible.space.name}: {size:,} members, {architectures}")
         print(_within(feasible))
         if priced.accounting == "deployed":
-            print("{:,} deployed architectures, {:,} of them within".format(*num_deployed(feasible)))
-            print(_parts(priced, cheapest(priced)))
-        for title, member in zip(("cheapest", "most expensive"), ends.values(), strict=True):
-            print(f"{title}: {_line(member)}")
+            print(f"{whole:,} deployed architectures, {within:,} of them within")
+            parts = price_by_part(priced, ends["cheapest"]).items()
+            seconds = ", ".join(f"{part} {format_seconds(price.latency_s)}" for part, price in parts)
+            print(f"seconds of the cheapest: {seconds}")
+        for end, member in ends.items():
+            print(f"{end.replace('_', ' ')}: {_line(feasible, member)}")
     check_feasible(feasible)
 
 
@@ -84,12 +84,12 @@ def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = 
     check_feasible(feasible)
     is_whole = all(one.budget == Budget() for one in feasible.every)
     within = members(feasible.space) if is_whole else feasible.members()
-    listed = [_member(feasible, member) for member in islice(within, min(limit, sys.maxsize))]
+    listed = list(islice(within, min(limit, sys.maxsize)))
     if format == "json":
-        print(_json({**_setting(feasible), "members": listed}))
+        _print_json({**_setting(feasible), "members": [_member(feasible, member) for member in listed]})
         return
     for member in listed:
-        print(_line(member))
+        print(_line(feasible, member))
     if more := feasible.num_feasible - len(listed):
         print(f"and {more:,} more; raise --limit {limit} to see them")
 
@@ -109,7 +109,7 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
         "num_edges": loaded.graph.number_of_edges(),
     }
     if format == "json":
-        print(_json(document))
+        _print_json(document)
         return
     for key, value in document.items():
         for line in _shown(key, value):
@@ -188,7 +188,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
 def _member(feasible: FeasibleSpace, member: Member) -> dict[str, Any]:
     prices = {_protocol(one): price_of(one.priced, member) for one in feasible.also}
     return {
-        "name": name_of(member.architecture, entropy_regularised=member.entropy_regularised),
+        "name": member.name,
         "arch_id": arch_id(member.architecture),
         **_costs(price_of(feasible.priced, member)),
         "extrapolated": list(extrapolated(feasible.priced, member)),
@@ -200,28 +200,17 @@ def _costs(price: Price | Budget) -> dict[str, float | None]:
     return {measure: getattr(price, measure) for measure in UNITS_PER}
 
 
-def _line(member: dict[str, Any]) -> str:
-    price = format_price(Price(**{measure: member[measure] for measure in UNITS_PER}))
-    also = "".join(f"; {name}: {format_price(Price(**costs))}" for name, costs in member.get("also", {}).items())
-    outside = describe(member["extrapolated"])
-    return f"{member['name']}  {member['arch_id']}  {price}{also}{outside and f'; {outside}'}"
+def _line(feasible: FeasibleSpace, member: Member) -> str:
+    price, *others = (format_price(price_of(one.priced, member)) for one in feasible.every)
+    also = "".join(f"; {_protocol(one)}: {other}" for one, other in zip(feasible.also, others, strict=True))
+    outside = describe(extrapolated(feasible.priced, member))
+    return f"{member.name}  {arch_id(member.architecture)}  {price}{also}{outside and f'; {outside}'}"
 
 
 def _protocol(one: Bounded) -> str:
     """With its network, where that is not fitted in."""
     pricer = one.priced.pricer
     return pricer.protocol if pricer.network is None else f"{pricer.protocol} on {pricer.network}"
-
-
-def _parts(priced: PricedSpace, member: Member) -> str:
-    """Where the seconds of a member go."""
-    parts = price_by_part(priced, member).items()
-    return "seconds of the cheapest: " + ", ".join(f"{part} {format_seconds(price.latency_s)}" for part, price in parts)
-
-
-def _architectures(feasible: FeasibleSpace) -> str:
-    recipes = [("plain", "entropy-regularised")[recipe] for recipe in feasible.space.recipes]
-    return f"{num_architectures(feasible.space):,} architectures, recipes {' and '.join(recipes)}"
 
 
 def _within(feasible: FeasibleSpace) -> str:
@@ -249,8 +238,8 @@ def _shown(key: str, value: Any) -> list[str]:
     return [f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}"]
 
 
-def _json(document: dict[str, Any]) -> str:
-    return json.dumps(document, allow_nan=False)
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps(document, allow_nan=False))
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

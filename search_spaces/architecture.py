@@ -120,8 +120,7 @@ class Architecture:
                 f"`num_kv_heads` must divide `num_heads`, but got num_kv_heads={self.num_kv_heads}, "
                 f"num_heads={self.num_heads}."
             )
-        norms = {self.final_norm, *(norm for layer in self.layers for norm in (layer.norm1, layer.norm2))}
-        if not self.block_facts.has_centred_norms and (centred := sorted(norms.intersection(CENTRED_NORMS))):
+        if not self.block_facts.has_centred_norms and (centred := sorted(self.norms.intersection(CENTRED_NORMS))):
             raise UserError(
                 f"block {self.block!r} has norms without a mean and bias, but got {centred[0]!r}; "
                 "use 'rmsnorm', 'frozen-rmsnorm' or 'none'."
@@ -140,6 +139,11 @@ class Architecture:
     @property
     def block_facts(self) -> Block:
         return BLOCKS[self.block]
+
+    @property
+    def norms(self) -> frozenset[Norm]:
+        """Those of its layers and the last, `none` included."""
+        return frozenset({self.final_norm, *(norm for layer in self.layers for norm in (layer.norm1, layer.norm2))})
 
     @property
     def num_layers(self) -> int:
@@ -189,8 +193,7 @@ def is_live(layer: Layer) -> bool:
 
 def has_frozen_norms(architecture: Architecture) -> bool:
     """Whether a norm is frozen late in training."""
-    norms = {architecture.final_norm, *(norm for layer in architecture.layers for norm in (layer.norm1, layer.norm2))}
-    return not norms.isdisjoint(FROZEN_NORMS)
+    return not architecture.norms.isdisjoint(FROZEN_NORMS)
 
 
 def num_kv_heads(architecture: Architecture, layer: Layer) -> int:

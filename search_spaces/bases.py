@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm, SoftmaxForm
 from search_spaces.architecture import Architecture, Layer
-from search_spaces.block import BLOCKS, BlockName
 
 OWN = "parent"  # as a base: the model that candidates of a search start from
 MAX_LAYERS = 500  # several times the deepest decoders in use, and as deep as members are listed, by recursion
@@ -13,36 +12,32 @@ GPT2_LAYER = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
 LLAMA_LAYER = Layer(norm1="rmsnorm", norm2="rmsnorm", ffn="swiglu")
 
 
-def _base(
-    *,
-    block: BlockName,
-    layers: int,
-    heads: int,
-    d_model: int,
-    vocab: int,
-    context: int,
-    tied: bool,
-) -> Architecture:
-    return Architecture(
-        block=block,
-        num_heads=heads,
-        d_model=d_model,
-        d_ff=4 * d_model,
-        vocab_size=vocab,
-        context=context,
-        final_norm="layernorm",
-        tied_embeddings=tied,
-        gelu=BLOCKS[block].gelu,
-        layers=(GPT2_LAYER,) * layers,
-    )
-
-
+# Radford et al. 2019, GPT-2 small; vocabulary of the CodeParrot tokenizer (arXiv 2410.13060, section 4).
+GPT2 = Architecture(
+    num_heads=12,
+    d_model=768,
+    d_ff=3072,
+    vocab_size=50_000,
+    context=1024,
+    final_norm="layernorm",
+    layers=(GPT2_LAYER,) * 12,
+)
 BASES: dict[str, Architecture] = {
-    # Radford et al. 2019, GPT-2 small; vocabulary of the CodeParrot tokenizer (arXiv 2410.13060, section 4).
-    "gpt2-small": _base(block="gpt2", layers=12, heads=12, d_model=768, vocab=50_000, context=1024, tied=True),
-    "gpt2-18l": _base(block="gpt2", layers=18, heads=12, d_model=768, vocab=50_000, context=1024, tied=True),
+    "gpt2-small": GPT2,
+    "gpt2-18l": replace(GPT2, layers=(GPT2_LAYER,) * 18),
     # Biderman et al. 2023, Pythia-70M.
-    "pythia-70m": _base(block="pythia", layers=6, heads=8, d_model=512, vocab=50_304, context=2048, tied=False),
+    "pythia-70m": Architecture(
+        block="pythia",
+        num_heads=8,
+        d_model=512,
+        d_ff=2048,
+        vocab_size=50_304,
+        context=2048,
+        final_norm="layernorm",
+        tied_embeddings=False,
+        gelu="exact",
+        layers=(GPT2_LAYER,) * 6,
+    ),
     # Allal et al. 2025, SmolLM2, arXiv 2502.02737; configuration of HuggingFaceTB/SmolLM2-135M.
     "smollm2-135m": Architecture(
         block="llama",
@@ -59,7 +54,7 @@ BASES: dict[str, Architecture] = {
         layers=(LLAMA_LAYER,) * 30,
     ),
     # Small enough to train, enumerate and price in a test.
-    "tiny": _base(block="gpt2", layers=2, heads=2, d_model=16, vocab=512, context=128, tied=True),
+    "tiny": replace(GPT2, num_heads=2, d_model=16, d_ff=64, vocab_size=512, context=128, layers=(GPT2_LAYER,) * 2),
 }
 
 

@@ -7,8 +7,6 @@ residual stream, A what the FFN's result is added to, Y what leaves the layer.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from costmodel.ops import GeluForm
-
 BlockName = Literal["gpt2", "pythia", "sas", "llama", "qwen2"]
 QUERIES_KEYS_VALUES = ("attention.q", "attention.k", "attention.v")  # linears, where they are three
 Join = Literal["sequential", "parallel", "shaped"]
@@ -25,7 +23,6 @@ class Block:
     packs_qkv: whether queries, keys and values are one linear, or three.
     biases: the linears that carry a bias although the architecture has none.
     has_centred_norms: whether a norm may take the mean away; its bias, folded, gives one to every linear.
-    gelu: the form that its base models have.
     keeps_final_norm: whether a norm follows the last layer where the layers have one, unless a name says otherwise.
     wrapper: what notation puts around the names of its placements, for a block that a base model does not have.
     first_norm: before layer 0's attention, whatever the rest of a paper's name says; None for what the name says.
@@ -37,7 +34,6 @@ class Block:
     packs_qkv: bool = True
     biases: tuple[str, ...] = ()
     has_centred_norms: bool = True
-    gelu: GeluForm = "exact"
     keeps_final_norm: bool = True
     wrapper: str | None = None
     first_norm: Literal["layernorm"] | None = None
@@ -83,7 +79,7 @@ class Block:
 LLAMA = Block(join="sequential", rotary_share=1, packs_qkv=False, has_centred_norms=False)
 BLOCKS: dict[BlockName, Block] = {
     # Radford et al. 2019, GPT-2.
-    "gpt2": Block(join="sequential", gelu="tanh"),
+    "gpt2": Block(join="sequential"),
     # Biderman et al. 2023, Pythia's configurations: rotary covers a quarter of a head's features.
     "pythia": Block(join="parallel", rotary_share=4),
     # He and Hofmann 2024, arXiv 2311.01906, section 4; the gain is of its published configuration `skipless`.

@@ -61,16 +61,14 @@ def deployed(architecture: Architecture) -> Architecture:
     """
     if architecture.folded:
         return architecture
-    layers, around, block = architecture.layers, regions(architecture), architecture.block_facts
+    block = architecture.block_facts
+    layers = [
+        deployed_layer(architecture, layer, region, keeps_norm1=block.passes_values(index))
+        for index, (layer, region) in enumerate(zip(architecture.layers, regions(architecture), strict=True))
+    ]
     return replace(
         architecture,
-        layers=joined_layers(
-            block,
-            [
-                deployed_layer(architecture, layer, region, keeps_norm1=block.passes_values(index))
-                for index, (layer, region) in enumerate(zip(layers, around, strict=True))
-            ],
-        ),
+        layers=joined_layers(block, layers),
         final_norm="none" if folds_final_norm(architecture) else architecture.final_norm,
         bias=deploys_biases(architecture),
         tied_embeddings=False,

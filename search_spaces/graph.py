@@ -73,16 +73,13 @@ CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
 }
 
 
-NOWHERE: Mapping[str, Collection[int]] = MappingProxyType({})
-
-
 def free_graph(
     num_layers: int,
     block: Block,
     alphabet: Sequence[Layer],
     constraints: Sequence[ConstraintName],
     *,
-    withheld: Mapping[str, Collection[int]] = NOWHERE,
+    withheld: Mapping[str, Collection[int]] = MappingProxyType({}),
     first_layers: Sequence[Layer] = (),
 ) -> nx.DiGraph:
     """Any layer of the alphabet at any depth, as far as the constraints allow.
@@ -144,6 +141,21 @@ def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
     return boundary
 
 
+def nth_layers(
+    graph: nx.DiGraph, start: Boundary, stop: int, index: int, num_paths: Callable[[Choice], int]
+) -> list[Layer]:
+    """The layers from a boundary to depth `stop` on the path of that number, of as many as each choice begins."""
+    boundary, layers = start, list[Layer]()
+    while boundary.depth < stop:
+        for choice in graph.succ[boundary]:
+            if index < num_paths(choice):
+                break
+            index -= num_paths(choice)
+        layers.append(choice.layer)
+        boundary = after(graph, choice)
+    return layers
+
+
 def walk(graph: nx.DiGraph, start: Boundary, layers: Iterable[Layer]) -> list[Boundary | Choice] | None:
     """The vertices passed from `start` by these layers, both ends included, or None if the graph has no such path."""
     boundary, path = start, list[Boundary | Choice]([start])
@@ -191,6 +203,11 @@ def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, s
     for boundary in level:
         rank, _, uncentred, *_ = boundary.state
         graph.add_edge(boundary, Head(final_norm=implied_final_norm(rank, centred=not uncentred)))
+    return closed(graph)
+
+
+def closed(graph: nx.DiGraph) -> nx.DiGraph:
+    """A graph up to its heads with a sink, without what does not lead there. Raises UserError if nothing does."""
     graph.add_edges_from([(vertex, SINK) for vertex in list(graph) if isinstance(vertex, Head)])
     if SINK not in graph:
         raise UserError("the choices and constraints leave no architecture in the space; allow more of them.")

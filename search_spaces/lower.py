@@ -38,11 +38,6 @@ NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
     "frozen-layernorm": lambda size, epsilon, affine: ops.FrozenNorm(**size, centred=True),
     "frozen-rmsnorm": lambda size, epsilon, affine: ops.FrozenNorm(**size, centred=False),
 }
-ACTIVATION_OPS: dict[Ffn, Callable[..., Op]] = {
-    "relu": ops.Relu,
-    "leaky-relu": ops.LeakyRelu,
-    "square": ops.Square,
-}
 # gated FFN -> what its gate goes through before the product
 GATE_OPS: dict[Ffn, Callable[..., Op] | None] = {
     "swiglu": ops.Silu,
@@ -50,9 +45,16 @@ GATE_OPS: dict[Ffn, Callable[..., Op] | None] = {
     "quadglu": partial(ops.Square, shift=-1.0),
     "bilinear": None,
 }
+ACTIVATION_OPS: dict[Ffn, Callable[..., Op] | None] = {
+    "relu": ops.Relu,
+    "leaky-relu": ops.LeakyRelu,
+    "square": ops.Square,
+    "identity": None,
+    **GATE_OPS,
+}
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Builder:
     """Collects nodes of the layer under construction; every method returns the name of the node it added.
 
@@ -68,11 +70,13 @@ class _Builder:
     def block(self) -> Block:
         return self.architecture.block_facts
 
-    def named(self, name: str) -> str:
-        return f"layers.{self.layer}.{name}" if isinstance(self.layer, int) else name
+    @property
+    def size(self) -> dict[str, Any]:
+        """Of the residual stream."""
+        return {"rows": self.rows, "features": self.architecture.d_model}
 
     def add(self, name: str, op: Op, *inputs: str) -> str:
-        full = self.named(name)
+        full = f"layers.{self.layer}.{name}" if isinstance(self.layer, int) else name
         self.nodes.append(Node(name=full, layer=self.layer, op=op, inputs=inputs))
         return full
 
@@ -86,8 +90,7 @@ class _Builder:
             return source
         value_source = name == "norm1" and self.block.passes_values(int(self.layer))
         affine = not self.architecture.folded or self.layer == "head" or value_source  # else linears take them up
-        size = {"rows": self.rows, "features": self.architecture.d_model}
-        return self.add(name, NORM_OPS[kind](size, self.architecture.norm_epsilon, affine), source)
+        return self.add(name, NORM_OPS[kind](self.size, self.architecture.norm_epsilon, affine), source)
 
 
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
@@ -97,46 +100,35 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
     """
     if not 1 <= seq_len <= architecture.context:
         raise UserError(f"`seq_len` must be between 1 and the context {architecture.context}, but got {seq_len}.")
-    builder = _Builder(architecture=architecture, rows=seq_len)
-    stream = _embed(builder)
+    builder, d_model, vocab = _Builder(architecture, seq_len), architecture.d_model, architecture.vocab_size
+    stream = builder.add("embed", ops.TokenEmbedding(tokens=seq_len, vocab=vocab, features=d_model), "tokens")
+    if "position" in builder.block.tables:
+        stream = builder.add("position", ops.PositionEmbedding(rows=seq_len, features=d_model), stream)
     for index, layer in enumerate(architecture.layers):
         builder.layer = index
         stream = _layer(builder, layer, stream)
     builder.layer = "head"
     stream = builder.norm("final_norm", architecture.final_norm, stream)
-    builder.add(
-        "logits",
-        ops.VocabProjection(rows=seq_len, features=architecture.d_model, vocab=architecture.vocab_size),
-        stream,
-    )
+    builder.add("logits", ops.VocabProjection(rows=seq_len, features=d_model, vocab=vocab), stream)
     return deploy(OpGraph(nodes=tuple(builder.nodes)), deployment)
-
-
-def _embed(builder: _Builder) -> str:
-    rows, d_model, vocab = builder.rows, builder.architecture.d_model, builder.architecture.vocab_size
-    stream = builder.add("embed", ops.TokenEmbedding(tokens=rows, vocab=vocab, features=d_model), "tokens")
-    if "position" in builder.block.tables:
-        stream = builder.add("position", ops.PositionEmbedding(rows=rows, features=d_model), stream)
-    return stream
 
 
 def _layer(builder: _Builder, layer: Layer, stream: str) -> str:
     """Attention and FFN, joined as the block does."""
-    attended = _attended(builder, layer, stream)
+    attended = stream
+    if layer.attention != "none":
+        normed = builder.norm("norm1", layer.norm1, stream)
+        if builder.block.is_shaped:
+            attended = _shaped_attention(builder, layer, normed)
+        else:
+            mixed = _self_attention(builder, layer, normed)
+            attended = builder.add("attention.residual", ops.Add(**builder.size), stream, mixed)
     if layer.ffn == "none":
         return attended
     source = stream if builder.block.join == "parallel" else attended
-    return _add_ffn(builder, layer, attended, _ffn(builder, layer, builder.norm("norm2", layer.norm2, source)))
-
-
-def _attended(builder: _Builder, layer: Layer, stream: str) -> str:
-    """The stream after attention."""
-    if layer.attention == "none":
-        return stream
-    normed = builder.norm("norm1", layer.norm1, stream)
-    if builder.block.is_shaped:
-        return _shaped_attention(builder, layer, normed)
-    return _join(builder, "attention.residual", stream, _self_attention(builder, layer, normed))
+    branch = _ffn(builder, layer, builder.norm("norm2", layer.norm2, source))
+    join = ops.Add if layer.stabiliser == "none" else ops.ScaledAdd
+    return builder.add("ffn.residual", join(**builder.size), attended, branch)
 
 
 def _shaped_attention(builder: _Builder, layer: Layer, source: str) -> str:
@@ -151,12 +143,8 @@ def _shaped_attention(builder: _Builder, layer: Layer, source: str) -> str:
 
 def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
     """Queries are as wide as the layer's heads together; keys and values that heads share are repeated for it."""
-    architecture, rows = builder.architecture, builder.rows
-    heads, key_heads, head_dim = (
-        num_heads(architecture, layer),
-        num_kv_heads(architecture, layer),
-        architecture.head_dim,
-    )
+    architecture, rows, head_dim = builder.architecture, builder.rows, builder.architecture.head_dim
+    heads, key_heads = num_heads(architecture, layer), num_kv_heads(architecture, layer)
     fewer = key_heads if key_heads < heads else None
     packed = _queries_keys_values(builder, source, heads * head_dim, key_heads * head_dim)
     if builder.block.rotary_share is not None:
@@ -203,31 +191,13 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
     d_model, d_ff = builder.architecture.d_model, builder.architecture.d_ff
     if layer.ffn == "fused":
         return builder.linear("ffn.fused", source, d_model, d_model)
-    if layer.ffn in GATE_OPS:
-        return builder.linear("ffn.down", _gated(builder, layer, source), d_ff, d_model)
-    hidden = builder.linear("ffn.up", source, d_model, d_ff)
+    is_gated, size = layer.ffn in GATE_OPS, dict[str, Any](rows=builder.rows, features=d_ff)
+    hidden = builder.linear("ffn.gate" if is_gated else "ffn.up", source, d_model, d_ff)
     if (form := gelu_form(builder.architecture, layer)) is not None:
-        hidden = builder.add("ffn.activation", ops.Gelu(rows=builder.rows, features=d_ff, form=form), hidden)
-    elif layer.ffn != "identity":
-        hidden = builder.add("ffn.activation", ACTIVATION_OPS[layer.ffn](rows=builder.rows, features=d_ff), hidden)
+        hidden = builder.add("ffn.activation", ops.Gelu(**size, form=form), hidden)
+    elif (activation := ACTIVATION_OPS[layer.ffn]) is not None:
+        hidden = builder.add("ffn.activation", activation(**size), hidden)
+    if is_gated:
+        up = builder.linear("ffn.up", source, d_model, d_ff)
+        hidden = builder.add("ffn.product", ops.Multiply(**size), hidden, up)
     return builder.linear("ffn.down", hidden, d_ff, d_model)
-
-
-def _gated(builder: _Builder, layer: Layer, source: str) -> str:
-    d_model, size = builder.architecture.d_model, dict[str, Any](rows=builder.rows, features=builder.architecture.d_ff)
-    gate = builder.linear("ffn.gate", source, d_model, size["features"])
-    if (activation := GATE_OPS[layer.ffn]) is not None:
-        gate = builder.add("ffn.activation", activation(**size), gate)
-    up = builder.linear("ffn.up", source, d_model, size["features"])
-    return builder.add("ffn.product", ops.Multiply(**size), gate, up)
-
-
-def _join(builder: _Builder, name: str, stream: str, branch: str) -> str:
-    return builder.add(name, ops.Add(rows=builder.rows, features=builder.architecture.d_model), stream, branch)
-
-
-def _add_ffn(builder: _Builder, layer: Layer, stream: str, branch: str) -> str:
-    if layer.stabiliser == "none":
-        return _join(builder, "ffn.residual", stream, branch)
-    scaled = ops.ScaledAdd(rows=builder.rows, features=builder.architecture.d_model)
-    return builder.add("ffn.residual", scaled, stream, branch)

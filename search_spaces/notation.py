@@ -21,13 +21,14 @@ Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2 for the names.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
-from search_spaces.block import BLOCKS, WRAPPERS, BlockName
+from search_spaces.block import BLOCKS, WRAPPERS
 from search_spaces.deployed import deploys_biases
 
 NORM_LETTERS: dict[Norm, str] = {
@@ -63,6 +64,13 @@ FFN_LETTERS: dict[Ffn, str] = {
     "none": "o",
 }
 STABILISER_LETTERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}
+LETTERS: dict[str, Mapping[Any, str]] = {  # of a layer, in order
+    "norm1": NORM_LETTERS,
+    "attention": ATTENTION_LETTERS,
+    "norm2": NORM_LETTERS,
+    "ffn": FFN_LETTERS,
+    "stabiliser": STABILISER_LETTERS,
+}
 
 FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "": ("identity", "none"),  # first, since it names a model without any FFN: SM_i12
@@ -88,9 +96,16 @@ NORM_NAMES: dict[str, Norm] = {
 
 Choice = TypeVar("Choice", bound=str)
 
-_NAME = re.compile(
-    r"(?P<attention>SM(?:\(t\))?)(?P<norm>\+(?:LN|RMS|fLN|fRMS))?(?P<ffn>\+(?:G|R|LR|SQ|ScFFN|ScFuFFN|SwiGLU|ReGLU|QuadGLU|Bilinear))?(?:_i(?P<pruned>[0-9]{1,4}))?"
-)
+ATTENTION_NAMES: dict[str, Attention] = {"SM": "softmax", "SM(t)": "softmax-temperature"}
+NAMED_LAYERS: dict[str, Layer] = {
+    f"{its_attention}{its_norm}{its_ffn}": Layer(
+        norm1=norm, attention=attention, norm2=norm, ffn=ffn, stabiliser=stabiliser
+    )
+    for its_attention, attention in ATTENTION_NAMES.items()
+    for its_norm, norm in NORM_NAMES.items()
+    for its_ffn, (ffn, stabiliser) in FFN_NAMES.items()
+}
+_NAME = re.compile(r"(?P<layer>.+?)(?:_i(?P<pruned>[0-9]{1,4}))?")
 _GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
 
 
@@ -101,6 +116,10 @@ class Member:
     architecture: Architecture
     entropy_regularised: bool
 
+    @property
+    def name(self) -> str:
+        return name_of(self.architecture, entropy_regularised=self.entropy_regularised)
+
 
 def parse(text: str, base: Architecture) -> Member:
     """The named model on the dimensions of `base` (its own layer choices are replaced).
@@ -109,11 +128,14 @@ def parse(text: str, base: Architecture) -> Member:
     that does not tile the layers.
     """
     inner, entropy_regularised = _unwrap(text, "EReg")
-    bare, block = _unwrap_block(inner, base.block)
-    inner, wrapped = bare, bare != inner
+    block, wrapped = base.block, False
+    for wrapper, its_block in WRAPPERS.items():
+        inner, is_its = _unwrap(inner, wrapper)
+        block, wrapped = (its_block, True) if is_its else (block, wrapped)
     inner, final_norm = _final_norm(inner)
-    if match := _NAME.fullmatch(inner):
-        layers = _named_layers(text, match, base.num_layers, BLOCKS[block].first_norm if wrapped else None)
+    if (match := _NAME.fullmatch(inner)) and match["layer"] in NAMED_LAYERS:
+        first_norm, pruned = BLOCKS[block].first_norm if wrapped else None, int(match["pruned"] or 0)
+        layers = _named_layers(text, NAMED_LAYERS[match["layer"]], pruned, base.num_layers, first_norm)
     elif groups := _groups(inner):
         layers = _tiled(text, groups, base.num_layers)
     else:
@@ -144,14 +166,15 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
     `parse` on the same base gives the architecture back.
     """
     text = _paper_name(architecture) or placement(architecture)
-    text = _wrapped(text, architecture)
+    if wrapper := architecture.block_facts.wrapper:
+        text = f"{wrapper}({text})"
     return f"EReg({text})" if entropy_regularised else text
 
 
 def placement(architecture: Architecture) -> str:
     """The typed string of an architecture's layers, equal neighbours run-length encoded, and of its final norm."""
-    runs = ((len(list(run)), letters) for letters, run in groupby(map(_letters, architecture.layers)))
-    groups = [f"{count}x{letters}" for count, letters in runs]
+    words = ("".join(table[getattr(layer, kind)] for kind, table in LETTERS.items()) for layer in architecture.layers)
+    groups = [f"{len(list(run))}x{letters}" for letters, run in groupby(words)]
     if architecture.final_norm != _implied_final_norm(architecture):
         groups.append(NORM_LETTERS[architecture.final_norm])
     return "-".join(groups)
@@ -174,31 +197,13 @@ def _unwrap(text: str, wrapper: str) -> tuple[str, bool]:
     return text, False
 
 
-def _unwrap_block(text: str, usual: BlockName) -> tuple[str, BlockName]:
-    for wrapper, block in WRAPPERS.items():
-        inner, is_wrapped = _unwrap(text, wrapper)
-        if is_wrapped:
-            return inner, block
-    return text, usual
-
-
-def _wrapped(name: str, architecture: Architecture) -> str:
-    wrapper = architecture.block_facts.wrapper
-    return f"{wrapper}({name})" if wrapper else name
-
-
-def _named_layers(text: str, match: re.Match[str], num_layers: int, first_norm: Norm | None) -> tuple[Layer, ...]:
-    norm = NORM_NAMES[match["norm"] or ""]
-    attention: Attention = "softmax" if match["attention"] == "SM" else "softmax-temperature"
-    ffn, stabiliser = FFN_NAMES[match["ffn"] or ""]
-    pruned = int(match["pruned"] or 0)
+def _named_layers(text: str, kept: Layer, pruned: int, num_layers: int, first_norm: Norm | None) -> tuple[Layer, ...]:
     if pruned > num_layers:
         raise UserError(
             f"`_i{pruned}` of {text!r} removes more FFNs than there are layers ({num_layers}); "
             f"use a number from 0 to {num_layers}."
         )
-    kept = Layer(norm1=norm, attention=attention, norm2=norm, ffn=ffn, stabiliser=stabiliser)
-    removed = Layer(norm1=norm, attention=attention, ffn="none")
+    removed = replace(kept, norm2="none", ffn="none", stabiliser="none")
     layers = (kept,) * (num_layers - pruned) + (removed,) * pruned
     return layers if first_norm is None else (replace(layers[0], norm1=first_norm), *layers[1:])
 
@@ -220,49 +225,27 @@ def _tiled(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[L
     return tuple(pattern) * (num_layers // length)
 
 
-def _letters(layer: Layer) -> str:
-    return (
-        NORM_LETTERS[layer.norm1]
-        + ATTENTION_LETTERS[layer.attention]
-        + NORM_LETTERS[layer.norm2]
-        + FFN_LETTERS[layer.ffn]
-        + STABILISER_LETTERS[layer.stabiliser]
-    )
-
-
 def _layer(letters: str, text: str) -> Layer:
-    return Layer(
-        norm1=_choice(NORM_LETTERS, letters, 0, text),
-        attention=_choice(ATTENTION_LETTERS, letters, 1, text),
-        norm2=_choice(NORM_LETTERS, letters, 2, text),
-        ffn=_choice(FFN_LETTERS, letters, 3, text),
-        stabiliser=_choice(STABILISER_LETTERS, letters, 4, text),
-    )
-
-
-def _choice(table: dict[Choice, str], letters: str, position: int, text: str) -> Choice:
-    for choice, letter in table.items():
-        if letter == letters[position]:
-            return choice
-    raise UserError(
-        f"letter {position + 1} of {letters!r} in {text!r:.80} must be one of {''.join(table.values())}, "
-        f"but got {letters[position]!r}."
-    )
+    chosen: dict[str, Any] = {}
+    for position, (letter, (kind, table)) in enumerate(zip(letters, LETTERS.items(), strict=True), 1):
+        choices = {its_letter: choice for choice, its_letter in table.items()}
+        if letter not in choices:
+            raise UserError(
+                f"letter {position} of {letters!r} in {text!r:.80} must be one of {''.join(choices)}, "
+                f"but got {letter!r}."
+            )
+        chosen[kind] = choices[letter]
+    return Layer(**chosen)
 
 
 def _paper_name(architecture: Architecture) -> str | None:
     """The one paper name whose parse gives these layers, or None."""
-    attention = "SM(t)" if architecture.layers[0].attention == "softmax-temperature" else "SM"
     if architecture.final_norm != _implied_final_norm(architecture):
         return None
     pruned = sum(layer.ffn == "none" for layer in architecture.layers)
     suffix = f"_i{pruned}" if pruned else ""
     first_norm = architecture.block_facts.first_norm if architecture.block_facts.wrapper else None
-    for norm in NORM_NAMES:
-        for ffn in FFN_NAMES:
-            name = f"{attention}{norm}{ffn}{suffix}"
-            match = _NAME.fullmatch(name)
-            assert match is not None
-            if _named_layers(name, match, architecture.num_layers, first_norm) == architecture.layers:
-                return name
+    for name, kept in NAMED_LAYERS.items():
+        if _named_layers(name, kept, pruned, architecture.num_layers, first_norm) == architecture.layers:
+            return f"{name}{suffix}"
     return None

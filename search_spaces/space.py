@@ -15,7 +15,7 @@ from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.bases import base_architecture
 from search_spaces.definition import Definition, Withheld, alphabet, load_definition
-from search_spaces.graph import Choice, Vertex, after, completions, free_graph, listed_graph, source, walk
+from search_spaces.graph import Choice, Vertex, completions, free_graph, listed_graph, nth_layers, source, walk
 from search_spaces.notation import Member, parse
 
 
@@ -122,22 +122,16 @@ def member_at(space: SearchSpace, index: int) -> Member:
     if not 0 <= index < num_members(space):
         raise UserError(f"member index must be from 0 to {num_members(space) - 1}, but got {index}.")
     rest, recipe = divmod(index, len(space.recipes))
-    boundary, layers = source(space.graph), list[Layer]()
-    while boundary.depth < space.base.num_layers:
-        for choice in space.graph.succ[boundary]:
-            if rest < space.completions[choice]:
-                break
-            rest -= space.completions[choice]
-        layers.append(choice.layer)
-        boundary = after(space.graph, choice)
+    graph, num_layers = space.graph, space.base.num_layers
+    layers = nth_layers(graph, source(graph), num_layers, rest, space.completions.__getitem__)
     return member_of(space, layers, entropy_regularised=space.recipes[recipe])
 
 
-def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool) -> Member:
-    """These layers on the base of the space, whether or not they are in it."""
-    placed = tuple(layers)
-    architecture = replace(space.base, layers=placed, final_norm=default_final_norm(placed))
-    return Member(architecture=architecture, entropy_regularised=entropy_regularised)
+def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool | None = None) -> Member:
+    """These layers on the base of the space, whether or not they are in it; by default with its first recipe."""
+    recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
+    architecture = replace(space.base, layers=tuple(layers), final_norm=default_final_norm(layers))
+    return Member(architecture=architecture, entropy_regularised=recipe)
 
 
 def contains(space: SearchSpace, member: Member) -> bool:

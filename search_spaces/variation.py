@@ -9,7 +9,7 @@ import numpy as np
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Layer
-from search_spaces.graph import Boundary, after, source, walk
+from search_spaces.graph import Boundary, after, nth_layers, source, walk
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, contains, member_of, num_architectures, num_members, random_below
 
@@ -43,7 +43,10 @@ def crossover(space: SearchSpace, first: Member, second: Member, rng: np.random.
     _check_member(space, first)
     _check_member(space, second)
     parents = (first.architecture.layers, second.architecture.layers)
-    children = [layers for layers in _spliced(*parents) if layers not in parents and _is_path(space, layers)]
+    cuts = combinations(range(space.base.num_layers + 1), 2)
+    spliced = dict.fromkeys(parents[0][:start] + parents[1][start:stop] + parents[0][stop:] for start, stop in cuts)
+    start = source(space.graph)
+    children = [layers for layers in spliced if layers not in parents and walk(space.graph, start, layers) is not None]
     layers = _pick(children or parents, rng)
     recipe = _pick((first.entropy_regularised, second.entropy_regularised), rng)
     return member_of(space, layers, entropy_regularised=recipe)
@@ -55,14 +58,19 @@ def _redrawn(space: SearchSpace, layers: tuple[Layer, ...], rng: np.random.Gener
     width = min(num_layers, 1 + int(rng.integers(2)))
     start = int(rng.integers(num_layers - width + 1))
     stop = start + width
-    begin = _boundary(space, layers, start)
-    ways = _windows(space, begin, layers[stop:])
-    while ways[begin] == 1:
-        start, stop = max(0, start - 1), min(num_layers, stop + 1)
-        begin = _boundary(space, layers, start)
+    while True:
+        path = walk(space.graph, source(space.graph), layers[:start])
+        assert path is not None
+        begin = path[-1]
+        assert isinstance(begin, Boundary)
         ways = _windows(space, begin, layers[stop:])
-    while (drawn := _drawn(space, begin, stop, ways, rng)) == layers[start:stop]:
-        pass  # at least every second draw differs
+        if ways[begin] > 1:
+            break
+        start, stop = max(0, start - 1), min(num_layers, stop + 1)
+    drawn = layers[start:stop]
+    while drawn == layers[start:stop]:  # at least every second draw differs
+        index = random_below(ways[begin], rng)
+        drawn = tuple(nth_layers(space.graph, begin, stop, index, lambda choice: ways[after(space.graph, choice)]))
     return layers[:start] + drawn + layers[stop:]
 
 
@@ -79,39 +87,8 @@ def _windows(space: SearchSpace, begin: Boundary, ending: tuple[Layer, ...]) -> 
     return ways
 
 
-def _drawn(
-    space: SearchSpace, begin: Boundary, stop: int, ways: dict[Boundary, int], rng: np.random.Generator
-) -> tuple[Layer, ...]:
-    """Layers from `begin` up to depth `stop`, uniform over the paths that `ways` counts."""
-    rest, boundary, layers = random_below(ways[begin], rng), begin, list[Layer]()
-    while boundary.depth < stop:
-        for choice in space.graph.succ[boundary]:
-            if rest < ways[after(space.graph, choice)]:
-                break
-            rest -= ways[after(space.graph, choice)]
-        layers.append(choice.layer)
-        boundary = after(space.graph, choice)
-    return tuple(layers)
-
-
-def _spliced(first: tuple[Layer, ...], second: tuple[Layer, ...]) -> list[tuple[Layer, ...]]:
-    cuts = combinations(range(len(first) + 1), 2)
-    return list(dict.fromkeys(first[:start] + second[start:stop] + first[stop:] for start, stop in cuts))
-
-
 def _pick(items: Sequence[Item], rng: np.random.Generator) -> Item:
     return items[int(rng.integers(len(items)))]
-
-
-def _is_path(space: SearchSpace, layers: tuple[Layer, ...]) -> bool:
-    return walk(space.graph, source(space.graph), layers) is not None
-
-
-def _boundary(space: SearchSpace, layers: tuple[Layer, ...], depth: int) -> Boundary:
-    path = walk(space.graph, source(space.graph), layers[:depth])
-    assert path is not None
-    assert isinstance(path[-1], Boundary)
-    return path[-1]
 
 
 def _check_member(space: SearchSpace, member: Member) -> None:

@@ -3,14 +3,13 @@
 Prices are of a row as it is written, which is what the papers priced, not of what it would deploy to.
 """
 
-import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel import ops
 from costmodel.calibration.validate_published import PaperFlops, paper_flops
 from costmodel.estimate import estimate
-from costmodel.ops import OpGraph
 from costmodel.protocols import published
 from costmodel.protocols.published_rows import PublishedRow
 from experiments.papers.paper_table import Cell, Column, PaperTable
@@ -21,6 +20,7 @@ from search_spaces.lower import lower
 
 GFLOP, GB, MINUTE = 1e9, 1e9, 60.0
 COSTS = ("communication", "latency")  # as `RowCosts` has them
+NET = Column("net")
 SHARES = ("FFN", "linears of attention", "products of attention")
 
 
@@ -55,29 +55,23 @@ class RowCosts:
         return float(self.printed.sent_gigabytes), float(self.printed.latency_min)
 
 
-NET = Column("net")
-
-
 def costs_of(settings: Settings) -> dict[str, RowCosts]:
     """Every row, priced."""
-    return {row: _row_costs(settings, row) for row in settings.rows}
+    pricer = published.load()
+    return {row: _row_costs(settings, row, pricer) for row in settings.rows}
 
 
-def _row_costs(settings: Settings, row: str) -> RowCosts:
-    architecture = settings.member(row).architecture
-    graph = lower(architecture, settings.seq_len)
-    estimated = estimate(graph, _pricer())
+def _row_costs(settings: Settings, row: str, pricer: published.Published) -> RowCosts:
+    graph = lower(settings.member(row).architecture, settings.seq_len)
+    estimated = estimate(graph, pricer)
+    # the final norm is in no block, and not in the papers' counts
+    counts = Counter(type(node.op) for node in graph if isinstance(node.layer, int))
     return RowCosts(
         num_softmax=sum(node.op.heads for node in graph if isinstance(node.op, ops.Softmax)),
-        num_layernorm=_num_in_blocks(graph, ops.LayerNorm),
-        num_gelu=_num_in_blocks(graph, ops.Gelu),
-        num_relu=_num_in_blocks(graph, ops.Relu) + _num_in_blocks(graph, ops.LeakyRelu),
-        flops=paper_flops(
-            [layer.ffn for layer in architecture.layers],
-            d_model=architecture.d_model,
-            seq_len=settings.seq_len,
-            simplified=architecture.block_facts.is_shaped,
-        ),
+        num_layernorm=counts[ops.LayerNorm],
+        num_gelu=counts[ops.Gelu],
+        num_relu=counts[ops.Relu] + counts[ops.LeakyRelu],
+        flops=_flops(settings, row, settings.seq_len),
         sent_bytes=estimated.total.sent_bytes,
         latency_s=estimated.total.latency_s,
         extrapolated=estimated.extrapolated,
@@ -85,23 +79,16 @@ def _row_costs(settings: Settings, row: str) -> RowCosts:
     )
 
 
-@functools.cache
-def _pricer() -> published.Published:
-    return published.load()
+def _flops(settings: Settings, row: str, seq_len: int) -> PaperFlops:
+    architecture = settings.member(row).architecture
+    ffns, is_shaped = [layer.ffn for layer in architecture.layers], architecture.block_facts.is_shaped
+    return paper_flops(ffns, d_model=architecture.d_model, seq_len=seq_len, simplified=is_shaped)
 
 
-def _num_in_blocks(graph: OpGraph, kind: type) -> int:
-    """The final norm is in no block, and not in the papers' counts."""
-    return sum(isinstance(node.op, kind) and isinstance(node.layer, int) for node in graph)
-
-
-def saving(reference: RowCosts, costs: RowCosts, which: int, *, printed: bool) -> float:
-    """The reference's cost over a row's. which: of `COSTS`. printed: of both, which the papers must print."""
-    above, below = (row.printed_costs if printed else row.costs for row in (reference, costs))
-    numerator, denominator = above[which], below[which]
-    assert numerator is not None
-    assert denominator is not None
-    return numerator / denominator
+def saving(reference: RowCosts, costs: RowCosts, which: int, *, printed: bool) -> float | None:
+    """The reference's cost over a row's. which: of `COSTS`. printed: of both, None where the papers do not print it."""
+    above, below = ((row.printed_costs if printed else row.costs)[which] for row in (reference, costs))
+    return None if above is None or below is None else above / below
 
 
 def error_percent(printed: float, ours: float) -> float:
@@ -111,10 +98,8 @@ def error_percent(printed: float, ours: float) -> float:
 
 def operation_table(experiment: Experiment) -> PaperTable:
     """Nonlinear operations of the blocks, and FLOPs."""
-    columns = [NET, *map(Column, ("softmax", "LayerNorm", "GELU", "ReLU"))]
-    columns += [
-        Column(f"{what} GFLOP, {whose}", ".1f") for what in ("FFN", "attention") for whose in ("printed", "ours")
-    ]
+    flops = [f"{what} GFLOP, {whose}" for what in ("FFN", "attention") for whose in ("printed", "ours")]
+    columns = [NET, *map(Column, ("softmax", "LayerNorm", "GELU", "ReLU")), *(Column(name, ".1f") for name in flops)]
     rows = [
         (
             *(row, priced.num_softmax, priced.num_layernorm, priced.num_gelu, priced.num_relu),
@@ -136,10 +121,8 @@ def cost_table(experiment: Experiment) -> PaperTable:
     for what in ("communication GB", "latency min"):
         columns += [Column(f"{what}, printed", ".2f"), Column(f"{what}, ours", ".2f")]
         columns.append(Column(f"{what.split()[0]}, error %", "+.2f"))
-    columns += [
-        Column("perplexity, printed", ".4g"),
-        *([Column(f"perplexity, at scale {settings.scale}", ".4g")] if trained else []),
-    ]
+    columns.append(Column("perplexity, printed", ".4g"))
+    columns += [Column(f"perplexity, at scale {settings.scale}", ".4g")] if trained else []
     rows = []
     for row, priced in costs.items():
         cells: list[Cell] = [row]
@@ -158,13 +141,10 @@ def savings_table(experiment: Experiment) -> PaperTable:
     columns += [Column(f"{what}, {whose}", ".2f") for what in COSTS for whose in ("printed", "ours")]
     rows = []
     for row, priced in costs.items():
-        cells: list[Cell] = [row]
-        for which in range(len(COSTS)):
-            paper = (
-                None if priced.printed is None or first.printed is None else saving(first, priced, which, printed=True)
-            )
-            cells += [paper, saving(first, priced, which, printed=False)]
-        rows.append(tuple(cells))
+        both = [
+            saving(first, priced, which, printed=printed) for which in range(len(COSTS)) for printed in (True, False)
+        ]
+        rows.append((row, *both))
     title = f"{experiment.settings.title}: times less than {reference}"
     return PaperTable("savings", title, tuple(columns), tuple(rows), (_cost_notes(experiment.settings, costs)[0],))
 
@@ -186,11 +166,8 @@ def _cost_notes(settings: Settings, costs: dict[str, RowCosts]) -> list[str]:
 
 
 def _worst(printed: Sequence[tuple[str, RowCosts]], which: int) -> str:
-    errors = {
-        row: error_percent(paper, priced.costs[which])
-        for row, priced in printed
-        if (paper := priced.printed_costs[which]) is not None
-    }
+    pairs = {row: (priced.printed_costs[which], priced.costs[which]) for row, priced in printed}
+    errors = {row: error_percent(paper, ours) for row, (paper, ours) in pairs.items() if paper is not None}
     row = max(errors, key=lambda name: abs(errors[name]))
     return f"{errors[row]:+.2f} % ({row})"
 
@@ -200,18 +177,13 @@ def savings_figure(experiment: Experiment) -> PanelFigure:
     costs = costs_of(experiment.settings)
     reference, first = next(iter(costs.items()))
     both = {row: priced for row, priced in costs.items() if priced.printed}
-    panels = [
-        BarPanel(
-            title,
-            f"times less than {reference}",
-            tuple(both),
-            tuple(
-                (name, tuple(saving(first, priced, which, printed=name == "printed") for priced in both.values()))
-                for name in ("printed", "ours")
-            ),
-        )
-        for which, title in enumerate(COSTS)
-    ]
+    panels = []
+    for which, title in enumerate(COSTS):
+        series = []
+        for name in ("printed", "ours"):
+            savings = [saving(first, priced, which, printed=name == "printed") for priced in both.values()]
+            series.append((name, tuple(value for value in savings if value is not None)))
+        panels.append(BarPanel(title, f"times less than {reference}", tuple(both), tuple(series)))
     return PanelFigure(f"{experiment.settings.title}: savings", tuple(panels), columns=2)
 
 
@@ -241,19 +213,16 @@ def flops_table(experiment: Experiment) -> PaperTable:
         for row in experiment.settings.rows
         for context, flops, shares in _flops_by_context(experiment.settings, row)
     ]
-    columns = [Column("net"), Column("T")]
-    columns += [Column("FFN GFLOP", ".1f"), Column("attention GFLOP", ".1f")]
-    columns += [Column(f"{name} %", ".1f") for name in SHARES]
-    notes = ["papers' convention: FLOP = 2 MAC, blocks alone, 3 T^2 d for the two products of attention"]
-    return PaperTable("flops", experiment.settings.title, tuple(columns), tuple(rows), tuple(notes))
+    names = ("FFN GFLOP", "attention GFLOP", *(f"{name} %" for name in SHARES))
+    columns = (NET, Column("T"), *(Column(name, ".1f") for name in names))
+    notes = ("papers' convention: FLOP = 2 MAC, blocks alone, 3 T^2 d for the two products of attention",)
+    return PaperTable("flops", experiment.settings.title, columns, tuple(rows), notes)
 
 
 def _flops_by_context(settings: Settings, row: str) -> list[tuple[int, PaperFlops, tuple[float, float, float]]]:
-    architecture = settings.member(row).architecture
-    ffns, simplified = [layer.ffn for layer in architecture.layers], architecture.block_facts.is_shaped
     by_context = []
     for context in settings.contexts:
-        flops = paper_flops(ffns, d_model=architecture.d_model, seq_len=context, simplified=simplified)
+        flops = _flops(settings, row, context)
         whole = (flops.ffn + flops.attention) / 100
         by_context.append((context, flops, (flops.ffn / whole, flops.linears / whole, flops.products / whole)))
     return by_context

@@ -45,17 +45,15 @@ def quarters_figure(experiment: Experiment) -> PanelFigure:
 
 def _quarter_shares(experiment: Experiment) -> dict[str, tuple[float, ...]]:
     """%, of the rows that have a last diagnosis without NaNs."""
-    last = {row: _last(trained.diagnoses(), "quarter_shares") for row, trained in experiment.first.items()}
-    return {
-        row: tuple(100 * share for share in diagnosis["quarter_shares"]) for row, diagnosis in last.items() if diagnosis
-    }
+    shares = _last_of(experiment, "quarter_shares")
+    return {row: tuple(100 * share for share in quarters) for row, quarters in shares.items()}
 
 
 def _grid_view(name: str, key: str, title: str, unit: str) -> View:
     """What every head has at the end: a line a layer, and layer x head heat maps on one scale of colours."""
 
     def table(experiment: Experiment) -> PaperTable:
-        grids = _grids(experiment, key)
+        grids: dict[str, Grid] = _last_of(experiment, key)
         num_heads = max((len(layer) for grid in grids.values() for layer in grid), default=0)
         rows = [
             (row, index, *layer, *[None] * (num_heads - len(layer)))
@@ -66,7 +64,7 @@ def _grid_view(name: str, key: str, title: str, unit: str) -> View:
         return _table(experiment, name, f"{title}, {unit}", columns, rows)
 
     def figure(experiment: Experiment) -> PanelFigure:
-        grids = _grids(experiment, key)
+        grids: dict[str, Grid] = _last_of(experiment, key)
         cells = [cell for grid in grids.values() for layer in grid for cell in layer if cell is not None]
         limits = (min(cells, default=0.0), max(cells, default=1.0))
         panels = [HeatPanel(row, "head", "layer", tuple(map(tuple, grid)), limits) for row, grid in grids.items()]
@@ -77,11 +75,6 @@ def _grid_view(name: str, key: str, title: str, unit: str) -> View:
 
 MAPS = _grid_view("maps", "head_entropies", "entropy of heads at the end", "nats")
 THRESHOLDS = _grid_view("thresholds", "thresholds", "learned thresholds at the end", "shares of E_max")
-
-
-def _grids(experiment: Experiment, key: str) -> dict[str, Grid]:
-    last = {row: _last(trained.diagnoses(), key) for row, trained in experiment.first.items()}
-    return {row: diagnosis[key] for row, diagnosis in last.items() if diagnosis}
 
 
 def steps_table(experiment: Experiment) -> PaperTable:
@@ -106,11 +99,7 @@ def _layer_means(diagnosis: Diagnosis) -> dict[str, float | None]:
 
 def slopes_table(experiment: Experiment) -> PaperTable:
     """Every learned slope of leaky ReLUs at every diagnosis."""
-    rows = [
-        (row, step, name, value)
-        for row, step, slopes in _by_step(experiment, _slopes)
-        for name, value in slopes.items()
-    ]
+    rows = [(row, step, *slope) for row, step, slopes in _by_step(experiment, _slopes) for slope in slopes.items()]
     columns = [Column("step"), Column("slope of"), Column("value", ".5f")]
     return _table(experiment, "slopes", "learned negative slopes of leaky ReLUs by step", columns, rows)
 
@@ -179,7 +168,8 @@ def _margins(experiment: Experiment) -> dict[str, float]:
 
 def _entropy_range(experiment: Experiment, row: str) -> tuple[float | None, ...]:
     """Mean, least and largest of the heads at the end."""
-    cells = [cell for layer in _grids(experiment, "head_entropies").get(row, []) for cell in layer if cell is not None]
+    layers = _last_of(experiment, "head_entropies").get(row, [])
+    cells = [cell for layer in layers for cell in layer if cell is not None]
     return (statistics.fmean(cells), min(cells), max(cells)) if cells else (None,) * 3
 
 
@@ -198,9 +188,10 @@ def nans_table(experiment: Experiment) -> PaperTable:
     return _table(experiment, "nans", "where training ends in NaNs", columns, rows)
 
 
-def _last(diagnoses: Sequence[Diagnosis], key: str) -> Diagnosis | None:
-    """The last one that has a value there."""
-    return next((diagnosis for diagnosis in reversed(diagnoses) if diagnosis[key]), None)
+def _last_of(experiment: Experiment, key: str) -> dict[str, Any]:
+    """By row what the last diagnosis has there that has a value."""
+    values = {row: [one[key] for one in trained.diagnoses() if one[key]] for row, trained in experiment.first.items()}
+    return {row: found[-1] for row, found in values.items() if found}
 
 
 def _series(name: str, curve: Sequence[tuple[float, float | None]]) -> Series:
@@ -211,14 +202,8 @@ def _series(name: str, curve: Sequence[tuple[float, float | None]]) -> Series:
 def _table(
     experiment: Experiment, name: str, title: str, columns: Sequence[Column], rows: Sequence[tuple[Cell, ...]]
 ) -> PaperTable:
-    whole = f"{experiment.settings.title}: {title}"
-    return PaperTable(
-        name,
-        whole,
-        (Column(f"net, at scale {experiment.settings.scale}"), *columns),
-        tuple(rows),
-        (experiment.scale_line,),
-    )
+    whole, net = f"{experiment.settings.title}: {title}", Column(f"net, at scale {experiment.settings.scale}")
+    return PaperTable(name, whole, (net, *columns), tuple(rows), (experiment.scale_line,))
 
 
 def _figure(experiment: Experiment, title: str, panels: Sequence[Any], *, colours: str = "") -> PanelFigure:

@@ -1,7 +1,6 @@
 """The trainings of an experiment, row by row and seed by seed: perplexities beside printed ones, and diagnoses."""
 
 import json
-import math
 import statistics
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -28,11 +27,6 @@ class Trained(NamedTuple):
     ended: Ended
     folder: Path
 
-    @property
-    def perplexity(self) -> float:
-        """Infinite if it diverged."""
-        return math.inf if self.ended.perplexity is None else self.ended.perplexity
-
     def diagnoses(self) -> list[dict[str, Any]]:
         """What was seen inside the model, as `nas.training.diagnostics` writes it. Raises UserError if it is gone."""
         try:
@@ -54,16 +48,12 @@ class Experiment(NamedTuple):
     @property
     def perplexities(self) -> Perplexities:
         """Means over seeds by row; infinite if one diverged."""
-        return {
-            row: statistics.fmean(trained.perplexity for trained in seeds)
-            for row, seeds in self.trained.items()
-            if seeds
-        }
+        return {row: statistics.fmean(each.ended.ranked for each in seeds) for row, seeds in self.trained.items()}
 
     @property
     def first(self) -> dict[str, Trained]:
         """The training with the first seed, by row."""
-        return {row: by_seed[0] for row, by_seed in self.trained.items() if by_seed}
+        return {row: by_seed[0] for row, by_seed in self.trained.items()}
 
     @property
     def scale_line(self) -> str:
@@ -98,17 +88,11 @@ def trained_experiment(name: str, settings: Settings, console: Console, pool: Ex
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         ended = train_all(plan, folder, console, pool)
-    return Experiment(
-        name,
-        settings,
-        {
-            row: tuple(
-                Trained(ended[job], training_folder(plan, job, folder))
-                for job in (Job(settings.variant(row), seed, settings.net(row)) for seed in settings.seeds)
-            )
-            for row in settings.rows
-        },
-    )
+    trained: dict[str, tuple[Trained, ...]] = {}
+    for row in settings.rows:
+        jobs = [Job(settings.variant(row), seed, settings.net(row)) for seed in settings.seeds]
+        trained[row] = tuple(Trained(ended[job], training_folder(plan, job, folder)) for job in jobs)
+    return Experiment(name, settings, trained)
 
 
 def perplexity_table(experiment: Experiment) -> PaperTable:
@@ -118,7 +102,7 @@ def perplexity_table(experiment: Experiment) -> PaperTable:
     rows = tuple(
         (
             *(row, experiment.settings.net(row), printed.get(row), ours[row]),
-            statistics.stdev(trained.perplexity for trained in by_seed) if len(by_seed) > 1 else None,
+            statistics.stdev(trained.ended.ranked for trained in by_seed) if len(by_seed) > 1 else None,
             *(ranks.get(row), our_ranks.get(row)),
         )
         for row, by_seed in experiment.trained.items()
@@ -139,9 +123,8 @@ def rank_notes(experiment: Experiment) -> list[str]:
     if len(printed) > 1:
         agreeing, pairs = pairs_in_order(printed, ours)
         value = spearman(printed, ours)
-        notes.append(
-            f"Spearman with the papers over {len(printed)} rows {value:.2f}, {agreeing} of {pairs} pairs in their order"
-        )
+        over = f"Spearman with the papers over {len(printed)} rows"
+        notes.append(f"{over} {value:.2f}, {agreeing} of {pairs} pairs in their order")
     for row, by_seed in experiment.trained.items():
         notes += [f"{row} diverged: {trained.ended.reason}" for trained in by_seed if trained.ended.perplexity is None]
     return notes

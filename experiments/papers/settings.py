@@ -81,23 +81,20 @@ class Settings:
     @property
     def printed(self) -> Mapping[str, PublishedRow]:
         """The rows that the papers print costs of, in this setting."""
-        return {name: found for name in self.rows if (found := self._published().get(self.net(name)))}
-
-    def _published(self) -> dict[str, PublishedRow]:
         base = base_architecture(self.base, self.dimensions)
         setting = (base.num_layers, base.num_heads, base.d_model, base.vocab_size, self.seq_len, self.dataset)
-        return {
+        published = {
             row.notation: row
             for row in (*published_rows(), *held_out_rows())
             if (row.num_layers, row.num_heads, row.d_model, row.vocab_size, row.seq_len, row.dataset) == setting
             and base.block == BASES["gpt2-small"].block
         }
+        return {name: published[self.net(name)] for name in self.rows if self.net(name) in published}
 
     @property
     def printed_perplexities(self) -> dict[str, float]:
         """By row; a divergence is infinite. Rows that no paper has are left out."""
-        printed = self.printed
-        given = {name: printed[name].perplexity or DIVERGED for name in printed}
+        given = {name: row.perplexity or DIVERGED for name, row in self.printed.items()}
         given |= {name: row.perplexity for name, row in self.rows.items() if row.perplexity is not None}
         return {name: math.inf if isinstance(value, str) else value for name, value in given.items()}
 

@@ -136,11 +136,8 @@ def _backward_queries(
         columns = start + tl.arange(0, block)
         k = _tile(keys, k_strides, which, num_heads, columns, length, head_dim, padded_dim)
         v = _tile(values, v_strides, which, num_heads, columns, length, head_dim, padded_dim)
-        log_weights, dweights = (
-            _scores(q, k, scaled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None],
-            _dot(dout, v),
-        )
-        dscores = _score_gradient(log_weights, dweights, row_offset, dent)
+        log_weights = _scores(q, k, scaled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None]
+        dscores = _score_gradient(log_weights, _dot(dout, v), row_offset, dent)
         total = tl.dot(dscores.to(k.dtype), k, total, input_precision="ieee")
         row_heat += tl.sum(dscores * log_weights, axis=1)
     _store(dq, dq_strides, which, num_heads, rows, length, head_dim, total * scaled[:, None])
@@ -168,11 +165,8 @@ def _backward_keys(
         row_lse = _row_values(lse, which, rows, length, 0.0)
         row_offset = _row_values(offset, which, rows, length, 0.0)
         scaled = scale / _row_values(temperature, head, rows, length, 1.0)
-        log_weights, dweights = (
-            _scores(q, k, scaled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None],
-            _dot(dout, v),
-        )
-        dscores = _score_gradient(log_weights, dweights, row_offset, dent) * scaled[:, None]
+        log_weights = _scores(q, k, scaled * LOG2_E, rows, columns) * LN_2 - row_lse[:, None]
+        dscores = _score_gradient(log_weights, _dot(dout, v), row_offset, dent) * scaled[:, None]
         weights = tl.exp2(log_weights * LOG2_E)
         dvalues = tl.dot(tl.trans(weights).to(dout.dtype), dout, dvalues, input_precision="ieee")
         dkeys = tl.dot(tl.trans(dscores).to(q.dtype), q, dkeys, input_precision="ieee")

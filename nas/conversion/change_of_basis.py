@@ -10,29 +10,18 @@ Where a live norm reads the stream, B is 1 and o is 0. A net without one leaves 
 Weights are in double precision, by `<node>.<suffix>`; the functions that change them do it in place.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from search_spaces.architecture import Architecture, Layer
+from search_spaces.architecture import Architecture, Layer, Norm
 from search_spaces.deployed import absorbs, regions
 from search_spaces.lower import GATE_OPS
 
 Weights = dict[str, Tensor]
-
-
-class Rebased(NamedTuple):
-    """Layers after a change of basis, where a vanished FFN is `none`.
-
-    condition: the most that what is written to the stream in one layer's basis grows by in another's.
-    left: what had to stay, and why.
-    """
-
-    layers: tuple[Layer, ...]
-    condition: float
-    left: tuple[str, ...]
 
 
 class _Stretch(NamedTuple):
@@ -46,14 +35,13 @@ class _Stretch(NamedTuple):
 class _Step(NamedTuple):
     """A layer's map of the stream, X' = matrix X + shift, and how much of it the basis takes up.
 
-    taken: the matrix, or 1 where beta stays. scales: whether beta is taken. absorbed: whether the FFN is.
+    taken: the matrix, or 1 where beta stays. level: 2 takes up beta and the fused FFN, 1 beta alone, 0 nothing.
     """
 
     matrix: Tensor
     shift: Tensor
     taken: Tensor
-    scales: bool
-    absorbed: bool
+    level: int
 
 
 class Basis(NamedTuple):
@@ -61,8 +49,13 @@ class Basis(NamedTuple):
     inverse: Tensor
 
 
-def rebase(architecture: Architecture, weights: Weights, max_condition: float) -> Rebased:
+def rebase(
+    architecture: Architecture, weights: Weights, max_condition: float
+) -> tuple[tuple[Layer, ...], float, tuple[str, ...]]:
     """Changes weights in place; FFNs and betas stay that would take the bases' condition above `max_condition`.
+
+    Returns the layers, where a vanished FFN is `none`; the condition, the most that what is written to the stream in
+    one layer's basis grows by in another's; and what had to stay, with the reason.
 
     Linear FFNs are fused ones, alphas are 1, and norms that are not live are folded already.
     """
@@ -83,7 +76,7 @@ def rebase(architecture: Architecture, weights: Weights, max_condition: float) -
         if origin.any():
             behind = replace(architecture, layers=tuple(layers))
             add_constant(behind, weights, stretch.stop, bases[-1].inverse @ origin)
-    return Rebased(tuple(layers), condition, tuple(left))
+    return tuple(layers), condition, tuple(left)
 
 
 def _stretches(architecture: Architecture) -> list[_Stretch]:
@@ -122,14 +115,13 @@ def _chosen(
 
 
 def _step(architecture: Architecture, weights: Weights, index: int, level: int) -> _Step:
-    """level: 2 takes up beta and the fused FFN, 1 beta alone, 0 nothing."""
     ffn, identity = f"layers.{index}.ffn", torch.eye(architecture.d_model, dtype=torch.float64)
     matrix = weights.get(f"{ffn}.residual.beta", torch.ones((), dtype=torch.float64)) * identity
     shift = torch.zeros(architecture.d_model, dtype=torch.float64)
     if level == 2:
         matrix = matrix + weights[f"{ffn}.fused.weight"]
         shift = weights.get(f"{ffn}.fused.bias", shift)
-    return _Step(matrix, shift, matrix if level else identity, scales=level > 0, absorbed=level == 2)
+    return _Step(matrix, shift, matrix if level else identity, level)
 
 
 def _spread(matrix: Tensor) -> float:
@@ -188,7 +180,7 @@ def _move(architecture: Architecture, weights: Weights, start: int, steps: list[
     for index, (step, origin, before, after) in enumerate(zip(steps, _origins(steps), bases, bases[1:], strict=False)):
         at = start + index
         layer = architecture.layers[at]
-        if layer.ffn != "none" and not step.absorbed:
+        if layer.ffn != "none" and step.level < 2:
             for linear in first_linears(at, layer):
                 change_input(weights, linear, before.axes, origin)
             change_output(weights, last_linear(at, layer), after.inverse)
@@ -197,13 +189,7 @@ def _move(architecture: Architecture, weights: Weights, start: int, steps: list[
 
 
 def _move_attention(
-    architecture: Architecture,
-    weights: Weights,
-    index: int,
-    origin: Tensor,
-    before: Basis,
-    after: Basis,
-    step: _Step,
+    architecture: Architecture, weights: Weights, index: int, origin: Tensor, before: Basis, after: Basis, step: _Step
 ) -> None:
     """A parallel block adds its attention beside the FFN, so that only beta multiplies it."""
     attention = f"layers.{index}.attention"
@@ -215,7 +201,7 @@ def _move_attention(
     into = before.inverse
     if architecture.block_facts.join == "parallel":
         beta = weights.get(f"layers.{index}.ffn.residual.beta", torch.ones((), dtype=torch.float64))
-        into = after.inverse * beta if step.scales else before.inverse
+        into = after.inverse * beta if step.level else before.inverse
     change_output(weights, f"{attention}.out", into)
 
 
@@ -233,13 +219,12 @@ def _move_shaped_attention(weights: Weights, index: int, before: Basis) -> None:
 def _without(weights: Weights, index: int, layer: Layer, step: _Step) -> Layer:
     """Returns what is left of a layer and removes the weights of the rest."""
     ffn = f"layers.{index}.ffn"
-    if not step.scales:
+    if not step.level:
         return layer
-    gone = [f"{ffn}.residual.alpha", f"{ffn}.residual.beta"]
-    gone += [f"{ffn}.fused.weight", f"{ffn}.fused.bias"] if step.absorbed else []
-    for name in gone:
-        weights.pop(name, None)
-    return replace(layer, stabiliser="none", ffn="none" if step.absorbed else layer.ffn)
+    for name in ("residual.alpha", "residual.beta", "fused.weight", "fused.bias")[: 2 * step.level]:
+        weights.pop(f"{ffn}.{name}", None)
+    kept = replace(layer, stabiliser="none")
+    return replace(kept, norm2="none", ffn="none") if step.level == 2 else kept
 
 
 def change_input(weights: Weights, linear: str, matrix: Tensor, shift: Tensor) -> None:
@@ -271,20 +256,29 @@ def add_constant(architecture: Architecture, weights: Weights, num_layers: int, 
 
     constant: d_model, in the coordinates of that linear's result.
     """
-    name = f"{last_writer(architecture, num_layers) or architecture.block_facts.tables[-1]}"
+    name = stream_writers(architecture, num_layers)[-1]
     suffix = "bias" if f"{name}.bias" in weights else "weight"
     weights[f"{name}.{suffix}"] = weights[f"{name}.{suffix}"] + constant
 
 
-def last_writer(architecture: Architecture, num_layers: int) -> str | None:
-    """The last linear that adds to the stream in the first layers."""
-    for index in reversed(range(num_layers)):
-        layer = architecture.layers[index]
-        if layer.ffn != "none":
-            return last_linear(index, layer)
+def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
+    """The tables, and the linears that add to the stream in the first layers, in order."""
+    writers = list(architecture.block_facts.tables)
+    for index, layer in enumerate(architecture.layers[:num_layers]):
+        writers += [f"layers.{index}.attention.out"] if layer.attention != "none" else []
+        writers += [last_linear(index, layer)] if layer.ffn != "none" else []
+    return writers
+
+
+def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:
+    """What reads the stream in each layer: a norm, its kind, also `none`, and the linears behind it."""
+    for index, layer in enumerate(architecture.layers):
+        name = f"layers.{index}"
         if layer.attention != "none":
-            return f"layers.{index}.attention.out"
-    return None
+            linears = [f"{name}.{linear}" for linear in architecture.block_facts.norm1_readers(index)]
+            yield f"{name}.norm1", layer.norm1, linears
+        if layer.ffn != "none":
+            yield f"{name}.norm2", layer.norm2, first_linears(index, layer)
 
 
 def first_linears(index: int, layer: Layer) -> list[str]:

@@ -11,7 +11,7 @@
 Weights are named and shaped as `nas.model.weights.deployed_weights` gives them; the arithmetic is in double precision.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,12 +25,13 @@ from nas.conversion.change_of_basis import (
     add_constant,
     change_input,
     change_output,
-    first_linears,
     last_linear,
     rebase,
     scale_rows,
+    stream_readers,
+    stream_writers,
 )
-from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm, num_heads
+from search_spaces.architecture import Architecture, Norm, num_heads
 from search_spaces.deployed import Region, deployed_layer, deploys_biases, folds_final_norm, joined_layers
 from search_spaces.lower import lower
 
@@ -69,7 +70,8 @@ def fold(
         new["logits.weight"] = new["embed.weight"]
     model = _fuse(_with_biases(architecture, new), new)
     _fold_alphas(model, new)
-    model = _fold_norms(_fold_final_norm(model, new), new)
+    model = _fold_final_norm(model, new)
+    _fold_norms(model, new)
     layers, condition, left = rebase(model, new, max_condition)
     model = _fold_score_factors(replace(model, layers=layers), new)
     folded, new = _renumbered(replace(model, tied_embeddings=False, folded=True), new)
@@ -126,7 +128,9 @@ def _fold_score_factors(architecture: Architecture, weights: Weights) -> Archite
 
 
 def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architecture, Weights]:
-    """Without layers that have nothing left, as `joined_layers` does, and with forms named by the architecture's."""
+    """Without frozen norms and layers that have nothing left, as `joined_layers` does, and with forms named by the
+    architecture's.
+    """
     nowhere, block = Region(ahead=False, behind=False), architecture.block_facts
     layers = [
         deployed_layer(architecture, layer, nowhere, keeps_norm1=block.passes_values(index))
@@ -141,23 +145,16 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
     return replace(architecture, layers=joined_layers(block, layers)), renamed
 
 
-def _fold_norms(architecture: Architecture, weights: Weights) -> Architecture:
+def _fold_norms(architecture: Architecture, weights: Weights) -> None:
     """W (gain (x - mean x) + bias) + b as a linear of x, or, behind a live norm, of what is normalised.
 
     A norm that values are read from without a linear between stays: no linear takes it up.
     """
-    readers = list(_readers(architecture))
-    for norm, kind, linears in readers:
-        matrix, shift = _taken_up(weights, norm, kind)
-        for linear in linears:
-            change_input(weights, linear, matrix, shift)
-    return replace(
-        architecture,
-        layers=tuple(
-            _without_frozen(layer, architecture.block_facts.passes_values(index))
-            for index, layer in enumerate(architecture.layers)
-        ),
-    )
+    for norm, kind, linears in stream_readers(architecture):
+        if kind != "none" and linears:
+            matrix, shift = _taken_up(weights, norm, kind)
+            for linear in linears:
+                change_input(weights, linear, matrix, shift)
 
 
 def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architecture:
@@ -181,21 +178,11 @@ def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architectu
 def _centre_writers(architecture: Architecture, weights: Weights) -> None:
     """Everything that is added to the stream, less its mean. The kept FFNs' betas do not change a mean of 0."""
     centring = _centring(architecture.d_model)
-    for table in architecture.block_facts.tables:
-        weights[f"{table}.weight"] = weights[f"{table}.weight"] @ centring
-    for name in [name.removesuffix(".weight") for name in weights]:
-        if name.endswith((".attention.out", ".ffn.down", ".ffn.fused")):
+    for name in stream_writers(architecture, architecture.num_layers):
+        if name in architecture.block_facts.tables:
+            weights[f"{name}.weight"] = weights[f"{name}.weight"] @ centring
+        else:
             change_output(weights, name, centring)
-
-
-def _readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:
-    """The norms that linears alone read, their kinds, and those linears."""
-    for index, layer in enumerate(architecture.layers):
-        name = f"layers.{index}"
-        if layer.norm1 != "none" and (linears := architecture.block_facts.norm1_readers(index)):
-            yield f"{name}.norm1", layer.norm1, [f"{name}.{linear}" for linear in linears]
-        if layer.norm2 != "none":
-            yield f"{name}.norm2", layer.norm2, first_linears(index, layer)
 
 
 def _taken_up(weights: Weights, norm: str, kind: Norm) -> tuple[Tensor, Tensor]:
@@ -209,14 +196,6 @@ def _taken_up(weights: Weights, norm: str, kind: Norm) -> tuple[Tensor, Tensor]:
 def _centring(features: int) -> Tensor:
     """x - mean x as a matrix."""
     return torch.eye(features, dtype=torch.float64) - 1 / features
-
-
-def _without_frozen(layer: Layer, keeps_norm1: bool) -> Layer:
-    return replace(
-        layer,
-        norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",
-        norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
-    )
 
 
 def _with_biases(architecture: Architecture, weights: Weights) -> Architecture:

@@ -22,10 +22,11 @@ from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.gguf_tokenizer import tokenizer_of
-from nas.conversion.huggingface_families import WITH_RMSNORM, imported
+from nas.conversion.huggingface_families import imported
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from search_spaces.architecture import Architecture
+from search_spaces.bases import LLAMA_LAYER
 from search_spaces.block import BlockName
 from search_spaces.lower import lower
 
@@ -142,7 +143,7 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
             raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {given!r}; it cannot be imported.")
     return imported(
         path,
-        WITH_RMSNORM,
+        LLAMA_LAYER,
         num_layers=own("block_count"),
         block=FAMILIES[settings.family].block,
         num_heads=heads,
@@ -175,7 +176,8 @@ def _weights(settings: Settings, architecture: Architecture, tensors: Mapping[st
                 raise UserError(f"{settings.path!r} must hold finite numbers, but {theirs!r} has others.")
             value = torch.from_numpy(np.array(values, dtype=np.float32))
             if FAMILIES[settings.family].pairs_neighbours and node.name.endswith((".attention.q", ".attention.k")):
-                value = _halves(value, architecture.head_dim)
+                pairs = value.view(-1, architecture.head_dim // 2, 2, *value.shape[1:])
+                value = pairs.transpose(1, 2).reshape(value.shape)
             weights[f"{node.name}.{suffix}"] = value
     return weights
 
@@ -196,11 +198,6 @@ def _dequantised(values: Any, tensor: Any, path: str) -> Any:
             f"{path!r} must be in forms that gguf can dequantise, but {tensor.name!r} is {tensor.tensor_type.name}; "
             f"convert it."
         ) from None
-
-
-def _halves(value: Tensor, head_dim: int) -> Tensor:
-    """Rows of heads x head_dim / 2 x 2 as heads x 2 x head_dim / 2."""
-    return value.view(-1, head_dim // 2, 2, *value.shape[1:]).transpose(1, 2).reshape(value.shape)
 
 
 def _read(path: str) -> tuple[Settings, dict[str, Any]]:

@@ -36,12 +36,13 @@ def load_pretrained(path: str) -> Pretrained:
     model, info = _read(_what(path), lambda: load(path, config=config, output_loading_info=True))
     if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
         raise UserError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}.")
-    if bad := [name for name, value in model.state_dict().items() if not _is_finite(value)]:
+    state = model.state_dict()
+    if bad := [name for name in state if not (state[name].is_floating_point() and state[name].isfinite().all())]:
         raise UserError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
     if config.model_type == OUR_TYPE:
         weights = model.decoder.state_dict()
     else:
-        weights = from_theirs(FAMILIES[config.model_type], architecture, model.state_dict())
+        weights = from_theirs(FAMILIES[config.model_type], architecture, state)
     copies = {name: value.float().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     return Pretrained(architecture, copies, _tokenizer(path))
 
@@ -56,18 +57,16 @@ def _read_config(path: str) -> tuple[Any, Architecture]:
     if os.path.exists(path) and not os.path.isfile(Path(path, "config.json")):
         raise UserError(f"{_what(path)}, but the folder has no config.json.")
     config = _read(_what(path), lambda: transformers.AutoConfig.from_pretrained(path))
-    ours = config.model_type == OUR_TYPE
-    architecture = _decoded(config.architecture) if ours else architecture_of(config, path)
+    if config.model_type == OUR_TYPE:
+        architecture = decode(Architecture, config.architecture, "`architecture` of config.json")
+    else:
+        architecture = architecture_of(config, path)
     require_memory(architecture, path)  # before a model of any size is made
     return config, architecture
 
 
 def _what(path: str) -> str:
     return f"{path!r} must be a folder of save_pretrained or a model id on the Hugging Face hub"
-
-
-def _decoded(architecture: Any) -> Architecture:
-    return decode(Architecture, architecture, "`architecture` of config.json")
 
 
 def _tokenizer(path: str) -> GivenTokenizer | None:
@@ -96,7 +95,11 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 
     plain = plain_settings(architecture)
     if plain is None:
-        model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(architecture), block=_facts(architecture)))
+        block = architecture.block_facts
+        facts: dict[str, Any] = {"join": block.join, "rotary_share": block.rotary_share}
+        if not block.packs_qkv:
+            facts |= {"packs_qkv": False, "biases": list(block.biases)}
+        model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(architecture), block=facts))
         model.decoder.load_state_dict(weights)
     else:
         family, settings = plain
@@ -105,13 +108,6 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
         theirs = to_theirs(family, architecture, weights)
         model.load_state_dict({name: value for name, value in theirs.items() if name in expected})
     return model.eval()
-
-
-def _facts(architecture: Architecture) -> dict[str, Any]:
-    """Of its block, what `huggingface_model` reads; three linears and their biases only where a block has them."""
-    block = architecture.block_facts
-    facts: dict[str, Any] = {"join": block.join, "rotary_share": block.rotary_share}
-    return facts if block.packs_qkv else {**facts, "packs_qkv": False, "biases": list(block.biases)}
 
 
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
@@ -134,10 +130,6 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
     ours.save_pretrained(target)
 
 
-def _is_finite(value: Tensor) -> bool:
-    return value.is_floating_point() and bool(value.isfinite().all())
-
-
 def _transformers() -> Any:
     try:
         import transformers
@@ -150,9 +142,5 @@ def _transformers() -> Any:
     library.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     transformers.AutoConfig.register(OUR_TYPE, DecoderConfig, exist_ok=True)
-    transformers.AutoModelForCausalLM.register(
-        DecoderConfig,
-        DecoderForCausalLM,
-        exist_ok=True,
-    )
+    transformers.AutoModelForCausalLM.register(DecoderConfig, DecoderForCausalLM, exist_ok=True)
     return library

@@ -9,13 +9,11 @@ from torch import Tensor
 from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from search_spaces.architecture import Architecture, Ffn, Layer, gelu_form
-from search_spaces.bases import MAX_LAYERS
+from search_spaces.bases import GPT2_LAYER, LLAMA_LAYER, MAX_LAYERS
 from search_spaces.block import BLOCKS, BlockName
 
 EPSILON = 1e-5  # of every LayerNorm, here and in GPT-2's and Pythia's configurations
 LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "down"))  # of a layer
-WITH_LAYERNORM = Layer(norm1="layernorm", norm2="layernorm", ffn="gelu")
-WITH_RMSNORM = Layer(norm1="rmsnorm", norm2="rmsnorm", ffn="swiglu")
 # Their activations: our FFN, and the form of its GELU.
 ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
     "gelu_new": ("gelu", "tanh"),
@@ -44,7 +42,7 @@ class Family:
     sizes: Mapping[str, str]
     activation: str = "hidden_act"
     activations: Mapping[str, tuple[Ffn, str]] = field(default_factory=lambda: ACTIVATIONS)
-    layer: Layer = WITH_LAYERNORM
+    layer: Layer = GPT2_LAYER
     bias: bool = True
     turns: bool = False
     fixed: Mapping[str, Any]
@@ -66,14 +64,9 @@ SIZES = {
 LLAMA = Family(
     block="llama",
     config="LlamaConfig",
-    sizes={
-        **SIZES,
-        "num_key_value_heads": "num_kv_heads",
-        "head_dim": "head_size",
-        "rms_norm_eps": "norm_epsilon",
-    },
+    sizes={**SIZES, "num_key_value_heads": "num_kv_heads", "head_dim": "head_size", "rms_norm_eps": "norm_epsilon"},
     activations=GATE_ACTIVATIONS,
-    layer=WITH_RMSNORM,
+    layer=LLAMA_LAYER,
     bias=False,
     turns=True,
     fixed={"attention_bias": False, "mlp_bias": False},
@@ -287,11 +280,6 @@ def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, 
 
 def _laid_out(family: Family, name: str, value: Tensor, outer: int, inner: int) -> Tensor:
     """A weight of ours as theirs, or back; name: ours. No family both transposes and interleaves."""
-    if family.interleaved and ".qkv." in name:
-        value = _swapped(value, outer, inner)
+    if family.interleaved and ".qkv." in name:  # rows of outer x inner x head_dim as inner x outer x head_dim
+        value = value.view(outer, inner, -1, *value.shape[1:]).transpose(0, 1).reshape(value.shape)
     return value.T if family.transposed and name.endswith(LINEAR_WEIGHTS) else value
-
-
-def _swapped(packed: Tensor, outer: int, inner: int) -> Tensor:
-    """Rows of outer x inner x head_dim as inner x outer x head_dim."""
-    return packed.view(outer, inner, -1, *packed.shape[1:]).transpose(0, 1).reshape(packed.shape)

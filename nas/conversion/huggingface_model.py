@@ -236,18 +236,14 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class _Activation(nn.Module):
-    """The nonlinearity of an FFN; the leaky ReLU has a learned slope."""
+class _LeakyRelu(nn.Module):
+    """With one learned slope."""
 
-    def __init__(self, kind: str, gelu: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.slope = nn.Parameter(torch.zeros(1)) if kind == "leaky-relu" else None
-        self.function = None if self.slope is not None else ACTIVATIONS[f"gelu-{gelu}" if kind == "gelu" else kind]
+        self.slope = nn.Parameter(torch.zeros(1))
 
     def forward(self, source: Tensor) -> Tensor:
-        if self.function is not None:
-            return self.function(source)
-        assert self.slope is not None
         return functional.prelu(source, self.slope)
 
 
@@ -273,18 +269,19 @@ class _FeedForward(nn.Module):
             gate_bias = bias or layer["ffn"] in ("quadglu", "bilinear")
             self.gate = nn.Linear(d_model, d_ff, bias=gate_bias) if layer["ffn"] in GATES else None
             self.up = nn.Linear(d_model, d_ff, bias=bias)
-            self.activation = _Activation(layer["ffn"], made.get("gelu", "tanh"))
+            kind = f"gelu-{made.get('gelu', 'tanh')}" if layer["ffn"] == "gelu" else layer["ffn"]
+            self.activation = _LeakyRelu() if kind == "leaky-relu" else ACTIVATIONS[kind]
             self.down = nn.Linear(d_ff, d_model, bias=bias)
         self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
-        branch = self.fused(source) if self.fused is not None else self.down(self._hidden(self.up(source), source))
+        if self.fused is not None:
+            branch = self.fused(source)
+        else:
+            up = self.up(source)
+            branch = self.down(self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up)
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
-
-    def _hidden(self, up: Tensor, source: Tensor) -> Tensor:
-        hidden: Tensor = self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up
-        return hidden
 
 
 class _Block(nn.Module):

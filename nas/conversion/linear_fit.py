@@ -24,6 +24,7 @@ from nas.attention.causal import Attended
 from nas.conversion.transfer import gate_of
 from nas.model.decoder import Block, Decoder, FeedForward
 from nas.recipe.distillation import Part, fitted_degree
+from search_spaces.architecture import POLYNOMIAL_GATES
 
 RIDGE = 1e-3  # of the mean square of what a linear reads, which all but leaves out directions that hardly vary
 LEAST = 1e-12  # square of what a layer adds, where it adds nothing
@@ -40,28 +41,23 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
     streams = parent.streams(tokens)
     fitted: dict[str, Tensor] = {}
     for index, kind in parts:
+        layer, theirs = model.layers[index], parent.layers[index]
+        assert isinstance(layer, Block)
         if kind == "attention":
-            layer = model.layers[index]
-            assert isinstance(layer, Block)
-            fit_queries(layer, parent.layers[index], streams[index])
-            linear = model.architecture.block_facts.queries
-            parameters = model.layers[index].get_submodule(linear).named_parameters()
-            fitted |= {f"layers.{index}.{linear}.{key}": value.clone() for key, value in parameters}
-            continue
-        ffn = model.layers[index].ffn
-        assert isinstance(ffn, FeedForward)
-        if ffn.fused is not None:
-            fit_linear(model.layers[index], streams[index], streams[index + 1])
-            names = ["fused"]
+            fit_queries(layer, theirs, streams[index])
+            names = [model.architecture.block_facts.queries]
+        elif layer.ffn is not None and layer.ffn.fused is not None:
+            fit_linear(layer, streams[index], streams[index + 1])
+            names = ["ffn.fused"]
         else:
-            ours, theirs = (decoder.architecture for decoder in (model, parent))
-            degree = fitted_degree(ours.layers[index].ffn, theirs.layers[index], theirs)
+            ffn, source = model.architecture.layers[index].ffn, parent.architecture
+            degree = fitted_degree(ffn, source.layers[index], source)
             assert degree is not None
-            fit_polynomial(model.layers[index], parent.layers[index], streams[index], degree)
-            names = ["up", "down"] if ffn.gate is None else ["gate", "up"]
+            fit_polynomial(layer, theirs, streams[index], degree)
+            names = ["ffn.gate", "ffn.up"] if ffn in POLYNOMIAL_GATES else ["ffn.up", "ffn.down"]
         for name in names:
-            parameters = ffn.get_submodule(name).named_parameters()
-            fitted |= {f"layers.{index}.ffn.{name}.{key}": value.clone() for key, value in parameters}
+            parameters = layer.get_submodule(name).named_parameters()
+            fitted |= {f"layers.{index}.{name}.{key}": value.clone() for key, value in parameters}
     return fitted
 
 

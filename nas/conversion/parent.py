@@ -88,7 +88,10 @@ class Parent(NamedTuple):
         if route is not None and (parts := fitted_parts(candidate.initial_architecture, source)):
             model = Decoder(candidate.initial_architecture)
             load_deployed(model, weights)
-            tokens = _fit_tokens(corpus, candidate.recipe.scale.seq_len, route.linear_fit_tokens)
+            seq_len = candidate.recipe.scale.seq_len
+            order = epoch_order(0, 0, num_sequences(corpus, "train", seq_len))  # what a training of seed 0 sees first
+            sequences = gather(corpus, "train", order[: max(1, route.linear_fit_tokens // seq_len)], seq_len)
+            tokens = torch.from_numpy(sequences[:, :-1].astype("int64"))
             weights |= fitted_linears(self.decoder(), model, parts, tokens)
         return weights
 
@@ -141,13 +144,6 @@ def kept_parent(folder: Path, name: str, digest: str) -> Parent:
     if (actual := _digest(model)) != digest:
         raise UserError(f"{folder} must hold the parent {digest} of the run, but holds {actual}; start a new run.")
     return Parent(name, model, digest)
-
-
-def _fit_tokens(corpus: Corpus, seq_len: int, tokens: int) -> Tensor:
-    """The first sequences that a training of seed 0 sees, sequences x seq_len."""
-    count = num_sequences(corpus, "train", seq_len)
-    indices = epoch_order(0, 0, count)[: max(1, tokens // seq_len)]
-    return torch.from_numpy(gather(corpus, "train", indices, seq_len)[:, :-1].astype("int64"))
 
 
 def _digest(model: Pretrained) -> str:

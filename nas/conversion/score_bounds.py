@@ -108,10 +108,8 @@ class _Observer:
         else:
             rows = log_sums(queries, keys, settings["temperature"])
         sums = rows.transpose(0, 1).flatten(1)  # heads x rows
-        self.least, self.largest = (
-            torch.minimum(sums.amin(dim=1), self.least),
-            torch.maximum(sums.amax(dim=1), self.largest),
-        )
+        self.least = torch.minimum(sums.amin(dim=1), self.least)
+        self.largest = torch.maximum(sums.amax(dim=1), self.largest)
         attended: Attended = self.attend(queries, keys, values, **settings)
         return attended
 

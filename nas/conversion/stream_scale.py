@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from nas.conversion.change_of_basis import first_linears, last_linear
+from nas.conversion.change_of_basis import stream_readers, stream_writers
 from search_spaces.architecture import LIVE_NORMS, Architecture
 
 
@@ -30,25 +30,15 @@ def with_stream_scale(
 
     One with a LayerNorm stays as it is: their epsilon, which must shrink too, is no number of a model.
     """
-    block, new = architecture.block_facts, dict(weights)
-    norms = {norm for layer in architecture.layers for norm in (layer.norm1, layer.norm2)} | {architecture.final_norm}
-    if "layernorm" in norms or block.is_shaped:
+    new = dict(weights)
+    if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:
         return architecture, new
     new["logits.weight"] = new["embed.weight"] if architecture.tied_embeddings else new["logits.weight"]
-    read = {"final_norm": (architecture.final_norm, ["logits"])}
-    written = list(block.tables)
-    for index, layer in enumerate(architecture.layers):
-        name = f"layers.{index}"
-        if layer.attention != "none":
-            read[f"{name}.norm1"] = layer.norm1, [f"{name}.{linear}" for linear in block.norm1_readers(index)]
-            written.append(f"{name}.attention.out")
-        if layer.ffn != "none":
-            read[f"{name}.norm2"] = layer.norm2, first_linears(index, layer)
-            written.append(last_linear(index, layer))
+    written = stream_writers(architecture, architecture.num_layers)
     for parameter in (f"{node}.{suffix}" for node in written for suffix in ("weight", "bias")):
         if parameter in new:
             new[parameter] = new[parameter] * factor
-    for norm, (kind, linears) in read.items():
+    for norm, kind, linears in ("final_norm", architecture.final_norm, ["logits"]), *stream_readers(architecture):
         if kind not in LIVE_NORMS:
             for node in linears if kind == "none" else [norm]:
                 new[f"{node}.weight"] = new[f"{node}.weight"] / factor

@@ -29,13 +29,7 @@ from search_spaces.architecture import (
 from search_spaces.deployed import LINEAR_FFNS
 from search_spaces.lower import lower
 
-HEADS = (
-    ".attention.qkv",
-    ".attention.q",
-    ".attention.k",
-    ".attention.v",
-    ".attention.out",
-)  # linears with a slice for every head
+HEADS = tuple(f".attention.{name}" for name in ("qkv", "q", "k", "v", "out"))  # linears with a slice for every head
 SAME = (
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
     "rotary_base", "norm_epsilon", "folded",

@@ -7,9 +7,8 @@ Fixed point is emulated: operands are rounded to the least number the engine hol
 to it. The steps inside an op are exact here, which leaves out the same of both models.
 """
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,15 +103,12 @@ def _rounded(value: Array) -> Array:
     return np.round(np.asarray(value) / RESOLUTION) * RESOLUTION
 
 
-def _truncated(value: Array) -> Array:
-    return np.floor(value / RESOLUTION) * RESOLUTION
-
-
 def _single(value: Array) -> Array:
     return np.asarray(value, dtype=np.float32)
 
 
-DOUBLE, SINGLE, FIXED = _Numbers(np.asarray, np.asarray), _Numbers(_single, _single), _Numbers(_rounded, _truncated)
+DOUBLE, SINGLE = _Numbers(np.asarray, np.asarray), _Numbers(_single, _single)
+FIXED = _Numbers(_rounded, lambda value: np.floor(value / RESOLUTION) * RESOLUTION)
 
 
 class _Run(NamedTuple):
@@ -142,12 +138,13 @@ def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], to
     architecture, weights = trained.architecture, trained.weights
     folded = fold(architecture, weights)
     while True:
-        check = trained.check(folded, quick=True)
-        if check.keeps_precision and (check := trained.check(folded, after=check)).keeps_precision:
+        fixed = _run(folded.architecture, folded.weights, trained.few, FIXED)
+        check = trained.check(folded, quick=True, fixed=fixed)
+        if check.keeps_precision and (check := trained.check(folded, fixed=fixed)).keeps_precision:
             return VerifiedFold(folded, check)
         less = fold(architecture, weights, max_condition=folded.condition * (1 - 1e-6))
         if less.left == folded.left:
-            return VerifiedFold(folded, trained.check(folded, after=check))
+            return VerifiedFold(folded, trained.check(folded, fixed=fixed))
         folded = less
 
 
@@ -188,33 +185,21 @@ class Reference(NamedTuple):
         exact, fixed = (_run(architecture, weights, few, numbers).logits for numbers in (DOUBLE, FIXED))
         return cls(architecture, weights, tokens, few, single.logits, exact, fixed)
 
-    def check(self, folded: Folded, *, quick: bool = False, after: FoldCheck | None = None) -> FoldCheck:
-        """quick: of the few sequences alone. after: that check, whose fixed point is not run again."""
-        tokens = self.few if quick else self.tokens
+    def check(self, folded: Folded, *, quick: bool = False, fixed: _Run | None = None) -> FoldCheck:
+        """quick: of the few sequences alone. fixed: of these in fixed point, where they were run before."""
+        tokens, largest = self.few if quick else self.tokens, float(np.abs(self.exact).max())
         ours, theirs = _run(folded.architecture, folded.weights, tokens, SINGLE).logits, self.single[: tokens.size]
-        return replace(
-            after or self._in_fixed_point(folded),
-            positions=len(ours),
-            float_error=_difference(ours, theirs) / self._largest,
-            agreement=_agreement(ours, theirs),
-        )
-
-    def _in_fixed_point(self, folded: Folded) -> FoldCheck:
-        fixed, largest = _run(folded.architecture, folded.weights, self.few, FIXED), self._largest
+        fixed = fixed or _run(folded.architecture, folded.weights, self.few, FIXED)
         return FoldCheck(
-            positions=0,
-            float_error=math.nan,
-            agreement=math.nan,
+            positions=len(ours),
+            float_error=_difference(ours, theirs) / largest,
+            agreement=float((ours.argmax(axis=-1) == theirs.argmax(axis=-1)).mean()),
             fixed_error=_difference(fixed.logits, self.exact) / largest,
             trained_fixed_error=_difference(self.fixed, self.exact) / largest,
             fixed_divergence=_divergence(self.exact, fixed.logits),
             resolution=RESOLUTION / largest,
             fits=fixed.fits,
         )
-
-    @property
-    def _largest(self) -> float:
-        return float(np.abs(self.exact).max())
 
 
 def _difference(ours: Array, theirs: Array) -> float:
@@ -225,10 +210,6 @@ def _divergence(kept: Array, replaced: Array) -> float:
     """KL(kept || replaced), nats a position. Both: logits, positions x vocabulary."""
     ours, theirs = (logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True) for logits in (replaced, kept))
     return float((np.exp(theirs) * (theirs - ours)).sum(axis=-1).mean())
-
-
-def _agreement(ours: Array, theirs: Array) -> float:
-    return float((ours.argmax(axis=-1) == theirs.argmax(axis=-1)).mean())
 
 
 def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, numbers: _Numbers) -> _Run:

@@ -86,8 +86,12 @@ class Corpus:
 
     def tokens(self, split: Split) -> NDArray[np.unsignedinteger[Any]]:
         """The token ids of a split, in order of documents, memory-mapped read-only."""
-        length = self.num_train_tokens if split == "train" else self.num_validation_tokens
-        return np.memmap(self.file(split), dtype=id_type(self.vocab_size), mode="r", shape=(length,))
+        return np.memmap(self.file(split), dtype=id_type(self.vocab_size), mode="r", shape=(self.lengths[split],))
+
+    @property
+    def lengths(self) -> dict[Split, int]:
+        """Tokens of each split."""
+        return {"train": self.num_train_tokens, "validation": self.num_validation_tokens}
 
     def file(self, split: Split) -> Path:
         """Where the tokens of a split are."""
@@ -180,11 +184,10 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
         corpus = decode(Corpus, {**facts, "folder": str(folder)}, str(path))
-        width = id_type(corpus.vocab_size).itemsize
-        lengths: dict[Split, int] = {"train": corpus.num_train_tokens, "validation": corpus.num_validation_tokens}
-        for split, length in lengths.items():
-            if (size := (path := corpus.file(split)).stat().st_size) < length * width:
-                raise UserError(f"{path} must have {length * width} bytes, but has {size}.")
+        for split, length in corpus.lengths.items():
+            least = length * id_type(corpus.vocab_size).itemsize
+            if (size := (path := corpus.file(split)).stat().st_size) < least:
+                raise UserError(f"{path} must have {least} bytes, but has {size}.")
     except UserError:
         raise
     except (OSError, ValueError, TypeError, RecursionError) as error:
@@ -199,7 +202,7 @@ def require_chunks(corpus: Corpus, seq_len: int) -> None:
             f"data {corpus.data!r} was prepared in sequences of {corpus.chunk_len} tokens, not of {seq_len}; "
             f"prepare it again for these."
         )
-    for split, length in (("train", corpus.num_train_tokens), ("validation", corpus.num_validation_tokens)):
+    for split, length in corpus.lengths.items():
         if length < seq_len + 1:
             raise UserError(
                 f"the {split} split of data {corpus.data!r} must hold more than {seq_len} tokens, but has {length}; "

@@ -92,19 +92,13 @@ def parquet_texts(path: Path) -> Iterator[str]:
         with parquet.ParquetFile(path) as table:
             schema = table.schema_arrow
             fields = [field for field in TEXT_FIELDS if field in schema.names]
-            if not fields or not _is_text(schema.field(fields[0]).type):
+            if not fields or schema.field(fields[0]).type not in (pa.string(), pa.large_string()):
                 raise UserError(f"{path} must have a column of texts named {NAMED}.")
             for batch in table.iter_batches(columns=fields[:1]):
                 yield from (text for text in batch.column(0).to_pylist() if text is not None)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = " ".join(str(error).split())
         raise UserError(f"{path} must be a whole parquet file, but cannot be read: {problem:.120}.") from None
-
-
-def _is_text(kind: Any) -> bool:
-    from pyarrow import types
-
-    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 ROW_READERS: dict[str, Callable[[Path], Iterator[str]]] = {".jsonl": jsonl_texts, ".parquet": parquet_texts}
@@ -119,14 +113,12 @@ class File(NamedTuple):
 def stdlib_source() -> DocumentSource:
     """The running Python's standard library."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    files, manifest = _listed(folder, stdlib_files(folder), None)
-    return DocumentSource(name="stdlib", fingerprint=fingerprint(manifest), streams=(file_stream(files, None),))
+    return _source("stdlib", *_listed(folder, stdlib_files(folder), None))
 
 
 def folder_source(name: str, folder: Path) -> DocumentSource:
     """Every text and table under a folder, split by hash. Raises UserError if there is no text."""
-    files, manifest = listed(folder, None)
-    return DocumentSource(name=name, fingerprint=fingerprint(manifest), streams=(file_stream(files, None),))
+    return _source(name, *listed(folder, None))
 
 
 def txt_source(name: str, path: Path) -> DocumentSource:
@@ -140,16 +132,17 @@ def txt_source(name: str, path: Path) -> DocumentSource:
         yield Document("train", "".join(lines[:cut]), path.name)
         yield Document("validation", "".join(lines[cut:]), path.name)
 
-    content = [".txt", hashlib.sha256(raw).hexdigest()]
-    return DocumentSource(
-        name=name, fingerprint=fingerprint(content), streams=(file_stream([File(len(raw), documents)], None),)
-    )
+    return _source(name, [File(len(raw), documents)], [".txt", hashlib.sha256(raw).hexdigest()])
 
 
 def rows_source(name: str, path: Path) -> DocumentSource:
     """The rows of one file, split by hash."""
-    stream = file_stream([_file(path, path.name, None)], None)
-    return DocumentSource(name=name, fingerprint=fingerprint([path.suffix, digest(path)]), streams=(stream,))
+    return _source(name, [_file(path, path.name, None)], [path.suffix, digest(path)])
+
+
+def _source(name: str, files: Sequence[File], content: list[Any]) -> DocumentSource:
+    """Files that are split by hash. content: what their documents depend on."""
+    return DocumentSource(name=name, fingerprint=fingerprint(content), streams=(file_stream(files, None),))
 
 
 def listed(folder: Path, split: Split | None) -> tuple[list[File], list[Any]]:

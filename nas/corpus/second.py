@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, distribution
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from costmodel.config.bugs import default_cache_dir
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
-from nas.corpus.documents import Document, DocumentSource, GivenTokenizer, fingerprint
+from nas.corpus.documents import Document, DocumentSource, fingerprint
 from nas.corpus.held_out import HeldOut, grouped, stored_windows
 from nas.corpus.local_files import digest
 from nas.corpus.near_duplicates import MOST_OF_A_DOCUMENT, KeptWindows, repeated, window_hashes
@@ -65,7 +66,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
         held_out = decode(HeldOut, json.loads((entry / "held-out.json").read_text(encoding="utf-8")), str(entry))
         return _beside(first, data, key, entry, held_out)
     kept = _without_copies(data, source.documents, first, of_parent)
-    encoder = given_encoder(_tokenizer_of(first), None, first.chunk_len)
+    encoder = given_encoder(kept_tokenizer(Path(first.folder), "first"), None, first.chunk_len)
     ids = encoder.encode([document.text for document in kept])
     sizes = [(document.name, len(each)) for document, each in zip(kept, ids, strict=True) if len(each)]
     held_out = HeldOut(documents=grouped(sizes), num_left_out=len(source.documents) - len(kept))
@@ -111,14 +112,12 @@ def _without_copies(
 
 
 def _dependencies() -> SecondSource:
-    chosen = [path for package in PACKAGES for path in _files_of(package)]
+    chosen: list[tuple[str, Path]] = []
+    for package in PACKAGES:
+        sized = ((name, path) for name, path in package_files(package) if path.stat().st_size in FILE_BYTES)
+        chosen += islice(sized, FILES_OF_EACH)
     documents = [Document("validation", path.read_text(encoding="utf-8"), name) for name, path in chosen]
     return SecondSource(fingerprint([[name, digest(path)] for name, path in chosen]), documents)
-
-
-def _files_of(package: str) -> list[tuple[str, Path]]:
-    sized = ((name, path) for name, path in package_files(package) if path.stat().st_size in FILE_BYTES)
-    return [file for file, _ in zip(sized, range(FILES_OF_EACH), strict=False)]
 
 
 def package_files(package: str) -> Iterator[tuple[str, Path]]:
@@ -146,7 +145,3 @@ def _first_documents(source: DocumentSource) -> Iterator[Document]:
                         return
                     num_characters += len(document.text)
                     yield document
-
-
-def _tokenizer_of(corpus: Corpus) -> GivenTokenizer:
-    return kept_tokenizer(Path(corpus.folder), "first")

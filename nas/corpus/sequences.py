@@ -22,7 +22,7 @@ def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
     Raises UserError if the corpus was cut into sequences of another length, or a split holds none.
     """
     require_chunks(corpus, seq_len)
-    length = corpus.num_train_tokens if split == "train" else corpus.num_validation_tokens
+    length = corpus.lengths[split]
     return (length - 1) // seq_len if corpus.chunk_len is None else length // (seq_len + 1)
 
 
@@ -70,11 +70,6 @@ def held_out_targets(corpus: Corpus, seq_len: int, tokens: int) -> HeldOutTarget
     indices = np.concatenate([all_[few] for all_, few in zip(of_document, places, strict=True)])
     documents = np.searchsorted(ends, indices[:, None] * stride + 1 + np.arange(seq_len), side="right")
     return HeldOutTargets(indices, documents, loss_shares(np.bincount(documents.ravel(), minlength=len(ends))))
-
-
-def validation_indices(corpus: Corpus, seq_len: int, tokens: int) -> list[int]:
-    """The sequences of `held_out_targets`."""
-    return [int(index) for index in held_out_targets(corpus, seq_len, tokens).indices]
 
 
 def loss_shares(sizes: NDArray[np.int64]) -> NDArray[np.float64]:

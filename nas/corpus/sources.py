@@ -120,18 +120,19 @@ def _hub_source(name: str, corpus: PaperCorpus) -> DocumentSource:
     def read_tokenizer() -> str:
         return hub_file(reach(hub.tokenizer, "model", remedy), TOKENIZER_FILE)
 
-    return DocumentSource(
-        name=name,
-        fingerprint=fingerprint([list(train[:2]), list(validation[:2]), hub.field]),
-        streams=(hub_stream(validation, hub.field, "validation"), hub_stream(train, hub.field, "train")),
-        tokenizer=_tokenizer_of(name, corpus, read_tokenizer),
-        chunked=corpus.chunked,
-    )
+    streams = hub_stream(validation, hub.field, "validation"), hub_stream(train, hub.field, "train")
+    content = [list(train[:2]), list(validation[:2]), hub.field]
+    return _paper_source(name, corpus, streams, content, read_tokenizer)
 
 
 def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource:
     """Train and validation are a folder or a file each."""
-    streams, manifests = zip(*(_split_of_copy(data, folder, split) for split in ("validation", "train")), strict=True)
+    splits: tuple[Split, Split] = ("validation", "train")
+    for path in (folder / split for split in splits):
+        if not os.path.isdir(path):
+            raise UserError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")
+    files, manifests = zip(*(listed(folder / split, split) for split in splits), strict=True)
+    streams = tuple(map(file_stream, files, splits))
 
     def read_tokenizer() -> str:
         path = folder / corpus.tokenizer_file
@@ -144,29 +145,20 @@ def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource
         except ValueError as error:
             raise UserError(f"{path} must be a tokenizer: {error}") from None
 
-    return DocumentSource(
-        name=data,
-        fingerprint=fingerprint(manifests),
-        streams=streams,
-        tokenizer=_tokenizer_of(data, corpus, read_tokenizer),
-        chunked=corpus.chunked,
-    )
+    return _paper_source(data, corpus, streams, manifests, read_tokenizer)
 
 
-def _split_of_copy(data: str, folder: Path, split: Split) -> tuple[Stream, object]:
-    path = folder / split
-    if os.path.isdir(path):
-        files, manifest = listed(path, split)
-        return file_stream(files, split), manifest
-    raise UserError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")
-
-
-def _tokenizer_of(name: str, corpus: PaperCorpus, read: Callable[[], str]) -> Callable[[int], GivenTokenizer | None]:
-    """The paper's tokenizer where it fits into the vocabulary; a smaller one must be trained."""
+def _paper_source(
+    name: str, corpus: PaperCorpus, streams: tuple[Stream, ...], content: object, read_tokenizer: Callable[[], str]
+) -> DocumentSource:
+    """content: what the documents depend on. The paper's tokenizer is used where it fits into the vocabulary."""
 
     def tokenizer(vocab_size: int) -> GivenTokenizer | None:
         if vocab_size < corpus.vocab_size:
-            return None
-        return GivenTokenizer(name=name.partition(":")[0], json=read(), end_of_text=corpus.end_of_text)
+            return None  # a smaller one must be trained
+        kind = name.partition(":")[0]
+        return GivenTokenizer(name=kind, json=read_tokenizer(), end_of_text=corpus.end_of_text)
 
-    return tokenizer
+    return DocumentSource(
+        name=name, fingerprint=fingerprint(content), streams=streams, tokenizer=tokenizer, chunked=corpus.chunked
+    )

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
-from nas.corpus.documents import Batch, DocumentSource, Split, Stream
+from nas.corpus.documents import Batch, DocumentSource, Split
 from nas.corpus.near_duplicates import window_hashes
 from nas.corpus.tokenizer import Encoder
 from nas.storage import replace_file
@@ -77,8 +77,9 @@ def extend(
     report = _progress_log(source, level, log)
     with _opened(folder, recorded, encoder.dtype.itemsize) as files:
         for index, stream in enumerate(source.streams):
+            split, least = ("validation", VALIDATION_TOKENS) if stream.split == "validation" else ("train", level)
             with closing(stream.batches(progress.positions[index])) as batches:
-                while not (progress.ended[index] or _suffices(stream, progress, level)):
+                while not (progress.ended[index] or progress.lengths[split] >= least):
                     batch = next(batches, None)
                     progress = _after(progress, index, batch, _append(batch, encoder, files))
                     report(progress, batch)
@@ -141,12 +142,6 @@ def _require_both(source: DocumentSource, progress: PreparationProgress) -> None
     for split in SPLITS:
         if not progress.lengths[split]:
             raise UserError(f"the {split} split of data {source.name!r} is empty{rule}.")
-
-
-def _suffices(stream: Stream, progress: PreparationProgress, level: int) -> bool:
-    if stream.split == "validation":
-        return progress.lengths["validation"] >= VALIDATION_TOKENS
-    return progress.lengths["train"] >= level
 
 
 def _append(batch: Batch | None, encoder: Encoder, files: dict[str, BinaryIO]) -> dict[str, int]:

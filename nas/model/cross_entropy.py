@@ -119,10 +119,8 @@ class _Projected(torch.autograd.Function):
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, losses: RowLosses) -> Tensor:
         wanted = any(ctx.needs_input_grad[:2])
         matrix, num_rows = weight.to(hidden.dtype), len(hidden)
-        hidden_grad, weight_grad = (
-            torch.empty_like(hidden),
-            torch.zeros_like(weight) if ctx.needs_input_grad[1] else None,
-        )
+        hidden_grad = torch.empty_like(hidden)
+        weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         total: Tensor | int = 0
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden, weight):
@@ -131,8 +129,10 @@ class _Projected(torch.autograd.Function):
                 if wanted:
                     residual = logits.div_(num_rows).to(hidden.dtype)
                     torch.mm(residual, matrix, out=hidden_grad[rows])
-                    if weight_grad is not None:
-                        _accumulate(weight_grad, residual, hidden[rows])
+                    if weight_grad is not None and weight_grad.dtype == hidden.dtype:
+                        weight_grad.addmm_(residual.T, hidden[rows])
+                    elif weight_grad is not None:  # added up in its own precision
+                        weight_grad += residual.T @ hidden[rows]
         assert isinstance(total, Tensor)
         ctx.save_for_backward(hidden_grad, weight_grad)
         return (total / num_rows).to(torch.promote_types(hidden.dtype, torch.float32))
@@ -151,11 +151,3 @@ class _Projected(torch.autograd.Function):
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     num_rows = max(LEAST_ROWS, CHUNK_SIZE[hidden.device.type] // len(weight))
     return [slice(start, start + num_rows) for start in range(0, len(hidden), num_rows)]
-
-
-def _accumulate(total: Tensor, residual: Tensor, hidden: Tensor) -> None:
-    """total += residual.T @ hidden, added up in the precision of `total`."""
-    if total.dtype == hidden.dtype:
-        total.addmm_(residual.T, hidden)
-    else:
-        total += residual.T @ hidden

@@ -174,15 +174,13 @@ class FeedForward(nn.Module):
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
         """source: what the branch reads; stream: what its result is added to; both batch x T x d_model."""
-        branch: Tensor = self.down(self._hidden(source)) if self.fused is None else self.fused(source)
+        if self.fused is not None:
+            branch = self.fused(source)
+        else:
+            up = self.up(source)  # batch x T x d_ff
+            branch = self.down(self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up)
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
-
-    def _hidden(self, source: Tensor) -> Tensor:
-        """batch x T x d_ff."""
-        up: Tensor = self.up(source)
-        hidden: Tensor = self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up
-        return hidden
 
 
 class _ScaledAdd(nn.Module):
@@ -285,7 +283,9 @@ def build(
     if architecture.block_facts.is_shaped:
         _start_shaped(model)
     if slopes == "global":
-        _share_slopes(model)
+        activations = [module for module in model.modules() if isinstance(module, _LeakyRelu)]
+        for activation in activations:
+            activation.slope = activations[0].slope
     return model
 
 
@@ -302,9 +302,3 @@ def _start_shaped(model: Decoder) -> None:
             last = module.down if module.fused is None else module.fused
             last.weight *= math.sqrt(2 * model.architecture.num_layers)
             last.weight *= model.architecture.block_facts.branch_gain if module.residual is None else 1.0
-
-
-def _share_slopes(model: Decoder) -> None:
-    activations = [module for module in model.modules() if isinstance(module, _LeakyRelu)]
-    for activation in activations:
-        activation.slope = activations[0].slope

@@ -98,13 +98,7 @@ def _check_flags(perplexity: int | None, prompt: str | None, party: int | None, 
 
 
 def _print_answer(
-    setup: Setup,
-    text: str | None,
-    new_tokens: int,
-    addresses: Addresses,
-    wait_s: float,
-    *,
-    as_json: bool,
+    setup: Setup, text: str | None, new_tokens: int, addresses: Addresses, wait_s: float, *, as_json: bool
 ) -> None:
     """addresses: of all parties, if only the client runs here."""
     model = setup.model
@@ -155,8 +149,12 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
     is_usual = (setting.ring_bits, setting.fraction_bits) == (USUAL, FRACTION_BITS[USUAL])
     narrow = [replace(setting, ring_bits=NARROW, fraction_bits=FRACTION_BITS[NARROW])] if is_usual else []
     clear = clear_perplexity(setup, tokens)
+
+    def log(index: int) -> None:
+        print(f"sequence {index + 1} of {len(tokens)}", file=sys.stderr)
+
     with kept_children():
-        scores = [score_setting(replace(setup, setting=ring), tokens, _log_progress) for ring in (setting, *narrow)]
+        scores = [score_setting(replace(setup, setting=ring), tokens, log) for ring in (setting, *narrow)]
     if as_json:
         print(json.dumps(fixed_point_document(setup, clear, scores, tokens), allow_nan=False))
         return
@@ -165,10 +163,6 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
     table_console().print(fixed_point_table(setup, clear, scores, tokens))
     for line in (*unscored_lines(setup, scores), *gelu_lines(setup)):
         print(line)
-
-
-def _log_progress(index: int, count: int) -> None:
-    print(f"sequence {index + 1} of {count}", file=sys.stderr)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

@@ -100,6 +100,7 @@ def _row(cells: Sequence[str]) -> str:
 def summary_lines(setup: Setup, answer: Answer) -> list[str]:
     """All tokens together."""
     measured, predicted = _costs(answer.tokens).values()
+    peaks = ["not known" if peak is None else format_bytes(peak) for peak in measured["peak_bytes"]]
     seconds = (
         "not predicted" if predicted["latency_s"] is None else f"predicted {format_seconds(predicted['latency_s'])}"
     )
@@ -110,12 +111,8 @@ def summary_lines(setup: Setup, answer: Answer) -> list[str]:
         f"({difference(predicted['sent_bytes'], measured['sent_bytes'])}); messages: {measured['messages']:,}, "
         f"predicted {predicted['messages']:,}",
         f"seconds: {format_seconds(measured['latency_s'])}, {seconds} on {setup.network.name}",
-        f"memory, by party: at most {', '.join(map(_memory, measured['peak_bytes']))}",
+        f"memory, by party: at most {', '.join(peaks)}",
     ]
-
-
-def _memory(peak_bytes: int | None) -> str:
-    return "not known" if peak_bytes is None else format_bytes(peak_bytes)
 
 
 def agreement_text(agreement: Agreement | None) -> str:

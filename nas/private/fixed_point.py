@@ -25,12 +25,13 @@ from costmodel.execution.interpreter import Array
 from costmodel.protocols.primitives import EngineSetting
 from nas.corpus.corpus import Corpus, known_corpus, prepare
 from nas.corpus.documents import GivenTokenizer
-from nas.corpus.sequences import gather, validation_indices
+from nas.corpus.sequences import gather, held_out_targets
 from nas.private.answer import agreement_document, difference
 from nas.private.setup import Setup, describe_setting, setup_document
 from search_spaces.architecture import gelu_form
 
 DEFAULT_DATA = "stdlib"  # validation text of a model whose corpus is not known
+ACCURACY = ("perplexity", "top-1 as in the clear", "95 % interval", "largest error")  # columns
 
 Tokens = NDArray[np.unsignedinteger[Any]]
 
@@ -73,7 +74,7 @@ def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Token
     Returns sequences x (length + 1). Raises UserError for a split too small.
     """
     length = min(context, num_tokens)
-    return gather(corpus, "validation", validation_indices(corpus, length, num_tokens), length)
+    return gather(corpus, "validation", held_out_targets(corpus, length, num_tokens).indices, length)
 
 
 def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
@@ -83,7 +84,7 @@ def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
     return _perplexity([_losses(clear.output(graph, row[:-1]), row[1:]) for row in tokens])
 
 
-def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int, int], None]) -> Scored | Unscored:
+def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int], None]) -> Scored | Unscored:
     """The model in a setting, on parties of this machine. tokens: sequences x (length + 1)."""
     plan = _plan(tokens)
     (graph,) = setup.steps(plan)
@@ -96,7 +97,7 @@ def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int, int]
                 losses.append(_losses(run.logits, row[1:]))
                 agreements.append(compared(run.logits, clear))
                 sent_bytes, seconds = sent_bytes + run.sent_bytes, seconds + run.seconds
-                on_sequence(index, len(tokens))
+                on_sequence(index)
             session.leave()
     except (UserError, StoppedError) as error:
         return Unscored(setting=setup.setting, reason=str(error))
@@ -140,28 +141,22 @@ def fixed_point_table(setup: Setup, clear: float, scores: Sequence[Scored | Unsc
     title = f"{count * length:,} validation tokens by teacher forcing, {count} sequences of {length}"
     table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
     table.add_column("arithmetic", no_wrap=True)
-    for name in ("perplexity", "top-1 as in the clear", "95 % interval", "largest error", "bytes as predicted"):
-        table.add_column(name, justify="right")
-    for name in ("seconds", "predicted"):
+    for name in (*ACCURACY, "bytes as predicted", "seconds", "predicted"):
         table.add_column(name, justify="right")
     table.add_row("in the clear", f"{clear:.4f}")
-    for score in scores:
-        if isinstance(score, Scored):
-            table.add_row(f"{setup.protocol}, {describe_setting(score.setting)}", *_cells(score))
+    for score in (score for score in scores if isinstance(score, Scored)):
+        low, high = score.agreement.interval
+        table.add_row(
+            f"{setup.protocol}, {describe_setting(score.setting)}",
+            f"{score.perplexity:.4f}",
+            f"{score.agreement.top1:.2%}",
+            f"{low:.2%} to {high:.2%}",
+            f"{score.agreement.largest_error:.2g}",
+            difference(score.predicted_bytes, score.sent_bytes),
+            format_seconds(score.seconds),
+            "?" if score.predicted_s is None else format_seconds(score.predicted_s),
+        )
     return table
-
-
-def _cells(scored: Scored) -> list[str]:
-    low, high = scored.agreement.interval
-    return [
-        f"{scored.perplexity:.4f}",
-        f"{scored.agreement.top1:.2%}",
-        f"{low:.2%} to {high:.2%}",
-        f"{scored.agreement.largest_error:.2g}",
-        difference(scored.predicted_bytes, scored.sent_bytes),
-        format_seconds(scored.seconds),
-        "?" if scored.predicted_s is None else format_seconds(scored.predicted_s),
-    ]
 
 
 def gelu_lines(setup: Setup) -> list[str]:

@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
 
 from torch import Tensor
 
@@ -27,20 +26,13 @@ from search_spaces.architecture import Architecture
 from search_spaces.notation import name_of
 
 
-class KnownLayers(NamedTuple):
-    """Layers that a search has left as they are, since their weights are no secret, and the checkpoint they are of."""
-
-    public_layers: str | None
-    client_layers: int | None
-    checkpoint: str
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PrivateModel:
     """name: of its architecture and where it is from. architecture: folded, as it is run.
 
     weights: by `<node>.<suffix>`; None where they are not on this machine. corpus: fingerprint of what it was trained
-    on, if it says. notes: what a reader should know of the folding. known: of a run that was searched so.
+    on, if it says. notes: what a reader should know of the folding. known: public layers, the client's layers, and
+    the checkpoint that they are of, of a run that was searched so.
     """
 
     name: str
@@ -49,7 +41,7 @@ class PrivateModel:
     tokenizer: GivenTokenizer
     corpus: str | None
     notes: tuple[str, ...] = ()
-    known: KnownLayers | None = None
+    known: tuple[str | None, int | None, str] | None = None
 
 
 def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateModel:
@@ -75,8 +67,7 @@ def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateM
     config, model = run.config, _of_prepared(source, prepare_export(run, run.pick(pick), fold=True))
     if config.kept_layers is None:
         return model
-    known = KnownLayers(config.public_layers, config.client_layers, str(run.folder / PARENT_FOLDER))
-    return replace(model, known=known)
+    return replace(model, known=(config.public_layers, config.client_layers, str(run.folder / PARENT_FOLDER)))
 
 
 def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:

@@ -1,6 +1,6 @@
 """The set-up of a private run: the model, the protocol with its numbers, the network that seconds are predicted on."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -49,7 +49,8 @@ class Setup:
 
     @property
     def graph_of(self) -> GraphOf:
-        return partial(_graph, self.model.architecture, self.public_layers, self.client_layers)
+        layers = {"public_layers": self.public_layers, "client_layers": self.client_layers}
+        return partial(_graph, self.model.architecture, layers)
 
     def own_layers(self, plan: Plan) -> ClientLayers | None:
         """What the client computes itself in every step, if it has layers."""
@@ -78,12 +79,9 @@ class Setup:
 
     def client(self, plan: Plan) -> Assignment:
         """The assignment of a client that knows everything, from which others' are made."""
+        weights = self.model.weights
         return Assignment(
-            protocol=self.protocol,
-            setting=self.setting,
-            graph_of=self.graph_of,
-            plan=plan,
-            weights=self.model.weights,
+            protocol=self.protocol, setting=self.setting, graph_of=self.graph_of, plan=plan, weights=weights
         )
 
 
@@ -158,16 +156,9 @@ def asked_setup(
     )
 
 
-def _graph(
-    architecture: Architecture,
-    public_layers: str | None,
-    client_layers: int | None,
-    num_tokens: int,
-    deployment: Deployment,
-) -> OpGraph:
-    """A function of the module, so that it can go to other processes."""
-    run = replace(deployment, public_layers=public_layers, client_layers=client_layers)
-    return lower(architecture, num_tokens, run)
+def _graph(architecture: Architecture, layers: Mapping[str, Any], num_tokens: int, deployment: Deployment) -> OpGraph:
+    """A function of the module, so that it can go to other processes. layers: that are public, or the client's."""
+    return lower(architecture, num_tokens, replace(deployment, **layers))
 
 
 def _client_graph(architecture: Architecture, num_layers: int, num_tokens: int, deployment: Deployment) -> OpGraph:

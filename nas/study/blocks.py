@@ -20,7 +20,7 @@ from torch.nn import functional
 from costmodel.config.units import format_seconds
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
-from nas.corpus.sequences import gather, validation_indices
+from nas.corpus.sequences import gather, held_out_targets
 from nas.model.decoder import Block, Decoder
 from nas.recipe.recipe import Recipe
 from nas.run.config import StudyConfig
@@ -170,7 +170,7 @@ def block_scores(
 def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
     """The tokens that scores are taken on, sequences x seq_len. Raises UserError if the corpus is too short."""
     num_tokens = max(seq_len, min(SCORED_TOKENS, MOST_PREDICTED // vocab_size))
-    sequences = gather(corpus, "validation", validation_indices(corpus, seq_len, num_tokens), seq_len)
+    sequences = gather(corpus, "validation", held_out_targets(corpus, seq_len, num_tokens).indices, seq_len)
     return torch.from_numpy(sequences[:, :-1].astype("int64"))
 
 

@@ -10,15 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nas.corpus.corpus import Corpus
-from nas.corpus.sequences import (
-    DocumentLoss,
-    epoch_order,
-    gather,
-    held_out_targets,
-    mean_loss,
-    num_sequences,
-    validation_indices,
-)
+from nas.corpus.sequences import DocumentLoss, epoch_order, gather, held_out_targets, mean_loss, num_sequences
 from nas.model.cross_entropy import token_cross_entropies
 from nas.model.decoder import Decoder
 from nas.recipe.recipe import Scale
@@ -54,8 +46,8 @@ def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: 
 def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) -> list[tuple[Tensor, Tensor]]:
     """Inputs and targets of about so many tokens, the scale's by default (`held_out_targets`)."""
     batch, seq_len = scale.micro_batch, scale.seq_len
-    indices = validation_indices(corpus, seq_len, tokens or scale.validation_tokens)
-    sequences = gather(corpus, "validation", indices, seq_len)
+    targets = held_out_targets(corpus, seq_len, tokens or scale.validation_tokens)
+    sequences = gather(corpus, "validation", targets.indices, seq_len)
     return [_split(sequences[start : start + batch]) for start in range(0, len(sequences), batch)]
 
 

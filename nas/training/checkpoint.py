@@ -108,10 +108,9 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
 def _read(folder: Path) -> Checkpoint:
     state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     tensors = {}
-    names = [WEIGHTS_FILE, OPTIMIZER_FILE] if OPTIMIZER_FILE in state["sha256"] else [WEIGHTS_FILE]
-    for name in names:
+    for name, digest in state["sha256"].items():
         raw = (folder / name).read_bytes()
-        if hashlib.sha256(raw).hexdigest() != state["sha256"][name]:
+        if hashlib.sha256(raw).hexdigest() != digest:
             raise UserError(f"{name} does not have the recorded SHA-256")
         tensors[name] = safetensors.torch.load(raw)
     return Checkpoint(

@@ -10,10 +10,10 @@ batch is to blame. With a distillation schedule, whose parts may all go at once,
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 MAX_LOSS = math.log(sys.float_info.max)  # nats; the perplexity of a larger one is no float
 WINDOW = 10  # steps: by luck alone, once in a thousand for a model that learns nothing
@@ -32,16 +32,12 @@ def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> s
     """
     broken: list[str] = []
 
-    def check(name: str) -> RemovableHandle:
-        def hook(module: nn.Module, inputs: object, output: object) -> None:
-            if not broken and isinstance(output, Tensor) and not output.isfinite().all():
-                broken.append(name)
-
-        handle: RemovableHandle = modules[name].register_forward_hook(hook)
-        return handle
+    def check(name: str, module: nn.Module, inputs: object, output: object) -> None:
+        if not broken and isinstance(output, Tensor) and not output.isfinite().all():
+            broken.append(name)
 
     modules = {name: module for name, module in model.named_modules() if not list(module.children())}
-    handles = [check(name) for name in modules]
+    handles = [module.register_forward_hook(partial(check, name)) for name, module in modules.items()]
     try:
         with torch.no_grad():
             for tokens in batches:

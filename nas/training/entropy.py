@@ -44,16 +44,12 @@ class EntropyPenalty(nn.Module):
             of_heads = [row[:heads] for row, heads in zip(self.thresholds, num_heads, strict=True)]
             entropies = torch.cat(tuple(layers), dim=1)[None]
             thresholds = torch.cat(of_heads)[None, None, :, None]
-        largest = self._largest(entropies)
+        bounds = row_bounds(entropies.shape[-1], entropies.device).to(entropies.dtype)
+        largest = bounds if self.settings.maximum == "causal" else bounds[-1].expand_as(bounds)  # E_max of every row
         if self.settings.form == "mean":  # every sequence counts alike, whatever the batch
             heads = entropies.mean(dim=-1, keepdim=True)
             return self._penalty(heads, thresholds, largest.mean()).mean()
         return self._penalty(entropies, thresholds, largest).sum(dim=(1, 3)).mean()
-
-    def _largest(self, entropies: Tensor) -> Tensor:
-        """E_max of every row."""
-        bounds = row_bounds(entropies.shape[-1], entropies.device).to(entropies.dtype)
-        return bounds if self.settings.maximum == "causal" else bounds[-1].expand_as(bounds)
 
     def _penalty(self, entropies: Tensor, thresholds: Tensor, largest: Tensor) -> Tensor:
         deviation = entropies - thresholds * largest

@@ -47,8 +47,9 @@ class MetricsLog:
         from torch.utils.tensorboard import SummaryWriter  # a second and a half that a run without a log is spared
 
         folder.mkdir(parents=True, exist_ok=True)
-        _keep_until(folder / METRICS_FILE, last_step, header=",".join(COLUMNS) + "\n", step_of=_step_of_row)
-        _keep_until(folder / DIAGNOSTICS_FILE, last_step, header="", step_of=_step_of_object)
+        header = ",".join(COLUMNS) + "\n"
+        _keep_until(folder / METRICS_FILE, last_step, header, lambda row: int(row.split(",", 1)[0]))
+        _keep_until(folder / DIAGNOSTICS_FILE, last_step, "", lambda line: int(json.loads(line)["step"]))
         self._file = (folder / METRICS_FILE).open("a", newline="", encoding="utf-8")
         self._diagnostics = (folder / DIAGNOSTICS_FILE).open("a", encoding="utf-8")
         self._writer = csv.writer(self._file, lineterminator="\n")
@@ -76,7 +77,7 @@ class MetricsLog:
         self._board.close()
 
 
-def _keep_until(path: Path, last_step: int, *, header: str, step_of: Callable[[str], int]) -> None:
+def _keep_until(path: Path, last_step: int, header: str, step_of: Callable[[str], int]) -> None:
     """Rewrites the file with a header and the lines up to a step; a torn line ends them."""
     lines: list[str] = []
     if path.exists() and last_step:
@@ -89,11 +90,3 @@ def _keep_until(path: Path, last_step: int, *, header: str, step_of: Callable[[s
                 break
             lines.append(line)
     replace_file(path, header + "".join(lines))
-
-
-def _step_of_row(line: str) -> int:
-    return int(line.split(",", 1)[0])
-
-
-def _step_of_object(line: str) -> int:
-    return int(json.loads(line)["step"])

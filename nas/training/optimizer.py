@@ -21,15 +21,11 @@ def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer
     linears = {name: weight for name, weight in named.items() if ".layers." in f".{name}" and decays(name, weight)}
     linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # no lengths of normalised rows
     rest = adamw_over([(value, decays(name, value)) for name, value in named.items() if name not in linears], recipe)
-    weights = [(weight, PACKED.get(_linear_of(name), 1)) for name, weight in linears.items()]
-    if not weights:
+    if not linears:
         return (rest,)
+    owners = {name: name.partition(".parametrizations.")[0].removesuffix(".weight") for name in linears}
+    weights = [(weight, PACKED.get(owners[name].rpartition(".")[2], 1)) for name, weight in linears.items()]
     return rest, Muon(weights, lr=recipe.scale.learning_rate, weight_decay=recipe.weight_decay)
-
-
-def _linear_of(name: str) -> str:
-    """The last part of the name of the linear that has a weight of that name, reparametrised or not."""
-    return name.partition(".parametrizations.")[0].removesuffix(".weight").rpartition(".")[2]
 
 
 def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
@@ -51,10 +47,8 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) -> torch.optim.AdamW:
     """AdamW as the recipe sets it over parameters, each with whether it decays."""
-    decayed: list[nn.Parameter] = []
-    rest: list[nn.Parameter] = []
-    for parameter, is_decayed in parameters:
-        (decayed if is_decayed else rest).append(parameter)
+    pairs = list(parameters)
+    decayed, rest = ([parameter for parameter, its in pairs if its == is_decayed] for is_decayed in (True, False))
     return torch.optim.AdamW(
         [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}],
         lr=recipe.scale.learning_rate,

@@ -80,22 +80,14 @@ def train(
     written; TooLargeError.
     """
     with raise_out_of_memory(candidate, device):
+        given = initial or {}
         run = TrainingRun(
-            candidate,
-            corpus,
-            seed=seed,
-            folder=folder,
-            device=device,
-            initial=initial or {},
-            teacher=teacher,
-            team=team,
+            candidate, corpus, seed=seed, folder=folder, device=device, initial=given, teacher=teacher, team=team
         )
-        yield from _records(run, folder, stop)
+        yield from _records(run, stop)
 
 
-def _records(
-    run: "TrainingRun", folder: Path | None, stop: Callable[[], bool]
-) -> Generator[RungRecord | Outcome, None, None]:
+def _records(run: "TrainingRun", stop: Callable[[], bool]) -> Generator[RungRecord | Outcome, None, None]:
     yield from run.progress.rungs
     log = MetricsLog(run.folder, last_step=run.progress.step) if run.folder and not run.progress.outcome else None
     saved_s, interval_s = run.progress.seconds, CHECKPOINT_INTERVAL_S
@@ -155,11 +147,11 @@ class TrainingRun:
         self._gates = None if route is None else Gates(self.objective.model, candidate.trained, route)
         self.optimizers = optimizers(self.objective, candidate.recipe)
         self.progress = TrainingProgress()
-        self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into
-        on_cuda = torch.device(device).type == "cuda"
-        if on_cuda:
+        self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into and is written
+        self._prefetched: Prefetched[tuple[Tensor, Tensor]] | None = None
+        if torch.device(device).type == "cuda":
             torch.set_float32_matmul_precision("high" if self.recipe.precision == "tf32" else "highest")
-        self._prefetched = Prefetched(self._pinned_batch) if on_cuda else None
+            self._prefetched = Prefetched(self._host_batch)
         if folder and (saved := checkpoint.load_latest(folder, self.identity)):
             self._restore(saved)
         self._since_s = time.perf_counter()
@@ -192,25 +184,23 @@ class TrainingRun:
                 for group in optimizer.param_groups:
                     group["lr"] = metrics.learning_rate
                 optimizer.step()
-            self._go_on(metrics.step)
+            model, num_steps = self.objective.model, self.scale.num_steps
+            freeze_due(model, self.recipe.freezing, step=metrics.step, num_steps=num_steps)
+            if self._gates is not None:
+                self._gates.move(step=metrics.step, num_steps=num_steps)
+            keep_foldable(model, self.recipe.foldable, step=metrics.step, num_steps=num_steps)
         for optimizer in self.optimizers:  # of parts that a gate has taken out too: without gradient they stay
             optimizer.zero_grad(set_to_none=True)
         return metrics
-
-    def _go_on(self, step: int) -> None:
-        """Does to the model what the recipe says, after step 1, 2, ..."""
-        model, recipe, num_steps = self.objective.model, self.recipe, self.scale.num_steps
-        freeze_due(model, recipe.freezing, step=step, num_steps=num_steps)
-        if self._gates is not None:
-            self._gates.move(step=step, num_steps=num_steps)
-        keep_foldable(model, recipe.foldable, step=step, num_steps=num_steps)
 
     def judge(self, inputs: Tensor, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
         """Counts a step whose gradients are there but no weight has moved; sets the outcome if it diverged."""
         rate = learning_rate(self.recipe, self.progress.step)
         self._count(loss)
         problem = self._problem(loss, gradient_norm, inputs)
-        self.diagnosis = self._diagnose(inputs) if problem or is_due(self.progress.step, self.scale) else None
+        self.diagnosis = None
+        if self.folder is not None and (problem or is_due(self.progress.step, self.scale)):
+            self.diagnosis = diagnose(self.objective, inputs[: self.scale.micro_batch], step=self.progress.step)
         if problem:
             self._end_diverged(*problem)
         return StepMetrics(
@@ -280,12 +270,9 @@ class TrainingRun:
         if self._gates is not None:
             self._gates.move(step=saved.step, num_steps=self.scale.num_steps)
         load_stored(self.objective.model, saved.weights)
-        thresholds = {name: value for name, value in saved.optimizer.items() if name.startswith("value.")}
-        state = {f"model.{name}": value for name, value in self.objective.model.state_dict().items()}
-        self.objective.load_state_dict(
-            state | {name.removeprefix("value."): value for name, value in thresholds.items()}
-        )
-        moments = {name: value for name, value in saved.optimizer.items() if name not in thresholds}
+        moments = {name: value for name, value in saved.optimizer.items() if not name.startswith("value.")}
+        thresholds = {name.removeprefix("value."): saved.optimizer[name] for name in saved.optimizer.keys() - moments}
+        self.objective.load_state_dict(thresholds, strict=False)  # the model's are there
         load_state_tensors(self.objective, self.optimizers, moments)
 
     def close(self) -> None:
@@ -320,12 +307,9 @@ class TrainingRun:
 
     def _host_batch(self, step: int) -> tuple[Tensor, Tensor]:
         scale = self.scale
-        inputs, targets = train_batch(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
-        return self.team.share(inputs), self.team.share(targets)
-
-    def _pinned_batch(self, step: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = self._host_batch(step)
-        return inputs.pin_memory(), targets.pin_memory()
+        batch = train_batch(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
+        inputs, targets = map(self.team.share, batch)
+        return (inputs.pin_memory(), targets.pin_memory()) if self._prefetched else (inputs, targets)
 
     def _problem(self, loss: float, norm: float, inputs: Tensor) -> tuple[str, str] | None:
         """Returns what is wrong with the step just computed, and in which module; None if nothing is."""
@@ -338,8 +322,10 @@ class TrainingRun:
                 return "non-finite gradient at step {step}, first in {layer}", deepest.removeprefix("model.")
             return "gradient norm too large at step {step}, steepest in {layer}", divergence.steepest_module(model)
         assert progress.initial_loss is not None
-        settled = progress.step >= self._settled_step + divergence.WINDOW
-        if settled and divergence.above_start(progress.losses, progress.initial_loss):
+        # from here on a loss is the model's own: after warm-up, and after what a parent lost has had time to heal
+        settled = self.scale.warmup_steps if self.recipe.route is None else self.scale.num_steps // 2
+        is_settled = progress.step >= settled + divergence.WINDOW
+        if is_settled and divergence.above_start(progress.losses, progress.initial_loss):
             where = divergence.steepest_module(model)
             return "training loss above its initial value at step {step}, steepest in {layer}", where
         return None
@@ -377,17 +363,6 @@ class TrainingRun:
             progress = replace(progress, losses=losses, initial_loss=initial_loss)
         self.progress = progress
         self._tick()
-
-    def _diagnose(self, inputs: Tensor) -> Diagnosis | None:
-        """Returns the diagnosis of the step; None in a process that keeps none."""
-        if self.folder is None:
-            return None
-        return diagnose(self.objective, inputs[: self.scale.micro_batch], step=self.progress.step)
-
-    @property
-    def _settled_step(self) -> int:
-        """From here on a loss is the model's own: after warm-up, and after what a parent lost has had time to heal."""
-        return self.scale.warmup_steps if self.recipe.route is None else self.scale.num_steps // 2
 
     @property
     def penalty_weight(self) -> float:

@@ -69,12 +69,13 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
     free = single((0,) * len(limit))
     before, left = {(0, 0): free}, _left(limit, departures, "stop")
     for depth in range(1, cut + 1):
-        ways = (Way(move.start[1], move.stop[1], move.cost, len(move.layers)) for move in _into(arrivals, depth))
-        before |= _at(depth, prolonged(_tables(before, depth - 1), ways), left)
+        moves = (move for at, found in arrivals.items() if at[0] == depth for move in found)
+        before |= _onward(before, [Way(move.start, move.stop, move.cost, len(move.layers)) for move in moves], left)
     suffix_counts, left = {at: free for at in arrivals if at[0] == last}, _left(limit, arrivals, "start")
     for depth in reversed(range(cut, last)):
-        ways = (Way(move.stop[1], move.start[1], move.cost, len(move.layers)) for move in _into(departures, depth))
-        suffix_counts |= _at(depth, prolonged(_tables(suffix_counts, depth + 1), ways), left)
+        moves = (move for at, found in departures.items() if at[0] == depth for move in found)
+        ways = [Way(move.stop, move.start, move.cost, len(move.layers)) for move in moves]
+        suffix_counts |= _onward(suffix_counts, ways, left)
     tables = BoundedPaths(
         limit=limit, above=-1, departures=departures, arrivals=arrivals, before=before, suffix_counts=suffix_counts
     )
@@ -87,18 +88,12 @@ def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
     return _limited(paths, (most, *paths.limit[1:]), above)
 
 
-def _into(moves: dict[At, list[Move]], depth: int) -> Iterator[Move]:
-    return (move for at, found in moves.items() if at[0] == depth for move in found)
-
-
-def _tables(sums: dict[At, Sums], depth: int) -> dict[int, Sums]:
-    """Of one level, by number of the boundary."""
-    return {at[1]: table for at, table in sums.items() if at[0] == depth}
-
-
-def _at(depth: int, tables: dict[int, Sums], left: dict[At, Cost]) -> dict[At, Sums]:
-    """By boundary, without the costs that no path has within the limit, since what is left is too little."""
-    within = {(depth, number): tables[number] for number in sorted(tables)}
+def _onward(sums: dict[At, Sums], ways: Sequence[Way[At]], left: dict[At, Cost]) -> dict[At, Sums]:
+    """By boundary that ways lead to, without the costs that no path has within the limit, since what is left is too
+    little.
+    """
+    reached = prolonged({way.start: sums[way.start] for way in ways}, ways)
+    within = {at: reached[at] for at in sorted(reached)}
     return {at: kept(sums, (sums.costs <= left.get(at, sums.costs)).all(axis=1)) for at, sums in within.items()}
 
 

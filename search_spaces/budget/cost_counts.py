@@ -7,7 +7,7 @@ A cost is a tuple of non-negative integers, one for each measure (in whatever un
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from costmodel.errors import UserError
 Cost: TypeAlias = tuple[int, ...]
 Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]
+Place = TypeVar("Place")  # of a table
 Counts: TypeAlias = NDArray[Any]  # of 64-bit integers, or of Python's
 
 MAX_ROWS = 4_000_000
@@ -24,11 +25,11 @@ BATCH_ROWS = 8_000_000  # sorted at a time: 64 MB
 MAX_COUNT = 2**62  # of all paths of a table in 64 bits
 
 
-class Way(NamedTuple):
+class Way(NamedTuple, Generic[Place]):
     """Alternatives, `times` many, of one cost, that prolong the paths of table `start` to paths of table `stop`."""
 
-    start: int
-    stop: int
+    start: Place
+    stop: Place
     cost: Cost
     times: int
 
@@ -56,40 +57,37 @@ def single(cost: Cost) -> Sums:
     return Sums(costs=np.array([cost], dtype=np.int64), num_paths=np.array([1], dtype=np.int64))
 
 
-def prolonged(tables: Mapping[int, Sums], ways: Iterable[Way]) -> dict[int, Sums]:
+def prolonged(tables: Mapping[Place, Sums], ways: Iterable[Way[Place]]) -> dict[Place, Sums]:
     """By table that ways lead to, the costs of the paths of all tables with all ways between them.
 
     The tables of a level share most of their costs, so those are brought together once for all of them.
 
     Raises UserError if there are more than MAX_ROWS distinct costs.
     """
-    alike: dict[Cost, list[Way]] = {}
+    alike: dict[Cost, list[Way[Place]]] = {}
     for way in ways:
         alike.setdefault(way.cost, []).append(way)
     total = sum(int(tables[way.start].num_paths.sum()) * way.times for same in alike.values() for way in same)
     kind: Any = np.int64 if total <= MAX_COUNT else object
     old = {start: sums.num_paths.astype(kind) for start, sums in tables.items()}
-    reached = _reached(tables, {cost: frozenset(way.start for way in same) for cost, same in alike.items()})
+    starts = {cost: frozenset(way.start for way in same) for cost, same in alike.items()}
+    reached, every_place = _reached(tables, starts)
     stops = dict.fromkeys(way.stop for same in alike.values() for way in same)
-    nums = {stop: np.zeros(len(reached.costs), dtype=kind) for stop in stops}
-    for same, places in zip(alike.values(), reached.places, strict=True):
+    nums = {stop: np.zeros(len(reached), dtype=kind) for stop in stops}
+    for same, places in zip(alike.values(), every_place, strict=True):
         for way in same:
             nums[way.stop][places[way.start]] += old[way.start] * way.times
-    order = np.lexsort(reached.costs.T[::-1])
-    costs = reached.costs[order]
+    order = np.lexsort(reached.T[::-1])
+    costs = reached[order]
     whole = {stop: Sums(costs=costs, num_paths=num_paths[order]) for stop, num_paths in nums.items()}
     return {stop: kept(sums, sums.num_paths != 0) for stop, sums in whole.items()}
 
 
-class Reached(NamedTuple):
-    """Distinct costs in any order. places: for each way's cost, which of them the rows of each table come to."""
-
-    costs: Ints
-    places: Iterable[dict[int, Index]]
-
-
-def _reached(tables: Mapping[int, Sums], starts: Mapping[Cost, frozenset[int]]) -> Reached:
-    """All costs of tables with the costs of ways from them. starts: by cost of a way, the tables that it prolongs.
+def _reached(
+    tables: Mapping[Place, Sums], starts: Mapping[Cost, frozenset[Place]]
+) -> tuple[Ints, Iterator[dict[Place, Index]]]:
+    """All costs of tables with the costs of ways from them, in any order; and for each way's cost, which of them the
+    rows of each table come to. starts: by cost of a way, the tables that it prolongs.
 
     A cost is looked up by a number: the measures, times odd numbers, modulo 2^64. That two costs do not share one is
     checked, measure by measure but for one, which the number then tells; if two do, other odd numbers are tried.
@@ -113,7 +111,7 @@ def _reached(tables: Mapping[int, Sums], starts: Mapping[Cost, frozenset[int]]) 
         if is_sound:
             costs[0] = new - odd[1:] @ costs[1:]
             ways = zip(starts.values(), at, strict=True)
-            return Reached(costs.T, ({start: stop[inside[used][start]] for start in used} for used, stop in ways))
+            return costs.T, ({start: stop[inside[used][start]] for start in used} for used, stop in ways)
     raise AssertionError("odd numbers do not end")
 
 
@@ -128,7 +126,7 @@ def _number(cost: Cost, odd: Ints) -> np.int64:
     return np.int64((np.array(cost, dtype=np.int64) * odd).sum())
 
 
-def _joined(tables: Mapping[int, Sums], odd: Ints) -> tuple[Ints, dict[int, Index]]:
+def _joined(tables: Mapping[Place, Sums], odd: Ints) -> tuple[Ints, dict[Place, Index]]:
     """The costs of all tables by ascending number, each once, and where in them the rows of each table are."""
     stacked = np.concatenate([sums.costs for sums in tables.values()])
     _, firsts, places = np.unique(stacked @ odd, return_index=True, return_inverse=True)

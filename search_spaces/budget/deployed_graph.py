@@ -13,17 +13,16 @@ from typing import TypeAlias
 
 import networkx as nx
 
-from search_spaces.architecture import LIVE_NORMS, NORM_RANK, Layer
+from search_spaces.architecture import LIVE_NORMS, NORM_RANK, Layer, implied_final_norm
 from search_spaces.budget.priced_space import EMPTY_LAYER
 from search_spaces.deployed import Region, deployed_layer
-from search_spaces.graph import SINK, Boundary, Choice, Head, State, after, source
+from search_spaces.graph import Boundary, Choice, Head, State, after, closed, source
 from search_spaces.space import SearchSpace
 
 Positions: TypeAlias = frozenset[Boundary]
 Moves: TypeAlias = dict[Boundary, dict[Layer, list[Boundary]]]
 
 ENDED = -1  # in the place of a set's number, where a word has ended
-NORMS = {rank: norm for norm, rank in NORM_RANK.items()}
 
 
 def deployed_graph(space: SearchSpace) -> nx.DiGraph:
@@ -48,7 +47,8 @@ def deployed_graph(space: SearchSpace) -> nx.DiGraph:
                 if after_attention and layer.attention == "none":
                     continue
                 number = numbers.setdefault(reached, len(numbers))
-                state = (number, max(rank, _live_rank(layer)), int(joins and layer.ffn == "none"))
+                live = [NORM_RANK[norm] for norm in (layer.norm1, layer.norm2) if norm in LIVE_NORMS]
+                state = (number, max(rank, *live, 0), int(joins and layer.ffn == "none"))
                 edges.append(_edge(boundary, layer, state))
                 following[edges[-1][1]] = reached
             if boundary.state[0] == ENDED or _accepts(space, held):
@@ -60,11 +60,8 @@ def deployed_graph(space: SearchSpace) -> nx.DiGraph:
         level = following
     for boundary, held in level.items():
         if boundary.state[0] == ENDED or _accepts(space, held):
-            graph.add_edge(boundary, Head(final_norm=NORMS[boundary.state[1]]))
-    graph.add_edges_from([(vertex, SINK) for vertex in list(graph) if isinstance(vertex, Head)])
-    reaching = nx.ancestors(graph, SINK)
-    graph.remove_nodes_from([vertex for vertex in list(graph) if vertex not in reaching and vertex != SINK])
-    return graph
+            graph.add_edge(boundary, Head(final_norm=implied_final_norm(boundary.state[1], centred=True)))
+    return closed(graph)
 
 
 def _edge(start: Boundary, layer: Layer, state: State) -> tuple[Choice, Boundary]:
@@ -123,7 +120,3 @@ def _words(
 def _accepts(space: SearchSpace, positions: Positions) -> bool:
     """Whether the space's layers may all have been read."""
     return any(position.depth == space.base.num_layers for position in positions)
-
-
-def _live_rank(layer: Layer) -> int:
-    return max(NORM_RANK[norm] if norm in LIVE_NORMS else 0 for norm in (layer.norm1, layer.norm2))

@@ -35,7 +35,7 @@ from search_spaces.budget.priced_space import (
     price_space,
 )
 from search_spaces.graph import Vertex, completions, source
-from search_spaces.notation import Member, name_of
+from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
 from search_spaces.workload import Workload
 
@@ -99,13 +99,8 @@ class FeasibleSpace:
 
     def fits(self, member: Member) -> bool:
         """Whether this is a member of the space and within the budget (and the slice)."""
-        cost = self.cost_of(member)
-        return cost is not None and self.holds(cost)
-
-    def cost_of(self, member: Member) -> Cost | None:
-        """Of its path, in steps; None if it is no member of the space."""
         path = path_of_member(self.space, member)
-        return None if path is None else self.cost_of_path(path)
+        return path is not None and self.holds(self.cost_of_path(path))
 
     def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
         """Of the vertices of a member, in steps."""
@@ -221,7 +216,7 @@ def check_feasible(feasible: FeasibleSpace) -> None:
     ends = [
         (one, cheapest(one.priced, name)) for one in feasible.every for name in UNITS_PER if name in one.budget.bounds
     ]
-    least = {(_name(member), format_price(price_of(one.priced, member))): one for one, member in ends}
+    least = {(member.name, format_price(price_of(one.priced, member))): one for one, member in ends}
     costs = ", ".join(f"{name}, costs {price}{_under(one, feasible.also)}" for (name, price), one in least.items())
     under = "" if feasible.also else f" under {priced.pricer.protocol!r}"
     raise InfeasibleError(
@@ -273,8 +268,11 @@ def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
 
 def _limit(one: Bounded) -> Cost:
     """Of every measure, 0 without a bound."""
-    slack = one.priced.num_ops / 2
-    return tuple(_units(getattr(one.budget, name), per, slack) for name, per in UNITS_PER.items())
+    bounds, slack = one.budget.bounds, one.priced.num_ops / 2
+    return tuple(
+        math.floor(min(bounds[name] * per + slack, MAX_UNITS)) if name in bounds else 0
+        for name, per in UNITS_PER.items()
+    )
 
 
 def _stepped(cost: Cost, step: Cost) -> Cost:
@@ -284,11 +282,3 @@ def _stepped(cost: Cost, step: Cost) -> Cost:
 
 def _num_budgets(every: Sequence[Bounded]) -> int:
     return sum(len(one.budget.bounds) for one in every)
-
-
-def _name(member: Member) -> str:
-    return name_of(member.architecture, entropy_regularised=member.entropy_regularised)
-
-
-def _units(bound: float | None, units_per: float, slack: float) -> int:
-    return 0 if bound is None else math.floor(min(bound * units_per + slack, MAX_UNITS))

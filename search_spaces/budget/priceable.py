@@ -1,7 +1,7 @@
 """What of a space a protocol can price: a choice that it has no formula for leaves the space, and is named."""
 
 from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer
@@ -13,21 +13,16 @@ from search_spaces.space import SearchSpace, build_space
 from search_spaces.workload import Workload
 
 
-class Priceable(NamedTuple):
-    """A space without what cannot be priced. left_out: why, by choice, such as `ffn square`."""
+def priceable(
+    space: SearchSpace, pricer: Pricer, workload: Workload, accounting: Accounting = "deployed"
+) -> tuple[SearchSpace, dict[str, str]]:
+    """The space as far as its choices have a price, and why others are left out, by choice, such as `ffn square`.
 
-    space: SearchSpace
-    left_out: dict[str, str]
-
-
-def priceable(space: SearchSpace, pricer: Pricer, workload: Workload, accounting: Accounting = "deployed") -> Priceable:
-    """The space as far as its choices have a price. A space that lists its members is left as it is.
-
-    Raises UserError, naming them, if all choices of one kind leave.
+    A space that lists its members is left as it is. Raises UserError, naming them, if all choices of one kind leave.
     """
     choices = space.definition.choices
     if choices is None:
-        return Priceable(space, {})
+        return space, {}
     prices, left_out = LayerPrices(space.base, pricer, workload, accounting), dict[str, str]()
     kept: dict[str, Any] = {}
     for kind in (field.name for field in fields(Choices)):
@@ -41,13 +36,16 @@ def priceable(space: SearchSpace, pricer: Pricer, workload: Workload, accounting
                 f"{', '.join(map(str, named.values()))}: {next(iter(reasons.values()))}"
             )
     if not left_out:
-        return Priceable(space, {})
-    return Priceable(build_space(replace(space.definition, choices=Choices(**kept)), space.base), left_out)
+        return space, {}
+    return build_space(replace(space.definition, choices=Choices(**kept)), space.base), left_out
 
 
 def _reason(prices: LayerPrices, kind: str, choice: str, accounting: Accounting) -> str | None:
     """Why a choice has no price, or None."""
-    layer = _layer_with(kind, choice)
+    # of nothing else that could lack a price: linears alone; a norm is the same op before either sub-block
+    place = "norm2" if kind == "norm1" else kind
+    bare: dict[str, Any] = {"attention": "none", "ffn": "identity" if place in ("norm2", "stabiliser") else "none"}
+    layer = Layer(**(bare | {place: choice}))
     if accounting == "deployed":  # not ahead of every norm, so that a linear FFN stays
         layer = deployed_layer(prices.base, layer, Region(ahead=False, behind=False))
     if layer == EMPTY_LAYER:
@@ -57,10 +55,3 @@ def _reason(prices: LayerPrices, kind: str, choice: str, accounting: Accounting)
     except UnpricedOpError as error:
         return str(error)
     return None
-
-
-def _layer_with(kind: str, choice: str) -> Layer:
-    """A layer of nothing else that could lack a price: linears alone; a norm is the same op before either sub-block."""
-    place = "norm2" if kind == "norm1" else kind
-    bare: dict[str, Any] = {"attention": "none", "ffn": "identity" if place in ("norm2", "stabiliser") else "none"}
-    return Layer(**(bare | {place: choice}))

@@ -15,7 +15,7 @@ import networkx as nx
 from costmodel.cost import Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.ops import LayerId, Op
+from costmodel.ops import LayerId, Op, OpGraph
 from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
 from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.deployed import Region, deployed, deployed_layer, deploys_biases
@@ -98,9 +98,14 @@ def deployed_costs(priced: PricedSpace, graph: nx.DiGraph) -> dict[Vertex, Cost]
 
 def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
     """What of a member, as it is priced, lies outside the data of its prices, in words."""
-    whole = member.architecture
-    graphs = priced.workload.graphs(deployed(whole) if priced.accounting == "deployed" else whole)
+    graphs = graphs_of(priced, member)
     return tuple(dict.fromkeys(text for graph in graphs for text in priced.pricer.extrapolated(graph)))
+
+
+def graphs_of(priced: PricedSpace, member: Member) -> list[OpGraph]:
+    """The op graphs of a member as it is priced."""
+    whole = member.architecture
+    return priced.workload.graphs(deployed(whole) if priced.accounting == "deployed" else whole)
 
 
 class LayerPrices:
@@ -113,30 +118,20 @@ class LayerPrices:
         self.price_op = _remembered(pricer)
         self._known: dict[tuple[Layer, Norm], dict[LayerId, list[Price]]] = {}
 
-    def of_embedding(self) -> list[Price]:
-        return self._parts(EMPTY_LAYER, "none").get("embed", [])
-
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """None for a layer that computes nothing."""
         return self._parts(layer, "none").setdefault(depth, [])
 
-    def of_head(self, final_norm: Norm) -> list[Price]:
-        kept = final_norm if final_norm in LIVE_NORMS or not self.base.folded else "none"
-        return self._parts(EMPTY_LAYER, kept)["head"]
-
     def by_vertex(self, graph: nx.DiGraph, layer_of: Callable[[Choice], Layer]) -> dict[Vertex, list[Price]]:
         """The prices of the source's, every choice's and every head's ops. layer_of: the layer that a choice is."""
-        ops: dict[Vertex, list[Price]] = {source(graph): self.of_embedding()}
+        ops: dict[Vertex, list[Price]] = {source(graph): self._parts(EMPTY_LAYER, "none").get("embed", [])}
         for vertex in graph:
             if isinstance(vertex, Choice):
                 ops[vertex] = self.of_layer(layer_of(vertex), vertex.depth)
             elif isinstance(vertex, Head):
-                ops[vertex] = self.of_head(vertex.final_norm)
+                is_kept = vertex.final_norm in LIVE_NORMS or not self.base.folded
+                ops[vertex] = self._parts(EMPTY_LAYER, vertex.final_norm if is_kept else "none")["head"]
         return ops
-
-    def of_whole(self, architecture: Architecture) -> list[Price]:
-        graphs = self.workload.graphs(deployed(architecture) if self.base.folded else architecture)
-        return [self.price_op(node.op) for graph in graphs for node in graph]
 
     def _parts(self, layer: Layer, final_norm: Norm) -> dict[LayerId, list[Price]]:
         if (layer, final_norm) not in self._known:
@@ -206,7 +201,7 @@ def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex])
         vertex = onward[vertex]
         if isinstance(vertex, Choice):
             layers.append(vertex.layer)
-    return member_of(priced.space, layers, entropy_regularised=priced.space.recipes[0])
+    return member_of(priced.space, layers)
 
 
 def _sum(prices: list[Price], num_shares: int) -> Price:
@@ -245,16 +240,11 @@ def _remembered(pricer: Pricer) -> PriceOp:
 def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:
     protocol, size = priced.pricer.protocol, num_members(priced.space)
     for member in (member_at(priced.space, index) for index in (0, size // 2, size - 1)):
-        whole = _sum(layer_prices.of_whole(member.architecture), priced.workload.new_tokens)
-        parts = price_of(priced, member)
-        if not _close(whole, parts):
+        graphs = graphs_of(priced, member)
+        ops = [layer_prices.price_op(node.op) for graph in graphs for node in graph]
+        whole, parts = _sum(ops, priced.workload.new_tokens), price_of(priced, member)
+        pairs = [(getattr(whole, measure) or 0, getattr(parts, measure) or 0) for measure in UNITS_PER]
+        if not all(math.isclose(*pair, rel_tol=RELATIVE_TOLERANCE) for pair in pairs):
             raise UserError(
                 f"prices under {protocol!r} must add up over layers, but a member costs {whole} and its parts {parts}."
             )
-
-
-def _close(first: Price, second: Price) -> bool:
-    return all(
-        math.isclose(getattr(first, measure) or 0, getattr(second, measure) or 0, rel_tol=RELATIVE_TOLERANCE)
-        for measure in UNITS_PER
-    )

@@ -24,7 +24,7 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
     column = int(limit[0] == 0 and len(limit) > 1)
     to_go: list[list[Cost]] = [list(map(tuple, level.tolist())) for level in least_to_go(stages)]
     leaving = [_leaving(edges) for edges in stages.steps]
-    space, tick = stages.feasible.space, count()
+    tick = count()
     known: set[tuple[int, ...]] = set()
     heap: list[tuple[int, int, int, tuple[int, ...], tuple[int, ...], Cost]] = []
 
@@ -39,9 +39,7 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
         if len(layers) == len(stages.steps):
             if forms not in known:
                 known.add(forms)
-                yield member_of(
-                    space, [stages.layers[number] for number in layers], entropy_regularised=space.recipes[0]
-                )
+                yield member_of(stages.feasible.space, [stages.layers[number] for number in layers])
             continue
         for layer, form, stop, own in leaving[len(layers)][at]:
             push(stop, (*layers, layer), (*forms, form), added([cost, own]))

@@ -49,9 +49,7 @@ def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
 
 def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: bool | None = None) -> Member:
     """The member of the space with these layers; unless a recipe is asked for, with the first recipe of the space."""
-    space = stages.feasible.space
-    recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
-    return member_of(space, optimum.layers, entropy_regularised=recipe)
+    return member_of(stages.feasible.space, optimum.layers, entropy_regularised=entropy_regularised)
 
 
 def _optimum(stages: Stages, levels: Sequence[Labels], index: int) -> Optimum:

@@ -13,7 +13,6 @@ from search_spaces.budget.cost_counts import Cost
 from search_spaces.budget.edges import Edge, edges_by_depth
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import priced_layer
-from search_spaces.graph import Choice
 
 Scores: TypeAlias = NDArray[np.float64]  # depth x number of the layer in `Stages.layers`; the lower, the better
 Floats: TypeAlias = NDArray[np.float64]
@@ -63,7 +62,8 @@ class Stages:
 def stages_of(feasible: FeasibleSpace) -> Stages:
     """The graph of a space with the costs that its budget counts; a measure without a bound costs nothing."""
     levels, layers = edges_by_depth(feasible.space.graph), feasible.space.layers
-    forms = {edge.choice: _form(feasible, edge.choice) for edges in levels for edge in edges}
+    accounting = feasible.priced.accounting
+    forms = {edge.choice: priced_layer(feasible.space, edge.choice, accounting) for edges in levels for edge in edges}
     form_numbers = {form: number for number, form in enumerate(dict.fromkeys(forms.values()))}
     layer_numbers = {layer: number for number, layer in enumerate(layers)}
 
@@ -95,10 +95,6 @@ def least_to_go(stages: Stages) -> list[Ints]:
         firsts = np.flatnonzero(np.diff(edges.start, prepend=-1))
         to_go.insert(0, np.minimum.reduceat(edges.cost + to_go[0][edges.stop], firsts, axis=0))
     return to_go
-
-
-def _form(feasible: FeasibleSpace, choice: Choice) -> Layer:
-    return priced_layer(feasible.space, choice, feasible.priced.accounting)
 
 
 def _edges(rows: list[tuple[int, ...]]) -> Edges:

@@ -1,11 +1,13 @@
 """Takes the parts of its parent that a candidate lacks out of a model, gradually, by the number of the step alone."""
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from nas.model.decoder import Decoder
-from nas.recipe.distillation import DistillationSchedule, Part, parent_architecture, removed_parts
+from nas.recipe.distillation import DistillationSchedule, PartKind, parent_architecture, removed_parts
+from nas.training.distillation.parts import MODULES
 from search_spaces.architecture import Architecture
 
 
@@ -20,43 +22,25 @@ class Gates:
         self.model, self.trained, self.route = model, trained, route
         self.gate = 1.0
         self._parts = list(removed_parts(trained, parent_architecture(route, trained)))
-        self._hooks = [_gated_module(model, part).register_forward_hook(self._hook(part)) for part in self._parts]
+        self._hooks = [
+            getattr(model.layers[layer], kind).register_forward_hook(partial(self._gated, kind))
+            for layer, kind in self._parts
+        ]
 
     def move(self, *, step: int, num_steps: int) -> None:
         """Sets the gates as they are after step 0, 1, ..., num_steps; after the last the model is what is trained."""
         if self.gate > 0:
             self.gate = self.route.gate_at(step, num_steps)
             if self.gate == 0:
-                for hook in self._hooks:
+                for hook, (layer, kind) in zip(self._hooks, self._parts, strict=True):
                     hook.remove()
-                for part in self._parts:
-                    _remove(self.model, part)
+                    setattr(self.model.layers[layer], kind, None)
+                    setattr(self.model.layers[layer], MODULES[kind][0], nn.Identity())
         if step == num_steps:
             self.model.architecture = self.trained
 
-    def _hook(self, part: Part) -> Any:
-        def hook(module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
-            if part.kind == "attention":
-                attended, entropy = output
-                return self.gate * attended, entropy
-            return inputs[-1].lerp(output, self.gate)  # the stream that an FFN adds to
-
-        return hook
-
-
-def _block(model: Decoder, layer: int) -> Any:
-    return model.layers[layer]
-
-
-def _gated_module(model: Decoder, part: Part) -> nn.Module:
-    block = _block(model, part.layer)
-    module: nn.Module = block.attention if part.kind == "attention" else block.ffn
-    return module
-
-
-def _remove(model: Decoder, part: Part) -> None:
-    block = _block(model, part.layer)
-    if part.kind == "attention":
-        block.attention, block.norm1 = None, nn.Identity()
-    else:
-        block.ffn, block.norm2 = None, nn.Identity()
+    def _gated(self, kind: PartKind, module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
+        if kind == "attention":
+            attended, entropy = output
+            return self.gate * attended, entropy
+        return inputs[-1].lerp(output, self.gate)  # the stream that an FFN adds to

@@ -67,11 +67,7 @@ class Teacher:
     """
 
     def __init__(
-        self,
-        model: Decoder,
-        most_likely: int,
-        predictions_path: Path | None = None,
-        streams_path: Path | None = None,
+        self, model: Decoder, most_likely: int, predictions_path: Path | None = None, streams_path: Path | None = None
     ) -> None:
         self.model, self.predictions_path, self.streams_path = model, predictions_path, streams_path
         self.most_likely = min(most_likely, model.architecture.vocab_size - 1)

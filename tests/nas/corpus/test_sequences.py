@@ -7,7 +7,7 @@ import pytest
 
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.documents import by_hash
-from nas.corpus.sequences import gather, held_out_targets, loss_shares, mean_loss, validation_indices
+from nas.corpus.sequences import gather, held_out_targets, loss_shares, mean_loss
 
 SEQ_LEN = 16
 
@@ -31,7 +31,6 @@ def test_every_target_is_known_by_its_document(uneven: Corpus) -> None:
     assert (some.documents == targets.documents[some.indices]).all()
     assert len(some.indices) == 2_000 // SEQ_LEN
     assert (np.diff(some.indices) > 0).all()
-    assert validation_indices(uneven, SEQ_LEN, 2_000) == some.indices.tolist()
 
 
 def test_documents_are_taken_from_evenly(uneven: Corpus) -> None:
