@@ -57,7 +57,7 @@ def embedded(run: Run, points: Sequence[Point], grid: Grid) -> Markup:
 
 def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
     """The scripts' data; prices are looked up in `settings`, those of kinds of op in `columns`, by their place."""
-    ngrams = drawn_ngrams(run.ngrams, run.members)
+    ngrams = drawn_ngrams(run.ngrams, run.members).perplexities
     columns: dict[tuple[float, ...] | None, int] = {}  # networks share bytes and rounds
     answer = answer_of(run)
     return {
@@ -65,9 +65,7 @@ def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "settings": [_setting(setting, columns) for setting in grid.settings],
         "columns": list(columns),
         "pick": answer.place if answer else 0,
-        "ngrams": [
-            {"name": name, "perplexity": value} for name, value in zip(ngrams.names, ngrams.perplexity, strict=True)
-        ],
+        "ngrams": [{"name": name, "perplexity": value} for name, value in ngrams.items()],
         "curves": [point._asdict() for point in learning_curves(run)],
         "entropies": [cell._asdict() for cell in entropies(run)],
         "hypervolumes": [progress._asdict() for progress in hypervolumes(run)],

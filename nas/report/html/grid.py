@@ -3,7 +3,7 @@
 The page looks prices up and never computes one, so that what it says is what the cost model says.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeAlias
@@ -11,10 +11,10 @@ from typing import NamedTuple, TypeAlias
 from costmodel.cost import Budget, Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import OpGraph
 from costmodel.protocols import PROTOCOLS, load_pricer
 from costmodel.trust import caption
-from nas.report.cost_figures import kind_of
+from nas.report.cost_figures import by_part, kind_of
 from nas.report.html.points import Point
 from nas.report.summary import outside
 from nas.run.front import is_eligible
@@ -108,7 +108,8 @@ def _lowering(run: Run) -> Graphs:
 def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], graphs: Graphs) -> Setting:
     """Raises UserError if an op has no price."""
     price = cache(pricer.price)
-    by_kind = [_by_kind(graphs(point.architecture, seq_len), price, run.workload.new_tokens) for point in points]
+    wholes = [by_part(graphs(point.architecture, seq_len), price, kind_of) for point in points]
+    by_kind = [{kind: shared_price(whole, run.workload.new_tokens) for kind, whole in one.items()} for one in wholes]
     totals = [total_price(prices.values()) for prices in by_kind]
     kinds = tuple(dict.fromkeys(kind for prices in by_kind for kind in prices))
     trained = [point for point in points if point.member is not None]
@@ -142,15 +143,6 @@ def _as_searched(run: Run, priced: Setting, points: Sequence[Point]) -> Setting:
 
 def _of_ledger(member: TrainedMember) -> tuple[float | None, ...]:
     return member.latency_s, member.sent_bytes, member.most_expensive.rounds
-
-
-def _by_kind(graphs: Iterable[OpGraph], price: Callable[[Op], Price], num_shares: int) -> dict[str, Price]:
-    """The price of each kind of op, of one of the new tokens."""
-    parts: dict[str, list[Price]] = {}
-    for graph in graphs:
-        for node in graph:
-            parts.setdefault(kind_of(node), []).append(price(node.op))
-    return {kind: shared_price(total_price(prices), num_shares) for kind, prices in parts.items()}
 
 
 def _measures(price: Price) -> tuple[float | None, ...]:
