@@ -36,11 +36,13 @@ from nas.conversion.pretrained import TRAINED_FILE, WINDOWS_FILE, write_checksum
 from nas.corpus.tokenizer import TOKENIZER_FILE, kept_tokenizer, write_tokenizer
 from nas.model.weights import WEIGHTS_FILE
 from nas.prepare_export import Export, prepare_export, training_export
+from nas.recipe.candidate import candidate_id
 from nas.report.model_card import EXPORT_FILE, Fold, model_card
 from nas.run.run import Run
 from nas.training.manifest import is_training
-from search_spaces.architecture import dump_architecture
+from search_spaces.architecture import arch_id, dump_architecture
 from search_spaces.lower import lower
+from search_spaces.notation import name_of
 from search_spaces.resolve import ARCHITECTURE_FILE
 
 CARD_FILE = "README.md"
@@ -65,7 +67,11 @@ def export(
     else:
         source = Run.find(run)
         folder, made = source.folder, prepare_export(source, source.pick(pick), fold=fold)
-    name = made.facts.arch_id + ("-folded" if fold else "") + ("" if format == "yaml" else f"-{format}")
+    name = (
+        arch_id(made.facts.candidate.architecture)
+        + ("-folded" if fold else "")
+        + ("" if format == "yaml" else f"-{format}")
+    )
     target = folder / "exports" / name if output_dir is None else Path(output_dir)
     for path in write_export(made, target, format):
         print(path)
@@ -76,12 +82,12 @@ def export(
 
 def _fold_lines(made: Export, fold: Fold) -> list[str]:
     """Describes a folded model, as the check measured it."""
-    facts, cost, check = made.facts, made.facts.cost, fold.check
+    facts, cost, check = made.facts, made.facts.estimate, fold.check
     outside = describe(cost.extrapolated)
     failed = "the check failed with nothing left to unfold: do not rely on this model"
     return [
-        f"folded: {facts.notation} is deployed as {facts.deployed.notation} at "
-        f"{format_seconds(cost.total.latency_s)} a token ({cost.workload}, {cost.protocol})"
+        f"folded: {facts.candidate.name} is deployed as {name_of(facts.architecture)} at "
+        f"{format_seconds(cost.total.latency_s)} a token ({facts.workload.words}, {cost.protocol})"
         f"{outside and f'; {outside}'}",
         f"on {check['positions']:,} {fold.tokens} tokens its logits move by {check['float_error']:.1e} of "
         f"the largest and its most likely token agrees on {check['agreement']:.2%}; in fixed point they are off by "
@@ -112,7 +118,7 @@ def _write_or_clear(made: Export, target: Path, format: Format) -> None:
     try:
         (target / EXPORT_FILE).write_text(dump(made.facts.plain()), encoding="utf-8")
         FORMATS[format](made, target)
-        (target / CARD_FILE).write_text(model_card(made.facts, made.architecture, format, made.run), encoding="utf-8")
+        (target / CARD_FILE).write_text(model_card(made.facts, format, made.run), encoding="utf-8")
         write_checksums(target)
     except BaseException:  # Ctrl-C too
         _clear(target)
@@ -121,7 +127,7 @@ def _write_or_clear(made: Export, target: Path, format: Format) -> None:
 
 def _write_yaml(made: Export, target: Path) -> None:
     _write_weights(made, target)
-    (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.architecture), encoding="utf-8")
+    (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.facts.architecture), encoding="utf-8")
     (target / TRAINED_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
     if (made.tokenizer / TOKENIZER_FILE).is_file():
         kept = kept_tokenizer(made.tokenizer, "")
@@ -150,7 +156,9 @@ FORMATS: dict[Format, Callable[[Export, Path], None]] = {"yaml": _write_yaml, "h
 
 
 def _write_weights(made: Export, target: Path) -> None:
-    (target / WEIGHTS_FILE).write_bytes(save(made.weights, metadata={"candidate_id": made.facts.candidate_id}))
+    (target / WEIGHTS_FILE).write_bytes(
+        save(made.weights, metadata={"candidate_id": candidate_id(made.facts.candidate)})
+    )
 
 
 def _clear(target: Path) -> None:
