@@ -44,7 +44,18 @@ def points_of(run: Run) -> tuple[Point, ...]:
     return (
         *(_trained(run, member, numbers.get(member.candidate_id, 0)) for member in trained),
         *_parent(run),
-        *_papers(run),
+        *(
+            Point(
+                row.notation,
+                "paper",
+                0,
+                _accounted(run, row.notation),
+                None,
+                printed=row.perplexity,
+                printed_s=row.latency_s,
+            )
+            for row in rows_of(run)
+        ),
     )
 
 
@@ -87,21 +98,6 @@ def _parent(run: Run) -> list[Point]:
         return []
     architecture = _accounted(run, run.parent.notation)
     return [Point(run.parent.notation, "parent", 0, architecture, run.parent.perplexity)]
-
-
-def _papers(run: Run) -> list[Point]:
-    return [
-        Point(
-            row.notation,
-            "paper",
-            0,
-            _accounted(run, row.notation),
-            None,
-            printed=row.perplexity,
-            printed_s=row.latency_s,
-        )
-        for row in rows_of(run)
-    ]
 
 
 def _accounted(run: Run, notation: str) -> Architecture:
