@@ -18,8 +18,7 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.api import Run, Study, load_run
-from nas.recipe.flags import add_recipe_flags
-from nas.recipe.overrides import RecipeChanges
+from nas.recipe.overrides import RecipeChanges, add_recipe_flags
 from nas.run.config import StudyConfig
 from nas.study.priced_study import price_study
 from search_spaces.budget.feasible import check_feasible
