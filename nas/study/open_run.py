@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from costmodel.errors import UserError
@@ -19,7 +20,7 @@ from nas.recipe.overrides import RecipeChanges
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
-from nas.run.folder import Meta, read_meta
+from nas.run.folder import Meta, SecondCorpus, read_meta
 from nas.run.ledger import Record, architecture_of
 from nas.searchers.anchors import SEQ_LEN, TOKENS, anchors, known_trainings, published_members
 from nas.searchers.block_scores import BlockScores
@@ -27,6 +28,7 @@ from nas.searchers.strategy import SearchProblem, Trained, searcher_of
 from nas.study.parent import parent_result
 from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
+from nas.training.batches import validate
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member, placement
@@ -156,6 +158,7 @@ def new_meta(
     config: StudyConfig,
     feasible: FeasibleSpace,
     corpus: Corpus,
+    second: Corpus | None,
     parent: Parent | None,
     log: Callable[[str], None],
     device: str = "cpu",
@@ -168,6 +171,15 @@ def new_meta(
     assert config.budget.latency_s is not None
     recipe = study_recipe(config, parent and parent.route)
     scale = recipe.scale
+    ngrams = partial(
+        ngram_baseline,
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens if parent is None else None,
+        seed=config.seed,
+        log=log,
+    )
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -185,13 +197,15 @@ def new_meta(
         withheld=feasible.space.definition.withheld,
         held_out=corpus.held_out,
         parent=parent and parent_result(parent, corpus, scale, feasible, device),
-        ngrams=ngram_baseline(
-            corpus,
-            seq_len=scale.seq_len,
-            validation_tokens=scale.validation_tokens,
-            tokens=scale.seen_tokens if parent is None else None,
-            seed=config.seed,
-            log=log,
+        ngrams=ngrams(),
+        second=None
+        if second is None
+        else SecondCorpus(
+            data=second.data,
+            fingerprint=second.fingerprint,
+            held_out=second.held_out,
+            ngrams=ngrams(second=second),
+            parent_loss=None if parent is None else validate(parent.decoder().to(device), second, scale).loss,
         ),
     )
 

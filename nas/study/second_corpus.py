@@ -1,17 +1,13 @@
-"""The second corpus of a study: found, checked, and what n-grams and the parent reach on it."""
+"""The second corpus of a study, found and checked."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
-from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
-from nas.recipe.recipe import Scale
 from nas.run.config import StudyConfig
-from nas.run.folder import Meta, SecondCorpus
-from nas.training.batches import validate
+from nas.run.folder import Meta
 
 NO_SECOND = "none"
 
@@ -41,31 +37,3 @@ def run_second(folder: Path, meta: Meta, config: StudyConfig, corpus: Corpus, pa
             f"changed; restore it, or start a new run."
         )
     return second
-
-
-def second_facts(
-    second: Corpus,
-    corpus: Corpus,
-    parent: Parent | None,
-    scale: Scale,
-    seed: int,
-    log: Callable[[str], None],
-    device: str = "cpu",
-) -> SecondCorpus:
-    """What a run says of its second corpus. The n-grams are of the training tokens of the first."""
-    ngrams = ngram_baseline(
-        corpus,
-        seq_len=scale.seq_len,
-        validation_tokens=scale.validation_tokens,
-        tokens=scale.seen_tokens if parent is None else None,
-        seed=seed,
-        second=second,
-        log=log,
-    )
-    return SecondCorpus(
-        data=second.data,
-        fingerprint=second.fingerprint,
-        held_out=second.held_out,
-        ngrams=ngrams,
-        parent_loss=None if parent is None else validate(parent.decoder().to(device), second, scale).loss,
-    )

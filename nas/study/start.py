@@ -29,7 +29,7 @@ from nas.study.open_run import checked_meta, new_meta, open_trials, require_know
 from nas.study.parent import run_parent, study_parent
 from nas.study.priced_study import overview
 from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
-from nas.study.second_corpus import NO_SECOND, run_second, second_facts, study_second
+from nas.study.second_corpus import NO_SECOND, run_second, study_second
 from nas.study.trials import RunHaltedError, Trials
 from nas.study.warm_start import WarmStart, begin_with, read_warm_start
 from nas.training.memory import available_bytes, require_memory, training_memory
@@ -170,11 +170,7 @@ def _new_run(
     recipe = study_recipe(config, parent and parent.route)
     _check_memory(Candidate(architecture=feasible.space.base, recipe=recipe), config, resources, log)
     require_knowledge(config, parent, recipe)
-    meta = new_meta(config, feasible, corpus, parent, log, _device(config))
-    if second is not None:
-        meta = replace(
-            meta, second=second_facts(second, corpus, parent, meta.recipe.scale, config.seed, log, _device(config))
-        )
+    meta = new_meta(config, feasible, corpus, second, parent, log, _device(config))
     warm = read_warm_start(config, feasible, meta)
     for line in (start_line(meta), *(() if parent is None else parent.model.notes)):
         log(line)
