@@ -19,11 +19,12 @@ rounding.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from safetensors.torch import save
 
@@ -107,21 +108,25 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
-        _write_or_clear(made, target, format)
+        with _all_or_none(target):
+            (target / EXPORT_FILE).write_text(dump(made.facts.plain()), encoding="utf-8")
+            FORMATS[format](made, target)
+            (target / CARD_FILE).write_text(model_card(made.facts, format, made.run), encoding="utf-8")
+            write_checksums(target)
     except OSError as error:
         raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
     return sorted(target.iterdir())
 
 
-def _write_or_clear(made: Export, target: Path, format: Format) -> None:
-    """All files of an export, or none."""
+@contextmanager
+def _all_or_none(target: Path) -> Iterator[None]:
+    """Removes what was written into a folder that was empty, if not all of it is."""
     try:
-        (target / EXPORT_FILE).write_text(dump(made.facts.plain()), encoding="utf-8")
-        FORMATS[format](made, target)
-        (target / CARD_FILE).write_text(model_card(made.facts, format, made.run), encoding="utf-8")
-        write_checksums(target)
+        yield
     except BaseException:  # Ctrl-C too
-        _clear(target)
+        with suppress(OSError):
+            for path in target.iterdir():
+                path.unlink()
         raise
 
 
@@ -161,16 +166,7 @@ def _write_weights(made: Export, target: Path) -> None:
     )
 
 
-def _clear(target: Path) -> None:
-    """Removes what was written into a folder that was empty."""
-    with suppress(OSError):
-        for path in target.iterdir():
-            path.unlink()
-
-
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
-    cli.run(export, prog="python -m nas.export", args=args)
+main = partial(cli.run, export, "python -m nas.export")  # (args=None): runs the command line and exits with its code
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from costmodel.protocols import load_pricer
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import read_windows
 from nas.conversion.score_bounds import bounding_tokens
-from nas.conversion.verified_fold import VerifiedFold, check_tokens, fold_as_far_as
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus, tokenizer_folder
 from nas.corpus.held_out import trained_on
 from nas.corpus.near_duplicates import KeptWindows
@@ -160,7 +160,14 @@ def _prepared(
     if fold:
         form = fold_as_far_as(trained, weights, tokens)
         trained, weights = form.folded.architecture, form.folded.weights
-        architecture, folding = at_dimensions(trained, architecture), _fold(form, left, kind)
+        architecture = at_dimensions(trained, architecture)
+        folding = Fold(
+            check=asdict(form.check),
+            passes=form.check.passes,
+            tokens=kind,
+            condition=form.folded.condition,
+            left=left + form.folded.left,
+        )
     facts = Facts(
         candidate=candidate,
         architecture=architecture,
@@ -177,12 +184,6 @@ def _prepared(
         seq_len=seq_len,
         tokenizer=tokenizer_folder(provenance.corpus),
     )
-
-
-def _fold(form: VerifiedFold, left: tuple[str, ...], tokens: str) -> Fold:
-    folded, check = form
-    left += folded.left
-    return Fold(check=asdict(check), passes=check.passes, tokens=tokens, condition=folded.condition, left=left)
 
 
 def _per_token(whole: Estimate, num_tokens: int) -> Estimate:

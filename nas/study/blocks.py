@@ -156,14 +156,13 @@ def block_scores(
             library.keep(sub_layer, block)
         return _divergence(model, streams[sub_layer.depth], predicted, block, sub_layer.depth)
 
-    trained = trained_blocks(parent, missing, corpus, settings, seq_len=seq_len, device=device, then=score)
-    num_done = 0
+    trained = trained_blocks(
+        parent, missing, corpus, settings, seq_len=seq_len, device=device, then=score, on_progress=on_progress
+    )
     for scored in trained:
         divergences |= scored
         with suppress(OSError):  # a cache that only others may write to
             replace_file(path, to_csv(BlockScores(divergences=divergences)))
-        num_done += len(scored)
-        on_progress(num_done / len(missing))
     return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
 
 

@@ -104,15 +104,17 @@ def trained_blocks(
     seq_len: int,
     device: str = "cpu",
     then: Callable[[SubLayer, Block], T],
+    on_progress: Callable[[float], None] = lambda share: None,
 ) -> Iterator[dict[SubLayer, T]]:
     """What `then` makes of every trained sub-layer, in the layer around it; layer by layer, of those that have one.
 
-    then: is called by several threads. Numbers are those of torch's threads, as they are set here.
+    then: is called by several threads. Numbers are those of torch's threads, as they are set here. on_progress: gets
+    the share that is done.
     """
     by_depth: dict[int, list[SubLayer]] = {}
     for sub_layer in wanted:
         by_depth.setdefault(sub_layer.depth, []).append(sub_layer)
-    num_threads = torch.get_num_threads()
+    num_done, num_threads = 0, torch.get_num_threads()
     at_a_time = max(1, len(os.sched_getaffinity(0)) // num_threads) if device == "cpu" else 1
 
     def made(streams: Streams, sub_layer: SubLayer) -> T:
@@ -121,6 +123,8 @@ def trained_blocks(
     with ThreadPoolExecutor(at_a_time, initializer=torch.set_num_threads, initargs=(num_threads,)) as threads:
         for depth, streams in parent_streams(parent, by_depth, corpus, settings, seq_len=seq_len, device=device):
             yield dict(zip(by_depth[depth], threads.map(partial(made, streams), by_depth[depth]), strict=True))
+            num_done += len(by_depth[depth])
+            on_progress(num_done / sum(map(len, by_depth.values())))
 
 
 def parent_streams(
@@ -287,12 +291,9 @@ class Library:
             seq_len=self.seq_len,
             device=self.device,
             then=self.keep,
+            on_progress=on_progress,
         )
-        num_done = 0
-        for layer in trained:
-            num_done += len(layer)
-            on_progress(num_done / len(missing))
-        for sub_layer in missing:
+        for sub_layer in (sub_layer for layer in trained for sub_layer in layer):
             weights = self._read(sub_layer)
             assert weights is not None
             found[sub_layer] = weights

@@ -69,7 +69,11 @@ def rows_beside(run: Run, points: Sequence[Point], setting: Setting) -> list[Row
     for point, totals in sorted(zip(points, setting.totals, strict=True), key=lambda priced: -(priced[1][0] or 0.0)):
         if point is pick or point.name in papers or point.role in ("baseline", "parent"):
             by_name.setdefault(point.name, []).append((point, totals))
-    return [*(_row(group, pick) for group in by_name.values()), *_floor_rows(run)]
+    rows = [_row(group, pick) for group in by_name.values()]
+    known = {} if run.ngrams is None else run.ngrams.perplexities
+    return rows + [
+        Row("n-gram", name, NOTES["n-gram"], "", "", "", f"{known[name]:.2f}", "") for name in DRAWN_NGRAMS if known
+    ]
 
 
 def marks_of(run: Run) -> list[str]:
@@ -103,13 +107,6 @@ def _row(group: Sequence[_Priced], pick: Point | None) -> Row:
 
 def _perplexity(point: Point) -> str:
     return f"{point.perplexity:.2f}" if point.member is None else perplexity_text(point.member).partition(" (")[0]
-
-
-def _floor_rows(run: Run) -> list[Row]:
-    if run.ngrams is None:
-        return []
-    known = run.ngrams.perplexities
-    return [Row("n-gram", name, NOTES["n-gram"], "", "", "", f"{known[name]:.2f}", "") for name in DRAWN_NGRAMS]
 
 
 def _verdicts(run: Run, best: TrainedMember) -> list[str]:
