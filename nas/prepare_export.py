@@ -59,16 +59,8 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
     last = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
     if last is None or last.step != record.steps:
         raise UserError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
-    result = Result(
-        perplexity=record.perplexity,
-        val_loss=record.val_loss,
-        tokenizer=record.tokenizer,
-        split=record.split,
-        tokens=record.tokens,
-        seed=record.seed,
-        flags=record.flags,
-        ngrams=run.ngrams,
-    )
+    names = ("perplexity", "val_loss", "tokenizer", "split", "tokens", "seed", "flags")
+    result = Result(ngrams=run.ngrams, **{name: getattr(record, name) for name in names})
     provenance = Provenance(
         run=run.folder.name,
         trial_id=record.trial_id,

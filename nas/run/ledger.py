@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from costmodel.config.schema import decode
-from costmodel.cost import Costs
+from costmodel.cost import Costs, Price
 from costmodel.errors import UserError
+from costmodel.estimate import Pricer
 from nas.provenance import SCHEMA_VERSION as SCHEMA_VERSION
 from nas.storage import replace_file
 from search_spaces.architecture import Architecture
@@ -129,6 +130,13 @@ def deployed_of(record: Record, base: Architecture) -> Architecture:
     if record.deployed is None:
         return architecture_of(record, base)
     return parse_deployed(record.deployed, base)
+
+
+def price_columns(pricer: Pricer, price: Price) -> dict[str, Any]:
+    """The fields of a record that say what a trial costs, and under which prices."""
+    names = ("rounds", "sent_bytes", "key_bytes", "latency_s")
+    known = {"protocol": pricer.protocol, "network": pricer.network, "cost_model_id": pricer.cost_model_id}
+    return known | {name: getattr(price, name) for name in names}
 
 
 def append(path: Path, *records: Record) -> None:

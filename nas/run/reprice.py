@@ -19,7 +19,7 @@ from costmodel.protocols.by_protocol import asked_of_each
 from nas.run.config import BY_PROTOCOL
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
-from nas.run.ledger import Record, deployed_of
+from nas.run.ledger import Record, deployed_of, price_columns
 from nas.run.members import TrainedMember, members
 from nas.run.run import Run
 from search_spaces.pricing import price_architecture
@@ -146,17 +146,7 @@ def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...
     def at_other_prices(record: Record) -> Record:
         graphs = workload.graphs(deployed_of(record, run.base))
         price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
-        return replace(
-            record,
-            protocol=pricer.protocol,
-            network=pricer.network,
-            cost_model_id=pricer.cost_model_id,
-            rounds=price.rounds,
-            sent_bytes=price.sent_bytes,
-            key_bytes=price.key_bytes,
-            latency_s=price.latency_s,
-            latency_s_range=None,
-        )
+        return replace(record, **price_columns(pricer, price), latency_s_range=None)
 
     return tuple(at_other_prices(record) if record.status == "completed" else record for record in run.finished)
 

@@ -31,7 +31,6 @@ from nas.study.library import (
     initial_weights,
     parent_streams,
     trained_block,
-    trained_blocks,
 )
 from nas.training.batches import train_batch
 from search_spaces.architecture import Layer
@@ -90,9 +89,8 @@ def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent
     errors = []
     for rate in (0.0, 1e-3):
         settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
-        (trained,) = trained_blocks(
-            parent, [half], texts, settings, seq_len=SEQ_LEN, then=lambda _, block: block.requires_grad_(False)
-        )
+        blocks = library.Library(parent, texts, settings, seq_len=SEQ_LEN)
+        (trained,) = blocks.trained([half], lambda _, block: block.requires_grad_(False))
         made, _ = trained[half](read_stream, False)
         errors.append(float(distillation_error(made, read_stream, left)))
     assert errors[1] < 0.9 * errors[0]

@@ -11,7 +11,7 @@ from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.run.folder import SecondCorpus
 from nas.study import worker
-from nas.study.second_corpus import run_second, study_second
+from nas.study.start import run_second, study_second
 from nas.study.worker import run_trial
 from nas.training.trainer import TrainingRun
 from tests.nas.study.conftest import ONE_TRIAL
