@@ -24,7 +24,7 @@ from nas.run.folder import Meta, SecondCorpus, read_meta
 from nas.run.ledger import Record, architecture_of
 from nas.searchers.anchors import SEQ_LEN, TOKENS, anchors, known_trainings, published_members
 from nas.searchers.block_scores import BlockScores
-from nas.searchers.strategy import SearchProblem, Trained, searcher_of
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.parent import parent_result
 from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
@@ -115,9 +115,6 @@ def search_problem(
         reference_loss = parent.val_loss + math.log(1.5)
     elif route is not None and meta.ngrams is not None:
         reference_loss = meta.ngrams.losses[TRIGRAM - 1]
-    known: tuple[Trained, ...] = ()
-    if config.knowledge == "shipped" and parent is not None:
-        known = known_trainings(feasible.space, parent.val_loss)
     return SearchProblem(
         feasible=feasible,
         anchors=() if config.scale == "parent" else tuple(anchors(feasible, published_members(feasible.space))),
@@ -126,7 +123,7 @@ def search_problem(
         parent_loss=None if parent is None else parent.val_loss,
         heals_shortly=config.scale == "parent",
         blocks=blocks,
-        known=known,
+        known=known_trainings(feasible.space, parent.val_loss) if parent and config.knowledge == "shipped" else (),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from markupsafe import Markup
 
 from nas.report.front_figures import drawn_ngrams
-from nas.report.html.grid import Grid, Setting
+from nas.report.html.grid import Grid
 from nas.report.html.points import Point, perplexity_words
 from nas.run.front import front
 from nas.run.ledger import Record
@@ -35,7 +35,11 @@ def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
     columns: dict[tuple[float, ...] | None, int] = {}  # networks share bytes and rounds
     return {
         "points": [_point(point) for point in points],
-        "settings": [_setting(setting, columns) for setting in grid.settings],
+        "settings": [
+            setting._asdict()
+            | {"parts": [[columns.setdefault(part, len(columns)) for part in point] for point in setting.parts]}
+            for setting in grid.settings
+        ],
         "columns": list(columns),
         "pick": max(0, len(run.front) - 1),
         "ngrams": [{"name": name, "perplexity": value} for name, value in ngrams.items()],
@@ -61,11 +65,6 @@ def _point(point: Point) -> dict[str, Any]:
         "range": None if least is None else [least, most],
         "runs_as": member.deployed if member else None,
     }
-
-
-def _setting(setting: Setting, columns: dict[tuple[float, ...] | None, int]) -> dict[str, Any]:
-    parts = [[columns.setdefault(column, len(columns)) for column in point] for point in setting.parts]
-    return setting._asdict() | {"parts": parts}
 
 
 def _learning_curves(run: Run) -> Iterator[dict[str, Any]]:
