@@ -22,12 +22,8 @@ from nas.study.priced_study import price_study
 from search_spaces.budget.feasible import check_feasible
 
 
-def search(args: Sequence[str], console: Console) -> None:
-    """Prices the space, then, unless it is a dry run, trains candidates and writes the run folder.
-
-    Raises UserError (or the parser's own error) for bad input (nothing is written), InfeasibleError if nothing fits the
-    budget, StoppedError or OSError if the run cannot go on.
-    """
+def parse(args: Sequence[str]) -> dict[str, Any]:
+    """What a command line states, by name. Raises UserError (or the parser's own error) for bad input."""
     parser = cli.Parser(prog="python -m nas.search", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("--budget_latency", type=str, help="most seconds per token: 5min, or 60% of --parent's")
@@ -38,9 +34,20 @@ def search(args: Sequence[str], console: Console) -> None:
     parser.add_argument("--dry_run", action="store_true", help="price the space and stop; writes nothing")
     given: dict[str, Any] = cli.given(parser, args).as_dict()
     given.pop("config", None)
-    output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
     if "recipe" in given:
         given["recipe"] = decode(RecipeChanges, given["recipe"], "the configuration")
+    return given
+
+
+def search(given: dict[str, Any], console: Console) -> None:
+    """Prices the space, then, unless it is a dry run, trains candidates and writes the run folder.
+
+    given: fields of a new study, or what changes of the run to resume.
+
+    Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
+    or OSError if the run cannot go on.
+    """
+    output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
     if resume is not None:
         if output_dir is not None:
             raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
@@ -68,7 +75,7 @@ def main(args: Sequence[str] | None = None) -> int:
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends us is as good as Ctrl-C
     try:
         console = Console(markup=False, emoji=False)
-        return cli.guarded(lambda: search(arguments, console), debug=cli.DEBUG in arguments)
+        return cli.guarded(lambda: search(parse(arguments), console), debug=cli.DEBUG in arguments)
     finally:
         signal.signal(signal.SIGTERM, before)
 
