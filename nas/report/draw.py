@@ -73,7 +73,7 @@ def draw_panels(data: PanelFigure) -> Figure:
     )  # fmt: skip
     figure.suptitle(data.title, fontsize=9)
     listed = [panel for panel in data.panels if not isinstance(panel, HeatPanel) and not _is_named(panel)]
-    names = dict.fromkeys(series[0] for panel in listed for series in panel.series if series[0] != OTHER)
+    names = dict.fromkeys(series[0] for panel in listed for series in panel.series)
     places = {name: place for place, name in enumerate(names)}
     legend: dict[str, Any] = {}
     image: Any = None
@@ -149,7 +149,7 @@ def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
 
 def _bar_style(name: str, places: Mapping[str, int], last: int) -> dict[str, Any]:
     """By place in the legend or, of what has none, light to dark from 0 to the last."""
-    if name in places:
+    if name in places and name != OTHER:
         place = places[name]
         return {"color": COLOURS[place % len(COLOURS)], "hatch": "//" * (place // len(COLOURS)), "edgecolor": "white"}
     if name.isdigit():
