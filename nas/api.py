@@ -241,6 +241,14 @@ def _train(
 
     calls = Calls(callbacks)
     try:
-        return run_study(config, priced.feasible, console, folder=folder, output_dir=output_dir, listener=calls)
+        return run_study(
+            config,
+            priced.feasible,
+            console,
+            folder=folder,
+            output_dir=output_dir,
+            on_start=calls.started,
+            on_end=calls.trial_ended,
+        )
     finally:
         calls.ended()

@@ -19,11 +19,12 @@ rounding.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 
 from safetensors.torch import save
 
@@ -36,11 +37,13 @@ from nas.conversion.pretrained import TRAINED_FILE, WINDOWS_FILE, write_checksum
 from nas.corpus.tokenizer import TOKENIZER_FILE, kept_tokenizer, write_tokenizer
 from nas.model.weights import WEIGHTS_FILE
 from nas.prepare_export import Export, prepare_export, training_export
+from nas.recipe.candidate import candidate_id
 from nas.report.model_card import EXPORT_FILE, Fold, model_card
 from nas.run.run import Run
 from nas.training.manifest import is_training
-from search_spaces.architecture import dump_architecture
+from search_spaces.architecture import arch_id, dump_architecture
 from search_spaces.lower import lower
+from search_spaces.notation import name_of
 from search_spaces.resolve import ARCHITECTURE_FILE
 
 CARD_FILE = "README.md"
@@ -65,7 +68,11 @@ def export(
     else:
         source = Run.find(run)
         folder, made = source.folder, prepare_export(source, source.pick(pick), fold=fold)
-    name = made.facts.arch_id + ("-folded" if fold else "") + ("" if format == "yaml" else f"-{format}")
+    name = (
+        arch_id(made.facts.candidate.architecture)
+        + ("-folded" if fold else "")
+        + ("" if format == "yaml" else f"-{format}")
+    )
     target = folder / "exports" / name if output_dir is None else Path(output_dir)
     for path in write_export(made, target, format):
         print(path)
@@ -76,12 +83,12 @@ def export(
 
 def _fold_lines(made: Export, fold: Fold) -> list[str]:
     """Describes a folded model, as the check measured it."""
-    facts, cost, check = made.facts, made.facts.cost, fold.check
+    facts, cost, check = made.facts, made.facts.estimate, fold.check
     outside = describe(cost.extrapolated)
     failed = "the check failed with nothing left to unfold: do not rely on this model"
     return [
-        f"folded: {facts.notation} is deployed as {facts.deployed.notation} at "
-        f"{format_seconds(cost.total.latency_s)} a token ({cost.workload}, {cost.protocol})"
+        f"folded: {facts.candidate.name} is deployed as {name_of(facts.architecture)} at "
+        f"{format_seconds(cost.total.latency_s)} a token ({facts.workload.words}, {cost.protocol})"
         f"{outside and f'; {outside}'}",
         f"on {check['positions']:,} {fold.tokens} tokens its logits move by {check['float_error']:.1e} of "
         f"the largest and its most likely token agrees on {check['agreement']:.2%}; in fixed point they are off by "
@@ -101,27 +108,31 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
-        _write_or_clear(made, target, format)
+        with _all_or_none(target):
+            (target / EXPORT_FILE).write_text(dump(made.facts.plain()), encoding="utf-8")
+            FORMATS[format](made, target)
+            (target / CARD_FILE).write_text(model_card(made.facts, format, made.run), encoding="utf-8")
+            write_checksums(target)
     except OSError as error:
         raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
     return sorted(target.iterdir())
 
 
-def _write_or_clear(made: Export, target: Path, format: Format) -> None:
-    """All files of an export, or none."""
+@contextmanager
+def _all_or_none(target: Path) -> Iterator[None]:
+    """Removes what was written into a folder that was empty, if not all of it is."""
     try:
-        (target / EXPORT_FILE).write_text(dump(made.facts.plain()), encoding="utf-8")
-        FORMATS[format](made, target)
-        (target / CARD_FILE).write_text(model_card(made.facts, made.architecture, format, made.run), encoding="utf-8")
-        write_checksums(target)
+        yield
     except BaseException:  # Ctrl-C too
-        _clear(target)
+        with suppress(OSError):
+            for path in target.iterdir():
+                path.unlink()
         raise
 
 
 def _write_yaml(made: Export, target: Path) -> None:
     _write_weights(made, target)
-    (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.architecture), encoding="utf-8")
+    (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.facts.architecture), encoding="utf-8")
     (target / TRAINED_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
     if (made.tokenizer / TOKENIZER_FILE).is_file():
         kept = kept_tokenizer(made.tokenizer, "")
@@ -150,19 +161,12 @@ FORMATS: dict[Format, Callable[[Export, Path], None]] = {"yaml": _write_yaml, "h
 
 
 def _write_weights(made: Export, target: Path) -> None:
-    (target / WEIGHTS_FILE).write_bytes(save(made.weights, metadata={"candidate_id": made.facts.candidate_id}))
+    (target / WEIGHTS_FILE).write_bytes(
+        save(made.weights, metadata={"candidate_id": candidate_id(made.facts.candidate)})
+    )
 
 
-def _clear(target: Path) -> None:
-    """Removes what was written into a folder that was empty."""
-    with suppress(OSError):
-        for path in target.iterdir():
-            path.unlink()
-
-
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
-    cli.run(export, prog="python -m nas.export", args=args)
+main = partial(cli.run, export, "python -m nas.export")  # (args=None): runs the command line and exits with its code
 
 
 if __name__ == "__main__":

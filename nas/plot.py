@@ -9,14 +9,13 @@ what-if        with --protocol, --network, --testbed, --seq-len or a budget: the
                semi2k,sigma, also what each member costs under each, and what the pick of one loses under another
 """
 
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 
 from costmodel.config import cli
-from nas.report.picks import loss_lines, picks_table
 from nas.report.plot_files import plot_run, plot_what_if
 from nas.report.terminal import table_console
-from nas.report.what_if import what_if_lines, what_if_table
+from nas.report.what_if import loss_lines, picks_table, what_if_lines, what_if_table
 from nas.run.reprice import reprice, reprice_each
 from nas.run.run import Run
 
@@ -47,9 +46,7 @@ def plot(run: str, **prices: Any) -> None:
         print(path)
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
-    cli.run(plot, prog="python -m nas.plot", args=args)
+main = partial(cli.run, plot, "python -m nas.plot")  # (args=None): runs the command line and exits with its code
 
 
 if __name__ == "__main__":

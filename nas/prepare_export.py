@@ -9,18 +9,17 @@ from torch import Tensor
 from costmodel.config.schema import decode
 from costmodel.cost import shared_price
 from costmodel.errors import UnpricedOpError, UserError
-from costmodel.estimate import Pricer, estimate_generation
+from costmodel.estimate import Estimate, Pricer, estimate_generation
 from costmodel.protocols import load_pricer
-from costmodel.trust import shown
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import read_windows
 from nas.conversion.score_bounds import bounding_tokens
-from nas.conversion.verified_fold import VerifiedFold, check_tokens, fold_as_far_as
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus, tokenizer_folder
 from nas.corpus.held_out import trained_on
 from nas.corpus.near_duplicates import KeptWindows
-from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
-from nas.report.model_card import Cost, Facts, Fold, Form, Provenance, Result, VerifiedPrice
+from nas.recipe.candidate import Candidate, candidate_id
+from nas.report.model_card import Facts, Fold, Provenance, Result
 from nas.run.config import study_candidate
 from nas.run.folder import PARENT_FOLDER
 from nas.run.ledger import Record, architecture_of
@@ -30,20 +29,19 @@ from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.manifest import read_training
 from nas.training.trainer import TrainingProgress
-from search_spaces.architecture import Architecture, arch_id
-from search_spaces.notation import Member, name_of
+from search_spaces.architecture import Architecture
+from search_spaces.notation import Member
 from search_spaces.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """The priced architecture, the trained one with its weights by node of the op graph, and what is known of them.
+    """The trained architecture with its weights by node of the op graph, and what is known of them.
 
     tokenizer: the folder that keeps it, which is there as long as the corpus is in the cache. run: that it is a trial
         of; None for what `nas.train` trained. windows: of all text behind the weights, as far as that is known.
     """
 
-    architecture: Architecture
     trained: Architecture
     weights: dict[str, Tensor]
     facts: Facts
@@ -61,18 +59,8 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
     last = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
     if last is None or last.step != record.steps:
         raise UserError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
-    result = Result(
-        scale=candidate.recipe.scale.name,
-        width=candidate.trained.d_model,
-        perplexity=record.perplexity,
-        val_loss=record.val_loss,
-        tokenizer=record.tokenizer,
-        split=record.split,
-        tokens=record.tokens,
-        seed=record.seed,
-        flags=record.flags,
-        ngrams=run.ngrams,
-    )
+    names = ("perplexity", "val_loss", "tokenizer", "split", "tokens", "seed", "flags")
+    result = Result(ngrams=run.ngrams, **{name: getattr(record, name) for name in names})
     provenance = Provenance(
         run=run.folder.name,
         trial_id=record.trial_id,
@@ -84,7 +72,7 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
         cost_model_id=run.pricer.cost_model_id,
     )
     export = _prepared(candidate, last, run.pricer, run.workload, result, provenance, fold=fold)
-    verified = None if record.deployed is None else VerifiedPrice.of(record)
+    verified = None if record.deployed is None else record
     parents = [] if run.parent is None else [read_windows(run.folder / PARENT_FOLDER)]
     windows = _windows(record.corpus, parents)
     return replace(export, facts=replace(export.facts, verified=verified), run=run, windows=windows)
@@ -102,8 +90,6 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
     rungs = decode(TrainingProgress, last.progress, "the progress of a checkpoint").rungs
     rung = rungs[-1] if rungs else None
     result = Result(
-        scale=scale.name,
-        width=candidate.trained.d_model,
         perplexity=None if rung is None else rung.perplexity,
         val_loss=None if rung is None else rung.val_loss,
         tokenizer=training.tokenizer,
@@ -166,20 +152,24 @@ def _prepared(
     if fold:
         form = fold_as_far_as(trained, weights, tokens)
         trained, weights = form.folded.architecture, form.folded.weights
-        architecture, folding = at_dimensions(trained, architecture), _fold(form, left, kind)
+        architecture = at_dimensions(trained, architecture)
+        folding = Fold(
+            check=asdict(form.check),
+            passes=form.check.passes,
+            tokens=kind,
+            condition=form.folded.condition,
+            left=left + form.folded.left,
+        )
     facts = Facts(
-        notation=candidate.name,
-        arch_id=arch_id(candidate.architecture),
-        deployed=Form(notation=name_of(architecture), arch_id=arch_id(architecture)),
-        candidate_id=candidate_id(candidate),
+        candidate=candidate,
+        architecture=architecture,
         result=result,
-        cost=_cost(architecture, pricer, workload),
-        recipe=canonical_candidate(candidate)["recipe"],
+        estimate=_per_token(estimate_generation(workload.graphs(architecture), pricer).whole, workload.new_tokens),
+        workload=workload,
         provenance=provenance,
         fold=folding,
     )
     return Export(
-        architecture=architecture,
         trained=trained,
         weights=weights,
         facts=facts,
@@ -188,26 +178,12 @@ def _prepared(
     )
 
 
-def _fold(form: VerifiedFold, left: tuple[str, ...], tokens: str) -> Fold:
-    folded, check = form
-    left += folded.left
-    return Fold(check=asdict(check), passes=check.passes, tokens=tokens, condition=folded.condition, left=left)
-
-
-def _cost(architecture: Architecture, pricer: Pricer, workload: Workload) -> Cost:
-    """The prices of each new token."""
-    whole, shares = estimate_generation(workload.graphs(architecture), pricer).whole, workload.new_tokens
+def _per_token(whole: Estimate, num_tokens: int) -> Estimate:
+    """One of the new tokens; its ops are all of them."""
     bounds = whole.latency_s_range
-    return Cost(
-        protocol=whole.protocol,
-        network=whole.network,
-        trust=whole.trust,
-        whose=shown(workload.deployment.public_layers, workload.deployment.client_layers),
-        seq_len=workload.prompt_len,
-        workload=workload.words,
-        total=shared_price(whole.total, shares),
-        latency_s_range=None if bounds is None else (bounds[0] / shares, bounds[1] / shares),
-        prior_share=whole.prior_share,
-        extrapolated=whole.extrapolated,
-        by_layer=tuple((layer, shared_price(price, shares)) for layer, price in whole.by_layer),
+    return replace(
+        whole,
+        total=shared_price(whole.total, num_tokens),
+        latency_s_range=None if bounds is None else (bounds[0] / num_tokens, bounds[1] / num_tokens),
+        by_layer=tuple((layer, shared_price(price, num_tokens)) for layer, price in whole.by_layer),
     )

@@ -7,9 +7,7 @@ a finished one with a larger `--num-trials`.
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -17,26 +15,15 @@ from rich.console import Console
 from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
-from nas.api import Run, Study, load_run
-from nas.recipe.flags import add_recipe_flags
-from nas.recipe.overrides import RecipeChanges
+from nas.api import Study, load_run
+from nas.recipe.overrides import RecipeChanges, add_recipe_flags
 from nas.run.config import StudyConfig
 from nas.study.priced_study import price_study
 from search_spaces.budget.feasible import check_feasible
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Request:
-    """The request of a command line: fields of a new study, or what changes of the run to resume."""
-
-    given: Mapping[str, Any]
-    run: Run | None
-    output_dir: Path | None
-    dry_run: bool
-
-
-def parse(args: Sequence[str]) -> Request:
-    """The request of a command line. Raises UserError (or the parser's own error) for bad input."""
+def parse(args: Sequence[str]) -> dict[str, Any]:
+    """What a command line states, by name. Raises UserError (or the parser's own error) for bad input."""
     parser = cli.Parser(prog="python -m nas.search", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("--budget_latency", type=str, help="most seconds per token: 5min, or 60% of --parent's")
@@ -45,40 +32,38 @@ def parse(args: Sequence[str]) -> Request:
     parser.add_argument("--output_dir", type=str, help="folder of the run (default: runs/<UTC time>)")
     parser.add_argument("--resume", type=str, help="continue this run: its folder, or `latest`")
     parser.add_argument("--dry_run", action="store_true", help="price the space and stop; writes nothing")
-    given = cli.given(parser, args)
-    output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
+    given: dict[str, Any] = cli.given(parser, args).as_dict()
     given.pop("config", None)
-    stated = given.as_dict()
-    if "recipe" in stated:
-        stated["recipe"] = decode(RecipeChanges, stated["recipe"], "the configuration")
-    if resume is not None:
-        if output_dir is not None:
-            raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
-        return Request(given=stated, run=load_run(resume), output_dir=None, dry_run=dry_run)
-    if "budget_latency" not in given:
-        raise UserError("--budget-latency is required, such as --budget-latency 5min, or 60% of a --parent.")
-    return Request(given=stated, run=None, output_dir=output_dir and Path(output_dir), dry_run=dry_run)
+    if "recipe" in given:
+        given["recipe"] = decode(RecipeChanges, given["recipe"], "the configuration")
+    return given
 
 
-def search(request: Request, console: Console) -> None:
+def search(given: dict[str, Any], console: Console) -> None:
     """Prices the space, then, unless it is a dry run, trains candidates and writes the run folder.
+
+    given: fields of a new study, or what changes of the run to resume.
 
     Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
     or OSError if the run cannot go on.
     """
-    if request.dry_run:
-        _price(request, console)
-    elif request.run is not None:
-        request.run.resume(console=console, **request.given)
+    output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
+    if resume is not None:
+        if output_dir is not None:
+            raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
+        run = load_run(resume)
+        if not dry_run:
+            run.resume(console=console, **given)
+            return
+        priced = price_study(run.resumed(**given), run.folder)
     else:
-        Study(**request.given).run(output_dir=request.output_dir, console=console)
-
-
-def _price(request: Request, console: Console) -> None:
-    if (run := request.run) is None:
-        priced = Study(**request.given).priced()
-    else:
-        priced = price_study(run.resumed(**request.given), run.folder)
+        if "budget_latency" not in given:
+            raise UserError("--budget-latency is required, such as --budget-latency 5min, or 60% of a --parent.")
+        study = Study(**given)
+        if not dry_run:
+            study.run(output_dir=output_dir or None, console=console)
+            return
+        priced = study.priced()
     for line in priced.lines:
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(priced.feasible)

@@ -1,9 +1,7 @@
 """`python -m nas.status RUN`: where a run stands, from its ledger alone."""
 
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
-from typing import NoReturn
+from functools import partial
 
 from rich.table import Table
 
@@ -25,7 +23,6 @@ from nas.report.summary import (
 )
 from nas.report.terminal import table_console
 from nas.run.front import crosses
-from nas.run.ledger import Record
 from nas.run.members import in_noise
 from nas.run.run import Run
 from nas.storage import is_running
@@ -60,14 +57,9 @@ def status(run: str) -> None:
     for record in shown.finished:
         if record.reason:
             console.print(f"{record.status}: {record.notation} ({record.trial_id}): {record.reason}")
-            if traceback := _traceback(folder, record):
+            traceback = folder / "trials" / record.trial_id / TRACEBACK_FILE
+            if traceback.exists() and str(traceback) not in record.reason:
                 console.print(f"  traceback: {traceback}")
-
-
-def _traceback(folder: Path, record: Record) -> Path | None:
-    """Where the traceback of a trial is, unless its reason says so or there is none."""
-    path = folder / "trials" / record.trial_id / TRACEBACK_FILE
-    return path if path.exists() and str(path) not in (record.reason or "") else None
 
 
 def _front_table(run: Run) -> Table:
@@ -98,9 +90,7 @@ def _front_table(run: Run) -> Table:
     return table
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
-    cli.run(status, prog="python -m nas.status", args=args)
+main = partial(cli.run, status, "python -m nas.status")  # (args=None): runs the command line and exits with its code
 
 
 if __name__ == "__main__":

@@ -35,8 +35,7 @@ from nas.model.decoder import Decoder
 from nas.model.weight_normalisation import chosen_linears
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
-from nas.recipe.flags import add_recipe_flags
-from nas.recipe.overrides import RecipeChanges, changed
+from nas.recipe.overrides import RecipeChanges, add_recipe_flags, changed
 from nas.recipe.recipe import (
     MAX_SEED,
     SCALES,

@@ -238,5 +238,5 @@ def flops_figure(experiment: Experiment) -> PanelFigure:
             Series(name, contexts, tuple(shares[place] for _, _, shares in by_context))
             for place, name in enumerate(SHARES)
         )
-        panels.append(LinePanel(row, "tokens of the prompt", "% of FLOPs", series, log_x=True))
+        panels.append(LinePanel(row, "tokens of the prompt", "% of FLOPs", series, log_x=2))
     return PanelFigure(experiment.settings.title, tuple(panels))

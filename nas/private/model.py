@@ -94,7 +94,7 @@ def _of_prepared(source: str, export: Export) -> PrivateModel:
     fold = export.facts.fold
     assert fold is not None
     return PrivateModel(
-        name=f"{export.facts.notation} of {source}, deployed as {name_of(export.trained)}",
+        name=f"{export.facts.candidate.name} of {source}, deployed as {name_of(export.trained)}",
         architecture=export.trained,
         weights=_arrays(export.weights),
         tokenizer=kept_tokenizer(export.tokenizer, "bpe"),

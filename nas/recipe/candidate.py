@@ -35,9 +35,9 @@ class Candidate:
         From a parent, norms that the candidate lacks are frozen ones, which deploy alike.
         """
         made, route = trained_architecture(self.architecture, self.recipe.scale), self.recipe.route
-        return (
-            made if route is None else student_architecture(made, parent_architecture(route, made), spread=route.spread)
-        )
+        if route is None:
+            return made
+        return student_architecture(made, parent_architecture(route, made), spread=route.spread)
 
     @property
     def initial_architecture(self) -> Architecture:

@@ -138,17 +138,15 @@ def initial_architecture(trained: Architecture, parent: Architecture) -> Archite
     """The architecture at the start of training: with the parent's attention and FFN where these are yet to go."""
     layers = list(trained.layers)
     for index, kind in removed_parts(trained, parent):
-        layers[index] = _with_part(layers[index], parent.layers[index], kind)
+        part = {name: getattr(parent.layers[index], name) for name in KINDS[kind]}
+        layers[index] = replace(layers[index], **part)
     return replace(trained, layers=tuple(layers))
 
 
 def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]:
     """Every part of the parent that the trained architecture lacks, layer by layer."""
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
-        if layer.attention == "none" != theirs.attention:
-            yield Part(index, "attention")
-        if layer.ffn == "none" != theirs.ffn:
-            yield Part(index, "ffn")
+        yield from (Part(index, kind) for kind in KINDS if getattr(layer, kind) == "none" != getattr(theirs, kind))
 
 
 def trained_parts(trained: Architecture, parent: Architecture, trainable: Trainable) -> list[Part] | None:
@@ -190,12 +188,6 @@ def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
     if form == "square" and (theirs.ffn in GATE_OPS or not has_bias(parent, theirs, "ffn.down")):
         return None
     return POLYNOMIALS.get(form)
-
-
-def _with_part(layer: Layer, theirs: Layer, kind: PartKind) -> Layer:
-    if kind == "attention":
-        return replace(layer, attention=theirs.attention, norm1=theirs.norm1)
-    return replace(layer, ffn=theirs.ffn, norm2=theirs.norm2, stabiliser=theirs.stabiliser)
 
 
 def _norm(wanted: Norm, theirs: Norm) -> Norm:

@@ -1,8 +1,10 @@
 """Changes of a user to the recipe that a scale and its data come with. Nothing stated, nothing changed."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeAlias
 
+from costmodel.config import cli
 from costmodel.errors import UserError
 from nas.recipe.distillation import Trainable
 from nas.recipe.recipe import EntropyMaximum, Foldable, OptimizerName, PenaltyForm, Precision, RateSchedule, Recipe
@@ -140,6 +142,14 @@ class RecipeChanges:
     temperature_init: float | None = None
     precision: Precision | None = None
     recompute: bool | None = None
+
+
+def add_recipe_flags(parser: cli.Parser, skip: Collection[str] = ()) -> None:
+    """A flag `--recipe.*` for every change. skip: of those of the scale."""
+    parts = {part.name: type(part.default) for part in fields(RecipeChanges) if is_dataclass(part.default)}
+    parser.add_class_arguments(RecipeChanges, "recipe", skip=set(parts))
+    for name, part in parts.items():
+        parser.add_class_arguments(part, f"recipe.{name}", skip=set(skip) if name == "scale" else set())
 
 
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:

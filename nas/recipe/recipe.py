@@ -245,9 +245,7 @@ class Foldable:
     every: so many optimizer steps, and after the last one, it is seen to.
     """
 
-    floor: float = (
-        0.5  # nas/training/distillation/foldable.py has the commands: 0.3 leaves two linears above the bar of folding
-    )
+    floor: float = 0.5  # 0.3 leaves two linears above the bar of folding (nas/training/distillation/foldable.py)
     every: int = 32  # 1.5 % of the seconds of a step at scale `proxy` on a core, with something to raise in every layer
 
     def __post_init__(self) -> None:
@@ -301,9 +299,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name in ("eps", "clip_norm", "temperature_init"):
-            if not (value := getattr(self, name)) > 0 or (
-                value == math.inf and name != "clip_norm"
-            ):  # inf: no clipping
+            value, no_clipping = getattr(self, name), name == "clip_norm" and self.clip_norm == math.inf
+            if not (0 < value < math.inf or no_clipping):
                 raise UserError(f"`{name}` of a recipe must be positive and finite, but got {value}.")
         if not 0 <= self.final_rate_share <= 1:
             raise UserError(f"`final_rate_share` of a recipe must be between 0 and 1, but got {self.final_rate_share}.")

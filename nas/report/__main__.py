@@ -5,9 +5,8 @@ front under every protocol, network and prompt length, placements, where costs c
 distrust, and how to do it again.
 """
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from costmodel.config import cli
 from nas.report.html.page import write_report
@@ -24,9 +23,7 @@ def report(run: str, output: Path | None = None) -> None:
     print(write_report(Run.find(run), output))
 
 
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
-    cli.run(report, prog="python -m nas.report", args=args)
+main = partial(cli.run, report, "python -m nas.report")  # (args=None): runs the command line and exits with its code
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Figure data to matplotlib and to files; its only importer."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import matplotlib
 
-from nas.report.cost_figures import BreakdownFigure, SensitivityFigure, Stack
 from nas.report.front_figures import FrontFigure, Group, NgramLines, WhatIfFigure, WhatIfPanel
-from nas.report.panels import BarPanel, HeatPanel, LinePanel, PanelFigure
+from nas.report.panels import OTHER, BarPanel, HeatPanel, LinePanel, PanelFigure
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -20,10 +19,12 @@ ERRORS = "± two standard errors over seeds and files"
 LABELLED = 12  # front members named in the legend; the rest are in pareto.csv
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+ENDS = {"embed": COLOURS[1], "head": COLOURS[3]}  # what is before and after numbered layers
 OTHER_COLOUR = "0.75"
 FLOOR_COLOUR = "0.35"
 LINES = ("-", "--", "-.", ":")
 NUMBER_SHARE, WORD_SHARE = 0.03, 0.07  # of an axis: the room that the label of a part of a bar needs
+MOST_MARKED = 40  # points of a series; one of more is a line alone
 CLOSE = 1.5  # ratio of marks below which their names would meet between them
 
 
@@ -62,63 +63,18 @@ def draw_what_if(data: WhatIfFigure) -> Figure:
     return figure
 
 
-def draw_sensitivity(data: SensitivityFigure) -> Figure:
-    """Latency against bandwidth and against round-trip time, all axes logarithmic."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 5.5), dpi=100, layout="constrained", sharey=True)
-    figure.suptitle(data.title, fontsize=9)
-    bandwidths = [value / 1e6 for value in data.bandwidths]
-    for index, curve in enumerate(data.by_bandwidth):
-        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": LINES[index % len(LINES)]}
-        left.plot(bandwidths, curve.latency_s, label=curve.name, **style)
-        right.plot([value * 1e3 for value in data.rtts_s], data.by_rtt[index].latency_s, **style)
-    left.set_xlabel(f"bandwidth (Mbit/s), at a round-trip time of {data.rtt_s * 1e3:g} ms")
-    right.set_xlabel(f"round-trip time (ms), at a bandwidth of {data.bandwidth_bits_per_s / 1e6:g} Mbit/s")
-    left.set_ylabel("predicted latency per token (seconds)")
-    left.set_yscale("log")
-    left.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-    left.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 1)))
-    for axes, marks in (
-        (left, [(name, bandwidth / 1e6) for name, bandwidth, _ in data.presets]),
-        (right, [(name, rtt_s * 1e3) for name, _, rtt_s in data.presets]),
-    ):
-        axes.set_xscale("log")
-        axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
-        axes.grid(alpha=0.2)
-        _mark_presets(axes, marks)
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8)
-    return figure
-
-
-def draw_breakdown(data: BreakdownFigure) -> Figure:
-    """Four stacks of horizontal bars, one bar an architecture: latency above bytes, kinds of op beside layers."""
-    figure, grid = plt.subplots(2, 2, figsize=(12, 3 + 0.8 * len(data.names)), dpi=100, layout="constrained")
-    figure.suptitle(data.title, fontsize=9)
-    kinds = list(dict.fromkeys((*data.latency_by_kind.parts, *data.bytes_by_kind.parts)))
-    named = [kind for kind in kinds if kind != "other"]
-    colours = {kind: COLOURS[index % len(COLOURS)] for index, kind in enumerate(named)} | {"other": OTHER_COLOUR}
-    hatches = {kind: "//" * (index // len(COLOURS)) for index, kind in enumerate(named)}
-    seconds = (
-        ("minutes", 60.0) if max(map(sum, zip(*data.latency_by_kind.values, strict=True))) >= 120 else ("seconds", 1.0)
-    )
-    for row, stacks, unit in (
-        (grid[0], (data.latency_by_kind, data.latency_by_layer), seconds),
-        (grid[1], (data.bytes_by_kind, data.bytes_by_layer), ("GB", 1e9)),
-    ):
-        _draw_stack(row[0], data.names, stacks[0], unit, colours, hatches)
-        _draw_stack(row[1], data.names, stacks[1], unit, _layer_colours(stacks[1].parts), {})
-        row[1].tick_params(labelleft=False)
-    handles = [matplotlib.patches.Patch(facecolor=colours[kind], hatch=hatches.get(kind), label=kind) for kind in kinds]
-    figure.legend(handles=handles, loc="outside lower center", ncols=7, fontsize=8)
-    return figure
-
-
 def draw_panels(data: PanelFigure) -> Figure:
     """A grid of panels; what its lines and bars are is said once, below it."""
     columns = min(data.columns, len(data.panels))
     rows = -(-len(data.panels) // columns)
-    size = (12.6 if columns > 1 else 7.5, 0.8 + 3.4 * rows)
-    figure, grid = plt.subplots(rows, columns, figsize=size, dpi=100, layout="constrained", squeeze=False)
+    figure, grid = plt.subplots(
+        rows, columns, figsize=(12.6 if columns > 1 else 7.5, 0.8 + data.row_height * rows), dpi=100,
+        layout="constrained", squeeze=False, sharey="row" if data.share_y else "none",
+    )  # fmt: skip
     figure.suptitle(data.title, fontsize=9)
+    listed = [panel for panel in data.panels if not isinstance(panel, HeatPanel) and not _is_named(panel)]
+    names = dict.fromkeys(series[0] for panel in listed for series in panel.series)
+    places = {name: place for place, name in enumerate(names)}
     legend: dict[str, Any] = {}
     image: Any = None
     for axes, panel in zip(grid.flat, data.panels, strict=False):
@@ -128,9 +84,9 @@ def draw_panels(data: PanelFigure) -> Figure:
         if isinstance(panel, HeatPanel):
             image = _draw_heat(axes, panel)
             continue
-        _draw_bars(axes, panel) if isinstance(panel, BarPanel) else _draw_lines(axes, panel)
-        handles, names = axes.get_legend_handles_labels()
-        legend |= dict(zip(names, handles, strict=True))
+        _draw_bars(axes, panel, places) if isinstance(panel, BarPanel) else _draw_lines(axes, panel, places)
+        if not _is_named(panel):
+            legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     for axes in grid.flat[len(data.panels) :]:
         axes.axis("off")
     if image is not None:
@@ -140,44 +96,65 @@ def draw_panels(data: PanelFigure) -> Figure:
     return figure
 
 
-def _draw_lines(axes: Axes, panel: LinePanel) -> None:
-    for index, series in enumerate(panel.series):
-        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "marker": "osD^v"[index % 5], "markersize": 4}
-        style["linestyle"] = LINES[index // len(COLOURS) % len(LINES)] if series.joined else ""
+def _is_named(panel: LinePanel | BarPanel) -> bool:
+    return isinstance(panel, BarPanel) and panel.named
+
+
+def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None:
+    for series in panel.series:
+        place = places[series.name]
+        style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "markersize": 4}
+        style["marker"] = "osD^v"[place % 5] if len(series.x) <= MOST_MARKED else ""
+        style["linestyle"] = LINES[place // len(COLOURS) % len(LINES)] if series.joined else ""
         axes.plot(series.x, series.y, label=series.name, linewidth=1, **style)
-        for place, (x, y, name) in enumerate(zip(series.x, series.y, series.names, strict=False)):
-            below = place % 2
-            axes.annotate(
-                name, (x, y), textcoords="offset points", xytext=(4, -4 if below else 4),
-                va="top" if below else "bottom", fontsize=6, color=style["color"],
-            )  # fmt: skip
+        for number, (x, y, name) in enumerate(zip(series.x, series.y, series.names, strict=False)):
+            _name(axes, name, (x, y), above=not number % 2, fontsize=6, color=style["color"])
         if series.names:
             axes.margins(x=0.3, y=0.08)  # for the names
     if panel.log_x:
-        axes.set_xscale("log", base=2)
+        axes.set_xscale("log", base=panel.log_x)
         axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
     if panel.log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 1)))
     axes.set_ylabel(panel.y_label, fontsize=8)
     axes.grid(alpha=0.2)
+    _mark(axes, panel.marks)
 
 
-def _draw_bars(axes: Axes, panel: BarPanel) -> None:
+def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
     """The first group on top."""
     height = 0.8 if panel.stacked else 0.8 / len(panel.series)
     lefts = [0.0] * len(panel.groups)
+    longest = max(sum(values) for values in zip(*(values for _, values in panel.series), strict=True))
+    last = sum(name.isdigit() for name, _ in panel.series) - 1
     for index, (name, values) in enumerate(panel.series):
         shift = 0.0 if panel.stacked else (index - (len(panel.series) - 1) / 2) * height
-        places = [place + shift for place in range(len(panel.groups))]
-        bars = axes.barh(places, values, height, left=lefts, color=COLOURS[index % len(COLOURS)], label=name)
+        at = [place + shift for place in range(len(panel.groups))]
+        bars = axes.barh(at, values, height, left=lefts, label=name, **_bar_style(name, places, last))
+        if panel.named:
+            least = (NUMBER_SHARE if name.isdigit() else WORD_SHARE) * longest
+            texts = [name if value > least else "" for value in values]
+            dark = name.isdigit() and 2 * int(name) > last
+            axes.bar_label(bars, texts, label_type="center", fontsize=7, color="white" if dark else "black")
         if panel.stacked:
             lefts = [left + value for left, value in zip(lefts, values, strict=True)]
         else:
             axes.bar_label(bars, fmt="%.3g", fontsize=6, padding=1)
     axes.set_yticks(range(len(panel.groups)), panel.groups, fontsize=7)
-    axes.invert_yaxis()
+    axes.set_ylim(len(panel.groups) - 0.5, -0.5)
     axes.margins(x=0.1 if not panel.stacked else 0.0)
+
+
+def _bar_style(name: str, places: Mapping[str, int], last: int) -> dict[str, Any]:
+    """By place in the legend or, of what has none, light to dark from 0 to the last."""
+    if name in places and name != OTHER:
+        place = places[name]
+        return {"color": COLOURS[place % len(COLOURS)], "hatch": "//" * (place // len(COLOURS)), "edgecolor": "white"}
+    if name.isdigit():
+        return {"color": plt.get_cmap("viridis_r")(0.1 + 0.8 * int(name) / max(1, last))}
+    return {"color": ENDS.get(name, OTHER_COLOUR)}
 
 
 def _draw_heat(axes: Axes, panel: HeatPanel) -> Any:
@@ -186,48 +163,8 @@ def _draw_heat(axes: Axes, panel: HeatPanel) -> Any:
     return axes.imshow(cells, cmap="viridis", vmin=panel.limits[0], vmax=panel.limits[1], aspect="auto")
 
 
-def _layer_colours(parts: Sequence[str]) -> dict[str, tuple[float, ...] | str]:
-    """Light to dark from the first layer to the last; the ends in colours of their own."""
-    layers = [part for part in parts if part.isdigit()]
-    shades = plt.get_cmap("viridis_r")
-    colours: dict[str, tuple[float, ...] | str] = {
-        part: shades(0.1 + 0.8 * index / max(1, len(layers) - 1)) for index, part in enumerate(layers)
-    }
-    return colours | {"embed": COLOURS[1], "head": COLOURS[3]}
-
-
-def _draw_stack(
-    axes: Axes,
-    names: Sequence[str],
-    stack: Stack,
-    unit: tuple[str, float],
-    colours: dict[str, str] | dict[str, tuple[float, ...] | str],
-    hatches: dict[str, str],
-) -> None:
-    """A bar an architecture; a part is named inside its bars where there is room."""
-    totals = [sum(values) for values in zip(*stack.values, strict=True)]
-    lefts = [0.0] * len(names)
-    for part, values in zip(stack.parts, stack.values, strict=True):
-        widths = [value / unit[1] for value in values]
-        bars = axes.barh(
-            range(len(names)), widths, left=lefts, color=colours[part], hatch=hatches.get(part),
-            edgecolor="white", linewidth=0.5,
-        )  # fmt: skip
-        if part in ("embed", "head") or part.isdigit():
-            least = (NUMBER_SHARE if part.isdigit() else WORD_SHARE) * max(totals)
-            texts = [part if value > least else "" for value in values]
-            dark = part.isdigit() and 2 * int(part) >= len(stack.parts) - 2
-            axes.bar_label(bars, texts, label_type="center", fontsize=7, color="white" if dark else "black")
-        lefts = [left + width for left, width in zip(lefts, widths, strict=True)]
-    axes.set_xlim(0, 1.04 * max(totals) / unit[1])
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel(unit[0])
-    axes.set_title(stack.title, fontsize=9, loc="left")
-
-
-def _mark_presets(axes: Axes, marks: Iterable[tuple[str, float]]) -> None:
-    """A thin line and a name at each preset that is within the axis."""
+def _mark(axes: Axes, marks: Iterable[tuple[str, float]]) -> None:
+    """A thin line and a name at each mark that is within the axis."""
     low, high = axes.get_xlim()
     at: dict[float, list[str]] = {}
     for name, value in marks:
@@ -246,7 +183,7 @@ def _mark_presets(axes: Axes, marks: Iterable[tuple[str, float]]) -> None:
 def _draw_panel(axes: Axes, panel: WhatIfPanel) -> None:
     axes.set_title(panel.title, fontsize=9, loc="left")
     _draw_group(axes, panel.others, color="0.7", marker="o", label="on neither front")
-    axes.step(panel.front_min, panel.front_perplexity, where="post", color=COLOURS[0], linewidth=1)
+    _draw_step(axes, panel.front, COLOURS[0])
     for group, colour, marker, label in (
         (panel.kept, COLOURS[0], "o", "on both fronts"),
         (panel.gone, COLOURS[5], "X", "on the first front alone"),
@@ -273,12 +210,12 @@ def _label_perplexity(axes: Axes) -> None:
 def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _draw_group(axes, data.dominated, color="0.6", marker="o", label="dominated")
     _draw_group(axes, data.baselines, color="tab:brown", marker="D", label="baseline, for comparison only")
-    axes.step(data.front.latency_min, data.front.perplexity, where="post", color="tab:blue", linewidth=1)
-    names = [f"{number}  {name}" for number, name in enumerate(data.front.names[:LABELLED], 1)]
-    others = ["others in pareto.csv"] if len(data.front.names) > LABELLED else []
+    _draw_step(axes, data.front, "tab:blue")
+    names = [f"{number}  {mark.name}" for number, mark in enumerate(data.front[:LABELLED], 1)]
+    others = ["others in pareto.csv"] if len(data.front) > LABELLED else []
     label = "\n".join(["Pareto front", *names, *others])
     _draw_group(axes, data.front, color="tab:blue", marker="o", label=label)
-    _explain_seeds(axes, (data.front, data.dominated, data.baselines))
+    _explain_seeds(axes, (*data.front, *data.dominated, *data.baselines))
     if data.parent is not None:
         style: dict[str, Any] = {"color": "tab:green", "marker": "*", "markersize": 9, "linestyle": ""}
         name = f"parent {data.parent.notation}, as it was given"
@@ -293,13 +230,13 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     )
     axes.grid(alpha=0.2)
     _label(axes, data.baselines)
-    _label(axes, data.front._replace(names=tuple(map(str, range(1, len(data.front.names) + 1)))))
+    _label(axes, tuple(mark._replace(name=str(number)) for number, mark in enumerate(data.front, 1)))
 
 
 def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
     """A thin line at each perplexity, named above its left end, where there are fewest trials."""
-    for name, perplexity in zip(ngrams.names, ngrams.perplexity, strict=True):
-        label = ngrams.title if name == ngrams.names[0] else "_"
+    for number, (name, perplexity) in enumerate(ngrams.perplexities.items()):
+        label = "_" if number else ngrams.title
         axes.axhline(perplexity, color=FLOOR_COLOUR, linewidth=0.9, linestyle=":", zorder=1, label=label)
         axes.text(
             0.005, perplexity, f"{name} {perplexity:.3g}", transform=axes.get_yaxis_transform(),
@@ -307,50 +244,47 @@ def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
         )  # fmt: skip
 
 
+def _draw_step(axes: Axes, front: Group, color: str) -> None:
+    """The line from each member of a front to the next."""
+    minutes, perplexities = [mark.latency_min for mark in front], [mark.perplexity for mark in front]
+    axes.step(minutes, perplexities, where="post", color=color, linewidth=1)
+
+
 def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:
     """Full marks with error bars, hollow ones where no error is known."""
-    if not group.names:
-        return
     style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
-    axes.plot([], [], **style, label=label)
-    points = list(zip(group.latency_min, group.perplexity, group.spread, group.range_min, strict=True))
-    repeated = [(latency, middle, spread) for latency, middle, spread, _ in points if spread is not None]
-    single = [(latency, middle) for latency, middle, spread, _ in points if spread is None]
-    if single:
-        axes.plot(*zip(*single, strict=True), **style, markerfacecolor="white")
-    if repeated:
-        latencies, middles, _ = zip(*repeated, strict=True)
-        axes.plot(latencies, middles, **style)
-        below = [middle - spread[0] for _, middle, spread in repeated]
-        above = [spread[1] - middle for _, middle, spread in repeated]
-        axes.errorbar(latencies, middles, yerr=[below, above], color=color, linestyle="", elinewidth=1, capsize=3)
-    ranges = [(middle, *bounds) for _, middle, _, bounds in points if bounds is not None]
-    if ranges:
-        axes.hlines(*zip(*ranges, strict=True), color=color, linewidth=1, alpha=0.5)
+    if group:
+        axes.plot([], [], **style, label=label)
+    for mark in group:
+        x, y = mark.latency_min, mark.perplexity
+        if mark.spread is None:
+            axes.plot(x, y, **style, markerfacecolor="white")
+        else:
+            low, high = mark.spread
+            axes.errorbar(x, y, yerr=[[y - low], [high - y]], **style, elinewidth=1, capsize=3)
+        if mark.range_min is not None:
+            axes.hlines(y, *mark.range_min, color=color, linewidth=1, alpha=0.5)
 
 
-def _explain_seeds(axes: Axes, groups: Iterable[Group]) -> None:
+def _explain_seeds(axes: Axes, marks: Group) -> None:
     """Explains full and hollow marks, those that there are."""
-    spreads = [spread for group in groups for spread in group.spread]
-    if any(spread is not None for spread in spreads):
+    if any(mark.spread is not None for mark in marks):
         axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean, {ERRORS}")
-    if None in spreads:
+    if any(mark.spread is None for mark in marks):
         style: dict[str, Any] = {"color": "0.3", "marker": "o", "markersize": 5, "linestyle": ""}
         axes.plot([], [], **style, markerfacecolor="white", label="one seed, no error known")
 
 
 def _label(axes: Axes, group: Group) -> None:
     """Names the members, from the lowest perplexity up in turn below and above, so that neighbours stay legible."""
-    order = sorted(range(len(group.names)), key=lambda index: group.perplexity[index])
-    for place, index in enumerate(order):
-        axes.annotate(
-            group.names[index],
-            (group.latency_min[index], group.perplexity[index]),
-            textcoords="offset points",
-            xytext=(5, 5) if place % 2 else (5, -5),
-            va="bottom" if place % 2 else "top",
-            fontsize=7,
-        )
+    for place, mark in enumerate(sorted(group, key=lambda mark: mark.perplexity)):
+        _name(axes, mark.name, (mark.latency_min, mark.perplexity), above=bool(place % 2), fontsize=7)
+
+
+def _name(axes: Axes, name: str, point: tuple[float, float], *, above: bool, **text: Any) -> None:
+    """Beside its point, and above or below it."""
+    va, shift = ("bottom", 5) if above else ("top", -5)
+    axes.annotate(name, point, textcoords="offset points", xytext=(5, shift), va=va, **text)
 
 
 def _draw_ended_early(axes: Axes, data: FrontFigure) -> None:
@@ -366,10 +300,11 @@ def _draw_ended_early(axes: Axes, data: FrontFigure) -> None:
 def _draw_published(axes: Axes, data: FrontFigure) -> None:
     axes.set_title(data.published_title, fontsize=9, loc="left")
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1)
-    if not data.published.names:
+    if not data.published:
         axes.text(0.5, 0.5, "no published row", transform=axes.transAxes, ha="center", fontsize=9)
         return
-    axes.plot(data.published.latency_min, data.published.perplexity, color="tab:green", marker="s", linestyle="")
+    minutes, perplexities = zip(*(mark[1:3] for mark in data.published), strict=True)
+    axes.plot(minutes, perplexities, color="tab:green", marker="s", linestyle="")
     _label(axes, data.published)
     axes.margins(x=0.25)
     axes.set_xlabel("printed latency (minutes)")

@@ -1,7 +1,8 @@
 """Data of the perplexity-latency figures: what a run found, and what of it stays under other prices. No drawing."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple, TypeAlias
 
 from costmodel.cost import Budget
 from costmodel.protocols import TRUST
@@ -20,29 +21,28 @@ DRAWN_NGRAMS = ("trigram", "5-gram")  # always; and these where the trials are:
 DRAWN_IF_INSIDE = ("unigram", "bigram")
 
 
-class Group(NamedTuple):
-    """Members drawn alike, at the means over their seeds.
+class Mark(NamedTuple):
+    """A member at the mean over its seeds.
 
     latency_min: minutes. range_min: price range in minutes, or None. spread: perplexities two standard errors below and
     above the mean loss, or None where none is known.
     """
 
-    names: tuple[str, ...]
-    latency_min: tuple[float, ...]
-    perplexity: tuple[float, ...]
-    range_min: tuple[tuple[float, float] | None, ...]
-    spread: tuple[tuple[float, float] | None, ...]
+    name: str
+    latency_min: float
+    perplexity: float
+    range_min: tuple[float, float] | None = None
+    spread: tuple[float, float] | None = None
+
+
+Group: TypeAlias = tuple[Mark, ...]  # drawn alike
 
 
 class NgramLines(NamedTuple):
-    """Perplexities of n-gram models of the same tokens; no names for a run without one."""
+    """Perplexities of n-gram models of the same tokens by name; none for a run without."""
 
-    title: str
-    names: tuple[str, ...]
-    perplexity: tuple[float, ...]
-
-
-NO_NGRAMS = NgramLines(title="", names=(), perplexity=())
+    title: str = ""
+    perplexities: Mapping[str, float] = MappingProxyType({})
 
 
 class FrontFigure(NamedTuple):
@@ -58,8 +58,8 @@ class FrontFigure(NamedTuple):
     diverged_min: tuple[float, ...]
     published: Group
     published_title: str
-    ngrams: NgramLines = NO_NGRAMS
-    parent: ParentResult | None = None
+    ngrams: NgramLines
+    parent: ParentResult | None
 
 
 class WhatIfPanel(NamedTuple):
@@ -67,8 +67,7 @@ class WhatIfPanel(NamedTuple):
 
     title: str
     budget_min: float | None
-    front_min: tuple[float, ...]
-    front_perplexity: tuple[float, ...]
+    front: Group
     kept: Group
     gone: Group
     new: Group
@@ -81,7 +80,7 @@ class WhatIfFigure(NamedTuple):
     title: str
     before: WhatIfPanel
     after: WhatIfPanel
-    ngrams: NgramLines = NO_NGRAMS
+    ngrams: NgramLines
 
 
 def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
@@ -92,9 +91,6 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
     whole = [member for member in run.members if not member.num_diverged]
     behind = [member for member in whole if member.role == "candidate" and member.candidate_id not in on_front]
     ended = [record for record in run.finished if record.role != "baseline"]
-    same = [
-        row for row in rows if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
-    ]
     return FrontFigure(
         title=title(run.members),
         budget_min=run.budget.latency_s / 60,
@@ -104,12 +100,10 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
         baselines=_group([member for member in whole if member.role == "baseline"]),
         paused_min=tuple(record.latency_s / 60 for record in ended if record.status == "paused"),
         diverged_min=tuple(record.latency_s / 60 for record in ended if record.status == "diverged"),
-        published=Group(
-            names=tuple(row.notation for row in same),
-            latency_min=tuple(row.latency_s / 60 for row in same),
-            perplexity=tuple(row.perplexity for row in same if row.perplexity is not None),
-            range_min=(None,) * len(same),
-            spread=(None,) * len(same),
+        published=tuple(
+            Mark(row.notation, row.latency_s / 60, row.perplexity)
+            for row in rows
+            if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
         ),
         published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
         ngrams=drawn_ngrams(run.ngrams, whole),
@@ -131,16 +125,12 @@ def what_if_figure(what_if: WhatIf) -> WhatIfFigure:
 def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember]) -> NgramLines:
     """The ngrams to draw beside these members: those of `DRAWN_NGRAMS`, and the low orders that are among them."""
     if ngrams is None:
-        return NO_NGRAMS
+        return NgramLines()
     known = ngrams.perplexities
     drawn = [member.perplexity for member in trained] + [known[name] for name in DRAWN_NGRAMS]
     inside = [name for name in DRAWN_IF_INSIDE if min(drawn) <= known[name] <= max(drawn)]
-    names = (*inside, *DRAWN_NGRAMS)
-    return NgramLines(
-        title=f"n-gram models of {ngrams.tokens:,} tokens",
-        names=names,
-        perplexity=tuple(known[name] for name in names),
-    )
+    title = f"n-gram models of {ngrams.tokens:,} tokens"
+    return NgramLines(title, {name: known[name] for name in (*inside, *DRAWN_NGRAMS)})
 
 
 def title(trained: Sequence[TrainedMember]) -> str:
@@ -166,14 +156,13 @@ def _panel(
 
     def group(chosen: set[str]) -> Group:
         drawn = [record for record in trials if record.trial_id in chosen]
-        names = tuple(numbers.get(record.trial_id, "") for record in drawn)
-        return _group(drawn)._replace(names=names)
+        marks = zip(drawn, _group(drawn), strict=True)
+        return tuple(mark._replace(name=numbers.get(record.trial_id, "")) for record, mark in marks)
 
     return WhatIfPanel(
         title=title,
         budget_min=None if budget.latency_s is None else budget.latency_s / 60,
-        front_min=tuple(member.latency_s / 60 for member in on_front),
-        front_perplexity=tuple(member.perplexity for member in on_front),
+        front=_group(on_front),
         kept=group(first & second),
         gone=group(first - second),
         new=group(second - first),
@@ -182,12 +171,8 @@ def _panel(
 
 
 def _group(trained: Sequence[TrainedMember]) -> Group:
-    return Group(
-        names=tuple(label(member) for member in trained),
-        latency_min=tuple(member.latency_s / 60 for member in trained),
-        perplexity=tuple(member.perplexity for member in trained),
-        range_min=tuple(_range_min(member) for member in trained),
-        spread=tuple(member.perplexity_bounds for member in trained),
+    return tuple(
+        Mark(label(one), one.latency_s / 60, one.perplexity, _range_min(one), one.perplexity_bounds) for one in trained
     )
 
 

@@ -2,24 +2,26 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from itertools import groupby
-from typing import Any, Self
+from typing import Any
 
 from costmodel.config.cli import flags_of
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Price
 from costmodel.data_range import describe
-from costmodel.ops import LayerId
-from costmodel.trust import Trust, described
+from costmodel.estimate import Estimate
+from costmodel.trust import described, shown
 from costmodel.trust import facts as trust_facts
 from nas.corpus.ngrams import NgramBaseline
+from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
 from nas.report.summary import KNOWS_LESS, on_second, perplexity_text, sent_text, spread_words
 from nas.run.ledger import Record
 from nas.run.members import TrainedMember, in_noise
 from nas.run.run import Run
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, arch_id
 from search_spaces.budget.feasible import format_price
+from search_spaces.notation import name_of
+from search_spaces.workload import Workload
 
 EXPORT_FILE = "export.yaml"
 
@@ -51,19 +53,9 @@ print(costmodel.price(".", protocol="semi2k"))  # of the width that was trained"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
-    """An architecture by name and id."""
-
-    notation: str
-    arch_id: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
     """The outcome of training. val_loss: nats per token. tokens: trained on. ngrams: of as many tokens, if counted."""
 
-    scale: str
-    width: int
     perplexity: float | None
     val_loss: float | None
     tokenizer: str
@@ -88,29 +80,6 @@ class Result:
             return data
         ngrams = {"tokens": self.ngrams.tokens, "perplexities": self.ngrams.perplexities}
         return data | {"ngram_floors": ngrams, "knows_less_than_trigram": self.knows_less_than_trigram}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """Prices of a new token. whose: weights that are no secret, and workload, in words. prior_share: of the seconds, or
-    None. by_layer: sums to `total`.
-    """
-
-    protocol: str
-    network: str | None
-    trust: Trust
-    whose: str
-    seq_len: int
-    workload: str
-    total: Price
-    latency_s_range: tuple[float, float] | None
-    prior_share: float | None
-    extrapolated: tuple[str, ...]
-    by_layer: tuple[tuple[LayerId, Price], ...]
-
-    def plain(self) -> dict[str, Any]:
-        layers = [{"layer": layer, **asdict(price)} for layer, price in self.by_layer]
-        return asdict(self) | {"trust": trust_facts(self.trust), "by_layer": layers}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,47 +114,63 @@ class Fold:
     left: tuple[str, ...]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VerifiedPrice:
-    """The price of what a candidate's weights fold to, which the search counted; whether that form holds, or what is
-    against it.
-    """
-
-    deployed: str | None
-    deployed_id: str | None
-    latency_s: float
-    sent_bytes: float
-    predicted_latency_s: float | None
-    predicted_sent_bytes: float | None
-    fold_holds: bool | None
-    left_unfolded: tuple[str, ...]
-
-    @classmethod
-    def of(cls, record: Record) -> Self:
-        return cls(**{field.name: getattr(record, field.name) for field in fields(cls)})
+VERIFIED = (  # fields of a record: the price of what its weights fold to, and whether that form holds
+    "deployed", "deployed_id", "latency_s", "sent_bytes", "predicted_latency_s", "predicted_sent_bytes", "fold_holds",
+    "left_unfolded",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Everything export.yaml says. deployed: the form that is exported. fold, verified: None where there is none."""
+    """Everything export.yaml says.
 
-    notation: str
-    arch_id: str
-    deployed: Form
-    candidate_id: str
+    candidate: as trained. architecture: as exported, and priced. estimate: of a new token of the workload.
+    verified: the trial, if its weights were verified to fold to something. fold: None where that is not asked for.
+    """
+
+    candidate: Candidate
+    architecture: Architecture
     result: Result
-    cost: Cost
-    recipe: Mapping[str, Any]
+    estimate: Estimate
+    workload: Workload
     provenance: Provenance
     fold: Fold | None = None
-    verified: VerifiedPrice | None = None
+    verified: Record | None = None
 
     def plain(self) -> dict[str, Any]:
         """Plain data for YAML."""
-        data = {name: value for name, value in asdict(self).items() if value is not None}
-        parts = {name: getattr(self, name).plain() for name in ("result", "cost", "provenance")}
-        plain: dict[str, Any] = _lists(data | parts)
-        return plain
+        candidate, estimate = self.candidate, self.estimate
+        plain = {
+            "notation": candidate.name,
+            "arch_id": arch_id(candidate.architecture),
+            "deployed": {"notation": name_of(self.architecture), "arch_id": arch_id(self.architecture)},
+            "candidate_id": candidate_id(candidate),
+            "result": {"scale": candidate.recipe.scale.name, "width": candidate.trained.d_model, **self.result.plain()},
+            "cost": {
+                "protocol": estimate.protocol,
+                "network": estimate.network,
+                "trust": trust_facts(estimate.trust),
+                "whose": self.whose,
+                "seq_len": self.workload.prompt_len,
+                "workload": self.workload.words,
+                "total": asdict(estimate.total),
+                "latency_s_range": estimate.latency_s_range,
+                "prior_share": estimate.prior_share,
+                "extrapolated": estimate.extrapolated,
+                "by_layer": [{"layer": layer, **asdict(price)} for layer, price in estimate.by_layer],
+            },
+            "recipe": canonical_candidate(candidate)["recipe"],
+            "provenance": self.provenance.plain(),
+            "fold": self.fold and asdict(self.fold),
+            "verified": self.verified and {name: getattr(self.verified, name) for name in VERIFIED},
+        }
+        lists: dict[str, Any] = _lists({name: value for name, value in plain.items() if value is not None})
+        return lists
+
+    @property
+    def whose(self) -> str:
+        """Weights that are no secret, in words."""
+        return shown(self.workload.deployment.public_layers, self.workload.deployment.client_layers)
 
 
 def _lists(value: Any) -> Any:
@@ -195,16 +180,16 @@ def _lists(value: Any) -> Any:
     return [_lists(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def model_card(facts: Facts, architecture: Architecture, format: str, run: Run | None = None) -> str:
-    """Markdown. architecture: what is priced. run: what the model is a member of."""
+def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
+    """Markdown. run: what the model is a member of."""
     member = None if run is None else _member(run, facts)
     sections = [
         ("", _head(facts)),
-        ("Placement", _placement(architecture)),
+        ("Placement", _placement(facts.architecture)),
         ("Price", [f"- {line}" for line in _price(facts, member)]),
         ("Perplexity", [f"- {line}" for line in _perplexity(facts, member, run)]),
         *([("The front around it", _front(run, member))] if run is not None and run.front else []),
-        ("What to distrust", [f"- {line}" for line in _caveats(facts, architecture, member, run)]),
+        ("What to distrust", [f"- {line}" for line in _caveats(facts, member, run)]),
         ("Licence", [_licence(facts)]),
         ("Use", ["```python", USE[format], "```"]),
         ("How to make it again", _again(facts, run)),
@@ -223,14 +208,14 @@ tags: [private-inference, secure-multiparty-computation]
 
 
 def _head(facts: Facts) -> list[str]:
-    deployed = facts.deployed.notation
-    runs_as = "" if deployed == facts.notation else f", written here as `{deployed}`"
+    candidate, deployed = facts.candidate, name_of(facts.architecture)
+    runs_as = "" if deployed == candidate.name else f", written here as `{deployed}`"
     return [
-        f"# {facts.notation}",
+        f"# {candidate.name}",
         "",
         f"A decoder-only language model with few nonlinear operations, made to be run under private inference "
-        f"(secure multi-party computation). Architecture `{facts.arch_id}`{runs_as}; trained at width "
-        f"{facts.result.width}, scale {facts.result.scale}.",
+        f"(secure multi-party computation). Architecture `{arch_id(candidate.architecture)}`{runs_as}; trained at "
+        f"width {candidate.trained.d_model}, scale {candidate.recipe.scale.name}.",
     ]
 
 
@@ -251,9 +236,9 @@ def _placement(architecture: Architecture) -> list[str]:
 
 
 def _price(facts: Facts, member: TrainedMember | None) -> Iterator[str]:
-    cost, verified = facts.cost, facts.verified
+    cost, verified = facts.estimate, facts.verified
     network = f" on {cost.network}" if cost.network else ""
-    where = f"protocol {cost.protocol}{network}, {cost.workload}"
+    where = f"protocol {cost.protocol}{network}, {facts.workload.words}"
     yield f"This form: {_cost(cost.total.latency_s, cost.total.sent_bytes)} a token ({where})."
     if verified is not None and verified.fold_holds is False:
         yield f"What it folds to, {_cost(verified.latency_s, verified.sent_bytes)}, was refused (What to distrust)."
@@ -266,7 +251,7 @@ def _price(facts: Facts, member: TrainedMember | None) -> Iterator[str]:
         )
     if member is not None:
         yield from (f"Under {name}: {format_price(costs)}." for name, costs in member.also.items())
-    yield f"Trust: {described(cost.trust)}{cost.whose}."
+    yield f"Trust: {described(cost.trust)}{facts.whose}."
 
 
 def _cost(latency_s: float, sent_bytes: float) -> str:
@@ -307,17 +292,17 @@ def _front(run: Run, member: TrainedMember | None) -> list[str]:
     return [*lines, "", f"{spread and f'{spread}; '}~ within noise of its cheaper neighbour."]
 
 
-def _caveats(facts: Facts, architecture: Architecture, member: TrainedMember | None, run: Run | None) -> Iterator[str]:
-    result, cost, verified = facts.result, facts.cost, facts.verified
+def _caveats(facts: Facts, member: TrainedMember | None, run: Run | None) -> Iterator[str]:
+    cost, verified, width, priced = facts.estimate, facts.verified, facts.candidate.trained.d_model, facts.architecture
     if verified is not None and verified.fold_holds is False:
         why = "".join(f"; {left}" for left in verified.left_unfolded)
         yield f"DO NOT DEPLOY IT: the search refused this model, whose folded form failed the check{why}."
-    if result.width != architecture.d_model:
+    if width != priced.d_model:
         yield (
-            f"Prices are of width {architecture.d_model}, weights and perplexities of width {result.width}: they "
-            "rank architectures, and are not what the full model would reach."
+            f"Prices are of width {priced.d_model}, weights and perplexities of width {width}: they rank "
+            "architectures, and are not what the full model would reach."
         )
-    if result.knows_less_than_trigram:
+    if facts.result.knows_less_than_trigram:
         yield f"It {KNOWS_LESS} of the same tokens."
     if member is None or member.num_seeds == 1:
         yield "One seed decides nothing."
@@ -356,4 +341,5 @@ def _again(facts: Facts, run: Run | None) -> list[str]:
 
 
 def _member(run: Run, facts: Facts) -> TrainedMember | None:
-    return next((member for member in run.members if member.candidate_id == facts.candidate_id), None)
+    known = candidate_id(facts.candidate)
+    return next((member for member in run.members if member.candidate_id == known), None)

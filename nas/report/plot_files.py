@@ -9,7 +9,7 @@ from costmodel.estimate import Pricer
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.published_rows import published_rows
 from nas.report.cost_figures import breakdown_figure, chosen, sensitivity_figure
-from nas.report.draw import draw_breakdown, draw_front, draw_sensitivity, draw_what_if, save_figure
+from nas.report.draw import draw_front, draw_panels, draw_what_if, save_figure
 from nas.report.front_figures import front_figure, what_if_figure
 from nas.run.members import TrainedMember
 from nas.run.reprice import WhatIf
@@ -50,9 +50,9 @@ def _plot_costs(
     if not shown:
         return ()
     plots = run.folder / PLOTS
-    paths = save_figure(plots / f"breakdown{suffix}", draw_breakdown(breakdown_figure(shown, pricer, workload)))
+    paths = save_figure(plots / f"breakdown{suffix}", draw_panels(breakdown_figure(shown, pricer, workload)))
     if isinstance(pricer, Derived):
-        figure = draw_sensitivity(sensitivity_figure(shown, pricer, workload))
+        figure = draw_panels(sensitivity_figure(shown, pricer, workload))
         paths += save_figure(plots / f"sensitivity{suffix}", figure)
     return paths
 

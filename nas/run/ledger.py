@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from costmodel.config.schema import decode
-from costmodel.cost import Costs
+from costmodel.cost import Costs, Price
 from costmodel.errors import UserError
+from costmodel.estimate import Pricer
 from nas.provenance import SCHEMA_VERSION as SCHEMA_VERSION
 from nas.storage import replace_file
 from search_spaces.architecture import Architecture
@@ -131,12 +132,25 @@ def deployed_of(record: Record, base: Architecture) -> Architecture:
     return parse_deployed(record.deployed, base)
 
 
+def price_columns(pricer: Pricer, price: Price) -> dict[str, Any]:
+    """The fields of a record that say what a trial costs, and under which prices."""
+    names = ("rounds", "sent_bytes", "key_bytes", "latency_s")
+    known = {"protocol": pricer.protocol, "network": pricer.network, "cost_model_id": pricer.cost_model_id}
+    return known | {name: getattr(price, name) for name in names}
+
+
 def append(path: Path, *records: Record) -> None:
     """Adds records and waits until they are on disk. Raises OSError, e.g. when the disk is full; then none is added."""
-    lines = _lines(records)
+    data = _lines(records).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    end = os.lseek(descriptor, 0, os.SEEK_END)
     try:
-        _write_all(descriptor, lines.encode())
+        while data:
+            data = data[os.write(descriptor, data) :]
+    except OSError:
+        os.ftruncate(descriptor, end)  # takes the torn part back
+        raise
+    else:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -149,17 +163,6 @@ def write(path: Path, records: Sequence[Record]) -> None:
 
 def _lines(records: Sequence[Record]) -> str:
     return "".join(json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n" for record in records)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    """Writes everything or, when the disk is full, takes the torn part back and raises OSError."""
-    end = os.lseek(descriptor, 0, os.SEEK_END)
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-    except OSError:
-        os.ftruncate(descriptor, end)
-        raise
 
 
 def read(path: Path) -> tuple[Record, ...]:
@@ -182,9 +185,8 @@ def read(path: Path) -> tuple[Record, ...]:
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
     if torn:
-        warnings.warn(
-            f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=1
-        )  # so that it is said once
+        # of this line, so that it is said once
+        warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=1)
     return tuple(records)
 
 

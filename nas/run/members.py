@@ -165,17 +165,13 @@ def difference_error(member: TrainedMember, other: TrainedMember) -> float | Non
     return joined(member.seed_error, other.seed_error, by_document)
 
 
-def better(member: TrainedMember, other: TrainedMember) -> bool:
-    """Whether `member` has a lower mean loss by more than seeds and documents explain."""
-    error = difference_error(member, other)
-    return error is not None and other.mean_loss - member.mean_loss > ERRORS_APART * error
-
-
 def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
-    """Compares `member` with `other`, as far as seeds and documents allow."""
-    if difference_error(member, other) is None:
+    """Whether the mean loss of `member` is lower, or higher, by more than seeds and documents explain."""
+    if (error := difference_error(member, other)) is None:
         return "not tested"
-    return "better" if better(member, other) else "worse" if better(other, member) else "no difference shown"
+    if abs(below := other.mean_loss - member.mean_loss) <= ERRORS_APART * error:
+        return "no difference shown"
+    return "better" if below > 0 else "worse"
 
 
 def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:

@@ -19,10 +19,9 @@ from costmodel.protocols.by_protocol import asked_of_each
 from nas.run.config import BY_PROTOCOL
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
-from nas.run.ledger import Record, deployed_of
+from nas.run.ledger import Record, deployed_of, price_columns
 from nas.run.members import TrainedMember, members
 from nas.run.run import Run
-from search_spaces.architecture import Architecture
 from search_spaces.pricing import price_architecture
 from search_spaces.workload import Workload
 
@@ -130,11 +129,14 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     trained = members(repriced)
     names = {member.candidate_id for member in (*run.front, *front_of(trained, budget))}
     shown = {member.most_expensive.trial_id for member in trained if member.candidate_id in names}
-    ranged = members(
-        _with_range(record, run.base, pricer, workload) if record.trial_id in shown else record for record in repriced
-    )
-    after = front_of(ranged, budget)
-    return WhatIf(run=run, repriced=ranged, after=after, pricer=pricer, workload=workload, budget=budget)
+
+    def ranged(record: Record) -> Record:  # ranges are slow to find, so only what is shown has one
+        priced = price_architecture(deployed_of(record, run.base), pricer, workload, "written")
+        return replace(record, latency_s_range=priced.latency_s_range)
+
+    found = members(ranged(record) if record.trial_id in shown else record for record in repriced)
+    after = front_of(found, budget)
+    return WhatIf(run=run, repriced=found, after=after, pricer=pricer, workload=workload, budget=budget)
 
 
 def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:
@@ -144,25 +146,9 @@ def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...
     def at_other_prices(record: Record) -> Record:
         graphs = workload.graphs(deployed_of(record, run.base))
         price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
-        return replace(
-            record,
-            protocol=pricer.protocol,
-            network=pricer.network,
-            cost_model_id=pricer.cost_model_id,
-            rounds=price.rounds,
-            sent_bytes=price.sent_bytes,
-            key_bytes=price.key_bytes,
-            latency_s=price.latency_s,
-            latency_s_range=None,
-        )
+        return replace(record, **price_columns(pricer, price), latency_s_range=None)
 
     return tuple(at_other_prices(record) if record.status == "completed" else record for record in run.finished)
-
-
-def _with_range(record: Record, base: Architecture, pricer: Pricer, workload: Workload) -> Record:
-    """Ranges are slow to find, so only what is shown has one."""
-    priced = price_architecture(deployed_of(record, base), pricer, workload, "written")
-    return replace(record, latency_s_range=priced.latency_s_range)
 
 
 def _setting(member: TrainedMember, workload: Workload) -> str:

@@ -33,7 +33,7 @@ from nas.searchers.block_scores import (
     trained_sub_layers,
 )
 from nas.storage import replace_file
-from nas.study.library import DEFAULT, FORMAT, BlockwiseDistillation, Library, room, settings_of, trained_blocks
+from nas.study.library import DEFAULT, FORMAT, BlockwiseDistillation, Library, room, settings_of
 from search_spaces.architecture import Layer
 from search_spaces.budget.feasible import FeasibleSpace
 
@@ -136,14 +136,14 @@ def block_scores(
     tokens = scored_tokens(corpus, seq_len, architecture.vocab_size)
     digest = sha256(repr((settings, seq_len, tokens.numel())).encode()).hexdigest()[:12]
     path = Path(corpus.folder) / f"blocks-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}.csv"
-    library = Library(parent, corpus, settings, seq_len=seq_len, device=device) if keep else None
+    library = Library(parent, corpus, settings, seq_len=seq_len, device=device)
     divergences = dict.fromkeys(own, 0.0)
     with suppress(FileNotFoundError):
         divergences |= from_csv(path.read_text(encoding="utf-8"), str(path)).divergences
     missing = [
         sub_layer
         for sub_layer in wanted
-        if sub_layer not in divergences or (library and sub_layer not in own and not library.holds(sub_layer))
+        if sub_layer not in divergences or (keep and sub_layer not in own and not library.holds(sub_layer))
     ]
     if not missing:
         return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
@@ -152,18 +152,14 @@ def block_scores(
     predicted = _predicted(model, streams[-1], Path(corpus.folder))
 
     def score(sub_layer: SubLayer, block: Block) -> float:
-        if library:
+        if keep:
             library.keep(sub_layer, block)
         return _divergence(model, streams[sub_layer.depth], predicted, block, sub_layer.depth)
 
-    trained = trained_blocks(parent, missing, corpus, settings, seq_len=seq_len, device=device, then=score)
-    num_done = 0
-    for scored in trained:
+    for scored in library.trained(missing, score, on_progress):
         divergences |= scored
         with suppress(OSError):  # a cache that only others may write to
             replace_file(path, to_csv(BlockScores(divergences=divergences)))
-        num_done += len(scored)
-        on_progress(num_done / len(missing))
     return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
 
 

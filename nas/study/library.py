@@ -95,34 +95,6 @@ class Streams(NamedTuple):
     left: Tensor
 
 
-def trained_blocks(
-    parent: Parent,
-    wanted: Iterable[SubLayer],
-    corpus: Corpus,
-    settings: BlockwiseDistillation,
-    *,
-    seq_len: int,
-    device: str = "cpu",
-    then: Callable[[SubLayer, Block], T],
-) -> Iterator[dict[SubLayer, T]]:
-    """What `then` makes of every trained sub-layer, in the layer around it; layer by layer, of those that have one.
-
-    then: is called by several threads. Numbers are those of torch's threads, as they are set here.
-    """
-    by_depth: dict[int, list[SubLayer]] = {}
-    for sub_layer in wanted:
-        by_depth.setdefault(sub_layer.depth, []).append(sub_layer)
-    num_threads = torch.get_num_threads()
-    at_a_time = max(1, len(os.sched_getaffinity(0)) // num_threads) if device == "cpu" else 1
-
-    def made(streams: Streams, sub_layer: SubLayer) -> T:
-        return then(sub_layer, trained_block(parent, sub_layer, streams, settings, device))
-
-    with ThreadPoolExecutor(at_a_time, initializer=torch.set_num_threads, initargs=(num_threads,)) as threads:
-        for depth, streams in parent_streams(parent, by_depth, corpus, settings, seq_len=seq_len, device=device):
-            yield dict(zip(by_depth[depth], threads.map(partial(made, streams), by_depth[depth]), strict=True))
-
-
 def parent_streams(
     parent: Parent,
     depths: Collection[int],
@@ -250,7 +222,7 @@ def initial_weights(
 
 
 class Library:
-    """Trained sub-layers on disk beside the corpus, for candidates to start from; one that is missing is trained."""
+    """Sub-layers in place of a parent's: trained, and kept on disk beside the corpus for candidates to start from."""
 
     def __init__(
         self, parent: Parent, corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int, device: str = "cpu"
@@ -258,6 +230,35 @@ class Library:
         self.parent, self.corpus, self.settings, self.seq_len, self.device = parent, corpus, settings, seq_len, device
         digest = sha256(repr((settings, seq_len)).encode()).hexdigest()[:12]
         self.folder = Path(corpus.folder) / f"library-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}"
+
+    def trained(
+        self,
+        wanted: Iterable[SubLayer],
+        then: Callable[[SubLayer, Block], T],
+        on_progress: Callable[[float], None] = lambda share: None,
+    ) -> Iterator[dict[SubLayer, T]]:
+        """What `then` makes of every trained sub-layer, in the layer around it; layer by layer, of those that have one.
+
+        then: is called by several threads. Numbers are those of torch's threads, as they are set here. on_progress:
+        gets the share that is done.
+        """
+        by_depth: dict[int, list[SubLayer]] = {}
+        for sub_layer in wanted:
+            by_depth.setdefault(sub_layer.depth, []).append(sub_layer)
+        num_done, num_threads = 0, torch.get_num_threads()
+        at_a_time = max(1, len(os.sched_getaffinity(0)) // num_threads) if self.device == "cpu" else 1
+
+        def made(streams: Streams, sub_layer: SubLayer) -> T:
+            return then(sub_layer, trained_block(self.parent, sub_layer, streams, self.settings, self.device))
+
+        layers = parent_streams(
+            self.parent, by_depth, self.corpus, self.settings, seq_len=self.seq_len, device=self.device
+        )
+        with ThreadPoolExecutor(at_a_time, initializer=torch.set_num_threads, initargs=(num_threads,)) as threads:
+            for depth, streams in layers:
+                yield dict(zip(by_depth[depth], threads.map(partial(made, streams), by_depth[depth]), strict=True))
+                num_done += len(by_depth[depth])
+                on_progress(num_done / sum(map(len, by_depth.values())))
 
     def keep(self, sub_layer: SubLayer, block: Block) -> None:
         """Writes what a candidate needs of a trained sub-layer. Raises OSError."""
@@ -278,24 +279,11 @@ class Library:
         own = parent_architecture(route, candidate.trained)
         wanted = trained_sub_layers(candidate.initial_architecture) - trained_sub_layers(own)
         found = {sub_layer: weights for sub_layer in wanted if (weights := self._read(sub_layer)) is not None}
-        missing = sorted(wanted - found.keys())
-        trained = trained_blocks(
-            self.parent,
-            missing,
-            self.corpus,
-            self.settings,
-            seq_len=self.seq_len,
-            device=self.device,
-            then=self.keep,
-        )
-        num_done = 0
-        for layer in trained:
-            num_done += len(layer)
-            on_progress(num_done / len(missing))
-        for sub_layer in missing:
-            weights = self._read(sub_layer)
-            assert weights is not None
-            found[sub_layer] = weights
+        for layer in self.trained(sorted(wanted - found.keys()), self.keep, on_progress):
+            for sub_layer in layer:
+                weights = self._read(sub_layer)
+                assert weights is not None
+                found[sub_layer] = weights
         return {name: value for weights in found.values() for name, value in weights.items()}
 
     def holds(self, sub_layer: SubLayer) -> bool:

@@ -8,7 +8,7 @@ MOST_NODES in all.
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -80,26 +80,30 @@ class Fleet:
         )
 
 
+@cache
+def source_digest() -> str:
+    """Digests every Python file of the packages, to twelve hexadecimal digits."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[2]
+    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     """The needs of a run's trials, which a node is asked for; plain data.
 
-    sources: digest of the code that asks. device: cpu or cuda. second: the second corpus, or None.
+    device: cpu or cuda. second: the second corpus, or None. sources: digest of the code of the process that asks.
     """
 
     folder: Path
     corpus: Corpus
-    sources: str
-    versions: dict[str, str]
     device: str
     second: Corpus | None = None
-
-
-def question(folder: Path, corpus: Corpus, device: str, second: Corpus | None = None) -> Question:
-    """The question that this process, which runs the study, asks nodes."""
-    return Question(
-        folder=folder, corpus=corpus, sources=source_digest(), versions=versions(), device=device, second=second
-    )
+    sources: str = field(default_factory=source_digest)
+    versions: dict[str, str] = field(default_factory=versions)
 
 
 def problem(asked: Question, node_id: str) -> str | None:
@@ -128,17 +132,6 @@ def problem(asked: Question, node_id: str) -> str | None:
 def probe_file(folder: Path, node_id: str) -> Path:
     """Where a node writes, so that whoever asked it sees that the folder is one and the same."""
     return folder / f"{PROBE_FILE}{node_id}"
-
-
-@cache
-def source_digest() -> str:
-    """Digests every Python file of the packages, to twelve hexadecimal digits."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parents[2]
-    for path in sorted(path for package in PACKAGES for path in (root / package).rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _gpu_problem() -> str | None:

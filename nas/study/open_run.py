@@ -6,6 +6,7 @@ import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 from costmodel.errors import UserError
@@ -19,14 +20,15 @@ from nas.recipe.overrides import RecipeChanges
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_recipe
-from nas.run.folder import Meta, read_meta
+from nas.run.folder import Meta, SecondCorpus, read_meta
 from nas.run.ledger import Record, architecture_of
 from nas.searchers.anchors import SEQ_LEN, TOKENS, anchors, known_trainings, published_members
 from nas.searchers.block_scores import BlockScores
-from nas.searchers.strategy import SearchProblem, Trained, searcher_of
+from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.parent import parent_result
 from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
+from nas.training.batches import validate
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member, placement
@@ -113,9 +115,6 @@ def search_problem(
         reference_loss = parent.val_loss + math.log(1.5)
     elif route is not None and meta.ngrams is not None:
         reference_loss = meta.ngrams.losses[TRIGRAM - 1]
-    known: tuple[Trained, ...] = ()
-    if config.knowledge == "shipped" and parent is not None:
-        known = known_trainings(feasible.space, parent.val_loss)
     return SearchProblem(
         feasible=feasible,
         anchors=() if config.scale == "parent" else tuple(anchors(feasible, published_members(feasible.space))),
@@ -124,7 +123,7 @@ def search_problem(
         parent_loss=None if parent is None else parent.val_loss,
         heals_shortly=config.scale == "parent",
         blocks=blocks,
-        known=known,
+        known=known_trainings(feasible.space, parent.val_loss) if parent and config.knowledge == "shipped" else (),
     )
 
 
@@ -156,6 +155,7 @@ def new_meta(
     config: StudyConfig,
     feasible: FeasibleSpace,
     corpus: Corpus,
+    second: Corpus | None,
     parent: Parent | None,
     log: Callable[[str], None],
     device: str = "cpu",
@@ -168,6 +168,15 @@ def new_meta(
     assert config.budget.latency_s is not None
     recipe = study_recipe(config, parent and parent.route)
     scale = recipe.scale
+    ngrams = partial(
+        ngram_baseline,
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens if parent is None else None,
+        seed=config.seed,
+        log=log,
+    )
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         versions=versions(),
@@ -185,13 +194,15 @@ def new_meta(
         withheld=feasible.space.definition.withheld,
         held_out=corpus.held_out,
         parent=parent and parent_result(parent, corpus, scale, feasible, device),
-        ngrams=ngram_baseline(
-            corpus,
-            seq_len=scale.seq_len,
-            validation_tokens=scale.validation_tokens,
-            tokens=scale.seen_tokens if parent is None else None,
-            seed=config.seed,
-            log=log,
+        ngrams=ngrams(),
+        second=None
+        if second is None
+        else SecondCorpus(
+            data=second.data,
+            fingerprint=second.fingerprint,
+            held_out=second.held_out,
+            ngrams=ngrams(second=second),
+            parent_loss=None if parent is None else validate(parent.decoder().to(device), second, scale).loss,
         ),
     )
 

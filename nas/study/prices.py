@@ -4,6 +4,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from costmodel.cost import Costs, Price
+from nas.run.ledger import price_columns
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.pricing import price_architecture
@@ -29,20 +30,9 @@ def prices_of(architecture: Architecture, feasible: FeasibleSpace) -> CandidateP
 
 def price_fields(prices: CandidatePrices, predicted: CandidatePrices | None, feasible: FeasibleSpace) -> dict[str, Any]:
     """predicted: by rule; None where a candidate is priced as written."""
-    pricer, price = feasible.priced.pricer, prices.price
     by_rule = {}
     if predicted is not None:
         costs = asdict(Costs.of(predicted.price)) | {"also": predicted.also}
         by_rule = {f"predicted_{name}": cost for name, cost in costs.items()}
-    return {
-        "protocol": pricer.protocol,
-        "network": pricer.network,
-        "cost_model_id": pricer.cost_model_id,
-        "rounds": price.rounds,
-        "sent_bytes": price.sent_bytes,
-        "key_bytes": price.key_bytes,
-        "latency_s": price.latency_s,
-        "latency_s_range": prices.latency_s_range,
-        "also": prices.also,
-        **by_rule,
-    }
+    columns = price_columns(feasible.priced.pricer, prices.price)
+    return {**columns, "latency_s_range": prices.latency_s_range, "also": prices.also, **by_rule}

@@ -66,9 +66,8 @@ def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator
 def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any) -> Iterator[None]:
     os.environ.update(QUIET_ENV)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    logging.getLogger("ray.tune").setLevel(
-        logging.CRITICAL
-    )  # a trial that is lost goes on, or its record has the reason
+    # a trial that is lost goes on, or its record has the reason
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     if ray.is_initialized():
         if address is not None:
             raise RunHaltedError(

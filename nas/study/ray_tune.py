@@ -21,7 +21,7 @@ from ray.tune.search import Searcher
 from costmodel.config.bugs import described, headed, traceback_kept
 from nas.run.config import THREADS_PER_TRIAL
 from nas.study.finalists import Key
-from nas.study.nodes import Fleet, question
+from nas.study.nodes import Fleet, Question
 from nas.study.ray_cluster import NodeWatch, ray_session
 from nas.study.resources import Resources
 from nas.study.trials import RunHaltedError, TrialEvent, Trials, TrialSpec, over_timeout
@@ -107,7 +107,7 @@ class _Places:
         self._node: dict[Key, str] = {}
         if resources.ray_address is not None:
             setting = trials.setting
-            asked = question(setting.folder, setting.corpus, setting.device, setting.second)
+            asked = Question(folder=setting.folder, corpus=setting.corpus, device=setting.device, second=setting.second)
             self._watch = NodeWatch(self.fleet, asked, resources.gpus_per_trial, log)
 
     def request(self, spec: TrialSpec) -> dict[str, Any]:

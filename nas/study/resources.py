@@ -53,7 +53,8 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
     share = config.gpus_per_trial if config.gpus_per_trial is not None else float(num_gpus > 0)
     if share > num_gpus:
         raise UserError(f"--gpus-per-trial {share:g} needs a CUDA device, but there is none; leave it out for the CPU.")
-    slots = sum(min(node.num_cpus, _shares(node.num_gpus, share)) if share else node.num_cpus for node in nodes)
+    on_one = int(1 / share + 1e-9) if share else 0  # trials on a GPU, none of them on two
+    slots = sum(min(node.num_cpus, node.num_gpus * on_one) if share else node.num_cpus for node in nodes)
     where = "this machine" if config.ray_address is None else f"the cluster at {config.ray_address}"
     if not slots:
         raise UserError(f"a trial takes a core and {share:g} GPUs of a node, but no node of {where} has both.")
@@ -95,8 +96,3 @@ def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
             f"more --num-trials, or a larger --generation-size, which learns later, fills them"
         )
     return lines
-
-
-def _shares(num_gpus: int, share: float) -> int:
-    """Trials that the GPUs of a node take, none of them on two."""
-    return num_gpus * int(1 / share + 1e-9)

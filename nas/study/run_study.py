@@ -4,37 +4,28 @@ Each of its three parts needs a library that takes a second to import: torch, Ra
 when a study comes to it, by the functions here.
 """
 
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from rich.console import Console
 
 from costmodel.config.bugs import bugs_reported
 from costmodel.errors import StoppedError
 from nas.report.progress import shown
+from nas.report.summary import closing_lines
 from nas.run.config import StudyConfig
 from nas.run.folder import read_ledger
 from nas.run.ledger import Record
 from nas.run.run import Run
 from nas.run.tables import write_tables
 from nas.storage import locked
-from nas.study.trials import RunHaltedError
+from nas.study.trials import RunHaltedError, Trials
 from search_spaces.budget.feasible import FeasibleSpace
-
-
-class Listener(Protocol):
-    """Who is told how a run goes on."""
-
-    def started(self, folder: Path) -> None:
-        """Its folder is a run, and no trial has begun in this process."""
-
-    def trial_ended(self, record: Record) -> None:
-        """The record is in the ledger."""
 
 
 def run_study(
@@ -44,11 +35,14 @@ def run_study(
     *,
     folder: Path | None,
     output_dir: Path | None,
-    listener: Listener,
+    on_start: Callable[[Path], None],
+    on_end: Callable[[Record], None],
 ) -> Path:
     """Trains candidates until the schedule is finished, then writes tables, front and plots and logs what came out.
 
     folder: the run to resume, or None for a new one in `output_dir`. Returns the run's folder.
+    on_start: is told of the folder once that is a run, before any trial begins in this process. on_end: of every trial
+    that ended, once its record is in the ledger.
     Raises UserError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
     """
     from nas.study.start import start_study, start_trials  # torch
@@ -59,9 +53,9 @@ def run_study(
     folder, config = started.folder, started.config
     saved = f"what was trained is saved; continue with --resume {folder}"
     with locked(folder), bugs_reported(folder, saved), _resumable(folder, console):
-        trials = start_trials(started, console, listener.trial_ended)
+        trials = start_trials(started, console, on_end)
         run = Run(folder=folder, config=config, meta=started.meta, records=tuple(trials.records))
-        listener.started(folder)
+        on_start(folder)
         num_baselines = sum(proposal.role == "baseline" for proposal in trials.schedule.proposals)
         log(
             f"run {folder}: {config.num_trials} candidates and {num_baselines} baselines, "
@@ -77,9 +71,7 @@ def run_study(
         finally:
             # of what is on disk: an interrupt may come between a write and its note
             write_tables(replace(run, records=read_ledger(folder)))
-        from nas.study.closing import closing  # matplotlib
-
-        for line in closing(trials, replace(run, records=tuple(trials.records))):
+        for line in _closing(trials, replace(run, records=tuple(trials.records))):
             log(line)
     return folder
 
@@ -97,3 +89,36 @@ def _resumable(folder: Path, console: Console) -> Iterator[None]:
     except OSError as error:
         reason = f"{error.filename or folder}: {error.strerror or error}"
         raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
+
+
+def _closing(trials: Trials, run: Run) -> list[str]:
+    """Draws the front, writes the page, and returns what came out, in lines. run: as the trials left it.
+
+    Raises StoppedError if no trial was completed.
+    """
+    from nas.report.plot_files import plot_front, remove_plots  # matplotlib
+    from nas.training import checkpoint  # torch
+
+    unfinished = trials.running or not trials.finished
+    resume = f"time budget used up; go on with --resume {run.folder}" if unfinished else ""
+    if not run.completed:
+        report_line(run)
+        reason = resume or f"see the reasons in {run.folder / 'trials.csv'}"
+        raise StoppedError(f"no trial was trained to completion: {reason}.")
+    remove_plots(run.folder)
+    if not unfinished:  # nobody goes on from a look, unless the run is extended: then it is trained from its beginning
+        for record in run.finished:
+            if record.status == "paused":
+                shutil.rmtree(run.folder / "trials" / record.trial_id / checkpoint.FOLDER, ignore_errors=True)
+    lines = [*closing_lines(run, plot_front(run)), resume, report_line(run)]
+    return [line for line in lines if line]
+
+
+def report_line(run: Run) -> str:
+    """Writes the page of a run and says where it is, or why there is none: what was trained is worth more than it."""
+    from nas.report.html.page import write_report  # its template engine
+
+    try:
+        return f"report: {write_report(run)}"
+    except Exception as error:
+        return f"note: no report was written ({error}); try python -m nas.report {run.folder}"

@@ -9,14 +9,15 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from costmodel.errors import StoppedError
+from costmodel.errors import StoppedError, UserError
 from costmodel.ops import SoftmaxForm
 from nas.attention.causal import has_native
-from nas.conversion.parent import NO_PARENT, Parent, keep_parent
+from nas.conversion.parent import BUILTIN, NO_PARENT, Parent, keep_parent
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import TRIGRAM
+from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES
 from nas.run import ledger
@@ -29,7 +30,6 @@ from nas.study.open_run import checked_meta, new_meta, open_trials, require_know
 from nas.study.parent import run_parent, study_parent
 from nas.study.priced_study import overview
 from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
-from nas.study.second_corpus import NO_SECOND, run_second, second_facts, study_second
 from nas.study.trials import RunHaltedError, Trials
 from nas.study.warm_start import WarmStart, begin_with, read_warm_start
 from nas.training.memory import available_bytes, require_memory, training_memory
@@ -37,6 +37,7 @@ from search_spaces.budget.feasible import FeasibleSpace, check_feasible, priced_
 from search_spaces.definition import Withheld
 from search_spaces.space import without
 
+NO_SECOND = "none"
 FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
 
 
@@ -125,6 +126,33 @@ def start_trials(started: StartedStudy, console: Console, on_end: Callable[[Reco
     )
 
 
+def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
+    """The second corpus that a new study asks for, or None.
+
+    Unless one is named, DEPENDENCIES beside the builtin parent's own corpus. Raises UserError if the one named is not
+    there, is the first one's text, or is too small.
+    """
+    usual = DEPENDENCIES if parent is not None and parent.name == BUILTIN and config.data == "stdlib" else NO_SECOND
+    if (data := config.also_validate or usual) == NO_SECOND:
+        return None
+    second = second_corpus(data, second_source(data), corpus, parent and parent.model.windows)
+    require_sequences(second, config.seq_len)
+    return second
+
+
+def run_second(folder: Path, meta: Meta, config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
+    """The second corpus of a run to resume. Raises UserError if it is not what it was."""
+    if meta.second is None:
+        return None
+    second = study_second(config, corpus, parent)
+    if second is None or second.fingerprint != meta.second.fingerprint:
+        raise UserError(
+            f"the second corpus of {folder}, {meta.second.data}, must be the one it was validated on, but its text has "
+            f"changed; restore it, or start a new run."
+        )
+    return second
+
+
 WITHHELD = {"bounded": "bounded softmax", "power8": "eighth powers"}  # in words
 
 
@@ -170,11 +198,7 @@ def _new_run(
     recipe = study_recipe(config, parent and parent.route)
     _check_memory(Candidate(architecture=feasible.space.base, recipe=recipe), config, resources, log)
     require_knowledge(config, parent, recipe)
-    meta = new_meta(config, feasible, corpus, parent, log, _device(config))
-    if second is not None:
-        meta = replace(
-            meta, second=second_facts(second, corpus, parent, meta.recipe.scale, config.seed, log, _device(config))
-        )
+    meta = new_meta(config, feasible, corpus, second, parent, log, _device(config))
     warm = read_warm_start(config, feasible, meta)
     for line in (start_line(meta), *(() if parent is None else parent.model.notes)):
         log(line)

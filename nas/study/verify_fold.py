@@ -30,10 +30,7 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
 
     Raises UserError if there is no whole checkpoint.
     """
-    latest = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
-    if latest is None:
-        raise UserError(f"{folder} must have a whole checkpoint to fold, but has none; train the candidate again.")
-    trained = candidate.trained
+    latest, trained = _latest(candidate, folder, "fold"), candidate.trained
     _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
     model = deployable(candidate, latest, bounding_tokens(corpus, tokens))
     folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
@@ -94,10 +91,15 @@ def second_documents(
     candidate: Candidate, second: Corpus, folder: Path, device: str = "cpu"
 ) -> tuple[DocumentLoss, ...]:
     """The losses by document of a completed trial on a second corpus. Raises UserError as `verified_form`."""
+    model = trained_model(candidate, _latest(candidate, folder, "validate"))
+    return validate(model.eval().to(device), second, candidate.recipe.scale).documents
+
+
+def _latest(candidate: Candidate, folder: Path, purpose: str) -> Checkpoint:
     latest = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
     if latest is None:
-        raise UserError(f"{folder} must have a whole checkpoint to validate, but has none; train the candidate again.")
-    return validate(trained_model(candidate, latest).eval().to(device), second, candidate.recipe.scale).documents
+        raise UserError(f"{folder} must have a whole checkpoint to {purpose}, but has none; train the candidate again.")
+    return latest
 
 
 def trained_model(candidate: Candidate, trained: Checkpoint) -> Decoder:

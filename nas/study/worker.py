@@ -13,7 +13,6 @@ import torch
 from costmodel.config.bugs import described, report, traceback_kept
 from costmodel.errors import UserError
 from nas.conversion.parent import kept_parent
-from nas.corpus.sequences import DocumentLoss
 from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
 from nas.study.library import initial_weights
@@ -21,7 +20,7 @@ from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout
 from nas.study.verify_fold import second_documents, verified_form
 from nas.training.memory import TooLargeError
-from nas.training.outcome import Outcome, RungRecord
+from nas.training.outcome import Outcome
 from nas.training.trainer import train
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
@@ -91,28 +90,25 @@ def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]
         if isinstance(record, Outcome):
             records.close()  # and with it what trained, as checking a fold takes as much
             release_freed_memory()
-            folds = spec.deployed is not None and record.status == "completed"
-            verified = verified_form(spec.candidate, spec.corpus, spec.folder) if folds else None
+            whole, second = record.status == "completed", spec.second
+            folds = whole and spec.deployed is not None
             yield TrialEvent(
                 event="finished",
                 status=record.status,
                 reason=record.reason,
                 measured=record,
-                verified=verified,
-                second=_second_of(spec) if record.status == "completed" else (),
+                verified=verified_form(spec.candidate, spec.corpus, spec.folder) if folds else None,
+                second=second_documents(spec.candidate, second, spec.folder, spec.device) if whole and second else (),
             )
             return
         yield TrialEvent(event="rung", status="running", measured=record)
         if spec.is_look and record.share < 1:
             records.close()
-            yield _looked_at(record)
+            reason = f"looked at, after {record.share:.0%} of the tokens"
+            yield TrialEvent(event="finished", status="paused", reason=reason, measured=record)
             return
     assert spec.timeout_s is not None
     yield TrialEvent(event="finished", status="failed", reason=over_timeout(spec.timeout_s))
-
-
-def _second_of(spec: TrialSpec) -> tuple[DocumentLoss, ...]:
-    return () if spec.second is None else second_documents(spec.candidate, spec.second, spec.folder, spec.device)
 
 
 def _parent_of(spec: TrialSpec) -> dict[str, Any]:
@@ -125,8 +121,3 @@ def _parent_of(spec: TrialSpec) -> dict[str, Any]:
         "initial": initial_weights(parent, spec.candidate, spec.corpus, device=spec.device),
         "teacher": teacher_of(parent, spec.corpus, spec.candidate.recipe, spec.device),
     }
-
-
-def _looked_at(record: RungRecord) -> TrialEvent:
-    reason = f"looked at, after {record.share:.0%} of the tokens"
-    return TrialEvent(event="finished", status="paused", reason=reason, measured=record)

@@ -45,8 +45,7 @@ def test_a_study_is_priced_without_being_run() -> None:
 
 def test_a_study_takes_the_flags_of_the_command() -> None:
     given = ["--budget-latency=6.22s", "--space=tiny", "--scale=smoke", "--seq-len=32", "--seed=3", "--num-trials=2"]
-    request = parse(given)
-    assert nas.Study(**request.given) == nas.Study(budget_latency="6.22s", num_trials=2, **SETTINGS)
+    assert nas.Study(**parse(given)) == nas.Study(budget_latency="6.22s", num_trials=2, **SETTINGS)
     with pytest.raises(UserError, match="--num-trials must be at least 1"):
         nas.Study(budget_latency="5min", num_trials=0)
     with pytest.raises(InfeasibleError, match="the cheapest"):

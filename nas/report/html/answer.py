@@ -1,7 +1,7 @@
 """The answer: which model for this budget, and what stands beside it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from costmodel.config.units import format_bytes, format_seconds
 from nas.report.html.grid import Setting
@@ -22,21 +22,6 @@ RANKED = {"parent": "parent", "paper": "paper"}
 _Priced: TypeAlias = tuple[Point, tuple[float | None, ...]]
 
 
-class Answer(NamedTuple):
-    """The pick in words. place: of its point. verdicts: what is known of it, most important first."""
-
-    place: int
-    name: str
-    runs_as: str
-    keeps: str
-    price: str
-    sent: str
-    perplexity: str
-    seeds: str
-    verdicts: tuple[str, ...]
-    cheaper: str
-
-
 class Row(NamedTuple):
     """One model beside the pick. kind: pick, parent, trained, paper or n-gram; what a column does not have is empty."""
 
@@ -50,24 +35,27 @@ class Row(NamedTuple):
     printed: str
 
 
-def answer_of(run: Run) -> Answer | None:
-    """The member of the front of lowest perplexity; None if the front is empty."""
+def answer_of(run: Run) -> dict[str, Any] | None:
+    """The pick in words: the member of the front of lowest perplexity; None if the front is empty.
+
+    place: of its point. verdicts: what is known of it, most important first.
+    """
     if not run.front:
         return None
     best = run.front[-1]
     perplexity, _, seeds = perplexity_text(best).partition(" (")
-    return Answer(
-        place=len(run.front) - 1,
-        name=best.notation,
-        runs_as=best.deployed or best.first.placement,
-        keeps=kept_words(architecture_of(best.first, run.base), run.config.accounting),
-        price=format_seconds(best.latency_s),
-        sent=format_bytes(best.sent_bytes),
-        perplexity=perplexity,
-        seeds=seeds.removesuffix(")"),
-        verdicts=tuple(_verdicts(run, best)),
-        cheaper=_cheaper(run, best),
-    )
+    return {
+        "place": len(run.front) - 1,
+        "name": best.notation,
+        "runs_as": best.deployed or best.first.placement,
+        "keeps": kept_words(architecture_of(best.first, run.base), run.config.accounting),
+        "price": format_seconds(best.latency_s),
+        "sent": format_bytes(best.sent_bytes),
+        "perplexity": perplexity,
+        "seeds": seeds.removesuffix(")"),
+        "verdicts": _verdicts(run, best),
+        "cheaper": _cheaper(run, best),
+    }
 
 
 def rows_beside(run: Run, points: Sequence[Point], setting: Setting) -> list[Row]:
@@ -81,7 +69,11 @@ def rows_beside(run: Run, points: Sequence[Point], setting: Setting) -> list[Row
     for point, totals in sorted(zip(points, setting.totals, strict=True), key=lambda priced: -(priced[1][0] or 0.0)):
         if point is pick or point.name in papers or point.role in ("baseline", "parent"):
             by_name.setdefault(point.name, []).append((point, totals))
-    return [*(_row(group, pick) for group in by_name.values()), *_floor_rows(run)]
+    rows = [_row(group, pick) for group in by_name.values()]
+    known = {} if run.ngrams is None else run.ngrams.perplexities
+    return rows + [
+        Row("n-gram", name, NOTES["n-gram"], "", "", "", f"{known[name]:.2f}", "") for name in DRAWN_NGRAMS if known
+    ]
 
 
 def marks_of(run: Run) -> list[str]:
@@ -115,13 +107,6 @@ def _row(group: Sequence[_Priced], pick: Point | None) -> Row:
 
 def _perplexity(point: Point) -> str:
     return f"{point.perplexity:.2f}" if point.member is None else perplexity_text(point.member).partition(" (")[0]
-
-
-def _floor_rows(run: Run) -> list[Row]:
-    if run.ngrams is None:
-        return []
-    known = run.ngrams.perplexities
-    return [Row("n-gram", name, NOTES["n-gram"], "", "", "", f"{known[name]:.2f}", "") for name in DRAWN_NGRAMS]
 
 
 def _verdicts(run: Run, best: TrainedMember) -> list[str]:

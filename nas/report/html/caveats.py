@@ -1,7 +1,6 @@
 """Caveats: everything that limits what a page's numbers say, each with a heading of a word or two."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from costmodel.config.units import format_seconds
 from costmodel.trust import described, shown
@@ -19,26 +18,21 @@ from nas.run.members import in_noise
 from nas.run.run import Run
 
 
-class Caveat(NamedTuple):
-    subject: str
-    lines: tuple[str, ...]
-
-
-def caveats(run: Run, grid: Grid) -> list[Caveat]:
-    """Most important first; a subject without anything to say is left out."""
+def caveats(run: Run, grid: Grid) -> dict[str, list[str]]:
+    """By subject, most important first; a subject without anything to say is left out."""
     whose = shown(run.config.public_layers, run.config.client_layers)
-    known = (
-        ("Scale", _scale(run)),
-        ("Order", order_lines(run)),
-        ("Seeds", _seeds(run)),
-        ("Second corpus", second_lines(run)),
-        ("Search", _search(run)),
-        ("Prices", list(_prices(run))),
-        ("Trust", [f"{pricer.protocol}: {described(pricer.trust)}{whose}" for pricer in run.pricers]),
-        ("Folding", [*infeasible_lines(run), *unstable_lines(run)]),
-        ("Other settings", _other_settings(run, grid)),
-    )
-    return [Caveat(subject, tuple(lines)) for subject, lines in known if lines]
+    known = {
+        "Scale": _scale(run),
+        "Order": order_lines(run),
+        "Seeds": _seeds(run),
+        "Second corpus": second_lines(run),
+        "Search": _search(run),
+        "Prices": list(_prices(run)),
+        "Trust": [f"{pricer.protocol}: {described(pricer.trust)}{whose}" for pricer in run.pricers],
+        "Folding": [*infeasible_lines(run), *unstable_lines(run)],
+        "Other settings": _other_settings(run, grid),
+    }
+    return {subject: lines for subject, lines in known.items() if lines}
 
 
 def _scale(run: Run) -> list[str]:

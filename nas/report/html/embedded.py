@@ -6,13 +6,12 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
 from nas.report.front_figures import drawn_ngrams
-from nas.report.html.answer import answer_of
-from nas.report.html.grid import Grid, Setting
+from nas.report.html.grid import Grid
 from nas.report.html.points import Point, perplexity_words
 from nas.run.front import front
 from nas.run.ledger import Record
@@ -20,31 +19,6 @@ from nas.run.pareto import hypervolume
 from nas.run.run import Run
 
 MOST_STEPS = 80  # of a curve: more cannot be told apart on a screen
-
-
-class LossPoint(NamedTuple):
-    """number: of the member of the front. series: training or validation. loss: nats per token."""
-
-    number: int
-    series: str
-    tokens: int
-    loss: float
-
-
-class EntropyCell(NamedTuple):
-    """The attention entropy of one head in the last step of training, nats. number: of the member of the front."""
-
-    number: int
-    layer: int
-    head: int
-    entropy: float
-
-
-class Progress(NamedTuple):
-    """The hypervolume of the front, s*nat, when so many tokens had been trained, all trials together."""
-
-    tokens: int
-    hypervolume: float
 
 
 def embedded(run: Run, points: Sequence[Point], grid: Grid) -> Markup:
@@ -57,20 +31,21 @@ def embedded(run: Run, points: Sequence[Point], grid: Grid) -> Markup:
 
 def _data(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
     """The scripts' data; prices are looked up in `settings`, those of kinds of op in `columns`, by their place."""
-    ngrams = drawn_ngrams(run.ngrams, run.members)
+    ngrams = drawn_ngrams(run.ngrams, run.members).perplexities
     columns: dict[tuple[float, ...] | None, int] = {}  # networks share bytes and rounds
-    answer = answer_of(run)
     return {
         "points": [_point(point) for point in points],
-        "settings": [_setting(setting, columns) for setting in grid.settings],
-        "columns": list(columns),
-        "pick": answer.place if answer else 0,
-        "ngrams": [
-            {"name": name, "perplexity": value} for name, value in zip(ngrams.names, ngrams.perplexity, strict=True)
+        "settings": [
+            setting._asdict()
+            | {"parts": [[columns.setdefault(part, len(columns)) for part in point] for point in setting.parts]}
+            for setting in grid.settings
         ],
-        "curves": [point._asdict() for point in learning_curves(run)],
-        "entropies": [cell._asdict() for cell in entropies(run)],
-        "hypervolumes": [progress._asdict() for progress in hypervolumes(run)],
+        "columns": list(columns),
+        "pick": max(0, len(run.front) - 1),
+        "ngrams": [{"name": name, "perplexity": value} for name, value in ngrams.items()],
+        "curves": list(_learning_curves(run)),
+        "entropies": list(_entropies(run)),
+        "hypervolumes": list(_hypervolumes(run)),
         "seq_len": run.seq_len,
     }
 
@@ -92,52 +67,43 @@ def _point(point: Point) -> dict[str, Any]:
     }
 
 
-def _setting(setting: Setting, columns: dict[tuple[float, ...] | None, int]) -> dict[str, Any]:
-    parts = [[columns.setdefault(column, len(columns)) for column in point] for point in setting.parts]
-    return setting._asdict() | {"parts": parts}
-
-
-def learning_curves(run: Run) -> list[LossPoint]:
-    """Losses of each front member's first seed: of training, in means of equal steps, and rungs."""
-    points = []
+def _learning_curves(run: Run) -> Iterator[dict[str, Any]]:
+    """Losses of each front member's first seed, nats per token: of training, in means of equal steps, and at rungs."""
     for number, member in enumerate(run.front, 1):
-        trial = member.first
-        means = _means(_training_losses(_folder(run, trial) / "metrics.csv"))
-        points += [LossPoint(number, "training", tokens, loss) for tokens, loss in means]
-        points += [LossPoint(number, "validation", tokens, loss) for tokens, loss in _rungs(run.records, trial)]
-    return points
+        rungs = (record for record in run.records if record.trial_id == member.trial_id)
+        losses = {
+            "training": _means(_training_losses(_folder(run, member.first) / "metrics.csv")),
+            "validation": sorted({one.tokens: one.val_loss for one in rungs if one.val_loss is not None}.items()),
+        }
+        for series, points in losses.items():
+            for tokens, loss in points:
+                yield {"number": number, "series": series, "tokens": tokens, "loss": loss}
 
 
-def entropies(run: Run) -> list[EntropyCell]:
-    """Entropies of each front member's first seed, where its folder has them."""
-    return [
-        EntropyCell(number, layer, head, entropy)
-        for number, member in enumerate(run.front, 1)
-        for layer, heads in enumerate(_last_entropies(_folder(run, member.first) / "diagnostics.jsonl"))
-        for head, entropy in enumerate(heads)
-        if entropy is not None
-    ]
+def _entropies(run: Run) -> Iterator[dict[str, Any]]:
+    """Of the heads of each front member's first seed in the last step, nats, where its folder has them."""
+    for number, member in enumerate(run.front, 1):
+        for layer, heads in enumerate(_last_entropies(_folder(run, member.first) / "diagnostics.jsonl")):
+            for head, entropy in enumerate(heads):
+                if entropy is not None:
+                    yield {"number": number, "layer": layer, "head": head, "entropy": entropy}
 
 
-def hypervolumes(run: Run) -> list[Progress]:
-    """After every trial that ended, in the order of the ledger; more seeds move means, so it may fall."""
+def _hypervolumes(run: Run) -> Iterator[dict[str, Any]]:
+    """The front's, s*nat, and the tokens of all trials together, after every trial that ended, in the order of the
+    ledger; more seeds move means, so it may fall.
+    """
     spent: dict[str, int] = {}
-    progress = [Progress(0, 0.0)]
+    yield {"tokens": 0, "hypervolume": 0.0}
     for count, record in enumerate(run.records, 1):
         spent[record.trial_id] = max(spent.get(record.trial_id, 0), record.tokens)
         if record.event == "finished":
             points = [member.point for member in front(run.records[:count], run.budget)]
-            progress.append(Progress(sum(spent.values()), hypervolume(points, run.meta.reference)))
-    return progress
+            yield {"tokens": sum(spent.values()), "hypervolume": hypervolume(points, run.meta.reference)}
 
 
 def _folder(run: Run, trial: Record) -> Path:
     return run.folder / "trials" / trial.trial_id
-
-
-def _rungs(records: Sequence[Record], trial: Record) -> list[tuple[int, float]]:
-    rungs = (record for record in records if record.trial_id == trial.trial_id)
-    return sorted({rung.tokens: rung.val_loss for rung in rungs if rung.val_loss is not None}.items())
 
 
 def _training_losses(path: Path) -> Iterator[tuple[int, float]]:

@@ -3,7 +3,7 @@
 The page looks prices up and never computes one, so that what it says is what the cost model says.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import NamedTuple, TypeAlias
@@ -11,14 +11,13 @@ from typing import NamedTuple, TypeAlias
 from costmodel.cost import Budget, Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import OpGraph
 from costmodel.protocols import PROTOCOLS, load_pricer
 from costmodel.trust import caption
-from nas.report.cost_figures import kind_of
+from nas.report.cost_figures import by_part, kind_of
 from nas.report.html.points import Point
 from nas.report.summary import outside
 from nas.run.front import is_eligible
-from nas.run.members import TrainedMember
 from nas.run.pareto import nondominated
 from nas.run.run import Run
 from search_spaces.architecture import Architecture
@@ -62,7 +61,7 @@ class Grid(NamedTuple):
 
 def price_grid(run: Run, points: Sequence[Point]) -> Grid:
     """Prices all points under the run's own setting and every other that it can be asked about."""
-    graphs = _lowering(run)
+    graphs = cache(lambda form, seq_len: replace(run.workload, prompt_len=seq_len).graphs(form))
     first = _priced(run, run.pricer, run.seq_len, points, graphs)
     settings, left_out = [_as_searched(run, first, points)], list[str]()
     for pricer in _pricers(run, left_out):
@@ -95,20 +94,11 @@ def _seq_lens(run: Run) -> list[int]:
     return sorted({run.seq_len, *(length for length in SEQ_LENS if length <= run.base.context)})
 
 
-def _lowering(run: Run) -> Graphs:
-    """The op graphs of an architecture for a prompt, each made once."""
-
-    @cache
-    def graphs(architecture: Architecture, seq_len: int) -> list[OpGraph]:
-        return replace(run.workload, prompt_len=seq_len).graphs(architecture)
-
-    return graphs
-
-
 def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], graphs: Graphs) -> Setting:
     """Raises UserError if an op has no price."""
     price = cache(pricer.price)
-    by_kind = [_by_kind(graphs(point.architecture, seq_len), price, run.workload.new_tokens) for point in points]
+    wholes = [by_part(graphs(point.architecture, seq_len), price, kind_of) for point in points]
+    by_kind = [{kind: shared_price(whole, run.workload.new_tokens) for kind, whole in one.items()} for one in wholes]
     totals = [total_price(prices.values()) for prices in by_kind]
     kinds = tuple(dict.fromkeys(kind for prices in by_kind for kind in prices))
     trained = [point for point in points if point.member is not None]
@@ -122,7 +112,7 @@ def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], gra
         totals=measures,
         kinds=kinds,
         parts=tuple(_parts(prices, kinds) for prices in by_kind),
-        fronts=_fronts(points, measures, Budget(), any_role=True),
+        fronts=_fronts(points, measures, Budget(), ("candidate", "baseline")),
         budgets=(None,) * len(MEASURES),
     )
 
@@ -130,27 +120,16 @@ def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], gra
 def _as_searched(run: Run, priced: Setting, points: Sequence[Point]) -> Setting:
     """The run's own setting: with the prices of its ledger, within its budget, and candidates alone on the front."""
     totals = tuple(
-        known if point.member is None else _of_ledger(point.member)
+        known
+        if (member := point.member) is None
+        else (member.latency_s, member.sent_bytes, member.most_expensive.rounds)
         for point, known in zip(points, priced.totals, strict=True)
     )
     return priced._replace(
         totals=totals,
-        fronts=_fronts(points, totals, run.budget, any_role=False),
+        fronts=_fronts(points, totals, run.budget, ("candidate",)),
         budgets=(run.budget.latency_s, run.budget.sent_bytes, None),
     )
-
-
-def _of_ledger(member: TrainedMember) -> tuple[float | None, ...]:
-    return member.latency_s, member.sent_bytes, member.most_expensive.rounds
-
-
-def _by_kind(graphs: Iterable[OpGraph], price: Callable[[Op], Price], num_shares: int) -> dict[str, Price]:
-    """The price of each kind of op, of one of the new tokens."""
-    parts: dict[str, list[Price]] = {}
-    for graph in graphs:
-        for node in graph:
-            parts.setdefault(kind_of(node), []).append(price(node.op))
-    return {kind: shared_price(total_price(prices), num_shares) for kind, prices in parts.items()}
 
 
 def _measures(price: Price) -> tuple[float | None, ...]:
@@ -169,31 +148,21 @@ def _short(value: float) -> float:
 
 
 def _fronts(
-    points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], budget: Budget, *, any_role: bool
+    points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], budget: Budget, roles: Collection[str]
 ) -> tuple[tuple[int, ...] | None, ...]:
     """The front of each measure; None where that is not known."""
-    feasible = [index for index, point in enumerate(points) if _may_be_on_a_front(point, budget, any_role=any_role)]
-    return tuple(_front(points, totals, feasible, place) for place in range(len(MEASURES)))
-
-
-def _may_be_on_a_front(point: Point, budget: Budget, *, any_role: bool) -> bool:
-    member = point.member
-    if member is None or not (any_role or member.role == "candidate"):
-        return False
-    if not any_role:
-        return is_eligible(member, budget)
-    return not member.num_diverged and all(trial.fold_holds is not False for trial in member.trials)
-
-
-def _front(
-    points: Sequence[Point], totals: Sequence[tuple[float | None, ...]], feasible: Sequence[int], place: int
-) -> tuple[int, ...] | None:
-    coordinates = []
-    for index in feasible:
-        price, member = totals[index][place], points[index].member
-        assert member is not None
-        if price is None:
-            return None
-        coordinates.append((price, member.mean_loss))
-    kept = [index for index, keep in zip(feasible, nondominated(coordinates), strict=True) if keep]
-    return tuple(sorted(kept, key=lambda index: totals[index][place] or 0.0))
+    losses = {
+        index: point.member.mean_loss
+        for index, point in enumerate(points)
+        if point.member is not None and point.member.role in roles and is_eligible(point.member, budget)
+    }
+    fronts: list[tuple[int, ...] | None] = []
+    for place in range(len(MEASURES)):
+        prices = {index: price for index in losses if (price := totals[index][place]) is not None}
+        if len(prices) < len(losses):
+            fronts.append(None)
+            continue
+        kept = nondominated([(prices[index], loss) for index, loss in losses.items()])
+        front = [index for index, keep in zip(losses, kept, strict=True) if keep]
+        fronts.append(tuple(sorted(front, key=lambda index: prices[index])))
+    return tuple(fronts)

@@ -10,7 +10,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -83,7 +83,8 @@ def _policy(scripts: Sequence[str]) -> list[str]:
 
 def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
     """Everything that the template says."""
-    panels = [_panel(run, point, totals) for point, totals in zip(points, _totals(grid), strict=True)]
+    totals = grid.settings[0].totals if points else ()
+    panels = [_panel(run, point, of_point) for point, of_point in zip(points, totals, strict=True)]
     beside = rows_beside(run, points, grid.settings[0]) if points else []
     return {
         "budget": format_budget(run.budget),
@@ -100,7 +101,7 @@ def _words(run: Run, points: Sequence[Point], grid: Grid) -> dict[str, Any]:
         "sources": ", ".join(dict.fromkeys(_ARXIV.findall(" ".join(row.source for row in rows_of(run))))),
         "caveats": caveats(run, grid),
         "ngram_lines": ngram_lines(run.ngrams),
-        "commands": commands_of(run),
+        "commands": _commands(run),
         "provenance": _provenance(run),
         "trials": [_trial(record) for record in run.finished],
         "why_nothing": _why_nothing(run),
@@ -121,10 +122,6 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         *meta.versions.items(),
         *meta.hardware.items(),
     ]
-
-
-def _totals(grid: Grid) -> Sequence[tuple[float | None, ...]]:
-    return grid.settings[0].totals if grid.settings else ()
 
 
 def _setting_words(run: Run) -> str:
@@ -198,32 +195,22 @@ def _why_nothing(run: Run) -> list[str]:
     return [*lines, *list(reasons)[:5]]
 
 
-class Command(NamedTuple):
-    """A line for a shell, and what it does."""
-
-    line: str
-    does: str
-
-
-def commands_of(run: Run) -> list[Command]:
-    """Search again, look, export the pick, price it, go on."""
+def _commands(run: Run) -> list[tuple[str, str]]:
+    """Lines for a shell, and what they do: search again, look, export the pick, price it."""
     folder = shlex.quote(_short(run.folder))
     commands = [
-        Command(shlex.join(["python", "-m", "nas.search", *flags_of(run.config)]), "the same search, from the start"),
-        Command(f"python -m nas.status {folder}", "where this run stands, and why trials did not complete"),
-        Command(f"python -m nas.report {folder}", "this page"),
+        (shlex.join(["python", "-m", "nas.search", *flags_of(run.config)]), "the same search, from the start"),
+        (f"python -m nas.status {folder}", "where this run stands, and why trials did not complete"),
+        (f"python -m nas.report {folder}", "this page"),
     ]
     if run.front:
-        commands += _of_the_pick(run, folder, shlex.quote(run.front[-1].arch_id))
+        pick = shlex.quote(run.front[-1].arch_id)
+        priced = f"python -m costmodel estimate {folder}/architectures/{pick}.yaml {_priced_under(run, folder)}"
+        commands += [
+            (f"python -m nas.export {folder} --pick {pick} --fold", "the pick, folded, with its weights"),
+            (priced, "its costs as written, op by op, and what it deploys to"),
+        ]
     return commands
-
-
-def _of_the_pick(run: Run, folder: str, pick: str) -> list[Command]:
-    priced = f"python -m costmodel estimate {folder}/architectures/{pick}.yaml {_priced_under(run, folder)}"
-    return [
-        Command(f"python -m nas.export {folder} --pick {pick} --fold", "the pick, folded, with its weights"),
-        Command(priced, "its costs as written, op by op, and what it deploys to"),
-    ]
 
 
 def _priced_under(run: Run, folder: str) -> str:

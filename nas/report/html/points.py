@@ -41,10 +41,24 @@ def points_of(run: Run) -> tuple[Point, ...]:
     others = [member for member in behind if member.role != "baseline"]
     baselines = [member for member in behind if member.role == "baseline"]
     trained = [*run.front, *_nearest(others), *baselines]
+    of_parent = []
+    if (parent := run.parent) is not None:
+        of_parent.append(Point(parent.notation, "parent", 0, _accounted(run, parent.notation), parent.perplexity))
     return (
         *(_trained(run, member, numbers.get(member.candidate_id, 0)) for member in trained),
-        *_parent(run),
-        *_papers(run),
+        *of_parent,
+        *(
+            Point(
+                row.notation,
+                "paper",
+                0,
+                _accounted(run, row.notation),
+                None,
+                printed=row.perplexity,
+                printed_s=row.latency_s,
+            )
+            for row in rows_of(run)
+        ),
     )
 
 
@@ -80,28 +94,6 @@ def _nearest(behind: Sequence[TrainedMember]) -> list[TrainedMember]:
     names, points = [member.candidate_id for member in behind], [member.point for member in behind]
     rank = dict(zip(names, ranks(points), strict=True))
     return sorted(behind, key=lambda member: rank[member.candidate_id])[:MOST_DOMINATED]
-
-
-def _parent(run: Run) -> list[Point]:
-    if run.parent is None:
-        return []
-    architecture = _accounted(run, run.parent.notation)
-    return [Point(run.parent.notation, "parent", 0, architecture, run.parent.perplexity)]
-
-
-def _papers(run: Run) -> list[Point]:
-    return [
-        Point(
-            row.notation,
-            "paper",
-            0,
-            _accounted(run, row.notation),
-            None,
-            printed=row.perplexity,
-            printed_s=row.latency_s,
-        )
-        for row in rows_of(run)
-    ]
 
 
 def _accounted(run: Run, notation: str) -> Architecture:

@@ -6,19 +6,19 @@ from typing import Literal
 import pytest
 from matplotlib import pyplot as plt
 
-from costmodel.estimate import estimate
+from costmodel.estimate import Pricer, estimate
 from costmodel.network import NETWORKS, Network
+from costmodel.ops import OpGraph
 from costmodel.protocols import derived, load_pricer
 from nas.report.cost_figures import (
     MOST_BASELINES,
     MOST_MEMBERS,
-    OTHER,
-    Stack,
     breakdown_figure,
     chosen,
     sensitivity_figure,
 )
-from nas.report.draw import draw_breakdown, draw_sensitivity
+from nas.report.draw import draw_panels
+from nas.report.panels import OTHER, BarPanel
 from search_spaces.architecture import arch_id
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
@@ -33,57 +33,63 @@ ARCHITECTURES = {name: parse(name, BASE).architecture for name in ("SM+LN+G", "S
 @pytest.mark.parametrize("duplex", ["full", "half"])
 def test_curves_are_estimates_at_each_network(protocol: str, duplex: Literal["full", "half"]) -> None:
     pricer = replace(derived.load(protocol, "wan"), link=replace(NETWORKS["wan"], duplex=duplex))
-    data = sensitivity_figure(ARCHITECTURES, pricer, Workload(prompt_len=16))
-    assert (data.bandwidth_bits_per_s, data.rtt_s) == (352e6, 0.04)
-    for curve, along_rtt in zip(data.by_bandwidth, data.by_rtt, strict=True):
+    bandwidths, rtts = sensitivity_figure(ARCHITECTURES, pricer, Workload(prompt_len=16)).panels
+    assert "round-trip time of 40 ms" in bandwidths.x_label
+    assert "bandwidth of 352 Mbit/s" in rtts.x_label
+    for curve, along_rtt in zip(bandwidths.series, rtts.series, strict=True):
         graph = lower(ARCHITECTURES[curve.name], 16)
         for index in (0, 20, 40):
-            at = Network(
-                name="x", bandwidth_bits_per_s=data.bandwidths[index], rtt_s=data.rtt_s, duplex=duplex, source="test"
-            )
-            whole = estimate(graph, replace(pricer, link=at)).total.latency_s
-            assert curve.latency_s[index] == pytest.approx(whole, rel=1e-6)
-            at = replace(at, bandwidth_bits_per_s=352e6, rtt_s=data.rtts_s[index])
-            whole = estimate(graph, replace(pricer, link=at)).total.latency_s
-            assert along_rtt.latency_s[index] == pytest.approx(whole, rel=1e-6)
-        assert list(curve.latency_s) == sorted(curve.latency_s, reverse=True)
-        assert list(along_rtt.latency_s) == sorted(along_rtt.latency_s)
+            at = Network(name="x", bandwidth_bits_per_s=curve.x[index] * 1e6, rtt_s=0.04, duplex=duplex, source="test")
+            assert curve.y[index] == pytest.approx(seconds(graph, replace(pricer, link=at)), rel=1e-6)
+            at = replace(at, bandwidth_bits_per_s=352e6, rtt_s=along_rtt.x[index] / 1e3)
+            assert along_rtt.y[index] == pytest.approx(seconds(graph, replace(pricer, link=at)), rel=1e-6)
+        assert list(curve.y) == sorted(curve.y, reverse=True)
+        assert list(along_rtt.y) == sorted(along_rtt.y)
+
+
+def seconds(graph: OpGraph, pricer: Pricer) -> float:
+    return estimate(graph, pricer).total.latency_s
 
 
 def test_on_loopback_only_the_other_axis_costs() -> None:
     """Infinite bandwidth and no RTT are settings as good as others, though no axis shows them."""
-    data = sensitivity_figure(ARCHITECTURES, derived.load("semi2k", "loopback"), Workload(prompt_len=16))
-    computing = estimate(lower(ARCHITECTURES["SM+LN+G"], 16), load_pricer("semi2k", "loopback")).total.latency_s
-    assert data.by_bandwidth[0].latency_s[0] > data.by_bandwidth[0].latency_s[-1] > computing
-    assert data.by_rtt[0].latency_s[0] > computing
+    pricer = derived.load("semi2k", "loopback")
+    bandwidths, rtts = sensitivity_figure(ARCHITECTURES, pricer, Workload(prompt_len=16)).panels
+    computing = seconds(lower(ARCHITECTURES["SM+LN+G"], 16), pricer)
+    assert bandwidths.series[0].y[0] > bandwidths.series[0].y[-1] > computing
+    assert rtts.series[0].y[0] > computing
 
 
-def column(stack: Stack, index: int) -> dict[str, float]:
-    return {part: values[index] for part, values in zip(stack.parts, stack.values, strict=True)}
+def bar_panels(pricer: Pricer) -> list[BarPanel]:
+    panels = breakdown_figure(ARCHITECTURES, pricer, Workload(prompt_len=16)).panels
+    return [panel for panel in panels if isinstance(panel, BarPanel)]
 
 
 @pytest.mark.parametrize("protocol", ["published", "semi2k"])
 def test_bars_add_up_to_the_estimate(protocol: str) -> None:
     pricer = load_pricer(protocol)
-    data = breakdown_figure(ARCHITECTURES, pricer, Workload(prompt_len=16))
-    assert data.names == tuple(ARCHITECTURES)
+    panels = bar_panels(pricer)
+    assert all(panel.groups == tuple(ARCHITECTURES) for panel in panels)
     for index, architecture in enumerate(ARCHITECTURES.values()):
         priced = estimate(lower(architecture, 16), pricer)
-        for stack in (data.latency_by_kind, data.latency_by_layer):
-            assert sum(column(stack, index).values()) == pytest.approx(priced.total.latency_s)
-        for stack in (data.bytes_by_kind, data.bytes_by_layer):
-            assert sum(column(stack, index).values()) == pytest.approx(priced.total.sent_bytes)
-        layers = {str(layer): price.latency_s for layer, price in priced.by_layer}
-        assert column(data.latency_by_layer, index) == pytest.approx(layers)
+        by_kind_s, by_layer_s, by_kind, by_layer = (
+            {part: values[index] for part, values in panel.series} for panel in panels
+        )
+        for bar in (by_kind_s, by_layer_s):
+            assert sum(bar.values()) == pytest.approx(priced.total.latency_s)
+        for bar in (by_kind, by_layer):
+            assert sum(bar.values()) == pytest.approx(priced.total.sent_bytes / 1e9)
+        assert by_layer_s == pytest.approx({str(layer): price.latency_s for layer, price in priced.by_layer})
         linear = sum(price.sent_bytes for node, price in priced.by_op if node.op.label == "linear")
-        assert column(data.bytes_by_kind, index)["linear"] == pytest.approx(linear)
+        assert by_kind["linear"] == pytest.approx(linear / 1e9)
 
 
 def test_layers_are_in_order_and_small_kinds_together() -> None:
-    data = breakdown_figure(ARCHITECTURES, load_pricer("semi2k"), Workload(prompt_len=16))
-    assert data.latency_by_layer.parts == ("embed", "0", "1", "head")
-    assert data.bytes_by_kind.parts[-1] == OTHER  # learned positions are free in bytes
-    assert "embedding" in data.latency_by_kind.parts
+    panels = bar_panels(load_pricer("semi2k"))
+    by_kind_s, by_layer_s, by_kind, _ = ([part for part, _ in panel.series] for panel in panels)
+    assert by_layer_s == ["embed", "0", "1", "head"]
+    assert by_kind[-1] == OTHER  # learned positions are free in bytes
+    assert "embedding" in by_kind_s
 
 
 def test_captions_say_whom_prices_trust_and_what_is_extrapolated() -> None:
@@ -119,9 +125,10 @@ def test_any_figure_can_be_drawn() -> None:
     """One bar, one curve, and a setting that no axis shows."""
     one = {"SM+LN+G": ARCHITECTURES["SM+LN+G"]}
     pricer = derived.load("semi2k", "loopback")
-    for figure in (
-        draw_breakdown(breakdown_figure(one, pricer, Workload(prompt_len=1))),
-        draw_sensitivity(sensitivity_figure(one, pricer, Workload(prompt_len=1))),
+    for data in (
+        breakdown_figure(one, pricer, Workload(prompt_len=1)),
+        sensitivity_figure(one, pricer, Workload(prompt_len=1)),
     ):
+        figure = draw_panels(data)
         figure.canvas.draw()
         plt.close(figure)

@@ -39,10 +39,10 @@ def records(make_record):
 def test_every_trial_is_in_its_group(make_run, records) -> None:
     data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert data.budget_min == 5.0
-    assert data.front.latency_min == (2.0, 4.0)
-    assert data.front.perplexity == pytest.approx((math.exp(3.0), math.exp(2.0)))
-    assert data.dominated.latency_min == (4.5,)
-    assert (data.baselines.names, data.baselines.latency_min) == (("SM+LN+G",), (8.0,))
+    assert [mark.latency_min for mark in data.front] == [2.0, 4.0]
+    assert [mark.perplexity for mark in data.front] == pytest.approx([math.exp(3.0), math.exp(2.0)])
+    assert [mark.latency_min for mark in data.dominated] == [4.5]
+    assert [mark[:2] for mark in data.baselines] == [("SM+LN+G", 8.0)]
     assert (data.paused_min, data.diverged_min) == ((1.0,), (0.5,))
 
 
@@ -70,36 +70,36 @@ def test_the_legend_is_below_the_axes(make_run, records, ngrams) -> None:
 
 def test_a_range_narrower_than_its_marker_is_left_out(make_run, records) -> None:
     data = front_figure(make_run(records, meta=GPT2), published_rows())
-    assert data.front.range_min == ((1.0, 3.0), None)
-    assert data.dominated.range_min == (None,)  # 0.2 s of 270 s
+    assert [mark.range_min for mark in data.front] == [(1.0, 3.0), None]
+    assert [mark.range_min for mark in data.dominated] == [None]  # 0.2 s of 270 s
 
 
 def test_means_have_a_spread_and_single_seeds_that_of_a_trial(make_run, over_seeds) -> None:
     records = [*over_seeds(0, 3.0, 3.2), *over_seeds(1, 2.0, latency_s=200.0), *over_seeds(2, 1.0, None)]
     data = front_figure(make_run(records, meta=GPT2), published_rows())
-    assert data.front.perplexity == pytest.approx((math.exp(3.1), math.exp(2.0)))
+    assert [mark.perplexity for mark in data.front] == pytest.approx([math.exp(3.1), math.exp(2.0)])
     # two seeds 0.2 apart: a deviation of 0.2 / sqrt 2, an error of the mean of 0.1
-    assert data.front.spread[0] == pytest.approx((math.exp(2.9), math.exp(3.3)))
-    assert data.front.spread[1] == pytest.approx(tuple(math.exp(2 + apart * 0.2 * math.sqrt(2)) for apart in (-1, 1)))
-    assert (data.dominated.names, len(data.diverged_min)) == ((), 1)  # it has no mean
+    assert data.front[0].spread == pytest.approx((math.exp(2.9), math.exp(3.3)))
+    assert data.front[1].spread == pytest.approx(tuple(math.exp(2 + apart * 0.2 * math.sqrt(2)) for apart in (-1, 1)))
+    assert (data.dominated, len(data.diverged_min)) == ((), 1)  # it has no mean
 
 
 def test_published_rows_are_those_of_the_depth_and_prompt(make_run, records) -> None:
     data = front_figure(make_run(records, meta=GPT2), published_rows())
-    assert dict(zip(data.published.names, data.published.latency_min, strict=True))["SM+LN+G"] == pytest.approx(8.21)
-    assert front_figure(make_run(records), published_rows()).published.names == ()
+    assert {mark.name: mark.latency_min for mark in data.published}["SM+LN+G"] == pytest.approx(8.21)
+    assert front_figure(make_run(records), published_rows()).published == ()
 
 
 def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_run, make_record, ngrams) -> None:
-    def drawn(*perplexities: float) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    def drawn(*perplexities: float) -> dict[str, float]:
         made = [make_record(i, perplexity=one, val_loss=math.log(one)) for i, one in enumerate(perplexities)]
         data = front_figure(make_run(made, meta={"ngrams": ngrams}), ()).ngrams
         assert data.title == "n-gram models of 524,288 tokens"
-        return data.names, tuple(round(one, 6) for one in data.perplexity)
+        return {name: round(one, 6) for name, one in data.perplexities.items()}
 
-    assert drawn(30.0, 35.0) == (("trigram", "5-gram"), (18, 14))
-    assert drawn(30.0, 45.0) == (("bigram", "trigram", "5-gram"), (40, 18, 14))
-    assert drawn(12.0, 210.0) == (("unigram", "bigram", "trigram", "5-gram"), (200, 40, 18, 14))
+    assert drawn(30.0, 35.0) == {"trigram": 18, "5-gram": 14}
+    assert drawn(30.0, 45.0) == {"bigram": 40, "trigram": 18, "5-gram": 14}
+    assert drawn(12.0, 210.0) == {"unigram": 200, "bigram": 40, "trigram": 18, "5-gram": 14}
 
 
 def test_the_ngrams_are_lines_with_names(make_run, records, ngrams) -> None:
@@ -136,9 +136,9 @@ def test_a_trial_has_one_number_in_both_panels(make_run, records, make_record) -
     assert "T=128" in data.before.title
     assert "T=64" in data.after.title
     for panel, minutes in ((data.before, (240 / 60, 120 / 60, 480 / 60)), (data.after, (200 / 60, 400 / 60, 220 / 60))):
-        assert (panel.kept.names, panel.gone.names, panel.new.names) == (("1",), ("3",), ("2",))
-        groups = (panel.kept, panel.gone, panel.new)
-        assert tuple(group.latency_min[0] for group in groups) == pytest.approx(minutes)
-        assert len(panel.others.names) == 1
-    assert data.before.front_min == (2.0, 4.0)
-    assert data.after.front_min == pytest.approx((200 / 60, 220 / 60))
+        marks = [*panel.kept, *panel.gone, *panel.new]
+        assert [mark.name for mark in marks] == ["1", "3", "2"]
+        assert tuple(mark.latency_min for mark in marks) == pytest.approx(minutes)
+        assert len(panel.others) == 1
+    assert [mark.latency_min for mark in data.before.front] == [2.0, 4.0]
+    assert [mark.latency_min for mark in data.after.front] == pytest.approx([200 / 60, 220 / 60])

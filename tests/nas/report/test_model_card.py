@@ -14,7 +14,7 @@ import nas
 from nas import export
 from nas.corpus.ngrams import NgramBaseline
 from nas.prepare_export import prepare_export
-from nas.report.model_card import LICENCES, Facts, VerifiedPrice, model_card
+from nas.report.model_card import LICENCES, Facts, model_card
 from search_spaces.architecture import load_architecture
 
 EARLIER = Path(__file__).parents[1] / "run" / "stored"
@@ -67,12 +67,13 @@ def facts_of(run: nas.Run) -> Facts:
 
 
 def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> None:
-    run, folder = exported
-    architecture, facts = load_architecture(folder / "architecture.yaml"), facts_of(run)
+    run, _ = exported
+    facts = facts_of(run)
     ngrams = NgramBaseline(tokens=9, losses=(math.log(7.0),) * 5)  # the model is at about 300
-    cost = replace(facts.cost, extrapolated=("num_layers 2",), trust=replace(facts.cost.trust, dealer=True))
-    facts = replace(facts, result=replace(facts.result, ngrams=ngrams), cost=cost)
-    card = model_card(facts, architecture, "yaml", run)
+    trust = replace(facts.estimate.trust, dealer=True)
+    estimate = replace(facts.estimate, extrapolated=("num_layers 2",), trust=trust)
+    facts = replace(facts, result=replace(facts.result, ngrams=ngrams), estimate=estimate)
+    card = model_card(facts, "yaml", run)
     for line in (
         "It knows less than a trigram of the same tokens.",
         "N-gram models of 9 training tokens: unigram 7, bigram 7, trigram 7, 4-gram 7, 5-gram 7.",
@@ -83,10 +84,9 @@ def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> Non
 
 
 def test_the_card_of_a_refused_model_says_so_first(exported: tuple[nas.Run, Path]) -> None:
-    run, folder = exported
+    run, _ = exported
     record = replace(run.pick("best"), fold_holds=False, left_unfolded=("layers.1.attention: too far apart",))
-    facts = replace(facts_of(run), verified=VerifiedPrice.of(record))
-    card = model_card(facts, load_architecture(folder / "architecture.yaml"), "yaml", run)
+    card = model_card(replace(facts_of(run), verified=record), "yaml", run)
     refused = (
         "## What to distrust\n\n- DO NOT DEPLOY IT: the search refused this model, whose folded form failed the check; "
         "layers.1.attention: too far apart.\n"
@@ -101,18 +101,18 @@ def test_the_card_of_a_refused_model_says_so_first(exported: tuple[nas.Run, Path
     [("stdlib", LICENCES["stdlib"]), ("codeparrot:folder", LICENCES["codeparrot"]), (None, "is not known here")],
 )
 def test_the_licence_of_the_corpus_is_told_as_far_as_it_is_known(exported, data, told) -> None:
-    run, folder = exported
+    run, _ = exported
     facts = facts_of(run)
     facts = replace(facts, provenance=replace(facts.provenance, data=data))
-    assert told in model_card(facts, load_architecture(folder / "architecture.yaml"), "mpc", None)
+    assert told in model_card(facts, "mpc", None)
 
 
 def test_a_card_without_a_run_says_how_it_was_trained(exported: tuple[nas.Run, Path]) -> None:
-    run, folder = exported
+    run, _ = exported
     facts = facts_of(run)
     command = ("EReg(SM)", "--parent", "builtin", "--recipe.scale.batch", "2")
     facts = replace(facts, provenance=replace(facts.provenance, command=command))
-    card = model_card(facts, load_architecture(folder / "architecture.yaml"), "yaml", None)
+    card = model_card(facts, "yaml", None)
     assert "python -m nas.train 'EReg(SM)' --parent builtin --recipe.scale.batch 2\n" in card
     assert "One seed: no spread is known." in card
     assert "## The front around it" not in card

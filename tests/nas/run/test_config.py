@@ -67,7 +67,7 @@ def test_layers_that_are_no_secret_are_the_first_and_a_parents() -> None:
 
 
 def test_a_search_takes_changes_of_the_recipe() -> None:
-    given = parse_search(["--budget-latency=25s", "--recipe.scale.batch=16", "--recipe.weight-decay=0.5"]).given
+    given = parse_search(["--budget-latency=25s", "--recipe.scale.batch=16", "--recipe.weight-decay=0.5"])
     recipe = study_recipe(StudyConfig(**given), None)
     assert (recipe.scale.batch, recipe.weight_decay, recipe.foldable) == (16, 0.5, Foldable())
     kept = study_recipe(replace(CONFIG, recipe=RecipeChanges(foldable=FoldableChanges(floor=0.3))), None)

@@ -11,8 +11,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.protocols import derived, load_pricer
 from nas.plot import plot
-from nas.report.picks import loss_lines, picks_table
-from nas.report.what_if import what_if_lines, what_if_table
+from nas.report.what_if import loss_lines, picks_table, what_if_lines, what_if_table
 from nas.run import ledger
 from nas.run.folder import write_config, write_meta
 from nas.run.front import picked

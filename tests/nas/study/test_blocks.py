@@ -81,6 +81,20 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, te
     assert scores[SubLayer(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
 
 
+def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, texts: Corpus):
+    half = SubLayer(0, "ffn", "layernorm", "relu")
+    tokens = scored_of(texts, parent)
+    read_stream, left, *_ = parent.decoder().streams(tokens)
+    errors = []
+    for rate in (0.0, 1e-3):
+        settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
+        blocks = library.Library(parent, texts, settings, seq_len=SEQ_LEN)
+        (trained,) = blocks.trained([half], lambda _, block: block.requires_grad_(False))
+        made, _ = trained[half](read_stream, False)
+        errors.append(float(distillation_error(made, read_stream, left)))
+    assert errors[1] < 0.9 * errors[0]
+
+
 def test_scores_are_kept_beside_the_corpus(parent: Parent, texts: Corpus):
     shares: list[float] = []
     first = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)

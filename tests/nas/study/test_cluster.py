@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ from ray.cluster_utils import Cluster
 from nas.run import ledger
 from nas.run.folder import CONFIG_FILE, read_config
 from nas.study import ray_tune
-from nas.study.nodes import question
+from nas.study.nodes import Question
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
 from nas.study.trials import RunHaltedError, TrialEvent, Trials
@@ -70,7 +71,7 @@ def dying(config):
 
 def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, monkeypatch):
     lines: list[str] = []
-    monkeypatch.setattr(ray_tune, "question", lambda *args: replace(question(*args), sources="0" * 12))
+    monkeypatch.setattr(ray_tune, "Question", partial(Question, sources="0" * 12))
     resources = Resources(slots=2, max_concurrent=None, ray_address=cluster.address)
     with pytest.raises(
         RunHaltedError, match="no node is left to train on: node .* its copy of this package is another"

@@ -8,9 +8,9 @@ from nas.study.nodes import (
     QUICK_FAILURES,
     Fleet,
     Node,
+    Question,
     probe_file,
     problem,
-    question,
 )
 
 KEY = (0, 0)
@@ -69,7 +69,7 @@ def test_a_node_that_is_gone_is_not_asked_for():
 @pytest.fixture
 def asked(corpus, tmp_path):
     (tmp_path / CONFIG_FILE).write_text("seed: 0\n")
-    return question(tmp_path, corpus, "cpu")
+    return Question(folder=tmp_path, corpus=corpus, device="cpu")
 
 
 def test_a_node_that_has_everything_leaves_a_file(asked):

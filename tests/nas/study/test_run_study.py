@@ -2,9 +2,9 @@ import math
 from dataclasses import replace
 
 from nas.recipe.papers import recipe_for
+from nas.report.html import page
 from nas.run.folder import ParentResult
-from nas.study import closing
-from nas.study.closing import report_line
+from nas.study.run_study import report_line
 from nas.study.start import FEW_TOKENS, start_line
 from tests.imports import loaded_by
 
@@ -28,7 +28,7 @@ def test_a_search_does_not_fail_for_its_report(monkeypatch, make_run, tmp_path):
     def fail(run):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(closing, "write_report", fail)
+    monkeypatch.setattr(page, "write_report", fail)
     assert report_line(make_run()) == f"note: no report was written ('a bug'); try python -m nas.report {tmp_path}"
 
 

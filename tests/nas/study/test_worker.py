@@ -9,8 +9,9 @@ import pytest
 
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
+from nas.run.folder import SecondCorpus
 from nas.study import worker
-from nas.study.second_corpus import run_second, second_facts, study_second
+from nas.study.start import run_second, study_second
 from nas.study.worker import run_trial
 from nas.training.trainer import TrainingRun
 from tests.nas.study.conftest import ONE_TRIAL
@@ -124,7 +125,7 @@ def test_a_completed_trial_is_validated_on_the_second_corpus(spec):
     assert all(event.second == () for event in rungs)
 
 
-def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(spec, source_files, make_meta, tmp_path):
+def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(spec, source_files, make_meta, ngrams, tmp_path):
     config, corpus = replace(ONE_TRIAL, data=source_files), spec.corpus
     assert study_second(config, corpus, None) is None
     assert study_second(replace(config, also_validate="none"), corpus, None) is None
@@ -133,8 +134,9 @@ def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(spec, source
     named = replace(config, also_validate=str(tmp_path / "other"))
     second = study_second(named, corpus, None)
     assert second is not None
-    facts = second_facts(second, corpus, None, spec.candidate.recipe.scale, 0, lambda line: None)
-    assert (facts.data, facts.fingerprint, facts.parent_loss) == (named.also_validate, second.fingerprint, None)
+    facts = SecondCorpus(
+        data=second.data, fingerprint=second.fingerprint, held_out=second.held_out, ngrams=ngrams, parent_loss=None
+    )
     meta = make_meta(second=facts)
     assert run_second(tmp_path, meta, named, corpus, None) == second
     (tmp_path / "other" / "a.py").write_text("".join(f"changed_{index} = {index}\n" for index in range(200)))
