@@ -154,7 +154,7 @@ def make_run(folder: Path, config: StudyConfig, feasible: FeasibleSpace, num_tri
     """Writes a run of so many completed candidates, none of which deploys as another; number of records, and meta."""
     rng = np.random.default_rng(config.seed)
     with patch.object(open_run, "ngram_baseline", return_value=None):  # of tokens that there are none of
-        meta = open_run.new_meta(config, feasible, CORPUS, None, print)
+        meta = open_run.new_meta(config, feasible, CORPUS, None, None, print)
     write_meta(folder, meta)
     write_config(folder, config)
     forms, records = set[object](), list[Record]()
