@@ -13,7 +13,6 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import (
     across_widths,
-    coverage,
     driver,
     fidelity,
     link_seconds,
@@ -39,7 +38,6 @@ PAPER = "paper"  # their kind
 # these and a console
 KINDS: dict[str, ModuleType] = {
     "across-widths": across_widths,
-    "coverage": coverage,
     "driver": driver,
     "exact-programs": exact_programs,
     "fidelity": fidelity,
