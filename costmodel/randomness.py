@@ -27,7 +27,7 @@ from costmodel.protocols.cheetah_preprocessing import (
     BATCH_BYTES,
     KEPT,
     TRIPLES,
-    AmortisedPreprocessing,
+    Use,
     triple_batches,
 )
 from costmodel.protocols.primitives import Call, EngineSetting, stored_bytes
@@ -133,7 +133,7 @@ def _encrypted(correlation: Correlation, ring_bits: int) -> float:
         rows, inner, columns = correlation.shape
         operands = inner * (rows + columns)
         call = Call(primitive="matmul", elements=correlation.elements, operands=operands, factors=(rows, columns))
-        return cheetah.PRICES["matmul"](call, AmortisedPreprocessing()).online_bytes
+        return cheetah.PRICES["matmul"](call, Use()).online_bytes
     if correlation.kind in ("product", "square"):
         cross_terms = 2 if correlation.kind == "product" else 1
         return triple_batches(correlation.elements / TRIPLES).setup_bytes * cross_terms / 2

@@ -202,7 +202,8 @@ def compared(
         is_judged = kind == TOTAL or fastest[kind] >= settings.least_share * fastest[TOTAL]
         bar = max(case.total_bar, spread) if kind == TOTAL else case.kind_bar
         prices = [estimate(part, pricer) for pricer in (model, committed)]
-        low_s, high_s = committed.latency_s_range(part)
+        range_s = committed.latency_s_range(part)
+        assert range_s is not None
         lines.append(
             Line(
                 kind=kind,
@@ -211,8 +212,8 @@ def compared(
                 model_s=prices[0].total.latency_s,
                 bar=bar if is_judged else None,
                 committed_s=prices[1].total.latency_s,
-                low_s=low_s,
-                high_s=high_s,
+                low_s=range_s[0],
+                high_s=range_s[1],
             )
         )
     return lines

@@ -85,11 +85,6 @@ def test_delays_are_read_in_seconds() -> None:
     assert parse_delays("10ms,20ms,0.04s") == pytest.approx((0.01, 0.02, 0.04))
 
 
-def test_no_repeats_are_refused() -> None:
-    with pytest.raises(ValueError, match="`repeats` must be at least 1, but got 0"):
-        measured_rounds.measured_rounds(job(), delays_s=(0.01, 0.02, 0.04), repeats=0)
-
-
 @pytest.mark.needs_engine
 def test_a_comparison_waits_as_often_as_predicted() -> None:
     measured = measured_rounds.measured_rounds(job(), delays_s=(0.02, 0.04, 0.08))
