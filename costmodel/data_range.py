@@ -34,8 +34,13 @@ class DataRange:
             if (beyond := [value for value in sorted(values[name]) if not _inside(value, known)])
         ]
         unknown = {type(node.op).__name__ for node in graph} - {kind.__name__ for kind in self.op_types}
-        used = unknown - ({"KeyValueCache"} if _keeps_none(graph) else set())
-        used -= {"TakeRows"} if "JoinRows" in unknown and _projects_all(graph) else set()
+        caches = [node.op for node in graph if isinstance(node.op, ops.KeyValueCache)]
+        projected = {node.op.rows for node in graph if isinstance(node.op, ops.VocabProjection)}
+        tokens = {node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding)}
+        # keys and values of the same run are only told apart from queries
+        used = unknown - (set() if any(cache.past_len for cache in caches) else {"KeyValueCache"})
+        # where all tokens are projected, rows are taken for blocks of queries alone
+        used -= {"TakeRows"} if "JoinRows" in unknown and projected <= tokens else set()
         ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in used]
         ways += [f"batch {batch} (data: 1)"] if (batch := _batch(graph)) > 1 else []
         names = sorted(unknown - {kind.__name__ for kind in OTHER_WAYS})
@@ -49,17 +54,6 @@ OTHER_WAYS: dict[type, str] = {
     ops.JoinColumns: "vocabulary in blocks (data: all at once)",
     ops.JoinRows: "attention in blocks of queries (data: all at once)",
 }
-
-
-def _keeps_none(graph: Iterable[Node]) -> bool:
-    """Whether keys and values are those of the same run, and only told apart from queries."""
-    return not any(node.op.past_len for node in graph if isinstance(node.op, ops.KeyValueCache))
-
-
-def _projects_all(graph: Iterable[Node]) -> bool:
-    """Whether all tokens are projected, so that rows are taken for blocks of queries alone."""
-    tokens = {node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding)}
-    return {node.op.rows for node in graph if isinstance(node.op, ops.VocabProjection)} <= tokens
 
 
 def _batch(graph: Iterable[Node]) -> int:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from costmodel.cost import Price, total_price
 from costmodel.errors import UserError
@@ -17,6 +18,7 @@ class Pricer(ABC):
     cost_model_id: equal for equal prices of every op; see `protocols.identity`.
     range_over: what the latency range is a range over, in words.
     has_keys: whether a dealer sends each party keys ahead of a run, which prices have.
+    setting: what of numbers and weights is priced; None where the protocol has it fitted in.
     """
 
     protocol: str
@@ -24,6 +26,7 @@ class Pricer(ABC):
     cost_model_id: str
     range_over: str
     has_keys: bool = False
+    setting: Any = None
 
     @property
     @abstractmethod
@@ -169,12 +172,8 @@ def _prices(nodes: Iterable[Node], pricer: Pricer) -> dict[Op, Price]:
     prices: dict[Op, Price] = {}
     for node in nodes:
         if node.op not in prices:  # layers repeat their ops
-            prices[node.op] = _price(node, pricer)
+            try:
+                prices[node.op] = pricer.price(node.op)
+            except UserError as error:
+                raise type(error)(f"op {node.name!r} must have a price: {error}") from None
     return prices
-
-
-def _price(node: Node, pricer: Pricer) -> Price:
-    try:
-        return pricer.price(node.op)
-    except UserError as error:
-        raise type(error)(f"op {node.name!r} must have a price: {error}") from None

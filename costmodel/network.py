@@ -99,16 +99,14 @@ NETWORKS: dict[str, Network] = {
 }
 
 
-def named_network(asked: str | Network | None) -> Network:
-    """The network itself, or what `load_network` gives for its name; `lan` unless asked for."""
-    return asked if isinstance(asked, Network) else load_network("lan" if asked is None else asked)
-
-
-def load_network(name_or_path: str) -> Network:
-    """A preset by name, or the network in a `.yaml` file, whose keys are the fields of `Network`.
+def load_network(name_or_path: str | Network | None) -> Network:
+    """A preset by name, or the network in a `.yaml` file, whose keys are the fields of `Network`; `lan` for None.
 
     Raises UserError if it is neither, or not valid.
     """
+    if isinstance(name_or_path, Network):
+        return name_or_path
+    name_or_path = "lan" if name_or_path is None else name_or_path
     if name_or_path in NETWORKS:
         return NETWORKS[name_or_path]
     path = Path(name_or_path)
@@ -129,7 +127,7 @@ def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) ->
     """
     if (named, bandwidth, rtt) == (None, None, None):
         return None
-    network = named_network(named)
+    network = load_network(named)
     if bandwidth is None and rtt is None:
         return network
     bits_per_s = network.bandwidth_bits_per_s if bandwidth is None else parse_bits_per_s(bandwidth, "--bandwidth")

@@ -95,8 +95,11 @@ class Op(ABC):
         return rows | {"elements": prod(self.output_shape)}
 
     def of_rows(self, first: int, taken: int) -> Self:
-        """A row-wise op on rows `first` to `first + taken` of its own."""
-        return replace(self, **dict[str, Any]({self.batched[0]: taken}))
+        """A row-wise op on rows `first` to `first + taken` of its own; if it knows its position, so many tokens on."""
+        values: dict[str, Any] = {self.batched[0]: taken}
+        if hasattr(self, "past_len"):
+            values["past_len"] = self.past_len + first
+        return replace(self, **values)
 
     def in_batch(self, batch: int) -> Self:
         """The op for so many sequences at once, which it tells apart if it has `sequences`."""
@@ -106,12 +109,16 @@ class Op(ABC):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnRows(Op):
-    """An op on `rows x features`, of which its output has as many; here each row by itself."""
+    """An op on `rows x features`, of which its output has as many unless it says otherwise; here each row by itself."""
 
     is_rowwise = True
 
     rows: int
     features: int
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        return ((self.rows, self.features),) * self.num_inputs
 
     @property
     def output_shape(self) -> Shape:
@@ -191,9 +198,6 @@ class PositionEmbedding(OnRows):
     @property
     def read(self) -> tuple[int, range]:
         return 0, range(self.past_len, self.past_len + self.rows // self.sequences)
-
-    def of_rows(self, first: int, taken: int) -> Self:
-        return replace(self, rows=taken, past_len=self.past_len + first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -336,9 +340,6 @@ class Rotary(Op):
     @property
     def work(self) -> dict[str, int]:
         return {"elements": self.rows * (self.heads + (self.key_heads or self.heads)) * self.rotary_dim}
-
-    def of_rows(self, first: int, taken: int) -> Self:
-        return replace(self, rows=taken, past_len=self.past_len + first)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -627,10 +628,6 @@ class TakeRows(OnRows):
     first: int = 0
 
     @property
-    def input_shapes(self) -> tuple[Shape, ...]:
-        return ((self.rows, self.features),)
-
-    @property
     def output_shape(self) -> Shape:
         return (self.taken, self.features)
 
@@ -684,10 +681,6 @@ class VocabProjection(OnRows):
     vocab: int
     first: int = 0
     whole: int | None = None
-
-    @property
-    def input_shapes(self) -> tuple[Shape, ...]:
-        return ((self.rows, self.features),)
 
     @property
     def output_shape(self) -> Shape:

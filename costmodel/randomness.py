@@ -1,8 +1,6 @@
-"""The correlated randomness that `semi2k` takes from a dealer: which an op uses up, and what it costs without a dealer.
+"""What the correlated randomness that `semi2k` takes from a dealer costs without a dealer.
 
-Every correlation masks what the parties open to each other, so what an op's correlations mask is what `semi2k` sends.
-Source: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k/arithmetic.cc, boolean.cc and conversion.cc, calls of `beaver()`
-(https://github.com/secretflow/spu).
+Which an op uses up is in `costmodel/protocols/semi2k.py`, since what they mask is what the parties send each other.
 
 What it costs to generate them without a dealer among the parties is in bytes, by formula. Nobody has measured it here:
 the engine has none of these generators under `semi2k`. The sizes of ciphertexts and of batches of oblivious transfers
@@ -20,7 +18,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
 
 from costmodel.network import Network
 from costmodel.ops import Op
@@ -30,87 +27,11 @@ from costmodel.protocols.cheetah_preprocessing import (
     BATCH_BYTES,
     KEPT,
     TRIPLES,
-    AmortisedPreprocessing,
+    Use,
     triple_batches,
 )
-from costmodel.protocols.op_programs import calls_of
-from costmodel.protocols.primitives import Call, EngineSetting, halves, stored_bytes
-
-# correlation -> what it is
-#   product: a, b and ab of random numbers; square: a and a^2; matrix: A, B and AB
-#   cross: ab, where each party knows one factor; and: products of bits; bit: a random bit as a number of the ring
-Kind = Literal["product", "square", "matrix", "cross", "and", "bit"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Correlation:
-    """Correlated randomness of one kind.
-
-    elements: of the result. bits: of each element of it; of `and` and `bit`, how many bits an element stands for.
-    shape: rows, inner and columns of a matrix product; empty for the rest.
-    """
-
-    kind: Kind
-    elements: int
-    bits: int
-    shape: tuple[int, ...] = ()
-
-
-def correlations_of(op: Op, setting: EngineSetting) -> tuple[Correlation, ...]:
-    """What one op uses up. Raises UserError for an op without a program."""
-    calls = calls_of(op, setting, share_bytes=setting.ring_bits // 8)
-    return tuple(correlation for call in calls for correlation in CORRELATIONS[call.primitive](call, setting))
-
-
-def _full(kind: Kind) -> Callable[[Call, EngineSetting], tuple[Correlation, ...]]:
-    """One that stands for numbers of the ring."""
-    return lambda call, setting: (Correlation(kind=kind, elements=call.elements, bits=setting.ring_bits),)
-
-
-def _matrix(call: Call, setting: EngineSetting) -> tuple[Correlation, ...]:
-    rows, columns = call.factors
-    shape = (rows, call.operands // (rows + columns), columns)
-    return (Correlation(kind="matrix", elements=call.elements, bits=setting.ring_bits, shape=shape),)
-
-
-def _wrap(call: Call, setting: EngineSetting) -> tuple[Correlation, ...]:
-    return (Correlation(kind="cross", elements=call.elements, bits=8 * max(4, stored_bytes(call.bits))),)
-
-
-def _carry(call: Call, setting: EngineSetting) -> tuple[Correlation, ...]:
-    tree = [_ands(2 * call.elements, bits) for bits in halves(setting)]
-    return (_ands(call.elements, setting.ring_bits), *tree)
-
-
-def _adder(call: Call, setting: EngineSetting) -> tuple[Correlation, ...]:
-    levels = (setting.ring_bits - 1).bit_length()
-    return (_ands(call.elements, setting.ring_bits), *[_ands(2 * call.elements, setting.ring_bits)] * levels)
-
-
-def _zero_test(call: Call, setting: EngineSetting) -> tuple[Correlation, ...]:
-    """A mask in both kinds of shares, so bit by bit; ANDs of full words; and the way back to the ring."""
-    mask = Correlation(kind="bit", elements=call.elements, bits=setting.ring_bits)
-    return (mask, *[_ands(call.elements, setting.ring_bits)] * len(halves(setting)), mask)
-
-
-def _ands(elements: int, bits: int) -> Correlation:
-    return Correlation(kind="and", elements=elements, bits=bits)
-
-
-# primitive -> what a call of it uses up
-CORRELATIONS: dict[str, Callable[[Call, EngineSetting], tuple[Correlation, ...]]] = {
-    "multiply": _full("product"),
-    "square": _full("square"),
-    "matmul": _matrix,
-    "truncate": _wrap,
-    "msb": _carry,
-    "mux": _full("product"),
-    "a2b": _adder,
-    "b2a": lambda call, setting: (Correlation(kind="bit", elements=call.elements, bits=call.bits),),
-    "equal": _zero_test,
-    "and": lambda call, setting: (_ands(call.elements, call.bits),),
-    **dict.fromkeys(("public_matmul", "share", "input"), lambda call, setting: ()),
-}
+from costmodel.protocols.primitives import Call, EngineSetting, stored_bytes
+from costmodel.protocols.semi2k import Correlation, correlations_of
 
 # Bits on the wire per OT: a row of the extension matrix (Ishai et al. 2003, Extending OTs Efficiently; 128 bits of
 # security), or a share of a batch that grows silently (Yang et al. 2020, Ferret, https://eprint.iacr.org/2020/924).
@@ -212,7 +133,7 @@ def _encrypted(correlation: Correlation, ring_bits: int) -> float:
         rows, inner, columns = correlation.shape
         operands = inner * (rows + columns)
         call = Call(primitive="matmul", elements=correlation.elements, operands=operands, factors=(rows, columns))
-        return cheetah.PRICES["matmul"](call, AmortisedPreprocessing()).online_bytes
+        return cheetah.PRICES["matmul"](call, Use()).online_bytes
     if correlation.kind in ("product", "square"):
         cross_terms = 2 if correlation.kind == "product" else 1
         return triple_batches(correlation.elements / TRIPLES).setup_bytes * cross_terms / 2

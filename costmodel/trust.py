@@ -9,13 +9,14 @@ class Trust:
     """What has to hold for a protocol to hide anything.
 
     num_parties: that compute, as priced and measured. more_parties: whether there may be more.
-    adversary: what corrupted parties do. max_corrupted: how many of the parties may be, whoever they are.
+    adversary: what corrupted parties do. max_corrupted: how many of the parties may be, whoever they are. Every
+        protocol here holds against one that is semi-honest.
     randomness: who makes the correlated randomness, in words. dealer: whether that is someone to be trusted.
     """
 
     num_parties: int
-    adversary: str
-    max_corrupted: int
+    adversary: str = "semi-honest"
+    max_corrupted: int = 1
     randomness: str
     dealer: bool
     more_parties: bool = False

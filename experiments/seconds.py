@@ -206,7 +206,9 @@ def compared(
         if fastest[kind] < settings.least_share * fastest[TOTAL]:
             bar = None
         model_s, committed_s = (estimate(part, pricer).total.latency_s for pricer in (model, committed))
-        lines.append(Line(kind, fastest[kind], spread, model_s, bar, committed_s, *committed.latency_s_range(part)))
+        range_s = committed.latency_s_range(part)
+        assert range_s is not None
+        lines.append(Line(kind, fastest[kind], spread, model_s, bar, committed_s, *range_s))
     return lines
 
 

@@ -48,7 +48,8 @@ def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]
             zip(series.sizes, seconds, strict=True)
         )
     testbed = new_testbed(protocol, setting, kinds=fit_kinds(groups, protocol, setting))
-    return _with_start(testbed, median(timing.start_s for timing in timings))
+    warm_up_s = sum(seconds_of(op, "secret", testbed) for op in WARM_UP)
+    return replace(testbed, start_s=max(0.0, median(timing.start_s for timing in timings) - warm_up_s))
 
 
 def new_testbed(
@@ -109,23 +110,12 @@ def counts_batches(protocol: str, setting: EngineSetting) -> bool:
 
 def least_seconds(protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
     """Of every op of a series, with its share of what cheetah makes ahead."""
-    if counts_batches(protocol, setting):
-        return _without_batches(series, timing, setting, batch_s)
-    return [min(repeats) for repeats in series.by_size(timing.seconds)]
-
-
-def _with_start(testbed: ComputeTestbed, warm_up_s: float) -> ComputeTestbed:
-    """What the warm-up took beyond its ops."""
-    own_s = sum(seconds_of(op, "secret", testbed) for op in WARM_UP)
-    return replace(testbed, start_s=max(0.0, warm_up_s - own_s))
-
-
-def _without_batches(series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
-    made, held = series.by_size(batches_made(series, setting)), _held(series, setting)
-    return [
-        sum(own_and_setup_s(op, batches, seconds, held, batch_s))
-        for op, batches, seconds in zip(series.sizes, made, series.by_size(timing.seconds), strict=True)
-    ]
+    repeats = series.by_size(timing.seconds)
+    if not counts_batches(protocol, setting):
+        return [min(seconds) for seconds in repeats]
+    held = replace(setting, weights=series.weights)
+    runs = zip(series.sizes, series.by_size(batches_made(series, setting)), repeats, strict=True)
+    return [sum(own_and_setup_s(op, batches, seconds, held, batch_s)) for op, batches, seconds in runs]
 
 
 def own_and_setup_s(
@@ -152,11 +142,7 @@ def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting
 
 def batches_made(series: Series, setting: EngineSetting) -> list[int]:
     """Batches of OTs that every run of a series makes, after the warm-up."""
-    return list(cheetah.batches_made(series.runs, _held(series, setting)))[len(WARM_UP) :]
-
-
-def _held(series: Series, setting: EngineSetting) -> EngineSetting:
-    return replace(setting, weights=series.weights)
+    return list(cheetah.batches_made(series.runs, replace(setting, weights=series.weights)))[len(WARM_UP) :]
 
 
 def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Mapping[str, float]) -> KindSeconds:

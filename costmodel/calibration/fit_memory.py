@@ -61,25 +61,18 @@ def fit_memory(protocol: str, counts: Sequence[dict[Any, int]], peaks: Sequence[
 
 
 def _fit(counts: Sequence[dict[Any, int]], peaks: Sequence[int]) -> MemoryFit:
-    """Least squares of relative errors, coefficients at least 0, so that memory never falls as a feature grows."""
+    """Least squares of relative errors."""
+    from costmodel.protocols.linear_fit import least_squares  # scipy is for fits, not for prices
+
     table = np.array([[count[name] for name in FEATURES] for count in counts], dtype=float)
     shares = table / np.array(peaks, dtype=float)[:, None]  # of each measured peak
-    whole = _coefficients(shares)
-    apart = [shares[index] @ _coefficients(np.delete(shares, index, axis=0)) - 1 for index in range(len(peaks))]
+    whole = least_squares(shares)
+    apart = [shares[index] @ least_squares(np.delete(shares, index, axis=0)) - 1 for index in range(len(peaks))]
     return MemoryFit(
         coefficients={name: float(f"{value:.4g}") for name, value in zip(FEATURES, whole, strict=True)},
         worst_error=round(float(np.abs(shares @ whole - 1).max()), 4),
         held_out_error=round(float(np.abs(apart).max()), 4),
     )
-
-
-def _coefficients(shares: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Columns are scaled first: bytes of a process are 1e8 times those of a byte."""
-    from scipy.optimize import nnls
-
-    scale = np.where(shares.max(axis=0) > 0, shares.max(axis=0), 1.0)
-    values: np.ndarray[Any, Any] = nnls(shares / scale, np.ones(len(shares)))[0] / scale
-    return values
 
 
 def dump_memory(testbed: MemoryTestbed) -> str:

@@ -11,9 +11,8 @@ from costmodel.ops import OpGraph, Relu
 from costmodel.protocols import cheetah
 from costmodel.protocols.linear_fit import fit
 from costmodel.protocols.primitives import EngineSetting
-from costmodel.protocols.published import TERMS, graph_counts
+from costmodel.protocols.published import TERMS, Constant, FittedRow, Testbed, graph_counts
 from costmodel.protocols.published_rows import PublishedRow
-from costmodel.protocols.published_testbed import Constant, FittedRow, Testbed
 
 # Seconds per byte where only nonlinear bytes differ: (GELU row - ReLU row) of latency over communication, in
 # min and GB: (8.21 - 6.06) / (25.32 - 9.44), (16.57 - 12.59) / (58.51 - 26.73), (10.77 - 8.04) / (37.17 - 13.34).

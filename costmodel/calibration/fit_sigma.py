@@ -13,8 +13,8 @@ from costmodel.calibration.sigma_rows import SigmaRow, by_class
 from costmodel.config import strict_yaml
 from costmodel.errors import UserError
 from costmodel.protocols.primitives import total_comm
+from costmodel.protocols.sigma import CLASSES, UNITS, Class, ClassSeconds, SigmaTestbed, Unit, class_of, work
 from costmodel.protocols.sigma_programs import comm
-from costmodel.protocols.sigma_testbed import CLASSES, UNITS, Class, ClassSeconds, SigmaTestbed, Unit, class_of, work
 
 MACHINE = "2 x NVIDIA RTX PRO 6000 Blackwell in one machine, a party each, over loopback; published, not measured here"
 SIGNIFICANT_DIGITS = 4
@@ -69,13 +69,11 @@ def _class_seconds(name: Class, rows: Sequence[SigmaRow]) -> ClassSeconds:
 
 
 def _coefficients(name: Class, rows: Sequence[SigmaRow]) -> dict[Unit, float]:
-    from scipy.optimize import nnls  # scipy is for fits, not for prices
+    from costmodel.protocols.linear_fit import least_squares  # scipy is for fits, not for prices
 
     seconds = np.array([compute_s_of(row)[name] for row in rows])
     counts = np.array([[class_work(row, name)[unit] for unit in UNITS] for row in rows])
-    scale = np.maximum(1, counts.max(axis=0))  # units differ by ten powers of ten
-    values, _ = nnls(counts / scale / seconds[:, None], np.ones(len(rows)))
-    return dict(zip(UNITS, (values / scale).tolist(), strict=True))
+    return dict(zip(UNITS, least_squares(counts / seconds[:, None]).tolist(), strict=True))
 
 
 def _error(name: Class, row: SigmaRow, per_unit_s: dict[Unit, float]) -> float:

@@ -145,15 +145,13 @@ def measure(
     Raises UserError if the engine is not installed, StoppedError if it fails.
     """
     timed = {(timing.kind, len(timing.seconds)): timing for timing in known}
-    for some in series:
-        yield timed.get((some.name, len(some.runs) - len(WARM_UP))) or _timed(some, protocol, setting, run)
-
-
-def _timed(series: Series, protocol: str, setting: EngineSetting, run: Callable[..., Sequence[spu.Measured]]) -> Timing:
-    costs = run(series.runs, protocol=protocol, setting=replace(setting, weights=series.weights))
-    seconds = [cost.seconds for cost in costs]
     start = len(WARM_UP)
-    return Timing(kind=series.name, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
+    for some in series:
+        if (timing := timed.get((some.name, len(some.runs) - start))) is None:
+            costs = run(some.runs, protocol=protocol, setting=replace(setting, weights=some.weights))
+            seconds = [cost.seconds for cost in costs]
+            timing = Timing(kind=some.name, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
+        yield timing
 
 
 def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:

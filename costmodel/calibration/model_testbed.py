@@ -7,6 +7,7 @@ known.
 """
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -24,7 +25,7 @@ from costmodel.calibration.fit_compute import (
 from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing
 from costmodel.calibration.timed_run import timed_run
 from costmodel.errors import UserError
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import OpGraph
 from costmodel.protocols.compute_testbed import ComputeTestbed, OpSeconds, load_compute, op_name, seconds_of
 from costmodel.protocols.derived import TESTBEDS
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
@@ -81,11 +82,8 @@ def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetti
 def expected_seconds(series: Series, protocol: str) -> float:
     """How long a series may take, by the committed testbed, for the sake of telling how much is left."""
     testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
-    return SESSION_S + testbed.start_s + sum(_expected(op, series.weights, testbed) for op in series.runs)
-
-
-def _expected(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    try:
-        return seconds_of(op, weights, testbed)
-    except UserError:
-        return 0.0
+    expected_s = SESSION_S + testbed.start_s
+    for op in series.runs:
+        with suppress(UserError):
+            expected_s += seconds_of(op, series.weights, testbed)
+    return expected_s

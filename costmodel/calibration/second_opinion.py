@@ -8,13 +8,11 @@ Source: MP-SPDZ 0.4.2, `compile.py -E dealer-ring|hemi|ring` (https://github.com
 https://eprint.iacr.org/2020/521): megabytes of all parties, online and offline.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from costmodel import ops
 from costmodel.calibration.validate_published import Check
 from costmodel.network import NETWORKS
-from costmodel.ops import Op
 from costmodel.protocols import aby3, semi2k
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.randomness import ENCRYPTED, alternatives
@@ -42,37 +40,26 @@ class Opinion:
         return Check(name=f"difference from MP-SPDZ: {self.title}", value=difference, bar=self.bar)
 
 
-def _semi2k(op: Op) -> float:
-    return semi2k.comm(op, SETTING).online_bytes
-
-
-def _aby3(op: Op) -> float:
-    return aby3.comm(op, SETTING).online_bytes
-
-
-def _made_by(name: str) -> Callable[[Op], float]:
-    def setup_bytes(op: Op) -> float:
-        made = alternatives([op], SETTING, NETWORKS["loopback"])
-        return next(way.setup_bytes for way in made if way.generator.name == name)
-
-    return setup_bytes
-
-
-# what it is, its op, MB by the other framework, bytes by ours, and the bar
-FIGURES: tuple[tuple[str, Op, float, Callable[[Op], float], float | None], ...] = (
-    ("linear 128x768x3072, two parties, online", LINEAR, 45.6, _semi2k, ONLINE_BAR),
-    ("linear 128x768x3072, three parties, online", LINEAR, 22.0, _aby3, ONLINE_BAR),
-    ("linear 128x768x3072, sent by a dealer", LINEAR, 14.9, _made_by(DEALER), None),
-    ("linear 128x768x3072, made under encryption", LINEAR, 915.0, _made_by(ENCRYPTED), None),
-    ("ReLU 128x3072, two parties, online", RELU, 29.8, _semi2k, None),
-    ("ReLU 128x3072, sent by a dealer", RELU, 13.7, _made_by(DEALER), None),
-    ("ReLU 128x3072, three parties, online", RELU, 35.8, _aby3, None),
-)
-
-
 def opinions() -> tuple[Opinion, ...]:
     """Every figure, in order."""
+    linear, relu = (
+        {
+            "semi2k": semi2k.comm(op, SETTING).online_bytes,
+            "aby3": aby3.comm(op, SETTING).online_bytes,
+            **{made.generator.name: made.setup_bytes for made in alternatives([op], SETTING, NETWORKS["loopback"])},
+        }
+        for op in (LINEAR, RELU)
+    )
+    figures: tuple[tuple[str, float, float, float | None], ...] = (
+        ("linear 128x768x3072, two parties, online", 45.6, linear["semi2k"], ONLINE_BAR),
+        ("linear 128x768x3072, three parties, online", 22.0, linear["aby3"], ONLINE_BAR),
+        ("linear 128x768x3072, sent by a dealer", 14.9, linear[DEALER], None),
+        ("linear 128x768x3072, made under encryption", 915.0, linear[ENCRYPTED], None),
+        ("ReLU 128x3072, two parties, online", 29.8, relu["semi2k"], None),
+        ("ReLU 128x3072, sent by a dealer", 13.7, relu[DEALER], None),
+        ("ReLU 128x3072, three parties, online", 35.8, relu["aby3"], None),
+    )
     return tuple(
-        Opinion(title=title, other_bytes=megabytes * 1e6, own_bytes=own(op), bar=bar)
-        for title, op, megabytes, own, bar in FIGURES
+        Opinion(title=title, other_bytes=megabytes * 1e6, own_bytes=own_bytes, bar=bar)
+        for title, megabytes, own_bytes, bar in figures
     )

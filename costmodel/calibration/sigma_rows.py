@@ -16,9 +16,9 @@ from typing import Any
 from costmodel import ops
 from costmodel.ops import Op
 from costmodel.protocols.primitives import Comm, total_comm
+from costmodel.protocols.sigma import CLASSES, Class, class_of
+from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.protocols.sigma_programs import comm
-from costmodel.protocols.sigma_setting import SigmaSetting
-from costmodel.protocols.sigma_testbed import CLASSES, Class, class_of
 
 ROWS = Path(__file__).parents[1] / "testbeds" / "sigma_rows.csv"
 RUN_BYTES = 2  # of both parties, who meet once: sigma.cu, `peer->sync`
@@ -100,7 +100,9 @@ def block_ops(row: SigmaRow) -> tuple[Op, ...]:
     turned = [ops.Rotary(rows=tokens, heads=row.num_heads, rotary_dim=head_dim)] if family.gated else []
     inner: Any = {"rows": tokens, "features": row.d_ff}
     up = linear(tokens, width, row.d_ff)
-    ffn: list[Op] = [up, up, ops.Silu(**inner), ops.Multiply(**inner)] if family.gated else [up, _gelu(**inner)]
+    ffn: list[Op] = (
+        [up, up, ops.Silu(**inner), ops.Multiply(**inner)] if family.gated else [up, ops.Gelu(**inner, form="exact")]
+    )
     return (
         norm,
         linear(tokens, width, 3 * width),
@@ -137,10 +139,6 @@ def run_key_bytes(row: SigmaRow) -> int:
 
 def linear(rows: int, in_features: int, out_features: int) -> Op:
     return ops.Linear(rows=rows, in_features=in_features, out_features=out_features, bias=True)
-
-
-def _gelu(rows: int, features: int) -> Op:
-    return ops.Gelu(rows=rows, features=features, form="exact")
 
 
 def _row(record: dict[str, str]) -> SigmaRow:

@@ -148,7 +148,8 @@ def fit_errors(
     quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, values: Mapping[str, float]
 ) -> list[float]:
     """Relative error of every row, predicted over printed minus 1. values: seconds or bytes per unit of each term."""
-    return [_error(quantity, row, counts, values) for row in rows]
+    predicted = [sum(values[term] * count for term, count in counts[row.name].items()) for row in rows]
+    return [number / float(getattr(row, quantity)) - 1.0 for number, row in zip(predicted, rows, strict=True)]
 
 
 def left_out_errors(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, *, with_twins: bool) -> list[float]:
@@ -160,13 +161,8 @@ def left_out_errors(quantity: str, rows: Sequence[PublishedRow], counts: RowCoun
     for row in rows:
         twins = [other for other in rows if counts[other.name] == counts[row.name]] if with_twins else [row]
         rest = [other for other in rows if other not in twins]
-        errors.append(_error(quantity, row, counts, coefficients(quantity, rest, counts)))
+        errors += fit_errors(quantity, [row], counts, coefficients(quantity, rest, counts))
     return errors
-
-
-def _error(quantity: str, row: PublishedRow, counts: RowCounts, values: Mapping[str, float]) -> float:
-    predicted = sum(values[term] * count for term, count in counts[row.name].items())
-    return predicted / float(getattr(row, quantity)) - 1.0
 
 
 def checks(
@@ -189,14 +185,14 @@ def checks(
         Check(name=f"communication, mean of {len(rows)} rows", value=_mean([*own_bytes, *hh_bytes])),
         Check(name=f"latency, mean of {len(rows)} rows", value=_mean(latency), bar=0.02),
         Check(name=f"latency, worst of {len(rows)} rows", value=max(latency), bar=0.05),
-        *_without_terms("sent_bytes", "communication", rows, counts),
-        *_without_rows("sent_bytes", "communication", rows, counts, bar=0.015),
-        *_without_terms("latency_s", "latency", rows, counts),
-        *_without_rows("latency_s", "latency", rows, counts, bar=None),
+        *_without_terms("sent_bytes", rows, counts),
+        *_without_rows("sent_bytes", rows, counts, bar=0.015),
+        *_without_terms("latency_s", rows, counts),
+        *_without_rows("latency_s", rows, counts, bar=None),
     )
 
 
-def _without_terms(quantity: str, title: str, rows: Sequence[PublishedRow], counts: RowCounts) -> list[Check]:
+def _without_terms(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts) -> list[Check]:
     """Errors of fits that lack a term."""
     figures = []
     for term in EXAMINED_TERMS:
@@ -204,26 +200,29 @@ def _without_terms(quantity: str, title: str, rows: Sequence[PublishedRow], coun
         capped, others = _split(quantity, rows, fit_errors(quantity, rows, counts, values))
         whose = "own-method rows" if others else "rows"
         figures += [
-            Check(name=f"{title}, refitted without {term}, mean of {len(rows)} rows", value=_mean([*capped, *others])),
-            Check(name=f"{title}, refitted without {term}, worst of {len(capped)} {whose}", value=max(capped)),
+            Check(
+                name=f"{TITLES[quantity]}, refitted without {term}, mean of {len(rows)} rows",
+                value=_mean([*capped, *others]),
+            ),
+            Check(
+                name=f"{TITLES[quantity]}, refitted without {term}, worst of {len(capped)} {whose}", value=max(capped)
+            ),
         ]
     return figures
 
 
-def _without_rows(
-    quantity: str, title: str, rows: Sequence[PublishedRow], counts: RowCounts, *, bar: float | None
-) -> list[Check]:
+def _without_rows(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, *, bar: float | None) -> list[Check]:
     """Errors on rows that the fit has not seen; the bar is for the rows that the quantity's cap binds."""
     figures = []
     for with_twins, left_out in ((False, "row"), (True, "architecture at one T and L")):
         capped, others = _split(quantity, rows, left_out_errors(quantity, rows, counts, with_twins=with_twins))
         whose = "own-method " if others else ""
         figures += [
-            Check(name=f"{title}, leaving one {whose}{left_out} out, mean", value=_mean(capped)),
-            Check(name=f"{title}, leaving one {whose}{left_out} out, worst", value=max(capped), bar=bar),
+            Check(name=f"{TITLES[quantity]}, leaving one {whose}{left_out} out, mean", value=_mean(capped)),
+            Check(name=f"{TITLES[quantity]}, leaving one {whose}{left_out} out, worst", value=max(capped), bar=bar),
         ]
         if others:
-            figures.append(Check(name=f"{title}, leaving one HH {left_out} out, worst", value=max(others)))
+            figures.append(Check(name=f"{TITLES[quantity]}, leaving one HH {left_out} out, worst", value=max(others)))
     return figures
 
 

@@ -2,67 +2,75 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 from costmodel.calibration.sigma_rows import SigmaRow, run_bytes, run_key_bytes, whole
 from costmodel.calibration.validate_published import Check
 from costmodel.ops import Node
 from costmodel.protocols import sigma
+from costmodel.protocols.sigma import class_of
 from costmodel.protocols.sigma_primitives import inverse_root
-from costmodel.protocols.sigma_testbed import class_of
 
+T = TypeVar("T")
 GIBIBYTE = 2**30
 SECONDS_BAR = 0.25  # of a held-out row, or its range holds it
 KEYS_BAR = 0.001
 
 
+class Seconds(NamedTuple):
+    """Of a run. told: printed; or, of a log on one machine, without waiting for bytes. The others are predicted."""
+
+    told: float
+    predicted: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.told - 1
+
+    @property
+    def in_range(self) -> bool:
+        """Whether they are within the bar, or the range says that they may not be."""
+        return abs(self.error) <= SECONDS_BAR or self.low <= self.told <= self.high
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """A row beside its prediction. latency_s: what is predicted of `told_s`; both None where its source has none.
-
-    told_s: printed, or of a log on one machine, computed: what it did not wait for bytes.
-    """
+    """A row beside its prediction. seconds: None where its source has none."""
 
     row: SigmaRow
     sent_bytes: int
     key_bytes: int
     gpu_rounds: int
-    told_s: float | None
-    latency_s: float | None
-    latency_s_range: tuple[float, float] | None
-
-    @property
-    def error(self) -> float | None:
-        return None if self.told_s is None or self.latency_s is None else self.latency_s / self.told_s - 1
-
-    @property
-    def in_range(self) -> bool:
-        """Whether the seconds are within the bar, or the range says that they may not be."""
-        if self.told_s is None or self.latency_s_range is None or self.error is None:
-            return True
-        return abs(self.error) <= SECONDS_BAR or self.latency_s_range[0] <= self.told_s <= self.latency_s_range[1]
+    seconds: Seconds | None
 
     @property
     def bytes_match(self) -> bool:
-        return _matches(self.row.sent_bytes, self.row.sent_gibibytes, self.sent_bytes)
+        """To the byte, or to the last digit that is printed; whatever is found where the source has neither."""
+        if self.row.sent_bytes is not None:
+            return self.sent_bytes == self.row.sent_bytes
+        printed = self.row.sent_gibibytes
+        return printed is None or f"{self.sent_bytes / GIBIBYTE:.{len(printed.partition('.')[2])}f}" == printed
 
 
 def checked(row: SigmaRow) -> Checked:
-    told_s = latency_s = latency_s_range = None
-    if row.latency_s is not None:
-        pricer = sigma.load(row.network, setting=row.setting)
-        nodes = [Node(name=str(at), layer=0, op=op, inputs=("tokens",)) for at, op in enumerate(row.ops)]
-        told_s = row.latency_s - (row.comm_s or 0.0)
-        latency_s = sum(pricer.price(node.op).latency_s for node in nodes)
-        latency_s_range = pricer.latency_s_range(nodes)
     return Checked(
         row=row,
         sent_bytes=run_bytes(row),
         key_bytes=run_key_bytes(row),
         gpu_rounds=whole(row).rounds - num_norms(row) * inverse_root(1, row.ring_bits).rounds,
-        told_s=told_s,
-        latency_s=latency_s,
-        latency_s_range=latency_s_range,
+        seconds=None if row.latency_s is None else _seconds(row, row.latency_s),
     )
+
+
+def _seconds(row: SigmaRow, latency_s: float) -> Seconds:
+    pricer = sigma.load(row.network, setting=row.setting)
+    nodes = [Node(name=str(at), layer=0, op=op, inputs=("tokens",)) for at, op in enumerate(row.ops)]
+    predicted = sum(pricer.price(node.op).latency_s for node in nodes)
+    range_s = pricer.latency_s_range(nodes)
+    assert range_s is not None
+    return Seconds(latency_s - (row.comm_s or 0.0), predicted, *range_s)
 
 
 def num_norms(row: SigmaRow) -> int:
@@ -71,7 +79,8 @@ def num_norms(row: SigmaRow) -> int:
 
 def sigma_checks(found: Sequence[Checked]) -> tuple[Check, ...]:
     """Figures with their bars; shares of rows, and greatest errors."""
-    held_out = [each for each in found if not each.row.fitted and each.error is not None]
+    fitted = [each.seconds for each in found if each.seconds and each.row.fitted]
+    held_out = [each.seconds for each in found if each.seconds and not each.row.fitted]
     keyed = [each for each in found if each.row.key_bytes is not None]
     counted = [each for each in found if each.row.gpu_rounds is not None]
     return (
@@ -86,28 +95,18 @@ def sigma_checks(found: Sequence[Checked]) -> tuple[Check, ...]:
             value=_share(counted, lambda each: each.gpu_rounds != each.row.gpu_rounds),
             bar=0.0,
         ),
-        Check(
-            name="seconds, worst of fitted rows",
-            value=max(abs(each.error or 0.0) for each in found if each.row.fitted),
-        ),
+        Check(name="seconds, worst of fitted rows", value=max(abs(seconds.error) for seconds in fitted)),
         Check(
             name=f"seconds, worst of {len(held_out)} held-out rows",
-            value=max(abs(each.error or 0.0) for each in held_out),
+            value=max(abs(seconds.error) for seconds in held_out),
         ),
         Check(
             name=f"held-out rows beyond {SECONDS_BAR:.0%} and their range",
-            value=_share(held_out, lambda each: not each.in_range),
+            value=_share(held_out, lambda seconds: not seconds.in_range),
             bar=0.0,
         ),
     )
 
 
-def _share(some: Sequence[Checked], failed: Callable[[Checked], bool]) -> float:
+def _share(some: Sequence[T], failed: Callable[[T], bool]) -> float:
     return sum(map(failed, some)) / len(some)
-
-
-def _matches(exact: int | None, printed: str | None, found: int) -> bool:
-    """To the byte, or to the last digit that is printed; whatever is found where the source has neither."""
-    if exact is not None:
-        return found == exact
-    return printed is None or f"{found / GIBIBYTE:.{len(printed.partition('.')[2])}f}" == printed

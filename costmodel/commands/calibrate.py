@@ -22,7 +22,7 @@ from costmodel.commands.validate import row_graph
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
-from costmodel.pricing.asked import USUAL_FLAGS, AskedModel, asked_model
+from costmodel.pricing.asked import USUAL_FLAGS, asked_model
 from costmodel.protocols import published, sigma
 from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
@@ -50,14 +50,10 @@ def _published() -> str:
     return dump_testbed(fit_published(rows, {row.name: row_graph(row) for row in rows}))
 
 
-def _sigma() -> str:
-    return dump_sigma(fit_sigma([row for row in sigma_rows() if row.fitted]))
-
-
 # protocol that no engine here is measured for -> its committed testbed, and the text of what its rows give
 FITTED: dict[str, tuple[Path, Callable[[], str]]] = {
     "published": (published.TESTBED, _published),
-    "sigma": (sigma.TESTBED, _sigma),
+    "sigma": (sigma.TESTBED, lambda: dump_sigma(fit_sigma([row for row in sigma_rows() if row.fitted]))),
 }
 
 
@@ -101,25 +97,21 @@ def calibrate(
         if (for_, weights, threads) != (None, "secret", 1):
             raise UserError("--memory is measured of models of its own, on one thread; leave all other flags out.")
         return _calibrate_memory(protocol, output)
-    graphs = [] if for_ is None else _graphs_of(asked_model(for_, **model))
+    asked = None if for_ is None else asked_model(for_, **model)
+    measured = [] if asked is None else [asked, asked.folded]  # `estimate` prices what folding leaves of it too
+    graphs = [part.graph for part in measured if part is not None]
     return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
-
-
-def _graphs_of(asked: AskedModel) -> list[OpGraph]:
-    """The op graph of a model, and that of what folding leaves of it to deploy, since `estimate` prices both."""
-    folded = asked.folded
-    return [asked.graph] if folded is None else [asked.graph, folded.graph]
-
-
-def _memory_model(d_model: int, layers: int, seq_len: int) -> OpGraph:
-    heads = max(1, d_model // 64)
-    return asked_model("SM+LN+R", layers=layers, heads=heads, d_model=d_model, vocab=1000, seq_len=seq_len).graph
 
 
 def _calibrate_memory(protocol: str, output: Path | None) -> None:
     to = _writable(protocol, output)
     check_engine()
-    graphs = [_memory_model(*size) for size in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]]
+    graphs = [
+        asked_model(
+            "SM+LN+R", layers=layers, heads=max(1, d_model // 64), d_model=d_model, vocab=1000, seq_len=seq_len
+        ).graph
+        for d_model, layers, seq_len in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]
+    ]
     write(to, dump_memory(measured_memory(graphs, protocol, console(stderr=True).print)))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,7 +64,7 @@ def compare(
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
     asked = asked_model(arch, **model)
-    title, graph = asked.title, asked.graph
+    graph, deployment = asked.graph, asdict(asked.deployment)
     engine = engine_of(protocol)
     said = {"ring_bits": ring_bits, "fraction_bits": fraction_bits, "weights": weights, "weight_masks": weight_masks}
     setting = setting_of(protocol, **said) or SETTINGS[protocol]()
@@ -84,11 +85,11 @@ def compare(
             graph, predicted, protocol=protocol, setting=setting, weights=loaded, delays_s=delays_s, testbed=testbed
         )
     if format == "json":
-        print(json.dumps(comparisons.document(comparison, **title, on_network=on_network), allow_nan=False))
+        print(json.dumps(comparisons.document(comparison, asked.title, deployment, on_network), allow_nan=False))
     elif format == "csv":
         print_csv(comparisons.op_records(comparison))
     else:
-        lines = comparisons.summary(comparison, **title, on_network=on_network)
+        lines = comparisons.summary(comparison, asked.heading, deployment, on_network)
         print_blocks(lines, [comparisons.comparison_table(comparison)])
 
 

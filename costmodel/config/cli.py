@@ -74,7 +74,8 @@ class Parser(ArgumentParser):
         """Raises UserError if an argument is no text or the file of a `--config` not plain YAML, else ArgumentError."""
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for argument in arguments:
-            _check_text(argument)
+            if not is_text(argument):
+                raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
         commands = _commands(self)
         for path in _config_files(arguments):
             _check_config(path, commands)
@@ -167,15 +168,13 @@ def _with_underscores(args: Sequence[str]) -> list[str]:
 
     One that is a word of Python's, as `--for`, has a parameter with an underscore at its end.
     """
-    return [_underscored(argument) for argument in args]
-
-
-def _underscored(argument: str) -> str:
-    flag, equals, value = argument.partition("=")
-    if not flag.startswith("--"):
-        return argument
-    name = flag[2:].replace("-", "_")
-    return f"--{name}{'_' if iskeyword(name) else ''}{equals}{value}"
+    given = []
+    for argument in args:
+        flag, equals, value = argument.partition("=")
+        name = flag[2:].replace("-", "_")
+        whole = f"--{name}{'_' if iskeyword(name) else ''}{equals}{value}"
+        given.append(whole if flag.startswith("--") else argument)
+    return given
 
 
 def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
@@ -193,11 +192,6 @@ def _commands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
         if isinstance(action.choices, dict)
         for name, subparser in action.choices.items()
     }
-
-
-def _check_text(argument: str) -> None:
-    if not is_text(argument):
-        raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
 
 
 def _check_config(path: Path, commands: Container[str]) -> None:

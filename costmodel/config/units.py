@@ -2,6 +2,7 @@
 
 import math
 import re
+from contextlib import suppress
 from decimal import Decimal
 
 from costmodel.cost import Budget
@@ -56,15 +57,12 @@ def _parse(text: str, subject: str, units: dict[str, float], example: str, *, ze
     kind = "number of at least 0" if zero else "positive number"
     rule = f"{subject} must be a {kind} with a unit ({', '.join(units)}), such as {example}"
     match = _QUANTITY.fullmatch(text)
-    if match is None or match["unit"] not in units:
-        raise UserError(f"{rule}, but got {text!r}.")
-    try:
-        value = float(match["number"]) * units[match["unit"]]
-    except ValueError:
-        raise UserError(f"{rule}, but got {text!r}.") from None
-    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
-        raise UserError(f"{rule}, but got {text!r}.")
-    return value
+    with suppress(ValueError):
+        if match is not None and match["unit"] in units:
+            value = float(match["number"]) * units[match["unit"]]
+            if math.isfinite(value) and (value > 0 or (zero and value == 0)):
+                return value
+    raise UserError(f"{rule}, but got {text!r}.")
 
 
 def format_count(count: int) -> str:

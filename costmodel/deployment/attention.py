@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from costmodel import ops
-from costmodel.ops import Node, OnRows, OnScores, Op, OpGraph
+from costmodel.ops import Input, Node, OnRows, OnScores, Op, OpGraph
 
 
 class Attention(NamedTuple):
@@ -30,14 +30,14 @@ class Attention(NamedTuple):
         return self.mix.op.heads * self.mix.op.head_dim
 
     @property
+    def num_queries(self) -> int:
+        assert isinstance(self.scores.op, ops.AttentionScores)
+        return self.scores.op.queries
+
+    @property
     def is_causal(self) -> bool:
         """Whether no query sees a later key."""
         return all(node.op.causal for node in self.nodes if isinstance(node.op, ops.Softmax))
-
-    @property
-    def packs_values(self) -> bool:
-        """Whether queries, keys and values are side by side."""
-        return self.packed == self.values
 
 
 def attentions(graph: OpGraph) -> Iterator[Attention]:
@@ -69,18 +69,21 @@ def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
     return replace(op, rows=attention.mix.op.heads * queries, features=keys)
 
 
-def beside(name: str, last: str) -> str:
-    """A name in the module of another node."""
-    module, dot, _ = name.rpartition(".")
-    return f"{module}{dot}{last}"
+def keys_and_values(attention: Attention, *, rows: int, past_len: int = 0) -> tuple[list[Node], list[Input]]:
+    """Nodes that put keys and values of new tokens behind those of earlier ones, the values' last; and their inputs.
 
-
-def keys_and_values(attention: Attention) -> list[tuple[str, str, int]]:
-    """What is kept of each token: name, the node whose last features it is, and how many."""
-    scores = attention.scores.name
-    if attention.packs_values:
-        return [(beside(scores, "keys_values"), attention.packed, 2 * attention.width)]
-    return [
-        (beside(scores, "keys"), attention.packed, attention.width),
-        (beside(scores, "values"), attention.values, attention.width),
-    ]
+    Where queries, keys and values are side by side, there is one node for keys and values.
+    """
+    scores, width = attention.scores, attention.width
+    kept = [("keys", attention.packed, width), ("values", attention.values, width)]
+    if attention.packed == attention.values:
+        kept = [("keys_values", attention.packed, 2 * width)]
+    nodes, inputs = [], []
+    for last, source, features in kept:
+        module, dot, _ = scores.name.rpartition(".")
+        name = f"{module}{dot}{last}"
+        past = [Input(name=f"{name}.past", shape=(past_len, features))] if past_len else []
+        op = ops.KeyValueCache(past_len=past_len, rows=rows, features=features)
+        nodes.append(Node(name=name, layer=scores.layer, op=op, inputs=(*(each.name for each in past), source)))
+        inputs += past
+    return nodes, inputs

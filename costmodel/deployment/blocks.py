@@ -21,13 +21,8 @@ def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
 
     An op of a block has the name of the whole one, `@` and its first query; what joins them has the mix's name.
     """
-    by_scores = {
-        attention.scores.name: attention
-        for attention in attentions(graph)
-        if attention.is_causal and _queries(attention) > size
-    }
-    inside = {node.name for attention in by_scores.values() for node in attention.nodes}
-    mixes = {attention.mix.name: attention for attention in by_scores.values()}
+    mixes = {each.mix.name: each for each in attentions(graph) if each.is_causal and each.num_queries > size}
+    inside = {node.name for attention in mixes.values() for node in attention.nodes}
     nodes: list[Node] = []
     for node in graph:
         if node.name in mixes:  # where all that any op of the attention reads is there
@@ -37,28 +32,22 @@ def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _queries(attention: Attention) -> int:
-    assert isinstance(attention.scores.op, ops.AttentionScores)
-    return attention.scores.op.queries
-
-
 def _query_blocks(attention: Attention, size: int) -> Iterator[Node]:
-    layer, num_rows, width = attention.scores.layer, _queries(attention), attention.width
-    kept = keys_and_values(attention)
-    for name, source, features in kept:
-        op = ops.KeyValueCache(past_len=0, rows=num_rows, features=features)
-        yield Node(name=name, layer=layer, op=op, inputs=(source,))
+    layer, num_rows, width = attention.scores.layer, attention.num_queries, attention.width
+    kept, _ = keys_and_values(attention, rows=num_rows)
+    yield from kept
+    features = [node.op.output_shape[1] for node in kept]
     parts = []
     for first in range(0, num_rows, size):
         end = min(first + size, num_rows)
-        query_features = width + kept[0][2]  # as they are packed with keys, and with values if they are
-        query = ops.TakeRows(rows=num_rows, features=query_features, taken=end - first, first=first)
+        # queries as they are packed with keys, and with values if they are
+        query = ops.TakeRows(rows=num_rows, features=width + features[0], taken=end - first, first=first)
         queries = f"{attention.packed}@{first}"
         yield Node(name=queries, layer=layer, op=query, inputs=(attention.packed,))
-        for name, _, features in kept:
-            seen = ops.TakeRows(rows=num_rows, features=features, taken=end)
-            yield Node(name=f"{name}@{first}", layer=layer, op=seen, inputs=(name,))
-        keys, values = f"{kept[0][0]}@{first}", f"{kept[-1][0]}@{first}"
+        for node, num_features in zip(kept, features, strict=True):
+            seen = ops.TakeRows(rows=num_rows, features=num_features, taken=end)
+            yield Node(name=f"{node.name}@{first}", layer=layer, op=seen, inputs=(node.name,))
+        keys, values = f"{kept[0].name}@{first}", f"{kept[-1].name}@{first}"
         for node in attention.nodes:
             read = {attention.scores.name: (queries, keys), attention.mix.name: (f"{node.inputs[0]}@{first}", values)}
             inputs = read.get(node.name, (f"{node.inputs[0]}@{first}",))

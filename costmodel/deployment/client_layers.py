@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from costmodel.errors import UserError
-from costmodel.ops import Input, Node, OpGraph, output_shapes
+from costmodel.ops import Input, OpGraph, output_shapes
 
 
 class Halves(NamedTuple):
@@ -24,7 +24,8 @@ def halves(graph: OpGraph, num_layers: int) -> Halves:
             f"`client_layers` must be from 0, the embedding alone, to the {most} layers of the model, but got "
             f"{num_layers}."
         )
-    ours = {node.name for node in graph if _is_client(node, num_layers)}
+    layers = {"embed", *range(num_layers)}
+    ours = {node.name for node in graph if node.layer in layers}
     client = [node for node in graph if node.name in ours]
     private = [node for node in graph if node.name not in ours]
     stream, *others = dict.fromkeys(name for node in private for name in node.inputs if name in ours)
@@ -39,7 +40,3 @@ def halves(graph: OpGraph, num_layers: int) -> Halves:
         client=OpGraph(nodes=tuple(client), inputs=tuple(each for each in graph.inputs if each.name in read)),
         private=OpGraph(nodes=tuple(private), inputs=(Input(name=stream, shape=output_shapes(graph)[stream]), *kept)),
     )
-
-
-def _is_client(node: Node, num_layers: int) -> bool:
-    return node.layer == "embed" or (isinstance(node.layer, int) and node.layer < num_layers)

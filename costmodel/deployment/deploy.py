@@ -91,18 +91,16 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
 
 def _of_one_sequence(graph: OpGraph, deployment: Deployment, num_tokens: int | None) -> OpGraph:
     if deployment.embedding == "lookup":
-        graph = replace(graph, nodes=tuple(map(_looked_up, graph.nodes)))
+        looked_up = [
+            replace(node, op=replace(node.op, encoding="lookup")) if isinstance(node.op, ops.TokenEmbedding) else node
+            for node in graph
+        ]
+        graph = replace(graph, nodes=tuple(looked_up))
     if deployment.phase == "decode":
         return decode_step(graph, num_tokens)
     if deployment.projection == "last":
         graph = for_last_row(graph, through_layers=deployment.rows == "needed")
     return graph if deployment.query_block is None else in_query_blocks(graph, deployment.query_block)
-
-
-def _looked_up(node: ops.Node) -> ops.Node:
-    if not isinstance(node.op, ops.TokenEmbedding):
-        return node
-    return replace(node, op=replace(node.op, encoding="lookup"))
 
 
 def in_batch(graph: OpGraph, batch: int) -> OpGraph:

@@ -9,9 +9,9 @@ are the client's input.
 from dataclasses import replace
 
 from costmodel import ops
-from costmodel.deployment.attention import Attention, inside, keys_and_values, of_queries
+from costmodel.deployment.attention import inside, keys_and_values, of_queries
 from costmodel.errors import UserError
-from costmodel.ops import Input, Node, Op, OpGraph, output_shapes
+from costmodel.ops import Node, Op, OpGraph, output_shapes
 
 
 def decode_step(graph: OpGraph, num_tokens: int | None = None) -> OpGraph:
@@ -21,50 +21,16 @@ def decode_step(graph: OpGraph, num_tokens: int | None = None) -> OpGraph:
 
     Raises UserError for an attention to later tokens, or an op that mixes tokens in another way.
     """
-    if num_tokens is None:
-        num_tokens = next(node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding))
+    num_tokens = _prompt_len(graph) if num_tokens is None else num_tokens
     if num_tokens == 1:
         return graph
     in_attention = inside(graph)
-    kept: dict[str, str] = {}  # a mix, and where its values are
-    rewritten: dict[Op, Op] = {}  # outside of attention; layers repeat their ops
-    nodes: list[Node] = []
-    inputs: list[Input] = []
     for node in graph:
-        attention, read = in_attention.get(node.name), node.inputs
-        if attention is not None and node.name == attention.scores.name:
-            caches, pasts = _caches(attention, num_tokens)
-            nodes += caches
-            inputs += pasts
-            kept[attention.mix.name] = caches[-1].name
-            read = (attention.packed, caches[0].name)
-        elif node.name in kept:
-            read = (node.inputs[0], kept[node.name])
-        if attention is None and node.op not in rewritten:
-            rewritten[node.op] = _last_token(node, None, num_tokens)
-        op = rewritten[node.op] if attention is None else _last_token(node, attention, num_tokens)
-        nodes.append(Node(name=node.name, layer=node.layer, op=op, inputs=read))
-    return OpGraph(nodes=tuple(nodes), inputs=tuple(inputs))
-
-
-def _caches(attention: Attention, num_tokens: int) -> tuple[list[Node], list[Input]]:
-    """The nodes that put the keys and values of the last token behind the others', the values' last; their inputs."""
-    nodes, inputs = [], []
-    for name, source, features in keys_and_values(attention):
-        past = Input(name=f"{name}.past", shape=(num_tokens - 1, features))
-        op = ops.KeyValueCache(past_len=num_tokens - 1, rows=1, features=features)
-        nodes.append(Node(name=name, layer=attention.scores.layer, op=op, inputs=(past.name, source)))
-        inputs.append(past)
-    return nodes, inputs
-
-
-def _last_token(node: Node, attention: Attention | None, num_tokens: int) -> Op:
-    if attention is not None and attention.is_causal:
-        return of_queries(attention, node.op, 1, num_tokens)
-    if attention is None and node.op.is_rowwise:
-        return node.op.of_rows(num_tokens - 1, 1)
-    kind = "attends to later tokens" if attention is not None else f"is {type(node.op).__name__}"
-    raise UserError(f"phase decode needs ops that work token by token or look back, but {node.name!r} {kind}.")
+        attention = in_attention.get(node.name)
+        if not (node.op.is_rowwise if attention is None else attention.is_causal):
+            kind = f"is {type(node.op).__name__}" if attention is None else "attends to later tokens"
+            raise UserError(f"phase decode needs ops that work token by token or look back, but {node.name!r} {kind}.")
+    return _last_row(graph, num_tokens, set(), is_cached=True)
 
 
 def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
@@ -72,50 +38,58 @@ def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
 
     through_layers: whether layers leave out rows too, or only what comes after them.
     """
-    num_tokens = next(node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding))
+    num_tokens = _prompt_len(graph)
     last = graph.nodes[-1].op
     if num_tokens == 1 or not last.is_rowwise or last != last.of_rows(0, num_tokens):
         return graph  # its last op is of one row already, as that of a classifier
-    rewriter = _Rewriter(graph, num_tokens, _whole(graph, through_layers=through_layers))
+    return _last_row(graph, num_tokens, _whole(graph, through_layers=through_layers), is_cached=False)
+
+
+def _prompt_len(graph: OpGraph) -> int:
+    return next(node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding))
+
+
+def _last_row(graph: OpGraph, num_rows: int, whole: set[str], *, is_cached: bool) -> OpGraph:
+    """The graph with the last row alone of what is not `whole`. is_cached: keys and values of earlier rows are inputs.
+
+    Keys are kept by themselves where queries are not of all rows; values are there, whole, unless they are cached.
+    """
+    shapes, in_attention = output_shapes(graph), inside(graph)
+    nodes: list[Node] = []
+    inputs = list(graph.inputs)
+    values: dict[str, str] = {}  # a mix, and where its cached values are
+    last = {"tokens": "tokens"} if is_cached else {}  # a node, and the one that holds its last row
+    rewritten: dict[Op, Op] = {}  # outside of attention; layers repeat their ops
+
+    def last_of(name: str, reader: Node) -> str:
+        if name not in last:
+            op = ops.TakeRows(rows=num_rows, features=shapes[name][-1], taken=1, first=num_rows - 1)
+            last[name] = f"{name}@last"
+            nodes.append(Node(name=last[name], layer=reader.layer, op=op, inputs=(name,)))
+        return last[name]
+
     for node in graph:
-        rewriter.add(node)
-    return replace(graph, nodes=tuple(rewriter.nodes))
-
-
-class _Rewriter:
-    """Collects the nodes of the new graph. whole: those that are computed for all rows."""
-
-    def __init__(self, graph: OpGraph, num_rows: int, whole: set[str]) -> None:
-        self.num_rows, self.whole, self.shapes = num_rows, whole, output_shapes(graph)
-        self.inside = inside(graph)
-        self.nodes: list[Node] = []
-        self.last: dict[str, str] = {}  # a node, and the one that holds its last row
-
-    def add(self, node: Node) -> None:
-        if node.name in self.whole:
-            self.nodes.append(node)
-            return
-        if attention := self.inside.get(node.name):
-            op = of_queries(attention, node.op, 1, self.num_rows)
-            read = self._query_and_keys(attention) if node == attention.scores else node.inputs
+        if node.name in whole:
+            nodes.append(node)
+            continue
+        if attention := in_attention.get(node.name):
+            op, read = of_queries(attention, node.op, 1, num_rows), node.inputs
+            if node == attention.scores:
+                rows, past_len = (1, num_rows - 1) if is_cached else (num_rows, 0)
+                caches, pasts = keys_and_values(attention, rows=rows, past_len=past_len)
+                nodes += caches if is_cached else caches[:1]
+                inputs += pasts
+                values |= {attention.mix.name: caches[-1].name} if is_cached else {}
+                read = (last_of(attention.packed, node), caches[0].name)
+            elif node.name in values:
+                read = (node.inputs[0], values[node.name])
         else:
-            op = node.op.of_rows(self.num_rows - 1, 1)
-            read = tuple(self._last_of(name, node) for name in node.inputs)
-        self.nodes.append(replace(node, op=op, inputs=read))
-        self.last[node.name] = node.name
-
-    def _last_of(self, name: str, reader: Node) -> str:
-        if name not in self.last:
-            op = ops.TakeRows(rows=self.num_rows, features=self.shapes[name][-1], taken=1, first=self.num_rows - 1)
-            self.last[name] = f"{name}@last"
-            self.nodes.append(Node(name=self.last[name], layer=reader.layer, op=op, inputs=(name,)))
-        return self.last[name]
-
-    def _query_and_keys(self, attention: Attention) -> tuple[str, ...]:
-        name, source, size = keys_and_values(attention)[0]
-        keys = ops.KeyValueCache(past_len=0, rows=self.num_rows, features=size)
-        self.nodes.append(Node(name=name, layer=attention.scores.layer, op=keys, inputs=(source,)))
-        return self._last_of(attention.packed, attention.scores), name
+            if node.op not in rewritten:
+                rewritten[node.op] = node.op.of_rows(num_rows - 1, 1)
+            op, read = rewritten[node.op], tuple(last_of(name, node) for name in node.inputs)
+        nodes.append(replace(node, op=op, inputs=read))
+        last[node.name] = node.name
+    return OpGraph(nodes=tuple(nodes), inputs=tuple(inputs))
 
 
 def _whole(graph: OpGraph, *, through_layers: bool) -> set[str]:

@@ -16,7 +16,7 @@ from costmodel.engine.engines import engine_of
 from costmodel.engine.measured_rounds import MeasuredRounds, measured_rounds
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
-from costmodel.execution.memory import PeakMemory, committed, load_memory, peak_memory
+from costmodel.execution.memory import PeakMemory, load_memory, peak_memory
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import Setting, derived
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
@@ -93,7 +93,7 @@ def compare(
     pricer, memory = None, None
     if engine.is_timed:
         assert isinstance(setting, EngineSetting)
-        memory = peak_memory(graph, setting, load_memory(committed(protocol)))
+        memory = peak_memory(graph, setting, load_memory(protocol))
         pricer = (
             derived.load_if_measured(protocol, "loopback", setting)
             if testbed is None

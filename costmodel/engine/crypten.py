@@ -11,24 +11,52 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO
 
 from costmodel.engine.children import last_words
-from costmodel.engine.crypten_job import JOB, PartyJob, PartyResult
 from costmodel.engine.spu import EngineRun, Measured
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import OpGraph
+from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.crypten_primitives import NUM_PARTIES
-from costmodel.protocols.crypten_setting import CryptenSetting
 
 PACKAGE, LINK = "crypten", "gloo"
 INSTALL = "python -m pip install omegaconf && python -m pip install --no-deps crypten==0.4.1"
 LOOK_S = 0.05
+JOB, RENDEZVOUS = "job", "rendezvous"  # in the folder that the parties share; a party leaves a file named by its rank
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartyJob:
+    """inputs: of the graph by name. weights: by `<node>.<suffix>`."""
+
+    graph: OpGraph
+    inputs: Mapping[str, Array]
+    weights: Mapping[str, Array]
+    setting: CryptenSetting
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartyCost:
+    """Of an op. counted_bytes: what the party sent and what it received. begin_s, end_s: on the machine's clock."""
+
+    counted_bytes: int
+    rounds: int
+    begin_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PartyResult:
+    logits: Array
+    by_op: tuple[PartyCost, ...]
+    peak_bytes: int | None
 
 
 def check_installed() -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from costmodel import ops
-from costmodel.engine.crypten_job import JOB, RENDEZVOUS, PartyCost, PartyJob, PartyResult
+from costmodel.engine.crypten import JOB, RENDEZVOUS, PartyCost, PartyJob, PartyResult
 from costmodel.engine.memory import peak_bytes
 from costmodel.execution import interpreter
 from costmodel.execution.op_functions import FUNCTIONS, Array, Library
@@ -108,24 +108,15 @@ class SecretNumpy:
     """What the functions of ops call of numpy, on secrets and public arrays."""
 
     tile = staticmethod(np.tile)  # of public weights alone
+    square = staticmethod(lambda source: Secret(source.tensor.square()))
+    exp = staticmethod(lambda source: Secret(source.tensor.exp()))
+    tanh = staticmethod(lambda source: Secret(source.tensor.tanh()))
 
     @staticmethod
     def matmul(left: Array, right: Array) -> Array:
         if isinstance(left, Secret):
             return Secret(left.tensor.matmul(_raw(right)))
         return Secret(right.tensor.transpose(0, 1).matmul(_raw(left.T)).transpose(0, 1))
-
-    @staticmethod
-    def square(source: Secret) -> Secret:
-        return Secret(source.tensor.square())
-
-    @staticmethod
-    def exp(source: Secret) -> Secret:
-        return Secret(source.tensor.exp())
-
-    @staticmethod
-    def tanh(source: Secret) -> Secret:
-        return Secret(source.tensor.tanh())
 
     @staticmethod
     def maximum(source: Secret, least: float) -> Secret:

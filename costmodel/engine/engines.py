@@ -1,10 +1,10 @@
 """The engines that run op graphs here, by the protocols that they run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from costmodel.engine import crypten, spu
 from costmodel.errors import UserError
@@ -13,36 +13,31 @@ from costmodel.protocols import PROTOCOLS
 from costmodel.protocols import crypten as crypten_formulas
 from costmodel.protocols.derived import check_setting
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
-from costmodel.protocols.primitives import Comm
-
-
-class Walk(Protocol):
-    """The cost of each op in a run of all of them, in order. Raises UserError for an op without formula."""
-
-    def __call__(self, some: Sequence[Op], setting: Any, /) -> tuple[Comm, ...]: ...
+from costmodel.protocols.primitives import Comm, one_by_one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
     """module: its `PACKAGE`, the `LINK` of its parties, `check_installed` and `run`.
 
+    walk: the cost of each op in a run of all of them, in order. Raises UserError for an op without formula.
     is_timed: whether testbeds of its seconds and memory are kept, and its rounds are measured by delays, as it does not
     count them.
     """
 
     module: ModuleType
-    walk: Walk
+    walk: Callable[[Sequence[Op], Any], tuple[Comm, ...]]
     is_timed: bool
 
 
-def _walk(protocol: str, some: Sequence[Op], setting: Any, /) -> tuple[Comm, ...]:
+def _walk(protocol: str, some: Sequence[Op], setting: Any) -> tuple[Comm, ...]:
     check_setting(protocol, setting)
     return ENGINE_PROTOCOLS[protocol].walk(some, setting)
 
 
 ENGINES: dict[str, Engine] = {
     **{name: Engine(module=spu, walk=partial(_walk, name), is_timed=True) for name in ENGINE_PROTOCOLS},
-    "crypten": Engine(module=crypten, walk=crypten_formulas.walk, is_timed=False),
+    "crypten": Engine(module=crypten, walk=partial(one_by_one, crypten_formulas.comm), is_timed=False),
 }
 
 

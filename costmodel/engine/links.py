@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from costmodel.engine.relay import Relay, started_relay
+from costmodel.engine.relay import started_relay
 from costmodel.errors import UserError
 
 LOOPBACK = "127.0.0.1"
@@ -70,24 +70,20 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
     """Links as `tcp` does, but every connection passes a relay that can hold what it carries, in both directions."""
     addresses = free_addresses(num_parties)
     with started_relay((sys.executable,)) as relay:
-        yield Wiring(
-            addresses=tuple(_relayed(relay, rank, addresses) for rank in range(num_parties)),
-            prefixes=((),) * num_parties,
-            set_condition=lambda condition: _delay(relay, condition),
-        )
 
+        def delay(condition: Condition) -> None:
+            if condition.bandwidth_bits_per_s is not None:
+                raise UserError(
+                    f"this link limits no bandwidth, but got {condition}; use `costmodel.engine.shaped_link`."
+                )
+            relay.set_delay(condition.delay_s)
 
-def _relayed(relay: Relay, rank: int, addresses: tuple[str, ...]) -> tuple[str, ...]:
-    """A rank's own address, and a port of the relay's for every other."""
-    return tuple(
-        address if peer == rank else relay.forward(LOOPBACK, address) for peer, address in enumerate(addresses)
-    )
-
-
-def _delay(relay: Relay, condition: Condition) -> None:
-    if condition.bandwidth_bits_per_s is not None:
-        raise UserError(f"this link limits no bandwidth, but got {condition}; use `costmodel.engine.shaped_link`.")
-    relay.set_delay(condition.delay_s)
+        # of a rank its own address, and a port of the relay's for every other
+        known = [
+            tuple(own if peer == rank else relay.forward(LOOPBACK, own) for peer, own in enumerate(addresses))
+            for rank in range(num_parties)
+        ]
+        yield Wiring(addresses=tuple(known), prefixes=((),) * num_parties, set_condition=delay)
 
 
 def free_addresses(count: int) -> tuple[str, ...]:

@@ -55,28 +55,26 @@ def parse_delays(text: str) -> tuple[float, ...]:
     return delays_s
 
 
-def measured_rounds(job: Job, *, delays_s: Sequence[float], repeats: int = REPEATS) -> MeasuredRounds:
+def measured_rounds(job: Job, *, delays_s: Sequence[float]) -> MeasuredRounds:
     """Rounds of one pass, without what the engine sets up once or makes in batches of oblivious transfers.
 
     What cheetah waits for while it makes triples for small products is in them, where a pass makes some.
 
-    Raises UserError for fewer than three different delays, fewer repeats than one, or an engine that is not installed;
-    StoppedError if the engine fails, or all passes under a delay made transfers ahead.
+    Raises UserError for fewer than three different delays, or an engine that is not installed; StoppedError if the
+    engine fails, or all passes under a delay made transfers ahead.
     """
     check_delays(delays_s)
     delays = sorted(set(delays_s))
-    return _fitted(delays, _fastest_passes(job, [Condition(delay_s=delay_s) for delay_s in delays], repeats))
+    return _fitted(delays, _fastest_passes(job, [Condition(delay_s=delay_s) for delay_s in delays]))
 
 
-def _fastest_passes(job: Job, conditions: Sequence[Condition], repeats: int) -> list[Pass]:
-    """For each condition the fastest of so many passes, since whatever else the machine does only adds to them.
+def _fastest_passes(job: Job, conditions: Sequence[Condition]) -> list[Pass]:
+    """For each condition the fastest of some passes, since whatever else the machine does only adds to them.
 
     Passes that made a batch of oblivious transfers ahead, which shows in their messages, are left out; triples for
     small products, which cheetah makes in small batches, are not.
     """
-    if repeats < 1:
-        raise UserError(f"`repeats` must be at least 1, but got {repeats}.")
-    done, _ = passes(job, delayed, [*[UNHINDERED] * WARM_UPS, *list(conditions) * repeats])
+    done, _ = passes(job, delayed, [*[UNHINDERED] * WARM_UPS, *list(conditions) * REPEATS])
     rest, fastest = done[WARM_UPS:], []
     most = min(map(_messages, rest)) + BATCH_MESSAGES - 1
     for index, condition in enumerate(conditions):

@@ -120,15 +120,11 @@ def _version(package: str) -> str:
 
 def _listening(address: Address) -> socket.socket:
     try:
-        return socket.create_server(address, family=_family(address))
+        return socket.create_server(address, family=socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
     except OSError as error:
         raise UserError(
             f"party cannot listen at {shown(address)}: {error.strerror or error}; free it or choose another port."
         ) from None
-
-
-def _family(address: Address) -> socket.AddressFamily:
-    return socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
 
 
 def _reached(addresses: Sequence[Address], peer: int, deadline: float, wait_s: float) -> Channel:

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import signal
 import sys
 import time
@@ -30,7 +31,6 @@ from costmodel.engine.channel import FAREWELL, Frame, Peers
 from costmodel.engine.children import JOB, LOG, PROGRESS, commands_of_parent
 from costmodel.engine.meeting import meet, require_equal, shown, terms
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
-from costmodel.engine.profile import Log
 from costmodel.engine.programs import Compiled, compile_steps, from_blobs, operand_visibility, operands, to_blobs
 from costmodel.engine.runtimes import (
     SERVER,
@@ -49,6 +49,8 @@ from costmodel.ops import OpGraph
 
 ASSIGNMENT, WEIGHTS, INPUTS, LOGITS = "assignment.pickle", "weights.pickle", "inputs.pickle", "logits.npy"
 GRACE_S = 3.0  # a lost peer is noticed within it, and reported rather than what the engine says of it
+_LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")
+PATIENCE_S = 5.0  # the profile of a program that has run is in the log by then
 PARTING_S = 0.5  # peers find the same difference by themselves, and report that rather than that we are gone
 
 
@@ -60,6 +62,34 @@ class OpCost(NamedTuple):
     start_s: float
     end_s: float
     peak_bytes: int | None
+
+
+def entries(log: str) -> list[tuple[int, int]]:
+    """Bytes and messages of every program, in the order in which they ran."""
+    return [(int(match["sent_bytes"]), int(match["messages"])) for match in _LINK.finditer(log)]
+
+
+@dataclass(kw_only=True, slots=True)
+class Log:
+    """The log of this process, as far as it was read: the engine writes its profile there."""
+
+    path: Path
+    position: int = 0
+
+    def traffic(self, num_programs: int) -> list[tuple[int, int]]:
+        """Bytes and messages of each of the last so many programs."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            with self.path.open("rb") as file:
+                file.seek(self.position)
+                content = file.read()
+            programs = entries(content.decode(errors="replace"))
+            if len(programs) >= num_programs or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        assert len(programs) == num_programs, f"the profile of {num_programs} programs has {len(programs)} entries"
+        self.position += len(content)
+        return programs
 
 
 @dataclass(kw_only=True, slots=True)

@@ -57,12 +57,9 @@ def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
     present = {node.name for node in graph}
     after: dict[str, list[Node]] = {}
     for attention in attentions(whole):
-        for name, source, features in keys_and_values(attention):
-            if name not in present:
-                rows = next(node.op.queries for node in attention.nodes if isinstance(node.op, ops.AttentionScores))
-                op = ops.KeyValueCache(past_len=0, rows=rows, features=features)
-                kept = Node(name=name, layer=attention.scores.layer, op=op, inputs=(source,))
-                after.setdefault(source, []).append(kept)
+        for kept in keys_and_values(attention, rows=attention.num_queries)[0]:
+            if kept.name not in present:
+                after.setdefault(kept.inputs[0], []).append(kept)
     first = [item for read in graph.inputs for item in after.get(read.name, ())]  # of a stream that is the client's
     return replace(graph, nodes=(*first, *(item for node in graph for item in (node, *after.get(node.name, ())))))
 
@@ -74,8 +71,5 @@ def fingerprint(steps: tuple[OpGraph, ...]) -> str:
 
 def variables(graph: OpGraph) -> dict[str, str]:
     """The variables that hold the inputs of a graph, by name: the past of keys and values is their node's."""
-    return {node.inputs[0]: node.name for node in graph if _has_past(node)}
-
-
-def _has_past(node: Node) -> bool:
-    return isinstance(node.op, ops.KeyValueCache) and node.op.past_len > 0
+    caches = (node for node in graph if isinstance(node.op, ops.KeyValueCache) and node.op.past_len)
+    return {node.inputs[0]: node.name for node in caches}

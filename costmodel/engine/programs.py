@@ -90,41 +90,25 @@ def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Ca
     on_node: is called with the name of each node before it is compiled.
     """
     weights = list(operands(graphs))
-    compiler = _Compiler(shapes={operand.variable: operand.shape for operand in weights}, on_node=on_node)
+    shapes = {operand.variable: operand.shape for operand in weights}  # of every variable that is known
+    steps = []
+    for index, graph in enumerate(graphs):
+        pasts = variables(graph) if index else {}
+        shapes |= {read.name: read.shape for read in graph.inputs if read.name not in pasts}
+        programs = []
+        for node in graph:
+            on_node(node.name)
+            if isinstance(node.op, ops.TokenEmbedding):
+                shapes["tokens"] = node.op.input_shapes[0]
+            own = weight_variables(node)
+            names = (*own.values(), *(pasts.get(name, name) for name in node.inputs))
+            code, shapes[node.name] = _compiled(node.op, tuple(own), tuple(shapes[name] for name in names))
+            programs.append(Program(name=node.name, inputs=names, output=node.name, code=code))
+        steps.append(tuple(programs))
     masked = [operand for operand in weights if operand.is_masked] if setting.weight_masks == "kept" else []
     return Compiled(
-        steps=tuple(_compile_step(graph, compiler, first=index == 0) for index, graph in enumerate(graphs)),
-        keepers=tuple(_mask_keeper(operand.variable, operand.shape) for operand in masked),
+        steps=tuple(steps), keepers=tuple(_mask_keeper(operand.variable, operand.shape) for operand in masked)
     )
-
-
-def _compile_step(graph: OpGraph, compiler: "_Compiler", *, first: bool) -> tuple[Program, ...]:
-    for node in graph:
-        if isinstance(node.op, ops.TokenEmbedding):
-            compiler.shapes["tokens"] = node.op.input_shapes[0]
-    pasts = {} if first else variables(graph)
-    compiler.shapes |= {read.name: read.shape for read in graph.inputs if read.name not in pasts}
-    return tuple(compiler.program(node, tuple(pasts.get(name, name) for name in node.inputs)) for node in graph)
-
-
-@dataclass(kw_only=True, slots=True)
-class _Compiler:
-    """Compiles nodes one after the other.
-
-    shapes: of every variable that is known: those that nothing computes are put in, the others as nodes are compiled.
-    """
-
-    shapes: dict[str, Shape]
-    on_node: Callable[[str], object]
-
-    def program(self, node: Node, inputs: tuple[str, ...]) -> Program:
-        """inputs: the variables of what the node reads from others."""
-        self.on_node(node.name)
-        weights = weight_variables(node)
-        names = (*weights.values(), *inputs)
-        sources = tuple(self.shapes[name] for name in names)
-        code, self.shapes[node.name] = _compiled(node.op, tuple(weights), sources)
-        return Program(name=node.name, inputs=names, output=node.name, code=code)
 
 
 @lru_cache(maxsize=4096)

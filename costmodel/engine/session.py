@@ -72,11 +72,11 @@ class Ready:
 class Session:
     """Parties that this machine runs, by rank; the others, if any, run elsewhere.
 
-    set_condition: of the link between parties, for the steps from now on. timeout_s: longest wait for an answer.
+    set_condition: of the link between parties, for the steps from now on.
     """
 
-    def __init__(self, children: dict[int, Child], timeout_s: float | None = None) -> None:
-        self.children, self.timeout_s = children, timeout_s
+    def __init__(self, children: dict[int, Child]) -> None:
+        self.children = children
         self.set_condition: Callable[[Condition], None] = refuse_condition
         self._started_s = time.monotonic()
         self._answers: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
@@ -115,11 +115,7 @@ class Session:
     def answer(self, rank: int) -> dict[str, Any]:
         """The next report of a party. Raises UserError or StoppedError, in one line, if it or another here ended."""
         while not self._waiting[rank]:
-            try:
-                reporting, answer = self._answers.get(timeout=self.timeout_s)
-            except Empty:
-                at = self.children[rank].at
-                raise StoppedError(f"party {rank} did not finish{at} in {self.timeout_s} s.") from None
+            reporting, answer = self._answers.get()
             if "error" in answer:
                 self._fail(answer)
             self._waiting[reporting].append(answer)
@@ -150,9 +146,7 @@ class Session:
 
 
 @contextmanager
-def started(
-    assignments: Sequence[Assignment], prefixes: Sequence[Sequence[str]] = (), timeout_s: float | None = None
-) -> Iterator[Session]:
+def started(assignments: Sequence[Assignment], prefixes: Sequence[Sequence[str]] = ()) -> Iterator[Session]:
     """A process for each of these parties, which end with the block.
 
     Raises UserError for an engine that is not installed.
@@ -165,7 +159,7 @@ def started(
             files = {} if assignment.weights is None else {WEIGHTS: assignment.weights}
             child.begin({**files, ASSIGNMENT: replace(assignment, weights=None)})
             children[assignment.rank] = child
-        yield Session(children, timeout_s)
+        yield Session(children)
 
 
 @contextmanager
@@ -176,31 +170,21 @@ def alone(part: Assignment) -> Iterator[tuple[Session, Ready]]:
 
 
 @contextmanager
-def on_this_machine(
-    client: Assignment, link: Link = tcp, timeout_s: float | None = None
-) -> Iterator[tuple[Session, Ready]]:
+def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[tuple[Session, Ready]]:
     """All parties of a session, ready, on a link of its own. client: as `part_of` takes it.
 
     Raises as `started` and `Session.await_ready`; UserError from the link.
     """
-    with ExitStack() as stack:
-        session, ready = _begun_with_free_ports(client, link, timeout_s, stack)
-        yield session, ready
-
-
-def _begun_with_free_ports(
-    client: Assignment, link: Link, timeout_s: float | None, stack: ExitStack
-) -> tuple[Session, Ready]:
     for attempt in range(1, STARTS + 1):
-        with ExitStack() as trial:
-            folder = Path(trial.enter_context(TemporaryDirectory(prefix="meeting-")))
-            wiring = trial.enter_context(link(client.num_parties))
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="meeting-")))
+            wiring = stack.enter_context(link(client.num_parties))
             if len(str(folder).encode()) > MOST_PATH:
                 raise UserError(f"TMPDIR must lead to paths of at most {MOST_PATH} bytes, but {folder} is longer.")
             addresses = tuple(str(folder / str(rank)) for rank in range(client.num_parties))
             parts = [part_of(replace(client, addresses=addresses), rank) for rank in range(client.num_parties)]
             parts = [replace(part, links=row) for part, row in zip(parts, wiring.addresses, strict=True)]
-            session = trial.enter_context(started(parts, wiring.prefixes, timeout_s))
+            session = stack.enter_context(started(parts, wiring.prefixes))
             session.set_condition = wiring.set_condition
             try:
                 ready = session.await_ready()
@@ -209,6 +193,5 @@ def _begun_with_free_ports(
                 if attempt == STARTS or not any(map(PORT_TAKEN.search, logs)):
                     raise
                 continue
-            stack.push(trial.pop_all())
-            return session, ready
-    raise AssertionError("unreachable")
+            yield session, ready
+            return

@@ -174,17 +174,14 @@ def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tupl
     return only.by_op
 
 
-def passes(
-    job: Job, link: Link, conditions: Sequence[Condition], *, timeout_s: float | None = None
-) -> tuple[tuple[Pass, ...], Array]:
+def passes(job: Job, link: Link, conditions: Sequence[Condition]) -> tuple[tuple[Pass, ...], Array]:
     """The same job several times by the same parties, each time under a condition of the link; and the last result.
 
     Raises UserError for an unknown protocol, a weight that does not fit, an engine that is not installed, or a
-    condition that the link does not have; StoppedError, in one line, if the engine fails, or nothing comes of it for
-    longer than `timeout_s`.
+    condition that the link does not have; StoppedError, in one line, if the engine fails.
     """
     runs = []
-    with on_this_machine(job.client, link, timeout_s) as (session, _):
+    with on_this_machine(job.client, link) as (session, _):
         for condition in conditions:
             session.set_condition(condition)
             runs.append(session.run(0, job.inputs))

@@ -75,14 +75,10 @@ class PeakMemory:
     extrapolation: float
 
 
-def load_memory(path: Path) -> MemoryTestbed:
-    """The testbed in a YAML file. Raises UserError, naming the file."""
+def load_memory(protocol: str) -> MemoryTestbed:
+    """The committed testbed of a protocol. Raises UserError, naming the file."""
+    path = TESTBEDS / f"memory-{protocol}.yaml"
     return decode(MemoryTestbed, load_mapping(path), str(path))
-
-
-def committed(protocol: str) -> Path:
-    """Where the testbed of a protocol is."""
-    return TESTBEDS / f"memory-{protocol}.yaml"
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:

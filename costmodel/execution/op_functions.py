@@ -56,10 +56,6 @@ def _embed(op: ops.TokenEmbedding, library: Library, weights: Weights, tokens: A
     return library.numpy.matmul(tokens, weights["weight"])
 
 
-def _add_positions(op: ops.PositionEmbedding, library: Library, weights: Weights, source: Array) -> Array:
-    return source + library.numpy.repeat(weights["weight"], op.sequences, axis=0)
-
-
 def _layer_norm(op: ops.LayerNorm, library: Library, weights: Weights, source: Array) -> Array:
     share = 1 / op.features
     centred = source - source.sum(axis=-1, keepdims=True) * share  # rows x features
@@ -132,14 +128,6 @@ def _by_head(tokens: Array) -> Array:
     return tokens.transpose(1, 2, 0, 3).reshape(-1, len(tokens), tokens.shape[-1])
 
 
-def _temper(op: ops.Temperature, library: Library, weights: Weights, scores: Array) -> Array:
-    return scores * library.numpy.tile(weights["weight"], (op.sequences, 1))[:, :, None]
-
-
-def _bound(op: ops.ScoreBound, library: Library, weights: Weights, scores: Array) -> Array:
-    return scores - library.numpy.tile(weights["weight"], op.sequences)[:, None, None]
-
-
 def _softmax(op: ops.Softmax, library: Library, weights: Weights, scores: Array) -> Array:
     last_seen = op.keys - op.queries if op.causal else op.keys
     seen = np.tri(op.queries, op.keys, last_seen, dtype=bool)  # public
@@ -153,31 +141,19 @@ def _powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]
     return library.numpy.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0
 
 
-def _bounded_powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
-    return library.numpy.exp(scores), 0.0
-
-
-def _squares(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
-    return library.numpy.square(scores + QUAD_SHIFT), 0.0
-
-
 def _eighth_powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
     square = library.numpy.square
     is_alone = seen & (seen.sum(axis=-1, keepdims=True) == 1)  # public, and its power may be next to nothing
     return library.numpy.where(is_alone, 1.0, square(square(square(scores)))), 0.0
 
 
-def _positives(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
-    return library.numpy.maximum(scores, 0.0), RELU_SUM_OFFSET
-
-
 # form -> numbers of at least 0 for every score, and what is added to their sum over a row
 SOFTMAX_FORMS: dict[str, Callable[[Library, Array, Array], tuple[Array, float]]] = {
     "exact": _powers,
-    "2quad": _squares,
+    "2quad": lambda library, seen, scores: (library.numpy.square(scores + QUAD_SHIFT), 0.0),
     "power8": _eighth_powers,
-    "relu": _positives,
-    "bounded": _bounded_powers,
+    "relu": lambda library, seen, scores: (library.numpy.maximum(scores, 0.0), RELU_SUM_OFFSET),
+    "bounded": lambda library, seen, scores: (library.numpy.exp(scores), 0.0),
 }
 
 
@@ -196,14 +172,6 @@ def _mix(op: ops.AttentionMix, library: Library, weights: Weights, attention: Ar
     mixed = library.numpy.matmul(attention, _by_head(values))  # heads of all sequences x queries x head_dim
     mixed = mixed.reshape(op.sequences, heads, op.queries, op.head_dim).transpose(2, 0, 1, 3)
     return mixed.reshape(op.queries * op.sequences, heads * op.head_dim)
-
-
-def _gelu(op: ops.Gelu, library: Library, weights: Weights, source: Array) -> Array:
-    return GELU_FORMS[op.form](library, source)
-
-
-def _gelu_exact(library: Library, source: Array) -> Array:
-    return source * (library.erf(source * 0.5**0.5) * 0.5 + 0.5)
 
 
 def _gelu_tanh(library: Library, source: Array) -> Array:
@@ -239,7 +207,7 @@ PIECES = np.array(
 )
 GELU_FORMS: dict[str, Callable[[Library, Array], Array]] = {
     "tanh": _gelu_tanh,
-    "exact": _gelu_exact,
+    "exact": lambda library, source: source * (library.erf(source * 0.5**0.5) * 0.5 + 0.5),
     "piecewise": _gelu_piecewise,
 }
 
@@ -261,7 +229,9 @@ def _sigmoid(op: ops.Sigmoid | ops.Silu, library: Library, weights: Weights, sou
 
 FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.TokenEmbedding: _embed,
-    ops.PositionEmbedding: _add_positions,
+    ops.PositionEmbedding: lambda op, library, weights, source: (
+        source + library.numpy.repeat(weights["weight"], op.sequences, axis=0)
+    ),
     ops.LayerNorm: _layer_norm,
     ops.RmsNorm: _rms_norm,
     ops.FrozenNorm: _frozen_norm,
@@ -271,12 +241,16 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.RepeatHeads: _repeat,
     ops.KeyValueCache: _keep,
     ops.AttentionScores: _scores,
-    ops.Temperature: _temper,
-    ops.ScoreBound: _bound,
+    ops.Temperature: lambda op, library, weights, scores: (
+        scores * library.numpy.tile(weights["weight"], (op.sequences, 1))[:, :, None]
+    ),
+    ops.ScoreBound: lambda op, library, weights, scores: (
+        scores - library.numpy.tile(weights["weight"], op.sequences)[:, None, None]
+    ),
     ops.Softmax: _softmax,
     ops.ShapedAttention: _shape,
     ops.AttentionMix: _mix,
-    ops.Gelu: _gelu,
+    ops.Gelu: lambda op, library, weights, source: GELU_FORMS[op.form](library, source),
     ops.Relu: lambda op, library, weights, source: library.numpy.maximum(source, 0.0),
     ops.LeakyRelu: _leaky_relu,
     ops.Square: _square,

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any, TypeAlias, TypedDict
 
@@ -73,8 +73,12 @@ class AskedModel:
     @property
     def title(self) -> dict[str, Any]:
         """The model as output names it."""
-        deployment = asdict(self.deployment)
-        return {"architecture": self.name, "base": self.base, "seq_len": self.seq_len, "deployment": deployment}
+        return {"architecture": self.name, "base": self.base, "seq_len": self.seq_len}
+
+    @property
+    def heading(self) -> str:
+        """The same for people."""
+        return f"{self.name}{f' on {self.base}' if self.base else ''}, T={self.seq_len}"
 
     @property
     def whose(self) -> str:

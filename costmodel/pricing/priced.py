@@ -12,14 +12,12 @@ from costmodel.cost import Price
 from costmodel.data_range import describe
 from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Generation, Pricer, estimate, estimate_generation
-from costmodel.execution.memory import PeakMemory, alive_bytes, committed, held_bytes, load_memory, peak_memory
+from costmodel.execution.memory import PeakMemory, alive_bytes, held_bytes, load_memory, peak_memory
 from costmodel.ops import LayerId, Op, OpGraph
 from costmodel.ops import shape as dimensions
 from costmodel.pricing.asked import AskedModel
 from costmodel.protocols import Setting
-from costmodel.protocols.crypten import Crypten
-from costmodel.protocols.derived import Derived
-from costmodel.protocols.sigma import Sigma
+from costmodel.protocols.derived import ByFormula, Derived
 from costmodel.randomness import GeneratorCost, alternatives
 from costmodel.report.estimates import (
     estimate_tables,
@@ -29,7 +27,6 @@ from costmodel.report.estimates import (
     total_document,
     unusual,
 )
-from costmodel.report.keys import DealtKeys, dealt_keys, keys_line
 from costmodel.report.tokens import Tokens, token_records, tokens_document, tokens_line, tokens_table
 from costmodel.report.trust import made_table, trust_document
 from costmodel.trust import Trust, described
@@ -68,6 +65,19 @@ class PricedOp:
     shape: dict[str, int]
     price: Price
     extrapolation: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DealtKeys:
+    """A dealer's keys for one run.
+
+    party_bytes: that each party keeps until then. sent_bytes: that the dealer sends, to all. network_s: if it sends to
+    each over a link of its own, as fast as that between the parties; in no latency.
+    """
+
+    party_bytes: float
+    sent_bytes: float
+    network_s: float
 
 
 def generation_of(runs: Sequence[OpGraph], pricer: Pricer, new_tokens: int | None) -> Generation:
@@ -119,7 +129,7 @@ class PricedModel:
         """Peak memory of a party, in the first run or the last one; None where nobody measured it."""
         if not isinstance(self.pricer, Derived):
             return None
-        testbed = load_memory(committed(self.pricer.protocol))
+        testbed = load_memory(self.pricer.protocol)
         peaks = [peak_memory(run, self.pricer.setting, testbed) for run in (self.runs[0], self.runs[-1])]
         return max((peak for peak in peaks if peak is not None), key=lambda peak: peak.party_bytes, default=None)
 
@@ -160,7 +170,8 @@ class PricedModel:
     @property
     def setting(self) -> Setting | None:
         """What of numbers and weights is priced; None where a protocol has it fitted in."""
-        return self.pricer.setting if isinstance(self.pricer, Derived | Sigma | Crypten) else None
+        setting: Setting | None = self.pricer.setting
+        return setting
 
     @property
     def rows(self) -> tuple[PricedOp, ...]:
@@ -201,10 +212,14 @@ class PricedModel:
     @property
     def keys(self) -> DealtKeys | None:
         """What a dealer's keys take; None where no dealer sends any, or they are not counted."""
-        if self.total.key_bytes is None or not isinstance(self.pricer, Sigma):
+        if self.total.key_bytes is None or not isinstance(self.pricer, ByFormula):
             return None
-        parties, bandwidth = self.trust.num_parties, self.pricer.link.bandwidth_bits_per_s
-        return dealt_keys(self.total.key_bytes, num_parties=parties, bandwidth_bits_per_s=bandwidth)
+        key_bytes = self.total.key_bytes
+        return DealtKeys(
+            party_bytes=key_bytes,
+            sent_bytes=self.trust.num_parties * key_bytes,
+            network_s=key_bytes * 8 / self.pricer.link.bandwidth_bits_per_s,
+        )
 
     def to_dict(self, *, egress_price: float | None = None) -> dict[str, Any]:
         """The JSON document of `python -m costmodel estimate --format json`. egress_price: money for each GB sent.
@@ -219,9 +234,7 @@ class PricedModel:
             else {"price_per_gigabyte": egress_price, "price": self.sent_bytes / BYTES["GB"] * egress_price}
         )
         return {
-            "architecture": self.name,
-            "base": self.asked.base,
-            "seq_len": self.asked.seq_len,
+            **self.asked.title,
             "protocol": self.estimate.protocol,
             "network": self.estimate.network,
             "trust": trust_document(self.trust, self.without_dealer),
@@ -277,11 +290,10 @@ class PricedModel:
     def summary(self, *, egress_price: float | None = None) -> list[str]:
         """What the command prints above its tables, a line each."""
         priced, tokens = self.estimate, self.tokens
-        base, network = self.asked.base, priced.network
-        on_base, on_network = f" on {base}" if base else "", f" on {network}" if network else ""
+        on_network = f" on {priced.network}" if priced.network else ""
         asked = unusual(self._ops, self.setting, asdict(self.asked.deployment))
         lines = [
-            f"{self.name}{on_base}, T={self.asked.seq_len}, protocol {priced.protocol}{on_network}{asked}",
+            f"{self.asked.heading}, protocol {priced.protocol}{on_network}{asked}",
             f"latency {format_seconds(self.latency_s)}, communication {format_bytes(self.sent_bytes)}",
         ]
         if tokens is not None:
@@ -299,7 +311,11 @@ class PricedModel:
                 f"{' between them, what a dealer makes not counted' if self.trust.dealer else ''}"
             )
         if self.keys is not None:
-            lines.append(keys_line(self.keys))
+            lines.append(
+                f"keys {format_bytes(self.keys.party_bytes)} a party for this run alone, from the dealer beforehand: "
+                f"{format_bytes(self.keys.sent_bytes)} to send, {format_seconds(self.keys.network_s)} on the network, "
+                "in no other number"
+            )
         if self.memory is not None:
             lines.append(_memory_line(self.memory))
         if egress_price is not None:

@@ -11,10 +11,10 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import Network
 from costmodel.protocols import crypten, derived, published, sigma
-from costmodel.protocols.crypten_setting import CryptenSetting
+from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
-from costmodel.protocols.sigma_setting import SigmaSetting
+from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.trust import Trust
 
 Setting: TypeAlias = EngineSetting | SigmaSetting | CryptenSetting

@@ -44,7 +44,7 @@ def _product(call: Call, setting: EngineSetting) -> Comm:
 
 def _multiply(call: Call, setting: EngineSetting) -> Comm:
     """A factor that one party holds is shared first. Source: api.cc, mul_sv."""
-    return total_comm([*([_input(call, setting)] if call.private else []), _product(call, setting)])
+    return total_comm([*([_shared(call.elements, setting)] if call.private else []), _product(call, setting)])
 
 
 def _matmul(call: Call, setting: EngineSetting) -> Comm:
@@ -73,11 +73,6 @@ def _mux(call: Call, setting: EngineSetting) -> Comm:
     """
     num_bytes = call.elements * setting.ring_bits // 8  # waited: two messages on one link, then the result
     return Comm(rounds=2, messages=8, online_bytes=8 * num_bytes, waited_bytes=3 * num_bytes)
-
-
-def _and_call(call: Call, setting: EngineSetting) -> Comm:
-    """Costs what a product does, on bits. Source: boolean.cc, AndBB."""
-    return _passed_on(call.elements * stored_bytes(call.bits))
 
 
 def _msb(call: Call, setting: EngineSetting) -> Comm:
@@ -118,15 +113,6 @@ def _equal(call: Call, setting: EngineSetting) -> Comm:
     return total_comm([opened, *joined, _b2a(replace(call, bits=OBLIVIOUS_BITS), setting)])
 
 
-def _share(call: Call, setting: EngineSetting) -> Comm:
-    """A sharing of zero hides the public number; its parts are passed on. Source: arithmetic.cc, P2A."""
-    return _passed_on(call.elements * setting.ring_bits // 8)
-
-
-def _input(call: Call, setting: EngineSetting) -> Comm:
-    return _shared(call.elements, setting)
-
-
 def _shared(elements: int, setting: EngineSetting) -> Comm:
     """The owner sends a part to each other party, at once. Source: arithmetic.cc, V2A."""
     num_bytes = elements * setting.ring_bits // 8
@@ -140,6 +126,7 @@ def _adder(elements: int, setting: EngineSetting) -> Comm:
 
 
 def _and(elements: int, bits: int) -> Comm:
+    """Costs what a product does, on bits. Source: boolean.cc, AndBB."""
     return _passed_on(elements * stored_bytes(bits))
 
 
@@ -154,7 +141,7 @@ PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {
     "a2b": _a2b,
     "b2a": _b2a,
     "equal": _equal,
-    "and": _and_call,
-    "share": _share,
-    "input": _input,
+    "and": lambda call, setting: _and(call.elements, call.bits),
+    "share": _product,  # parts of a sharing of zero, which hides the public number, are passed on; arithmetic.cc, P2A
+    "input": lambda call, setting: _shared(call.elements, setting),
 }

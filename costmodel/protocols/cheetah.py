@@ -14,9 +14,8 @@ thread; Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207. Sizes of c
 what starting OTs costs, are measured: spu 0.9.5, ring of 64 bits, sums over both parties. They vary by 0.1 %.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from math import ceil
 
 from costmodel.errors import UserError
@@ -30,9 +29,8 @@ from costmodel.protocols.cheetah_preprocessing import (
     PRODUCT_ANSWER_BYTES,
     PRODUCT_KEYS,
     PRODUCT_SENT_BYTES,
-    AmortisedPreprocessing,
-    Preprocessing,
-    PreprocessingState,
+    Stock,
+    Use,
     ot_batches,
     triple_batches,
 )
@@ -62,8 +60,7 @@ def walk(ops: Iterable[Op], setting: EngineSetting) -> tuple[Comm, ...]:
 
     Raises UserError for a ring that is not of 64 bits, or an op without a program.
     """
-    state = PreprocessingState()
-    return tuple(_price(_calls(op, setting), state) for op in ops)
+    return tuple(cost for cost, _ in _walked(ops, setting))
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
@@ -75,35 +72,45 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
 
     Raises UserError for a ring that is not of 64 bits, or an op without a program.
     """
-    amortised = AmortisedPreprocessing()
-    online = _price(_calls(op, setting), amortised)
-    return total_comm([online, amortised.comm(), *(ONCE if isinstance(op, TokenEmbedding) else ())])
+    used = Use()
+    online = total_comm(PRICES[call.primitive](call, used) for call in _calls(op, setting))
+    once = ONCE if isinstance(op, TokenEmbedding) else ()
+    return total_comm([replace(online, rounds=max(used.clocks)), used.share, *once])
 
 
 def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
     """Bytes of one op, its share of what is made in batches included, by the primitive that sends them."""
     num_bytes: dict[str, int] = {}
     for call in _calls(op, setting):
-        amortised = AmortisedPreprocessing()
-        part = total_comm([PRICES[call.primitive](call, amortised), amortised.comm()])
+        used = Use()
+        part = total_comm([PRICES[call.primitive](call, used), used.share])
         num_bytes[call.primitive] = num_bytes.get(call.primitive, 0) + part.online_bytes + part.setup_bytes
     return num_bytes
 
 
 def num_ots(op: Op, setting: EngineSetting) -> int:
     """Oblivious transfers that one op uses, of both directions together."""
-    amortised = AmortisedPreprocessing()
-    _price(_calls(op, setting), amortised)
-    return amortised.num_ots
+    used = Use()
+    for call in _calls(op, setting):
+        PRICES[call.primitive](call, used)
+    return sum(used.ots)
 
 
 def batches_made(ops: Iterable[Op], setting: EngineSetting) -> tuple[int, ...]:
     """Batches of OTs made in each op of a fresh run of all of them, in order."""
-    state, made = PreprocessingState(), [0]
+    return tuple(num_batches for _, num_batches in _walked(ops, setting))
+
+
+def _walked(ops: Iterable[Op], setting: EngineSetting) -> Iterator[tuple[Comm, int]]:
+    """The cost of each op in a fresh run, and the batches of OTs made in it."""
+    stock, clocks = Stock(), [0, 0]
     for op in ops:
-        _price(_calls(op, setting), state)
-        made.append(state.num_batches)
-    return tuple(after - before for before, after in pairwise(made))
+        parts, start, batches = list[Comm](), max(clocks), stock.num_batches
+        for call in _calls(op, setting):
+            used = Use(clocks=clocks)
+            parts += [PRICES[call.primitive](call, used), stock.take(used)]
+            clocks = used.clocks
+        yield replace(total_comm(parts), rounds=max(clocks) - start), stock.num_batches - batches
 
 
 def _calls(op: Op, setting: EngineSetting) -> Calls:
@@ -112,68 +119,63 @@ def _calls(op: Op, setting: EngineSetting) -> Calls:
     return calls_of(op, setting, share_bytes=WORD_BYTES)
 
 
-def _price(calls: Calls, preprocessing: Preprocessing) -> Comm:
-    start = max(preprocessing.clocks)
-    comm = total_comm(PRICES[call.primitive](call, preprocessing) for call in calls)
-    return replace(comm, rounds=max(preprocessing.clocks) - start)
-
-
-def _multiply(call: Call, preprocessing: Preprocessing) -> Comm:
+def _multiply(call: Call, used: Use) -> Comm:
     """Large: each half is encrypted by one party, both factors, and answered. Small: Beaver, with cached triples.
 
     A factor that the server holds is encrypted by it, and multiplied with the other party's share.
     Source: arithmetic.cc, MulAA and MulAV; arith/cheetah_mul.cc, MulShare; state.cc, makeSureCacheSize.
     """
-    keys = preprocessing.product_keys()
+    used.product_keys = True
     if call.private:
-        return total_comm([keys, _encrypted([call.elements], 1, preprocessing)])
+        return _encrypted([call.elements], 1, used)
     if call.elements >= CACHED_ELEMENTS:
         half = call.elements // 2
-        return total_comm([keys, _encrypted([half, call.elements - half], 2, preprocessing)])
-    made = preprocessing.take_triples(call.elements)
-    preprocessing.exchange()
-    return total_comm([keys, made, _both_ways(NUM_PARTIES, NUM_PARTIES * 2 * WORD_BYTES * call.elements)])
+        return _encrypted([half, call.elements - half], 2, used)
+    used.triples += call.elements
+    used.exchange()
+    return _both_ways(NUM_PARTIES, NUM_PARTIES * 2 * WORD_BYTES * call.elements)
 
 
-def _square(call: Call, preprocessing: Preprocessing) -> Comm:
+def _square(call: Call, used: Use) -> Comm:
     """Twice the product of the two shares: one factor is encrypted. Source: arithmetic.cc, SquareA."""
     half = call.elements // 2 if call.elements > SQUARE_HALVED else call.elements
     parts = [half, call.elements - half] if half < call.elements else [half]
-    return total_comm([preprocessing.product_keys(), _encrypted(parts, 1, preprocessing)])
+    used.product_keys = True
+    return _encrypted(parts, 1, used)
 
 
-def _encrypted(parts: list[int], factors: int, preprocessing: Preprocessing) -> Comm:
+def _encrypted(parts: list[int], factors: int, used: Use) -> Comm:
     """Vectors are encrypted, sent, multiplied with the other party's and answered; the parts go opposite ways at once.
 
     The first ciphertext of a group waits for its receipt, two rounds, before the others are sent.
     """
-    clocks, num_vectors = preprocessing.clocks, 0
+    clocks, num_vectors = used.clocks, 0
     for sender, part in zip((1, 0), parts, strict=False):
         vectors = NUM_MODULI * ceil(part / DEGREE)
         waits = 2 * ceil(vectors / ACKNOWLEDGED)
         received = max(clocks[1 - sender], clocks[sender] + factors * waits + 1)
-        preprocessing.advance(sender, received + waits + 1, received + waits)
+        used.advance(sender, received + waits + 1, received + waits)
         num_vectors += vectors
     sent = _both_ways if len(parts) > 1 else _in_turn
     return sent(num_vectors * (factors + 1), num_vectors * (factors * PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES))
 
 
-def _matmul(call: Call, preprocessing: Preprocessing) -> Comm:
+def _matmul(call: Call, used: Use) -> Comm:
     """Per cross term, the factor of fewer blocks is encrypted and sent, and the products are answered.
 
     There are two cross terms of shares, at once, and one where the server holds a factor.
     Source: arith/cheetah_dot.cc, doDotOLE; arithmetic.cc, MatMulAA and MatMulAV.
     """
-    keys = preprocessing.matrix_keys()
+    used.matrix_keys = True
     sent, answers, answer_bytes = _ciphertexts(call)
-    clocks, waits = preprocessing.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
+    clocks, waits = used.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
     for sender in (0,) if call.private else (0, 1):
         received = max(clocks[1 - sender], clocks[sender] + waits + 1)
-        preprocessing.advance(sender, received + 1, received)
+        used.advance(sender, received + 1, received)
     num_messages, num_bytes = sent + answers, sent * MATRIX_SENT_BYTES + answer_bytes
     if call.private:
-        return total_comm([keys, _in_turn(num_messages, num_bytes)])
-    return total_comm([keys, _both_ways(NUM_PARTIES * num_messages, NUM_PARTIES * num_bytes)])
+        return _in_turn(num_messages, num_bytes)
+    return _both_ways(NUM_PARTIES * num_messages, NUM_PARTIES * num_bytes)
 
 
 def _ciphertexts(call: Call) -> tuple[int, int, int]:
@@ -221,15 +223,15 @@ def matrix_work(calls: Calls) -> dict[str, int]:
     return {"products": products, "results": results, "switches": switches}
 
 
-def _truncate(call: Call, preprocessing: Preprocessing) -> Comm:
+def _truncate(call: Call, used: Use) -> Comm:
     """The carry of the cut bits, by one OT: the engine moves every number to where its sign is known.
 
     Source: nonlinear/truncate_prot.cc, Compute and MSB1ToWrap.
     """
-    return _correlated_ot(call.elements, call.bits, 0, preprocessing)
+    return _correlated_ot(call.elements, call.bits, 0, used)
 
 
-def _msb(call: Call, preprocessing: Preprocessing) -> Comm:
+def _msb(call: Call, used: Use) -> Comm:
     """Digits are compared by an OT of 16 messages of 2 bits; a tree joins digits, but for the lowest also equality.
 
     Source: arithmetic.cc, MsbA2B; nonlinear/compare_prot.cc, DoCompute and TraversalANDFullBinaryTree.
@@ -237,81 +239,77 @@ def _msb(call: Call, preprocessing: Preprocessing) -> Comm:
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
     message_bytes = num_digits * 2 * 2**DIGIT_BITS // 8
-    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, preprocessing)]
+    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, used)]
     while digits > 1:
         digits //= 2
-        parts.append(_and_opened(call.elements, 1, 2, preprocessing))
+        parts.append(_and_opened(call.elements, 1, 2, used))
         if digits > 1:
-            parts.append(_and_opened(call.elements * (digits - 1), 1, 3, preprocessing))
+            parts.append(_and_opened(call.elements * (digits - 1), 1, 3, used))
     return total_comm(parts)
 
 
-def _mux(call: Call, preprocessing: Preprocessing) -> Comm:
+def _mux(call: Call, used: Use) -> Comm:
     """One OT per direction. Source: ot/basic_ot_prot.cc, Multiplexer."""
-    return total_comm(_correlated_ot(call.elements, RING_BITS, direction, preprocessing) for direction in (0, 1))
+    return total_comm(_correlated_ot(call.elements, RING_BITS, direction, used) for direction in (0, 1))
 
 
-def _a2b(call: Call, preprocessing: Preprocessing) -> Comm:
+def _a2b(call: Call, used: Use) -> Comm:
     """A Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
     levels = (RING_BITS - 1).bit_length()
-    doublings = [_and_opened(2 * call.elements, RING_BITS, 2, preprocessing) for _ in range(levels)]
-    return total_comm([_and_opened(call.elements, RING_BITS, 2, preprocessing), *doublings])
+    doublings = [_and_opened(2 * call.elements, RING_BITS, 2, used) for _ in range(levels)]
+    return total_comm([_and_opened(call.elements, RING_BITS, 2, used), *doublings])
 
 
-def _b2a(call: Call, preprocessing: Preprocessing) -> Comm:
+def _b2a(call: Call, used: Use) -> Comm:
     """An OT per bit, of as many bits as are left above it. Source: ot/basic_ot_prot.cc, SingleB2A and PackedB2A."""
     if call.bits == 1:
-        return _correlated_ot(call.elements, RING_BITS, 0, preprocessing)
+        return _correlated_ot(call.elements, RING_BITS, 0, used)
     num_ots = call.elements * call.bits
     message_bytes = call.elements * sum(ceil((RING_BITS - bit) / 8) for bit in range(call.bits))
-    return _chosen(num_ots, message_bytes, 0, preprocessing)
+    return _chosen(num_ots, message_bytes, 0, used)
 
 
-def _and(call: Call, preprocessing: Preprocessing) -> Comm:
-    return _and_opened(call.elements, call.bits, 2, preprocessing)
-
-
-def _equal(call: Call, preprocessing: Preprocessing) -> Comm:
+def _equal(call: Call, used: Use) -> Comm:
     """Digits by an OT of 16 messages of a bit, joined by halves; then to arithmetic.
 
     Source: arithmetic.cc, EqualAP; nonlinear/equal_prot.cc, DoCompute.
     """
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
-    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2**DIGIT_BITS // 8, 0, preprocessing)]
+    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2**DIGIT_BITS // 8, 0, used)]
     while digits > 1:
         digits //= 2
-        parts.append(_and_opened(call.elements * digits, 1, 2, preprocessing))
-    return total_comm([*parts, _b2a(replace(call, bits=1), preprocessing)])
+        parts.append(_and_opened(call.elements * digits, 1, 2, used))
+    return total_comm([*parts, _b2a(replace(call, bits=1), used)])
 
 
-def _and_opened(elements: int, bits: int, num_opened: int, preprocessing: Preprocessing) -> Comm:
+def _and_opened(elements: int, bits: int, num_opened: int, used: Use) -> Comm:
     """A random OT per bit and direction makes a triple; masked values are opened, one after the other.
 
     num_opened: 2 for an AND, 3 for two ANDs with a common factor. Source: ot/basic_ot_prot.cc, BitwiseAnd and
     CorrelatedBitwiseAnd.
     """
-    made = [preprocessing.take_ots(elements * bits, direction) for direction in (0, 1)]
+    used.ots = [num_ots + elements * bits for num_ots in used.ots]
     for _ in range(num_opened):
-        preprocessing.exchange()
+        used.exchange()
     words = ceil(elements * bits / RING_BITS)
-    return total_comm([*made, _both_ways(NUM_PARTIES * num_opened, NUM_PARTIES * num_opened * words * WORD_BYTES)])
+    return _both_ways(NUM_PARTIES * num_opened, NUM_PARTIES * num_opened * words * WORD_BYTES)
 
 
-def _correlated_ot(elements: int, bits: int, direction: int, preprocessing: Preprocessing) -> Comm:
+def _correlated_ot(elements: int, bits: int, direction: int, used: Use) -> Comm:
     """An OT per element whose messages differ by a chosen number of so many bits; only the difference is sent."""
     groups, rest = divmod(elements, OT_GROUP)
     words = groups * ceil(OT_GROUP * bits / RING_BITS) + ceil(rest * bits / RING_BITS)
-    return _chosen(elements, words * WORD_BYTES, direction, preprocessing)
+    return _chosen(elements, words * WORD_BYTES, direction, used)
 
 
-def _chosen(num_ots: int, message_bytes: int, sender: int, preprocessing: Preprocessing) -> Comm:
+def _chosen(num_ots: int, message_bytes: int, sender: int, used: Use) -> Comm:
     """The receiver's choices, a bit each, then the sender's messages. Source: ot/yacl/ferret.cc."""
-    made = preprocessing.take_ots(num_ots, sender)
-    preprocessing.deliver(1 - sender)
-    preprocessing.deliver(sender)
+    used.ots[sender] += num_ots
+    used.deliver(1 - sender)
+    used.deliver(sender)
     choices = ceil(num_ots / BLOCK_BITS) * BLOCK_BITS // 8
-    return total_comm([made, _in_turn(1 + ceil(message_bytes / BUFFER_BYTES), choices + message_bytes)])
+    return _in_turn(1 + ceil(message_bytes / BUFFER_BYTES), choices + message_bytes)
 
 
 def _in_turn(num_messages: int, num_bytes: int) -> Comm:
@@ -324,7 +322,7 @@ def _both_ways(num_messages: int, num_bytes: int) -> Comm:
     return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes, waited_bytes=num_bytes // NUM_PARTIES)
 
 
-PRICES: dict[str, Callable[[Call, Preprocessing], Comm]] = {
+PRICES: dict[str, Callable[[Call, Use], Comm]] = {
     "multiply": _multiply,
     "square": _square,
     "matmul": _matmul,
@@ -335,7 +333,7 @@ PRICES: dict[str, Callable[[Call, Preprocessing], Comm]] = {
     "a2b": _a2b,
     "b2a": _b2a,
     "equal": _equal,
-    "and": _and,
+    "and": lambda call, used: _and_opened(call.elements, call.bits, 2, used),
     "share": local,  # arithmetic_semi2k.cc, P2A and V2A
     "input": local,
 }

@@ -1,19 +1,18 @@
 """What the parties of `cheetah` make ahead of a product or comparison: keys, oblivious transfers (OTs), triples.
 
-Two accounts of the same things, each a `Preprocessing`. A `PreprocessingState` makes them when they run out, as the
-engine does, so that the cost of an op depends on what ran before it. An `AmortisedPreprocessing` charges an op for the
-part of the batches that it uses up, so that costs add up in any order. None of it depends on the data.
+A `Use` is what calls use up of it. A `Stock` makes things when they run out, as the engine does, so that the cost of an
+op depends on what ran before it; `Use.share` is the part of the batches that is used up, so that costs add up in any
+order. None of it depends on the data.
 
 Source: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one thread. Sizes of keys and
 compressed ciphertexts, and what starting OTs costs, are measured, in a ring of 64 bits, as sums over both parties.
 """
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from math import ceil
 
 from costmodel.protocols.cheetah_packing import DEGREE
-from costmodel.protocols.primitives import NOTHING, Comm, total_comm
+from costmodel.protocols.primitives import Comm, total_comm
 
 NUM_PARTIES = 2
 NUM_MODULI = 4  # plaintext primes of 45 bits for 64 + 64 + 32 bits; arith/cheetah_mul.cc, TotalCRTBitLen
@@ -57,27 +56,19 @@ def triple_batches(count: float) -> Comm:
     return made_ahead(round(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES)), round(2 * vectors))
 
 
-@dataclass(kw_only=True)
-class Preprocessing(ABC):
-    """What has been made, and when. clocks: of both parties, in rounds."""
+@dataclass(kw_only=True, slots=True)
+class Use:
+    """What calls use up of what is made ahead, and when they are done.
+
+    clocks: of both parties, in rounds. ots: random OTs by direction, 0 where party 0 sends. triples: products of random
+    numbers. product_keys, matrix_keys: whether keys are needed at all.
+    """
 
     clocks: list[int] = field(default_factory=lambda: [0, 0])
-
-    @abstractmethod
-    def product_keys(self) -> Comm:
-        """Before any product."""
-
-    @abstractmethod
-    def matrix_keys(self) -> Comm:
-        """Before any matrix product."""
-
-    @abstractmethod
-    def take_ots(self, num_ots: int, sender: int) -> Comm:
-        """Random OTs of one direction, 0 where party 0 sends."""
-
-    @abstractmethod
-    def take_triples(self, elements: int) -> Comm:
-        """Products of random numbers for a small product."""
+    ots: list[int] = field(default_factory=lambda: [0, 0])
+    triples: int = 0
+    product_keys: bool = False
+    matrix_keys: bool = False
 
     def deliver(self, sender: int) -> None:
         """A message from one party, which the other waits for."""
@@ -93,13 +84,17 @@ class Preprocessing(ABC):
         moved = [other_clock, sender_clock] if sender == 1 else [sender_clock, other_clock]
         self.clocks = [max(old, new) for old, new in zip(self.clocks, moved, strict=True)]
 
+    @property
+    def share(self) -> Comm:
+        """The share of all batches taken from, to whole bytes and messages; keys and the first OTs are not in it."""
+        return total_comm([ot_batches(sum(self.ots) / (BATCH - KEPT)), triple_batches(self.triples / TRIPLES)])
 
-@dataclass(kw_only=True)
-class PreprocessingState(Preprocessing):
+
+@dataclass(kw_only=True, slots=True)
+class Stock:
     """What the parties have made and not yet used.
 
-    spare_ots: by direction, 0 where party 0 sends. triples: products of random numbers, cached for small products.
-    num_batches: batches of OTs made so far.
+    spare_ots, triples: as `Use` counts them. num_batches: batches of OTs made so far.
     """
 
     has_product_keys: bool = False
@@ -109,53 +104,26 @@ class PreprocessingState(Preprocessing):
     triples: int = 0
     num_batches: int = 0
 
-    def product_keys(self) -> Comm:
-        made = NOTHING if self.has_product_keys else PRODUCT_KEYS
-        self.has_product_keys = True
-        return made
+    def take(self, used: Use) -> Comm:
+        """What has to be made for a call: batches of OTs as needed, and triples for all it uses if they do not suffice.
 
-    def matrix_keys(self) -> Comm:
-        made = NOTHING if self.has_matrix_keys else MATRIX_KEYS
-        self.has_matrix_keys = True
-        return made
-
-    def take_ots(self, num_ots: int, sender: int) -> Comm:
-        """From batches that are made as needed. Source: ot/yacl/yacl_ote_adapter.cc, rcot."""
-        start = NOTHING if self.ots_started else OT_START
-        self.ots_started = True
-        batches = max(0, ceil((num_ots - self.spare_ots[sender]) / (BATCH - KEPT)))
-        self.spare_ots[sender] += batches * (BATCH - KEPT) - num_ots
-        self.num_batches += batches
-        return total_comm([start, ot_batches(batches)])
-
-    def take_triples(self, elements: int) -> Comm:
-        """Cached ones, or if they do not suffice, enough for all elements are made. Source: makeSureCacheSize."""
-        batches = 0 if self.triples >= elements else ceil(elements / TRIPLES)
-        self.triples += batches * TRIPLES - elements
-        return triple_batches(batches)
-
-
-@dataclass(kw_only=True)
-class AmortisedPreprocessing(Preprocessing):
-    """What one op has used of what is made in batches; keys and the first OTs are not its own to pay."""
-
-    num_ots: int = 0
-    num_triples: int = 0
-
-    def product_keys(self) -> Comm:
-        return NOTHING
-
-    def matrix_keys(self) -> Comm:
-        return NOTHING
-
-    def take_ots(self, num_ots: int, sender: int) -> Comm:
-        self.num_ots += num_ots
-        return NOTHING
-
-    def take_triples(self, elements: int) -> Comm:
-        self.num_triples += elements
-        return NOTHING
-
-    def comm(self) -> Comm:
-        """The share of all batches taken from, to whole bytes and messages."""
-        return total_comm([ot_batches(self.num_ots / (BATCH - KEPT)), triple_batches(self.num_triples / TRIPLES)])
+        Source: ot/yacl/yacl_ote_adapter.cc, rcot; state.cc, makeSureCacheSize.
+        """
+        made = []
+        if used.product_keys and not self.has_product_keys:
+            made.append(PRODUCT_KEYS)
+        if used.matrix_keys and not self.has_matrix_keys:
+            made.append(MATRIX_KEYS)
+        if any(used.ots) and not self.ots_started:
+            made.append(OT_START)
+        self.has_product_keys |= used.product_keys
+        self.has_matrix_keys |= used.matrix_keys
+        self.ots_started |= any(used.ots)
+        for direction, num_ots in enumerate(used.ots):
+            batches = max(0, ceil((num_ots - self.spare_ots[direction]) / (BATCH - KEPT)))
+            self.spare_ots[direction] += batches * (BATCH - KEPT) - num_ots
+            self.num_batches += batches
+            made.append(ot_batches(batches))
+        batches = 0 if self.triples >= used.triples else ceil(used.triples / TRIPLES)
+        self.triples += batches * TRIPLES - used.triples
+        return total_comm([*made, triple_batches(batches)])

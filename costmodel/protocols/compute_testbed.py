@@ -115,7 +115,8 @@ def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
 
 def kind(op: Op, weights: str) -> str:
     """The type of the op, its forms, and who holds its weights, if it has any: `secret` or `server`."""
-    return ".".join([type(op).__name__, *_forms(op), *([weights] if op.weights == "hidden" else [])])
+    forms = [value for field in fields(op) if isinstance(value := getattr(op, field.name), str)]
+    return ".".join([type(op).__name__, *forms, *([weights] if op.weights == "hidden" else [])])
 
 
 def fitted_kind(op: Op, weights: str) -> str:
@@ -186,10 +187,6 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def _forms(op: Op) -> list[str]:
-    return [value for field in fields(op) if isinstance(value := getattr(op, field.name), str)]
-
-
 def _work(op: Op, testbed: ComputeTestbed) -> dict[str, int]:
     setting = EngineSetting(ring_bits=testbed.ring_bits, fraction_bits=testbed.fraction_bits)
     return work(op, testbed.protocol, setting)
@@ -198,16 +195,9 @@ def _work(op: Op, testbed: ComputeTestbed) -> dict[str, int]:
 def _measured(op: Op, weights: str, testbed: ComputeTestbed) -> KindSeconds:
     name = fitted_kind(op, weights)
     if name not in testbed.kinds:
-        raise UserError(
-            f"the testbed of protocol {testbed.protocol} has no seconds for {_missing(op, weights, testbed)}; "
-            f"{_remedy(testbed)}"
-        )
+        missing = op_name(op, weights) if testbed.ops else name  # a testbed of single ops lacks an op
+        raise UserError(f"the testbed of protocol {testbed.protocol} has no seconds for {missing}; {_remedy(testbed)}")
     return testbed.kinds[name]
-
-
-def _missing(op: Op, weights: str, testbed: ComputeTestbed) -> str:
-    """A testbed of single ops lacks an op; another one lacks a kind."""
-    return op_name(op, weights) if testbed.ops else fitted_kind(op, weights)
 
 
 def _remedy(testbed: ComputeTestbed) -> str:

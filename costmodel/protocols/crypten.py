@@ -2,68 +2,208 @@
 
     latency = waited bytes x 8 / bandwidth + rounds x RTT / 2
 
-Bytes and rounds are exact. Seconds of computing were not measured and are in no number, so a latency is the least that
-it can be, and has no range; every estimate says so where others say what is extrapolated.
+Bytes and rounds are exact: of the steps that CrypTen's tensors take when the op's function in `execution.op_functions`
+asks them. Seconds of computing were not measured and are in no number, so a latency is the least that it can be, and
+has no range; every estimate says so where others say what is extrapolated.
+
+Weights are secret-shared; what `execution.interpreter` calls public is local, and so are all truncations, which its two
+parties make alone: one of them is wrong by 2^48 now and then, more often the larger the number.
+Its exponential, reciprocal and roots are iterations that come out right in a range alone, which no price knows: sums
+of a row must be below about 256, so a softmax of many like scores fails.
 
 Source: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
-from costmodel.cost import Price
-from costmodel.errors import UserError
-from costmodel.estimate import Pricer
-from costmodel.network import Network, named_network
+from costmodel import ops
+from costmodel.errors import UnpricedOpError, UserError
+from costmodel.network import Network, load_network
 from costmodel.ops import Node, Op
-from costmodel.protocols.crypten_primitives import NUM_PARTIES
-from costmodel.protocols.crypten_programs import comm
-from costmodel.protocols.crypten_setting import CryptenSetting
-from costmodel.protocols.derived import price_of, wire_s
+from costmodel.protocols.crypten_primitives import (
+    NUM_PARTIES,
+    exponential,
+    inverse_root,
+    is_negative,
+    is_zero,
+    logistic,
+    maximum,
+    positive_part,
+    product,
+    reciprocal,
+    square,
+)
+from costmodel.protocols.derived import ByFormula
 from costmodel.protocols.identity import cost_model_id
-from costmodel.protocols.primitives import Comm
+from costmodel.protocols.primitives import NOTHING, Comm, Holder, WeightMasks, refuse_public, total_comm
 from costmodel.trust import Trust
 
+RING_BITS = 64  # arithmetic.py: shares are torch.long
+MOST_FRACTION_BITS = 24  # of what a party encodes, in single precision
 UNMEASURED = "latency, from the network's part alone, since computing was not measured"
+OTHERS = "choose protocol semi2k, aby3 or cheetah"
+NUM_PIECES = 3  # thresholds of the piecewise GELU
 # Knott et al. 2021, section 3; provider TFP of its configs/default.yaml, as measured. TTP asks a server that takes no
 # part, whose bytes are not priced. More than two parties truncate together, which no formula here has.
 TRUST = Trust(
     num_parties=NUM_PARTIES,
-    adversary="semi-honest",
-    max_corrupted=1,
     randomness="a trusted dealer; as measured, the first party, which could unmask everything",
     dealer=True,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Crypten(Pricer):
+class CryptenSetting:
+    """Numbers modulo 2^64 with so many bits after the point, of a model whose weights are secret-shared.
+
+    fraction_bits: 16, `precision_bits` of its configs/default.yaml.
+
+    Raises UserError for another ring, a fraction that it cannot encode, or weights that one party holds.
+    """
+
+    formulas_of: ClassVar[str] = "CrypTen 0.4.1"
+    weight_masks: ClassVar[WeightMasks] = "fresh"
+
+    ring_bits: int = RING_BITS
+    fraction_bits: int = 16
+    weights: Holder = "secret"
+
+    def __post_init__(self) -> None:
+        if self.weights != "secret":
+            raise UserError(f"`weights` must be secret under protocol crypten, but got {self.weights}; leave it out.")
+        if self.ring_bits != RING_BITS:
+            raise UserError(f"`ring_bits` must be {RING_BITS} under protocol crypten, but got {self.ring_bits}.")
+        if not 1 <= self.fraction_bits <= MOST_FRACTION_BITS:
+            raise UserError(
+                f"`fraction_bits` must be from 1 to {MOST_FRACTION_BITS} under protocol crypten, which encodes numbers "
+                f"of single precision, but got {self.fraction_bits}."
+            )
+
+
+Formula: TypeAlias = Callable[[Any, CryptenSetting], Comm]
+
+
+def comm(op: Op, setting: CryptenSetting) -> Comm:
+    """Rounds, messages and bytes of one op. Raises UserError for an op or a form that it has no formula for."""
+    if op.is_local:
+        return NOTHING
+    refuse_public(op, "crypten")
+    if type(op) not in PROGRAMS:
+        raise UnpricedOpError(f"no program states the steps of {type(op).__name__}; add one to PROGRAMS.")
+    return PROGRAMS[type(op)](op, setting)
+
+
+def _unpriced(op: Op, why: str) -> UnpricedOpError:
+    return UnpricedOpError(f"protocol crypten has no formula for {type(op).__name__} {why}; {OTHERS}.")
+
+
+def _matmul(m: int, k: int, n: int, times: int = 1) -> Comm:
+    return product(times * m * k, times * k * n)
+
+
+def _embed(op: ops.TokenEmbedding, setting: CryptenSetting) -> Comm:
+    one_hot = [is_zero(op.tokens * op.vocab)] if op.encoding == "lookup" else []
+    return total_comm([*one_hot, _matmul(op.tokens, op.vocab, op.features)])
+
+
+def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: CryptenSetting) -> Comm:
+    """Squares, whose mean is local; a row's inverse root, and products with it and the gain."""
+    elements = op.rows * op.features
+    gain = [product(elements, op.features)] if op.affine else []
+    return total_comm([square(elements), inverse_root(op.rows), product(elements, op.rows), *gain])
+
+
+def _softmax(op: ops.Softmax, setting: CryptenSetting) -> Comm:
+    """Numbers of at least 0 for the scores, by form; then a row's sum, its reciprocal, and a product."""
+    rows, elements = op.heads * op.queries, op.heads * op.queries * op.keys
+    if op.form in ("2quad", "power8"):
+        raise _unpriced(op, f"with `form` {op.form}, whose sums are beyond the range of its reciprocal")
+    forms = {
+        "exact": lambda: [maximum(rows, op.keys, setting.fraction_bits), exponential(elements)],
+        "bounded": lambda: [exponential(elements)],
+        "relu": lambda: [positive_part(elements)],
+    }
+    return total_comm([*forms[op.form](), reciprocal(rows), product(elements, rows)])
+
+
+def _gelu(op: ops.Gelu, setting: CryptenSetting) -> Comm:
+    elements = op.rows * op.features
+    pair = product(elements, elements)
+    if op.form == "exact":
+        raise _unpriced(op, "with `form` exact, whose erf takes wrong powers in version 0.4.1")
+    if op.form == "tanh":
+        return total_comm([square(elements), pair, logistic(elements), pair])
+    # x^2, then x^3 and x^4, then x^6; comparisons and selections of pieces
+    powers = [square(elements), product(2 * elements, elements), pair]
+    pieces = NUM_PIECES * elements
+    return total_comm([*powers, is_negative(pieces), product(pieces, pieces)])
+
+
+def _by_element(*steps: Callable[[int], Comm]) -> Formula:
+    """The same steps for every element of the output."""
+    return lambda op, setting: total_comm(step(prod(op.output_shape)) for step in steps)
+
+
+def _pair(elements: int) -> Comm:
+    return product(elements, elements)
+
+
+def _local(op: Op, setting: CryptenSetting) -> Comm:
+    return NOTHING
+
+
+# op type -> its steps; an absent type that is not local is an error
+PROGRAMS: dict[type, Formula] = {
+    ops.TokenEmbedding: _embed,
+    ops.PositionEmbedding: _local,
+    ops.LayerNorm: _norm,
+    ops.RmsNorm: _norm,
+    ops.FrozenNorm: lambda op, setting: product(op.rows * op.features, op.features),
+    ops.Linear: lambda op, setting: _matmul(op.rows, op.in_features, op.out_features),
+    ops.Rotary: _local,
+    ops.AttentionScores: lambda op, setting: _matmul(op.queries, op.head_dim, op.keys, op.heads),
+    ops.Temperature: _local,
+    ops.Softmax: _softmax,
+    ops.ShapedAttention: _local,
+    ops.AttentionMix: lambda op, setting: _matmul(op.queries, op.keys, op.head_dim, op.heads),
+    ops.Gelu: _gelu,
+    ops.Relu: _by_element(positive_part),
+    ops.LeakyRelu: _by_element(positive_part, lambda elements: product(elements, 1)),
+    ops.Square: _by_element(square),
+    ops.Silu: _by_element(logistic, _pair),
+    ops.Sigmoid: _by_element(logistic),
+    ops.Tanh: _by_element(logistic),
+    ops.Multiply: _by_element(_pair),
+    ops.Scale: _local,
+    ops.ScaledAdd: _by_element(*[lambda elements: product(elements, 1)] * 2),
+    ops.VocabProjection: lambda op, setting: _matmul(op.rows, op.features, op.vocab),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Crypten(ByFormula):
     """Formulas of the protocol, on a network."""
 
     protocol: str = "crypten"
-    network: str
-    cost_model_id: str
     range_over: str = "nothing"
     setting: CryptenSetting
-    link: Network
 
     @property
     def trust(self) -> Trust:
         return TRUST
 
-    def price(self, op: Op) -> Price:
-        cost = comm(op, self.setting)
-        return price_of(cost, wire_s(cost, self.link, NUM_PARTIES))
+    def comm(self, op: Op) -> Comm:
+        return comm(op, self.setting)
+
+    def op_s(self, op: Op, cost: Comm) -> None:
+        return None
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         return (UNMEASURED,)
-
-
-def walk(some: Sequence[Op], setting: CryptenSetting) -> tuple[Comm, ...]:
-    """The cost of each op in a run of all of them, in order."""
-    costs = {op: comm(op, setting) for op in dict.fromkeys(some)}
-    return tuple(costs[op] for op in some)
 
 
 def load(
@@ -77,7 +217,7 @@ def load(
     """
     if testbed is not None:
         raise UserError(f"protocol crypten predicts no seconds of computing, but got testbed {testbed}; leave it out.")
-    link, chosen = named_network(network), setting or CryptenSetting()
+    link, chosen = load_network(network), setting or CryptenSetting()
     return Crypten(
         network=link.name,
         cost_model_id=cost_model_id(

@@ -8,16 +8,18 @@ decoder has once.
 """
 
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from costmodel import ops
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.network import Network, named_network, network_s
+from costmodel.network import Network, load_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.compute_testbed import (
     ComputeTestbed,
@@ -36,19 +38,80 @@ LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Derived(Pricer):
-    """A protocol whose formulas are known, on a testbed and a network.
-
-    setting: the ring, and who holds the weights.
-    """
+class ByFormula(Pricer):
+    """A protocol whose bytes and rounds are known by formula, on a network. setting: what numbers of a model are."""
 
     protocol: str
     network: str
     cost_model_id: str
+    range_over: str
+    has_keys: bool = False
+    setting: Any
+    link: Network
+
+    @abstractmethod
+    def comm(self, op: Op) -> Comm:
+        """Rounds, messages and bytes of an op. Raises UserError for one that the protocol has no formula for."""
+
+    @abstractmethod
+    def op_s(self, op: Op, cost: Comm) -> float | None:
+        """Seconds that an op is computed for; None where nobody knows."""
+
+    def error_s(self, op: Op, cost: Comm) -> float:
+        """How far off these may be."""
+        return 0.0
+
+    def start_s(self, op: Op) -> float:
+        """Seconds of starting, which are with one op of a model."""
+        return 0.0
+
+    def price(self, op: Op) -> Price:
+        return self._price(op, self.comm(op))
+
+    def _price(self, op: Op, cost: Comm) -> Price:
+        own_s = self.op_s(op, cost)
+        compute_s = None if own_s is None else on_grid(own_s + self.start_s(op))
+        on_wire_s = on_grid(self.wire_s(cost))
+        return Price(
+            latency_s=(compute_s or 0.0) + on_wire_s,
+            sent_bytes=cost.online_bytes + cost.setup_bytes,
+            rounds=cost.rounds,
+            messages=cost.messages,
+            online_bytes=cost.online_bytes,
+            setup_bytes=cost.setup_bytes,
+            compute_s=compute_s,
+            network_s=on_wire_s,
+            key_bytes=cost.key_bytes if self.has_keys else None,
+        )
+
+    def wire_s(self, cost: Comm) -> float:
+        """What a communication takes on the link."""
+        pair_bytes = (cost.online_bytes + cost.setup_bytes) / math.comb(self.trust.num_parties, 2)
+        return network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
+
+    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
+        """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
+        low_s = high_s = 0.0
+        for op, count in Counter(node.op for node in graph).items():
+            cost = self.comm(op)
+            if (own_s := self.op_s(op, cost)) is None:
+                return None
+            latency_s, error_s = self._price(op, cost).latency_s, self.error_s(op, cost)
+            low_s += count * (latency_s - min(own_s, error_s))  # an error above 100 % leaves no less than nothing
+            high_s += count * (latency_s + error_s)
+        return max(0.0, low_s), high_s
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Derived(ByFormula):
+    """A protocol of the engine, on a testbed and a network.
+
+    setting: the ring, and who holds the weights.
+    """
+
     range_over: str = "errors of the compute seconds"
     setting: EngineSetting
     testbed: ComputeTestbed
-    link: Network
 
     @property
     def trust(self) -> Trust:
@@ -58,26 +121,17 @@ class Derived(Pricer):
     def of_first_run(self) -> Pricer:
         return replace(self, setting=self.setting.of_first_run)
 
-    def price(self, op: Op) -> Price:
-        cost = ENGINE_PROTOCOLS[self.protocol].comm(op, self.setting)
-        compute_s = seconds_of(op, self.setting.weights, self.testbed)
-        if isinstance(op, ops.TokenEmbedding):
-            compute_s += self.testbed.start_s
-        return price_of(cost, self.wire_s(cost), compute_s)
+    def comm(self, op: Op) -> Comm:
+        return ENGINE_PROTOCOLS[self.protocol].comm(op, self.setting)
 
-    def wire_s(self, cost: Comm) -> float:
-        """What a communication takes on the link."""
-        return wire_s(cost, self.link, self.trust.num_parties)
+    def op_s(self, op: Op, cost: Comm) -> float:
+        return seconds_of(op, self.setting.weights, self.testbed)
 
-    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
-        low_s = high_s = 0.0
-        for op, count in Counter(node.op for node in graph).items():
-            latency_s = self.price(op).latency_s
-            op_s, error_s = (of(op, self.setting.weights, self.testbed) for of in (seconds_of, error_s_of))
-            low_s += count * (latency_s - min(op_s, error_s))  # an error above 100 % leaves no less than nothing
-            high_s += count * (latency_s + error_s)
-        return max(0.0, low_s), high_s
+    def error_s(self, op: Op, cost: Comm) -> float:
+        return error_s_of(op, self.setting.weights, self.testbed)
+
+    def start_s(self, op: Op) -> float:
+        return self.testbed.start_s if isinstance(op, ops.TokenEmbedding) else 0.0
 
     def extrapolation(self, op: Op) -> float:
         return extrapolation_of(op, self.setting.weights, self.testbed)
@@ -94,7 +148,7 @@ def load(
     Raises UserError for a network or testbed file that is not valid, or a testbed of another protocol, engine, ring or
     number of threads.
     """
-    path, link = testbed or TESTBEDS / f"{protocol}.yaml", named_network(network)
+    path, link = testbed or TESTBEDS / f"{protocol}.yaml", load_network(network)
     measured, setting = load_compute(path), setting or EngineSetting()
     check_setting(protocol, setting)
     wanted = {
@@ -136,28 +190,6 @@ def check_setting(protocol: str, setting: EngineSetting) -> None:
     if setting.weight_masks == "kept" and not ENGINE_PROTOCOLS[protocol].keeps_masks:
         keeping = " or ".join(name for name, known in ENGINE_PROTOCOLS.items() if known.keeps_masks)
         raise UserError(f"`weight_masks` kept is of protocol {keeping}, but got protocol {protocol}; leave it out.")
-
-
-def wire_s(cost: Comm, link: Network, num_parties: int) -> float:
-    """What a communication of so many parties takes on a link."""
-    pair_bytes = (cost.online_bytes + cost.setup_bytes) / math.comb(num_parties, 2)
-    return network_s(link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
-
-
-def price_of(cost: Comm, wire_s: float, compute_s: float | None = None, key_bytes: int | None = None) -> Price:
-    """What an op is priced at that communicates and computes for so long. compute_s: None where nobody knows it."""
-    compute_s, wire_s = None if compute_s is None else on_grid(compute_s), on_grid(wire_s)
-    return Price(
-        latency_s=(compute_s or 0.0) + wire_s,
-        sent_bytes=cost.online_bytes + cost.setup_bytes,
-        rounds=cost.rounds,
-        messages=cost.messages,
-        online_bytes=cost.online_bytes,
-        setup_bytes=cost.setup_bytes,
-        compute_s=compute_s,
-        network_s=wire_s,
-        key_bytes=key_bytes,
-    )
 
 
 def on_grid(seconds: float) -> float:

@@ -4,13 +4,13 @@ Sources of trust: SecretFlow-SPU 0.9.5, docs/reference/mpc_status.rst (https://g
 configuration that runs are made with, and the protocols' own papers.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from costmodel.ops import Op
 from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
 from costmodel.protocols.op_programs import matrix_work
-from costmodel.protocols.primitives import Calls, Comm, EngineSetting
+from costmodel.protocols.primitives import Calls, Comm, EngineSetting, one_by_one
 from costmodel.trust import Trust
 
 
@@ -28,7 +28,7 @@ class EngineProtocol:
 
     trust: Trust
     comm: Callable[[Op, EngineSetting], Comm]
-    in_order: Callable[[Iterable[Op], EngineSetting], tuple[Comm, ...]] | None = None
+    in_order: Callable[[Sequence[Op], EngineSetting], tuple[Comm, ...]] | None = None
     num_shares: int
     keeps_masks: bool = False
     matrix_work: Callable[[Calls], dict[str, int]] = matrix_work
@@ -36,10 +36,7 @@ class EngineProtocol:
 
     def walk(self, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
         """The cost of each op in a fresh run of all of them, in order."""
-        if self.in_order is not None:
-            return self.in_order(some, setting)
-        costs = {op: self.comm(op, setting) for op in dict.fromkeys(some)}  # layers have most ops in common
-        return tuple(costs[op] for op in some)
+        return one_by_one(self.comm, some, setting) if self.in_order is None else self.in_order(some, setting)
 
 
 ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
@@ -49,8 +46,6 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
     "semi2k": EngineProtocol(
         trust=Trust(
             num_parties=semi2k.NUM_PARTIES,
-            adversary="semi-honest",
-            max_corrupted=1,
             randomness="a trusted dealer; as measured, the engine's first party, which could unmask everything",
             dealer=True,
             more_parties=True,
@@ -63,8 +58,6 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
     "aby3": EngineProtocol(
         trust=Trust(
             num_parties=aby3.NUM_PARTIES,
-            adversary="semi-honest",
-            max_corrupted=1,
             randomness="none but seeds that pairs of parties share",
             dealer=False,
         ),
@@ -75,8 +68,6 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
     "cheetah": EngineProtocol(
         trust=Trust(
             num_parties=cheetah_preprocessing.NUM_PARTIES,
-            adversary="semi-honest",
-            max_corrupted=1,
             randomness="the two parties themselves, by lattice encryption and oblivious transfer",
             dealer=False,
         ),

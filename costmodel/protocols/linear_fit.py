@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linprog
+from scipy.optimize import linprog, nnls
 
 from costmodel.errors import UserError
 
@@ -105,6 +105,16 @@ def extremes(
             raise UserError(f"no coefficients reproduce every row within {tolerance:.1%}; the tolerance must grow.")
         sums.append(float(objective @ result.x) if result.success else np.inf)
     return sums[0], sums[1]
+
+
+def least_squares(shares: Array) -> Array:
+    """Coefficients >= 0 with the least squares of relative errors, so that what they predict never falls with a count.
+
+    shares: rows x terms, counts over the row's target. Columns are scaled first: they differ by ten powers of ten.
+    """
+    scale = np.where(shares.max(axis=0) > 0, shares.max(axis=0), 1.0)
+    values: Array = nnls(shares / scale, np.ones(len(shares)))[0] / scale
+    return values
 
 
 def _scaled(rows: Sequence[Counts], targets: Sequence[float], terms: tuple[str, ...]) -> _Scaled:

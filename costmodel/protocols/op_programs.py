@@ -60,15 +60,12 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
     for rows in _cuts(m, m_step):
         for columns in _cuts(n, n_step):
             for inner in _cuts(k, k_step):
-                operands = inner * (rows + columns)
-                shape = (rows, columns)
-                size = rows * columns
                 calls += (
                     Call(
                         primitive=primitive,
-                        elements=size,
-                        operands=operands,
-                        factors=shape,
+                        elements=rows * columns,
+                        operands=inner * (rows + columns),
+                        factors=(rows, columns),
                         private=private,
                         opened=opened,
                     ),
@@ -107,27 +104,17 @@ def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> 
     return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weights_of=op)
 
 
-def _layer_norm(op: ops.LayerNorm, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Mean, squares of what is left, their mean, its inverse root, and a product by the root and one by the gain."""
+def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Calls:
+    """Squares, of a LayerNorm less the mean; their mean, its inverse root, and products by that and by the gain."""
     start = () if op.features == 1 else SHARED
     means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
     squares = on(op.rows * op.features, fixed_point.product(setting))
     root = on(op.rows, fixed_point.reciprocal_square_root(setting))
     gain = fixed_point.weight_product(op, setting) if op.affine else ()
-    bias = fixed_point.weight_sum(op, setting) if op.affine and op.bias else ()
+    has_bias = isinstance(op, ops.LayerNorm) and op.affine and op.bias
+    bias = fixed_point.weight_sum(op, setting) if has_bias else ()
     products = on(op.rows * op.features, fixed_point.product(setting) + gain + bias)
-    return start + means + squares + means + root + products
-
-
-def _rms_norm(op: ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Squares, their mean, its inverse root, and a product by the root and one by the gain."""
-    sums = () if op.features == 1 else SHARED
-    means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
-    squares = on(op.rows * op.features, fixed_point.product(setting))
-    root = on(op.rows, fixed_point.reciprocal_square_root(setting))
-    gain = fixed_point.weight_product(op, setting) if op.affine else ()
-    products = on(op.rows * op.features, fixed_point.product(setting) + gain)
-    return sums + squares + means + root + products
+    return start + (means if isinstance(op, ops.LayerNorm) else ()) + squares + means + root + products
 
 
 def _frozen_norm(op: ops.FrozenNorm, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -183,10 +170,6 @@ def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls
     return forms[op.form] + start + normalise
 
 
-def _mix(op: ops.AttentionMix, setting: EngineSetting, share_bytes: int) -> Calls:
-    return matmul(op.queries, op.keys, op.head_dim, setting, share_bytes) * op.heads
-
-
 def _gelu(op: ops.Gelu, setting: EngineSetting) -> Calls:
     product, factor = fixed_point.product(setting), fixed_point.public_product(setting)
     forms = {
@@ -219,19 +202,19 @@ ELEMENTWISE: dict[type, Callable[[Any, EngineSetting], Calls]] = {
 }
 
 
-def _project(op: ops.VocabProjection, setting: EngineSetting, share_bytes: int) -> Calls:
-    return matmul(op.rows, op.features, op.vocab, setting, share_bytes, weights_of=op)
-
-
 PROGRAMS: dict[type, Callable[[Any, EngineSetting, int], Calls]] = {
     ops.TokenEmbedding: _embed,
-    ops.LayerNorm: _layer_norm,
-    ops.RmsNorm: _rms_norm,
+    ops.LayerNorm: _norm,
+    ops.RmsNorm: _norm,
     ops.FrozenNorm: _frozen_norm,
     ops.Linear: _linear,
     ops.Rotary: _rotary,
     ops.AttentionScores: _scores,
     ops.Softmax: _softmax,
-    ops.AttentionMix: _mix,
-    ops.VocabProjection: _project,
+    ops.AttentionMix: lambda op, setting, share_bytes: (
+        matmul(op.queries, op.keys, op.head_dim, setting, share_bytes) * op.heads
+    ),
+    ops.VocabProjection: lambda op, setting, share_bytes: matmul(
+        op.rows, op.features, op.vocab, setting, share_bytes, weights_of=op
+    ),
 }

@@ -4,9 +4,10 @@ An op is a sequence of calls, the same for every secret-sharing protocol of the 
 its size alone. Calls follow one another: no call starts before the one before it is done, as the engine runs them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
@@ -115,6 +116,8 @@ class Comm:
 
 
 NOTHING = Comm(rounds=0, messages=0, online_bytes=0, waited_bytes=0)
+COUNTS = tuple(field.name for field in fields(Comm))
+COUNTS_OF = attrgetter(*COUNTS)
 
 
 def local(call: Call, _: object) -> Comm:
@@ -145,24 +148,16 @@ def price_calls(calls: Iterable[Call], setting: EngineSetting, prices: Prices) -
     return total_comm(parts)
 
 
+def one_by_one(comm: Callable[[Op, Any], Comm], some: Sequence[Op], setting: Any) -> tuple[Comm, ...]:
+    """The cost of each op, which does not depend on what ran before it; layers have most ops in common."""
+    costs = {op: comm(op, setting) for op in dict.fromkeys(some)}
+    return tuple(costs[op] for op in some)
+
+
 def total_comm(parts: Iterable[Comm]) -> Comm:
     """What steps that wait for one another cost together."""
-    rounds = messages = online_bytes = setup_bytes = waited_bytes = key_bytes = 0
-    for part in parts:
-        rounds += part.rounds
-        messages += part.messages
-        online_bytes += part.online_bytes
-        setup_bytes += part.setup_bytes
-        waited_bytes += part.waited_bytes
-        key_bytes += part.key_bytes
-    return Comm(
-        rounds=rounds,
-        messages=messages,
-        online_bytes=online_bytes,
-        setup_bytes=setup_bytes,
-        waited_bytes=waited_bytes,
-        key_bytes=key_bytes,
-    )
+    columns = zip(*map(COUNTS_OF, (NOTHING, *parts)), strict=True)
+    return Comm(**dict(zip(COUNTS, map(sum, columns), strict=True)))
 
 
 def on(elements: int, calls: Calls) -> Calls:

@@ -30,12 +30,15 @@ What the counts assume:
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
 """
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from costmodel import ops
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
 from costmodel.cost import Price
 from costmodel.data_range import DataRange
 from costmodel.errors import UnpricedOpError, UserError
@@ -44,14 +47,11 @@ from costmodel.ops import Node, Op
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import refuse_public
 from costmodel.protocols.published_rows import PublishedRow, published_rows
-from costmodel.protocols.published_testbed import FittedRow, Testbed, load_testbed
 from costmodel.trust import Trust
 
 # arXiv 2410.13060 and 2501.03489: client and server on SecretFlow-SPU under Cheetah.
 TRUST = Trust(
     num_parties=2,
-    adversary="semi-honest",
-    max_corrupted=1,
     randomness="the two parties themselves, as in the papers (Cheetah)",
     dealer=False,
 )
@@ -139,6 +139,71 @@ def graph_counts(graph: Iterable[Node]) -> dict[str, int]:
         for term, count in counts(node.op).items():
             sums[term] += count
     return sums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """One coefficient.
+
+    value: seconds or bytes per unit of its term, at least 0.
+    identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
+    low, high: bounds that a prior sets; None if the rows alone bound it.
+    source: where the value comes from.
+
+    Raises UserError unless 0 <= low <= value <= high, with bounds exactly where a prior identifies the value.
+    """
+
+    value: float
+    identified_by: Literal["data", "prior"]
+    source: str
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < math.inf:
+            raise UserError(f"`value` must be finite and at least 0, but got {self.value}.")
+        if (self.identified_by == "prior") != (self.low is not None) or (self.low is None) != (self.high is None):
+            raise UserError("a constant needs `low` and `high` if a prior identifies it, and neither if data do.")
+        if self.low is not None and self.high is not None and not 0 <= self.low <= self.value <= self.high:
+            raise UserError(
+                f"`value` must lie between `low` and `high`, but got {self.low}, {self.value}, {self.high}."
+            )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """The values that are allowed, before any row is looked at."""
+        return (self.low or 0.0, math.inf if self.high is None else self.high)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedRow:
+    """A measurement: its latency in seconds, and how many of each term its op graph has."""
+
+    name: str
+    latency_s: float
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Testbed:
+    """Coefficients per term, in seconds and bytes.
+
+    not_identified: what the measurements cannot tell, in words.
+    latency_tolerance: greatest relative error on a row of coefficients that count as consistent with the rows.
+    """
+
+    __test__ = False  # not a test class, whatever pytest makes of the name
+
+    not_identified: tuple[str, ...]
+    sent_bytes: dict[str, Constant]
+    latency_s: dict[str, Constant]
+    latency_tolerance: float
+    rows: tuple[FittedRow, ...]
+
+
+def load_testbed(path: Path) -> Testbed:
+    """The testbed in a YAML file. Raises UserError, naming the file."""
+    return decode(Testbed, load_mapping(path), str(path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,32 +1,61 @@
 """The protocol `semi2k`: two parties, additive shares modulo 2^k, correlated randomness from a dealer; semi-honest.
 
-Bytes are what the two parties send each other. The dealer's traffic is not in them: the engine's default dealer is
-its first party, which expands seeds exchanged once at start-up, so that no call has preprocessing bytes. That party
-could unmask what the other hides, so a price without preprocessing assumes a dealer whom both trust. To have none is
-priced in `costmodel/randomness.py`: the corrections of a separate dealer, or what the parties make themselves.
+A call uses up correlations, one after the other, and each masks what both parties open to each other at once: a
+correlation is a round, and its masks are all that is sent. Bytes are what the two parties send each other. The dealer's
+traffic is not in them: the engine's default dealer is its first party, which expands seeds exchanged once at start-up,
+so that no call has preprocessing bytes. That party could unmask what the other hides, so a price without preprocessing
+assumes a dealer whom both trust. To have none is priced in `costmodel/randomness.py`: the corrections of a separate
+dealer, or what the parties make themselves.
 The engine has no products with a factor that one party holds: it shares the factor first, which is local.
 
-Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k and libspu/mpc/ab_api.cc
+Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k, its calls of `beaver()`, and libspu/mpc/ab_api.cc
 (https://github.com/secretflow/spu); Cramer et al. 2018, SPDZ2k, for the products.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, TypeAlias
 
 from costmodel.ops import Op
 from costmodel.protocols.op_programs import calls_of
-from costmodel.protocols.primitives import (
-    Call,
-    Comm,
-    EngineSetting,
-    halves,
-    local,
-    price_calls,
-    stored_bytes,
-    total_comm,
-)
+from costmodel.protocols.primitives import Call, Comm, EngineSetting, halves, price_calls, stored_bytes, total_comm
 
 NUM_PARTIES = 2
+
+# correlation -> what it is
+#   product: a, b and ab of random numbers; square: a and a^2; matrix: A, B and AB
+#   cross: ab, where each party knows one factor; and: products of bits; bit: a random bit as a number of the ring
+Kind = Literal["product", "square", "matrix", "cross", "and", "bit"]
+# kind -> numbers that are opened for each element of the result, a mask each; of matrices it depends on the shape
+MASKS: dict[Kind, int] = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Correlation:
+    """Correlated randomness of one kind.
+
+    elements: of the result. bits: of each element of it; of `and` and `bit`, how many bits an element stands for.
+    shape: rows, inner and columns of a matrix product; empty for the rest. opened: of `matrix`, whether the right
+        factor was opened in an earlier run with its mask, which is made all the same.
+    """
+
+    kind: Kind
+    elements: int
+    bits: int
+    shape: tuple[int, ...] = ()
+    opened: bool = field(default=False, compare=False)
+
+    @property
+    def masked_bytes(self) -> int:
+        """What each party sends of the numbers that it masks."""
+        if self.kind != "matrix":
+            return MASKS[self.kind] * self.elements * stored_bytes(self.bits)
+        rows, inner, columns = self.shape
+        return inner * (rows + (0 if self.opened else columns)) * self.bits // 8
+
+
+Correlations: TypeAlias = tuple[Correlation, ...]
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
@@ -34,95 +63,96 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
     return price_calls(calls_of(op, setting, share_bytes=setting.ring_bits // 8), setting, PRICES)
 
 
-def _opened(num_bytes: int) -> Comm:
-    """Both parties send each other their share of a masked value, at once."""
-    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
+def correlations_of(op: Op, setting: EngineSetting) -> Correlations:
+    """What one op uses up. Raises UserError for an op without a program."""
+    calls = calls_of(op, setting, share_bytes=setting.ring_bits // 8)
+    return tuple(correlation for call in calls for correlation in CORRELATIONS[call.primitive](call, setting))
 
 
-def _multiply(call: Call, setting: EngineSetting) -> Comm:
-    """Beaver: x - a and y - b are opened together. Source: arithmetic.cc, MulAA and MulA1B."""
-    return _opened(2 * call.elements * setting.ring_bits // 8)
+def _words(kind: Kind, call: Call, setting: EngineSetting) -> Correlations:
+    """One that stands for numbers of the ring. Source: arithmetic.cc, MulAA, MulA1B and SquareA."""
+    return (Correlation(kind=kind, elements=call.elements, bits=setting.ring_bits),)
 
 
-def _square(call: Call, setting: EngineSetting) -> Comm:
-    """x - a is opened, with a pair a, a^2 from the dealer. Source: arithmetic.cc, SquareA."""
-    return _opened(call.elements * setting.ring_bits // 8)
+def _matrix(call: Call, setting: EngineSetting) -> Correlations:
+    """Both masked factors are opened, whatever the result's size; a weight but once, if its mask is kept.
 
-
-def _matmul(call: Call, setting: EngineSetting) -> Comm:
-    """Beaver: both masked factors are opened, whatever the result's size; a weight but once, if its mask is kept.
-
-    Source: arithmetic.cc, MatMulAA and MulOpen, and beaver_cache.h.
+    Source: arithmetic.cc, MatMulAA and MatMulOpen, and beaver_cache.h.
     """
     rows, columns = call.factors
-    elements = call.operands * rows // (rows + columns) if call.opened else call.operands
-    return _opened(elements * setting.ring_bits // 8)
+    shape = (rows, call.operands // (rows + columns), columns)
+    bits = setting.ring_bits
+    return (Correlation(kind="matrix", elements=call.elements, bits=bits, shape=shape, opened=call.opened),)
 
 
-def _truncate(call: Call, setting: EngineSetting) -> Comm:
+def _wrap(call: Call, setting: EngineSetting) -> Correlations:
     """The wrap bit is a product of one bit of each party, in the least ring that holds the cut bits; |x| < 2^(k-2).
 
     Source: arithmetic.cc, TruncAPr2 and MulVVS.
     """
-    return _opened(call.elements * max(4, stored_bytes(call.bits)))
+    return (Correlation(kind="cross", elements=call.elements, bits=8 * max(4, stored_bytes(call.bits))),)
 
 
-def _and_call(call: Call, setting: EngineSetting) -> Comm:
-    """Beaver on bits. Source: boolean.cc, AndBB."""
-    return _opened(2 * call.elements * stored_bytes(call.bits))
-
-
-def _msb(call: Call, setting: EngineSetting) -> Comm:
+def _carry(call: Call, setting: EngineSetting) -> Correlations:
     """The carry into the highest bit of the sum of both shares, by a tree of generate and propagate pairs.
 
     An AND of all bits, then per level two ANDs of half as many, opened together. Source: conversion.cc, MsbA2B;
     ab_api.cc, carry_a2b.
     """
-    return total_comm(
-        [_and(call.elements, setting.ring_bits), *(_and(2 * call.elements, bits) for bits in halves(setting))]
-    )
+    return (_and(call.elements, setting.ring_bits), *(_and(2 * call.elements, bits) for bits in halves(setting)))
 
 
-def _a2b(call: Call, setting: EngineSetting) -> Comm:
+def _adder(call: Call, setting: EngineSetting) -> Correlations:
     """All bits of the sum of both shares by a Kogge-Stone adder: an AND, then two at a time for every doubling.
 
     Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone.
     """
     levels = (setting.ring_bits - 1).bit_length()
-    return total_comm([_and(call.elements, setting.ring_bits), *[_and(2 * call.elements, setting.ring_bits)] * levels])
+    return (_and(call.elements, setting.ring_bits), *[_and(2 * call.elements, setting.ring_bits)] * levels)
 
 
-def _b2a(call: Call, setting: EngineSetting) -> Comm:
-    """Bits masked by random bits from the dealer are opened. Source: conversion.cc, B2A_Randbit."""
-    return _opened(call.elements * stored_bytes(call.bits))
-
-
-def _equal(call: Call, setting: EngineSetting) -> Comm:
+def _zero_test(call: Call, setting: EngineSetting) -> Correlations:
     """A masked difference is opened and its bits joined by halves, all in full words; then to arithmetic, likewise.
 
-    Source: conversion.cc, EqualAP and eqz, https://eprint.iacr.org/2019/599, section IV.D.
+    The mask is in both kinds of shares, so bit by bit. Source: conversion.cc, EqualAP and eqz,
+    https://eprint.iacr.org/2019/599, section IV.D.
     """
-    joined = [_and(call.elements, setting.ring_bits)] * len(halves(setting))
-    opened = _opened(call.elements * setting.ring_bits // 8)
-    return total_comm([opened, *joined, _b2a(replace(call, bits=setting.ring_bits), setting)])
+    mask = Correlation(kind="bit", elements=call.elements, bits=setting.ring_bits)
+    return (mask, *[_and(call.elements, setting.ring_bits)] * len(halves(setting)), mask)
 
 
-def _and(elements: int, bits: int) -> Comm:
-    return _opened(2 * elements * stored_bytes(bits))
+def _and(elements: int, bits: int) -> Correlation:
+    """Source: boolean.cc, AndBB."""
+    return Correlation(kind="and", elements=elements, bits=bits)
+
+
+# primitive -> what a call of it uses up
+CORRELATIONS: Mapping[str, Callable[[Call, EngineSetting], Correlations]] = {
+    "multiply": partial(_words, "product"),
+    "square": partial(_words, "square"),
+    "matmul": _matrix,
+    "truncate": _wrap,
+    "msb": _carry,
+    "mux": partial(_words, "product"),
+    "a2b": _adder,
+    # bits masked by random bits; conversion.cc, B2A_Randbit
+    "b2a": lambda call, setting: (Correlation(kind="bit", elements=call.elements, bits=call.bits),),
+    "equal": _zero_test,
+    "and": lambda call, setting: (_and(call.elements, call.bits),),
+    # local: arithmetic.cc, MatMulAP; of P2A and V2A both parties expand a common seed
+    **dict.fromkeys(("public_matmul", "share", "input"), lambda call, setting: ()),
+}
+
+
+def _opened(used: Callable[[Call, EngineSetting], Correlations], call: Call, setting: EngineSetting) -> Comm:
+    """Per correlation, both parties send each other their share of the masked numbers, at once."""
+    sent = [correlation.masked_bytes for correlation in used(call, setting)]
+    return total_comm(
+        Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
+        for num_bytes in sent
+    )
 
 
 PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {
-    "multiply": _multiply,
-    "square": _square,
-    "matmul": _matmul,
-    "public_matmul": local,  # arithmetic.cc, MatMulAP
-    "truncate": _truncate,
-    "msb": _msb,
-    "mux": _multiply,
-    "a2b": _a2b,
-    "b2a": _b2a,
-    "equal": _equal,
-    "and": _and_call,
-    "share": local,  # both parties expand a common seed; arithmetic.cc, P2A and V2A
-    "input": local,
+    primitive: partial(_opened, used) for primitive, used in CORRELATIONS.items()
 }

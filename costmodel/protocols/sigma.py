@@ -1,35 +1,36 @@
 """The protocol `sigma`: function secret sharing on two GPUs, with keys from a dealer; semi-honest.
 
     latency = compute seconds + waited bytes x 8 / bandwidth + rounds x RTT / 2
+    compute seconds of an op = sum over units of per_unit_s of its class x count
 
 Bytes and rounds are of the two parties, online: there is no set-up between them. What the dealer sends each of them
-ahead of a run is `key_bytes`, in no other number; a key is good for one run. Seconds are fitted on published GPUs
-(`sigma_testbed`), which compute and send in turn, as here. No engine runs it here.
+ahead of a run is `key_bytes`, in no other number; a key is good for one run. Seconds are fitted on published GPUs,
+which compute and send in turn, as here. No engine runs it here.
+
+A key is moved to the GPU before it is used, and is what a step works through, so it takes most of the seconds. A round
+has kernels to start; on the CPU, in norms, threads. Weights of matrices are moved to the GPU too. What a product of
+matrices multiplies does not show beside that. Coefficients are at least 0, so seconds never fall as work grows.
 
 Source: Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269.
 """
 
-from collections import Counter
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
-from costmodel.cost import Price
-from costmodel.estimate import Pricer
-from costmodel.network import Network, named_network
+from costmodel import ops
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.errors import UserError
+from costmodel.network import Network, load_network
 from costmodel.ops import KeyValueCache, Node, Op
-from costmodel.protocols.derived import price_of, wire_s
+from costmodel.protocols.derived import ByFormula, on_grid
 from costmodel.protocols.identity import cost_model_id
-from costmodel.protocols.sigma_primitives import NUM_PARTIES
+from costmodel.protocols.primitives import Comm
+from costmodel.protocols.sigma_primitives import NUM_PARTIES, SigmaSetting
 from costmodel.protocols.sigma_programs import comm
-from costmodel.protocols.sigma_setting import SigmaSetting
-from costmodel.protocols.sigma_testbed import (
-    SigmaTestbed,
-    error_s_of,
-    extrapolation_of,
-    load_sigma,
-    seconds_of,
-)
 from costmodel.trust import Trust
 
 CACHED = "phase decode (SIGMA's code runs whole prompts)"
@@ -37,52 +38,128 @@ TESTBED = Path(__file__).parents[1] / "testbeds" / "sigma.yaml"
 # Gupta et al. 2024, section 2: a trusted dealer, two parties of whom one may be corrupted, semi-honest.
 TRUST = Trust(
     num_parties=NUM_PARTIES,
-    adversary="semi-honest",
-    max_corrupted=1,
     randomness="a trusted dealer, who sends both parties keys before every run and could unmask everything",
     dealer=True,
 )
 
+Class = Literal["activation", "softmax", "norm", "linear"]
+CLASSES: tuple[Class, ...] = get_args(Class)
+Unit = Literal["rounds", "key_bytes", "weights"]
+UNITS: tuple[Unit, ...] = get_args(Unit)
+
+# what is timed apart in the logs; all else is in what is left of a run, which products take
+CLASS_OF: dict[type, Class] = {
+    **dict.fromkeys((ops.Gelu, ops.Silu, ops.Relu, ops.LeakyRelu), "activation"),
+    ops.Softmax: "softmax",
+    **dict.fromkeys((ops.LayerNorm, ops.RmsNorm, ops.FrozenNorm), "norm"),
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sigma(Pricer):
+class ClassSeconds:
+    """The fit of one class.
+
+    per_unit_s: seconds per unit. least, greatest: of the ops that it is fitted on, by unit of those that an op has more
+        or less of; what is beyond them is extrapolated.
+    worst_error: greatest relative error on a run it is fitted on; held_out_error: on one that was left out of the fit.
+    """
+
+    per_unit_s: dict[Unit, float]
+    least: dict[Unit, int]
+    greatest: dict[Unit, int]
+    worst_error: float
+    held_out_error: float
+
+    def __post_init__(self) -> None:
+        if set(self.per_unit_s) != set(UNITS):
+            raise UserError(
+                f"`per_unit_s` must have the units {', '.join(UNITS)}, but has {', '.join(self.per_unit_s)}."
+            )
+        for name, value in self.per_unit_s.items():
+            if not 0 <= value < math.inf:
+                raise UserError(f"seconds per {name} must be finite and at least 0, but got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SigmaTestbed:
+    """machine: of the runs; source: where their logs are; rows: those of them that it is fitted on."""
+
+    protocol: Literal["sigma"]
+    machine: str
+    source: str
+    rows: tuple[str, ...]
+    classes: dict[str, ClassSeconds]
+
+    def __post_init__(self) -> None:
+        if set(self.classes) != set(CLASSES):
+            raise UserError(f"`classes` must be {', '.join(CLASSES)}, but got {', '.join(self.classes)}.")
+
+
+def load_sigma(path: Path) -> SigmaTestbed:
+    """The testbed in a YAML file. Raises UserError, naming the file."""
+    return decode(SigmaTestbed, load_mapping(path), str(path))
+
+
+def class_of(op: Op) -> Class:
+    return CLASS_OF.get(type(op), "linear")
+
+
+def work(op: Op, comm: Comm) -> dict[Unit, int]:
+    """What an op does, by unit."""
+    weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
+    return {"rounds": comm.rounds, "key_bytes": comm.key_bytes, "weights": weights}
+
+
+def seconds_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
+    per_unit_s = testbed.classes[class_of(op)].per_unit_s
+    return sum(per_unit_s[unit] * count for unit, count in work(op, comm).items())
+
+
+def extrapolation_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
+    """How many times more an op does, of the unit that it exceeds the most, than any that was fitted; 1 within."""
+    fitted, counts = testbed.classes[class_of(op)], work(op, comm)
+    return max(1.0, *(counts[unit] / most for unit, most in fitted.greatest.items()))
+
+
+def error_s_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
+    """How far off the seconds may be: the held-out error, as much again for every doubling above or below the fit."""
+    fitted, counts = testbed.classes[class_of(op)], work(op, comm)
+    below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
+    doublings = math.log2(max(extrapolation_of(op, comm, testbed), *below, 1.0))
+    return seconds_of(op, comm, testbed) * fitted.held_out_error * (1 + doublings)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sigma(ByFormula):
     """Formulas of the protocol, on a testbed of published seconds and a network."""
 
     protocol: str = "sigma"
-    network: str
-    cost_model_id: str
     range_over: str = "errors of seconds fitted on published GPUs, not yours"
     has_keys: bool = True
     setting: SigmaSetting
     testbed: SigmaTestbed
-    link: Network
 
     @property
     def trust(self) -> Trust:
         return TRUST
 
-    def price(self, op: Op) -> Price:
-        cost = comm(op, self.setting)
-        on_wire_s, compute_s = wire_s(cost, self.link, NUM_PARTIES), seconds_of(op, cost, self.testbed)
-        return price_of(cost, on_wire_s, compute_s, cost.key_bytes)
+    def comm(self, op: Op) -> Comm:
+        return comm(op, self.setting)
 
-    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
-        low_s = high_s = 0.0
-        for op, count in Counter(node.op for node in graph).items():
-            price, error_s = self.price(op), error_s_of(op, comm(op, self.setting), self.testbed)
-            low_s += count * (price.latency_s - min(price.compute_s or 0.0, error_s))
-            high_s += count * (price.latency_s + error_s)
-        return max(0.0, low_s), high_s
+    def op_s(self, op: Op, cost: Comm) -> float:
+        return on_grid(seconds_of(op, cost, self.testbed))
+
+    def error_s(self, op: Op, cost: Comm) -> float:
+        return error_s_of(op, cost, self.testbed)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """And that keys and values of earlier tokens, which the code does not keep, are priced as if it did."""
         nodes = tuple(graph)
         is_cached = any(isinstance(node.op, KeyValueCache) and node.op.past_len for node in nodes)
-        return (*Pricer.extrapolated(self, nodes), *([CACHED] if is_cached else []))
+        return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))
 
     def extrapolation(self, op: Op) -> float:
-        return extrapolation_of(op, comm(op, self.setting), self.testbed)
+        return extrapolation_of(op, self.comm(op), self.testbed)
 
 
 def load(
@@ -94,7 +171,7 @@ def load(
 
     Raises UserError for a network or testbed file that is not valid, or a setting that the protocol does not have.
     """
-    path, link, chosen = testbed or TESTBED, named_network(network), setting or SigmaSetting()
+    path, link, chosen = testbed or TESTBED, load_network(network), setting or SigmaSetting()
     return Sigma(
         network=link.name,
         cost_model_id=cost_model_id(

@@ -26,6 +26,7 @@ from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols.primitives import NOTHING, Comm, refuse_public, total_comm
 from costmodel.protocols.sigma_primitives import (
+    SigmaSetting,
     gated,
     inverse_root,
     key,
@@ -37,7 +38,6 @@ from costmodel.protocols.sigma_primitives import (
     truncated,
     truncated_small,
 )
-from costmodel.protocols.sigma_setting import SigmaSetting
 
 OTHERS = "choose protocol semi2k, aby3 or cheetah"
 EXPONENT_BITS = 16  # gpu_nexp.cu: of what is left of a score below the maximum, 12 of them after the point
@@ -64,11 +64,14 @@ def _unpriced(op: Op, why: str) -> UnpricedOpError:
     return UnpricedOpError(f"protocol sigma has no formula for {type(op).__name__}: {why}; {OTHERS}.")
 
 
+def _cut(product: Comm, elements: int, setting: SigmaSetting) -> Comm:
+    """A product, and a truncation of so many results."""
+    return total_comm([product, truncated(elements, setting.ring_bits, setting.fraction_bits)])
+
+
 def _matmul(m: int, k: int, n: int, setting: SigmaSetting) -> Comm:
-    """Of a weight: a product, and a truncation of the result."""
-    ring_bits = setting.ring_bits
-    product = matrix_product(m * k + k * n, m * n, ring_bits)
-    return total_comm([product, truncated(m * n, ring_bits, setting.fraction_bits)])
+    """Of a weight."""
+    return _cut(matrix_product(m * k + k * n, m * n, setting.ring_bits), m * n, setting)
 
 
 def _embed(op: ops.TokenEmbedding, setting: SigmaSetting) -> Comm:
@@ -98,11 +101,6 @@ def _by_factors(elements: int, factors: int, setting: SigmaSetting) -> Comm:
     return total_comm([multiplied(elements, factors, setting.ring_bits), cut])
 
 
-def _means(rows: int, features: int, setting: SigmaSetting) -> Comm:
-    """Of rows, by a public factor; by a shift where it is a power of two."""
-    return _scaled(rows, 1 / features, setting)
-
-
 def _scaled(elements: int, factor: float, setting: SigmaSetting) -> Comm:
     """Times a public factor: nothing for a whole power of two, else a truncation, by that where 1/factor is one."""
     shift = -log2(abs(factor))
@@ -114,7 +112,7 @@ def _scaled(elements: int, factor: float, setting: SigmaSetting) -> Comm:
 
 def _layer_norm(op: ops.LayerNorm, setting: SigmaSetting) -> Comm:
     parts = _normalised(op.rows * op.features, op.rows, op.features, setting, affine=op.affine)
-    return total_comm([_means(op.rows, op.features, setting), *parts])
+    return total_comm([_scaled(op.rows, 1 / op.features, setting), *parts])
 
 
 def _rms_norm(op: ops.RmsNorm, setting: SigmaSetting) -> Comm:
@@ -122,7 +120,7 @@ def _rms_norm(op: ops.RmsNorm, setting: SigmaSetting) -> Comm:
 
 
 def _frozen_norm(op: ops.FrozenNorm, setting: SigmaSetting) -> Comm:
-    means = [_means(op.rows, op.features, setting)] if op.centred else []
+    means = [_scaled(op.rows, 1 / op.features, setting)] if op.centred else []
     return total_comm([*means, _by_factors(op.rows * op.features, op.features, setting)])
 
 
@@ -154,8 +152,7 @@ def _scores(op: ops.AttentionScores, setting: SigmaSetting) -> Comm:
 def _mix(op: ops.AttentionMix, setting: SigmaSetting) -> Comm:
     outputs = op.heads * op.queries * op.head_dim
     operands = op.heads * op.keys * (op.queries + op.head_dim)
-    product = matrix_product(operands, outputs, setting.ring_bits)
-    return total_comm([product, truncated(outputs, setting.ring_bits, setting.fraction_bits)])
+    return _cut(matrix_product(operands, outputs, setting.ring_bits), outputs, setting)
 
 
 def _on_scores(op: ops.OnScores, setting: SigmaSetting) -> Comm:
@@ -240,15 +237,12 @@ def _gelu(op: ops.Gelu, setting: SigmaSetting) -> Comm:
 
 def _product(op: ops.Multiply, setting: SigmaSetting) -> Comm:
     elements = op.rows * op.features
-    product = multiplied(elements, elements, setting.ring_bits)
-    return total_comm([product, truncated(elements, setting.ring_bits, setting.fraction_bits)])
+    return _cut(multiplied(elements, elements, setting.ring_bits), elements, setting)
 
 
 def _square(op: ops.Square, setting: SigmaSetting) -> Comm:
     elements = op.rows * op.features
-    return total_comm(
-        [squared(elements, setting.ring_bits), truncated(elements, setting.ring_bits, setting.fraction_bits)]
-    )
+    return _cut(squared(elements, setting.ring_bits), elements, setting)
 
 
 def _relu(op: ops.OnRows, setting: SigmaSetting) -> Comm:

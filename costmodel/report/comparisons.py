@@ -1,6 +1,6 @@
 """Comparisons of predicted with measured costs, for people (tables) and programs (JSON)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -26,13 +26,7 @@ NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 
 
 def document(
-    comparison: Comparison,
-    *,
-    architecture: str,
-    base: str | None,
-    seq_len: int,
-    deployment: DeploymentFacts,
-    on_network: Estimate | None = None,
+    comparison: Comparison, title: Mapping[str, Any], deployment: DeploymentFacts, on_network: Estimate | None
 ) -> dict[str, Any]:
     """The comparison as JSON data: SI numbers, every key always there, null for what is not known.
 
@@ -40,9 +34,7 @@ def document(
     what is predicted on another one.
     """
     return {
-        "architecture": architecture,
-        "base": base,
-        "seq_len": seq_len,
+        **title,
         "protocol": comparison.protocol,
         "network": None,
         "trust": trust_document(TRUST[comparison.protocol]),
@@ -154,21 +146,13 @@ def _ops(comparison: Comparison) -> list[Op]:
     return [node.op for node, _, _ in comparison.by_op]
 
 
-def summary(
-    comparison: Comparison,
-    *,
-    architecture: str,
-    base: str | None,
-    seq_len: int,
-    deployment: DeploymentFacts,
-    on_network: Estimate | None = None,
-) -> list[str]:
+def summary(comparison: Comparison, model: str, deployment: DeploymentFacts, on_network: Estimate | None) -> list[str]:
     """What a reader wants first, one line each."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
     difference = _difference(_sent_bytes(predicted), measured.sent_bytes)
     whose = shown(deployment["public_layers"], deployment["client_layers"])
     return [
-        f"{architecture}{f' on {base}' if base else ''}, T={seq_len}, protocol {comparison.protocol}, "
+        f"{model}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
         f"{unusual(_ops(comparison), setting, deployment)}",
         f"trust: {described(TRUST[comparison.protocol])}{whose}",

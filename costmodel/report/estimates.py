@@ -12,6 +12,7 @@ from rich.table import Table
 from costmodel import ops
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price, total_price
+from costmodel.deployment.deploy import Deployment
 from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
 from costmodel.protocols import Setting
@@ -22,15 +23,7 @@ PUBLIC = ("temperatures", "bounds of scores", "scalars of shaped attention", "ca
 USUAL = {
     "weights": "secret",
     "weight_masks": "fresh",
-    "embedding": "one-hot",
-    "projection": "all",
-    "phase": "prefill",
-    "rows": "all",
-    "query_block": None,
-    "batch": 1,
-    "vocab_blocks": 1,
-    "public_layers": None,
-    "client_layers": None,
+    **asdict(Deployment()),
     "softmax": "exact",
 }
 

@@ -14,20 +14,7 @@ from costmodel import ops
 from costmodel.ops import Op
 from costmodel.tracing.masks import seen_by, unmasked
 from costmodel.tracing.patterns import Patterns, TracedOps, first_match, step
-from costmodel.tracing.program import (
-    FxNode,
-    Program,
-    argument,
-    is_node,
-    kind,
-    moved,
-    numel,
-    origin,
-    public_factor,
-    secret_inputs,
-    size,
-    split_product,
-)
+from costmodel.tracing.program import FxNode, Program, argument, is_node, kind, numel, size
 
 SDPA = "scaled_dot_product_attention"
 FLASH = "_scaled_dot_product_flash_attention_for_cpu"
@@ -87,7 +74,7 @@ def _columns(node: FxNode, width: int) -> FxNode | None:
 def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> TracedOps:
     operands = [argument(kernel, position, name) for position, name in enumerate(("query", "key", "value"))]
     dropout = argument(kernel, 4 if kind(kernel) == SDPA else 3, "dropout_p", 0)
-    if dropout or not set(secret_inputs(program, kernel)) <= set(operands):
+    if dropout or not set(program.secret_inputs(kernel)) <= set(operands):
         return ()
     queries, keys = (_unpadded(operand) for operand in operands[:2])
     scores = _Operand(node=None)
@@ -103,10 +90,10 @@ def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Tr
 
 def spelled(program: Program, node: FxNode) -> TracedOps:
     """softmax(queries @ keys^T) @ values."""
-    if len(secret_inputs(program, node)) != 2:
+    if len(program.secret_inputs(node)) != 2:
         return ()
     weights, values = node.args[:2]
-    softmax = origin(program, weights)
+    softmax = program.origin(weights)
     if kind(softmax) not in {"softmax", "_softmax"} or softmax.args[1] not in (-1, len(size(softmax)) - 1):
         return ()
     scores = _peeled(program, softmax.args[0], scores=True)
@@ -114,7 +101,7 @@ def spelled(program: Program, node: FxNode) -> TracedOps:
     if kind(product) not in {"matmul", "bmm", "baddbmm"} or scores.turned:
         return ()
     queries, keys = product.args[1:3] if kind(product) == "baddbmm" else product.args[:2]
-    if set(secret_inputs(program, product)) != {queries, keys}:
+    if set(program.secret_inputs(product)) != {queries, keys}:
         return ()
     if kind(product) == "baddbmm":
         if (alpha := float(product.kwargs.get("alpha", 1))) != 1:
@@ -126,12 +113,12 @@ def spelled(program: Program, node: FxNode) -> TracedOps:
 
 def shaped(program: Program, node: FxNode) -> TracedOps:
     """a * values + b * (softmax @ values) - c * (running mean of values), with learned a, b, c per head."""
-    if len(secret_inputs(program, node)) != 2:
+    if len(program.secret_inputs(node)) != 2:
         return ()
-    plus, minus = (origin(program, term) for term in secret_inputs(program, node))
-    terms = [split_product(program, term) for term in (*plus.args[:2], minus)] if kind(plus) == "add" else []
+    plus, minus = (program.origin(term) for term in program.secret_inputs(node))
+    terms = [program.split_product(term) for term in (*plus.args[:2], minus)] if kind(plus) == "add" else []
     *summands, mean = [source for source, gain in terms if gain in program.learned] or [None]
-    total, _ = (None, None) if mean is None else split_product(program, mean)
+    total, _ = (None, None) if mean is None else program.split_product(mean)
     if len(summands) != 2 or total is None or kind(total) != "cumsum" or total.args[0] not in summands:
         return ()
     if argument(total, 1, "dim") not in (-2, len(size(total)) - 2):
@@ -255,8 +242,8 @@ def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand
     """scores: whether tanh, and public numbers that are added or put in by a public mask, come off too."""
     operand = _Operand(node=node, least=numel(node))
     while True:
-        node, sources = operand.node, moved(program, operand.node)
-        source, other = split_product(program, node)
+        node, sources = operand.node, program.moved(operand.node)
+        source, other = program.split_product(node)
         masked = None if not scores or any(map(_is_tanh, operand.steps)) else unmasked(program, node, operand.seen)
         if masked is not None:
             operand.node, mask = masked
@@ -267,7 +254,7 @@ def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand
             operand.node = sources[0]
         elif other in program.learned and size(other)[-1:] in ((), (1,)) and not any(map(is_node, operand.steps)):
             operand.node, operand.steps = source, [*operand.steps, node]
-        elif other not in program.learned and (factor := public_factor(program, node)[1]) is not None:
+        elif other not in program.learned and (factor := program.public_factor(node)[1]) is not None:
             operand.node, operand.steps = source, [*operand.steps, factor]
         elif scores and kind(node) == "tanh":
             operand.node, operand.steps = node.args[0], [*operand.steps, node]
@@ -287,16 +274,16 @@ def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
 
     Turned is a sum or difference of two rearrangements of one value, each times public numbers.
     """
-    if kind(node) in {"add", "sub"} and len(secret_inputs(program, node)) == 2:
-        factors = [split_product(program, origin(program, each)) for each in secret_inputs(program, node)]
+    if kind(node) in {"add", "sub"} and len(program.secret_inputs(node)) == 2:
+        factors = [program.split_product(program.origin(each)) for each in program.secret_inputs(node)]
         if any(source is None or not is_node(other) or other in program.learned for source, other in factors):
             return None
-        first, second = (origin(program, source) for source, _ in factors)
+        first, second = (program.origin(source) for source, _ in factors)
         return (first, 0) if first is second else None
-    if kind(node) in {"cat", "stack"} and len(parts := secret_inputs(program, node)) > 1:
-        turned = [_rotation(program, origin(program, part)) for part in parts]
+    if kind(node) in {"cat", "stack"} and len(parts := program.secret_inputs(node)) > 1:
+        turned = [_rotation(program, program.origin(part)) for part in parts]
         sources = {
-            origin(program, part) if found is None else found[0] for part, found in zip(parts, turned, strict=True)
+            program.origin(part) if found is None else found[0] for part, found in zip(parts, turned, strict=True)
         }
         if len(sources) > 1 or not any(turned):
             return None

@@ -57,7 +57,9 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
             setattr(self, WRAPPED, model)
 
         def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = _logits(model(tokens, **_quiet(model)))
+            parameters = inspect.signature(model.forward).parameters
+            quiet = {name: value for name, value in QUIET.items() if name in parameters}
+            logits: torch.Tensor = _logits(model(tokens, **quiet))
             return logits
 
     device = next((parameter.device for parameter in model.parameters()), "cpu")
@@ -67,7 +69,8 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of its own deprecations while it exports
             exported = torch.export.export(Logits().eval(), (tokens,), strict=False)
-            if any(writes(node) for graph in _graphs(exported.graph_module) for node in graph.nodes):
+            graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]
+            if any(writes(node) for graph in graphs for node in graph.nodes):
                 exported = exported.run_decompositions({})  # without operations in place, data flow is all there is
             _unwrap(exported.graph_module)
             return exported
@@ -99,11 +102,6 @@ def path_of(node: FxNode) -> str:
     return re.sub(r"@\d+", "", path.removeprefix(WRAPPED).removeprefix("."))
 
 
-def _graphs(module: Module) -> list[Any]:
-    """The graph of an exported module, and those inside it."""
-    return [part.graph for part in module.modules() if hasattr(part, "graph")]
-
-
 def _unwrap(module: Module) -> None:
     """Puts the operations of graphs inside a graph in their place."""
     for node in list(module.graph.nodes):
@@ -116,11 +114,6 @@ def _unwrap(module: Module) -> None:
                 results = module.graph.graph_copy(inner.graph, outer)
             for user in list(node.users):
                 user.replace_all_uses_with(results[user.args[1]])
-
-
-def _quiet(model: Module) -> dict[str, bool]:
-    parameters = inspect.signature(model.forward).parameters
-    return {name: value for name, value in QUIET.items() if name in parameters}
 
 
 def _logits(output: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from costmodel.tracing.program import FxNode, Program, is_node, kind, numel, public_number, secret_inputs, split_product
+from costmodel.tracing.program import FxNode, Program, is_node, kind, numel
 
 HIDING = -1e3  # what is added to a score that must not be seen is less: -1e4 in OpenAI GPT, else the least number
 
@@ -17,7 +17,7 @@ def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, A
 
     seen: where masks that are put on later let scores be seen; without it, a product with a mask is none.
     """
-    inputs = secret_inputs(program, node)
+    inputs = program.secret_inputs(node)
     if len(inputs) != 1:
         return None
     mask = MASKS[kind(node)](program, node, seen) if kind(node) in MASKS else None
@@ -47,7 +47,7 @@ def _chosen(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | Non
 
 def _zeroed(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
     """Scores times 0 or 1, if those times 0 are hidden later."""
-    _, other = split_product(program, node)
+    _, other = program.split_product(node)
     if not is_node(other) or numel(other) == 1 or other in program.learned:
         return None
     factors = program.value(other)
@@ -62,7 +62,7 @@ def _zeroed(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | Non
 
 
 def _hides(program: Program, filling: Any) -> bool:
-    number = public_number(program, filling)
+    number = program.public_number(filling)
     return number is None or number < HIDING
 
 

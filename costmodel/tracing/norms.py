@@ -4,24 +4,13 @@ from collections.abc import Iterator
 
 from costmodel import ops
 from costmodel.tracing.patterns import Patterns, TracedOps, rows_and_features, step
-from costmodel.tracing.program import (
-    FxNode,
-    Program,
-    argument,
-    is_node,
-    kind,
-    numel,
-    origin,
-    secret_inputs,
-    size,
-    split_product,
-)
+from costmodel.tracing.program import FxNode, Program, argument, is_node, kind, numel, size
 
 
 def _layer_norm(program: Program, node: FxNode) -> TracedOps:
     """Over the last axis."""
     source, normalised = node.args[0], node.args[1]
-    if secret_inputs(program, node) != [source] or len(normalised) != 1:
+    if program.secret_inputs(node) != [source] or len(normalised) != 1:
         return ()
     gain, bias = (argument(node, position, name) is not None for position, name in ((2, "weight"), (3, "bias")))
     return _norm(ops.LayerNorm, source, node, gain=gain, bias=bias)
@@ -29,18 +18,18 @@ def _layer_norm(program: Program, node: FxNode) -> TracedOps:
 
 def _rms_norm(program: Program, node: FxNode) -> TracedOps:
     source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
-    if secret_inputs(program, node) != [source] or len(normalised) != 1:
+    if program.secret_inputs(node) != [source] or len(normalised) != 1:
         return ()
     return _norm(ops.RmsNorm, source, node, gain=gain is not None)
 
 
 def _with_bias(program: Program, node: FxNode) -> TracedOps:
     """A spelled-out LayerNorm plus a bias."""
-    sources = secret_inputs(program, node)
+    sources = program.secret_inputs(node)
     others = [operand for operand in node.args[:2] if is_node(operand) and operand not in program.secret]
     if len(sources) != 1 or len(others) != 1 or numel(others[0]) != size(node)[-1]:
         return ()
-    (norm,) = _with_gain(program, origin(program, sources[0])) or (None,)
+    (norm,) = _with_gain(program, program.origin(sources[0])) or (None,)
     if norm is None or not isinstance(norm.op, ops.LayerNorm):
         return ()
     return _norm(ops.LayerNorm, norm.inputs[0], node, gain=True, bias=True)
@@ -48,10 +37,10 @@ def _with_bias(program: Program, node: FxNode) -> TracedOps:
 
 def _with_gain(program: Program, node: FxNode) -> TracedOps:
     """gain * (x * rsqrt(mean(x^2) + epsilon)), where a LayerNorm has x - mean(x) for x."""
-    normed, gain = split_product(program, node)
+    normed, gain = program.split_product(node)
     if kind(node) != "mul" or normed is None or not is_node(gain) or numel(gain) != size(node)[-1]:
         return ()
-    op_type, source = _normed(program, origin(program, normed))
+    op_type, source = _normed(program, program.origin(normed))
     return () if op_type is None else _norm(op_type, source, node, gain=True)
 
 
@@ -76,35 +65,33 @@ def _normed(program: Program, node: FxNode) -> tuple[type | None, FxNode]:
 
 def _by_inverse_roots(program: Program, node: FxNode) -> Iterator[tuple[FxNode, FxNode]]:
     """x and v of x * rsqrt(v + epsilon), whichever comes first, or of x / sqrt(v + epsilon)."""
-    if len(factors := secret_inputs(program, node)) != 2:
+    if len(factors := program.secret_inputs(node)) != 2:
         return
     orders = {"mul": ((factors, "rsqrt"), (factors[::-1], "rsqrt")), "div": ((factors, "sqrt"),)}
     for (numerator, root), wanted in orders.get(kind(node), ()):
-        root = origin(program, root)
-        inner = secret_inputs(program, root) if kind(root) == wanted else []
-        if len(inner) == 1 and kind(inner[0]) == "add" and len(spread := secret_inputs(program, inner[0])) == 1:
-            yield origin(program, numerator), origin(program, spread[0])
+        root = program.origin(root)
+        inner = program.secret_inputs(root) if kind(root) == wanted else []
+        if len(inner) == 1 and kind(inner[0]) == "add" and len(spread := program.secret_inputs(inner[0])) == 1:
+            yield program.origin(numerator), program.origin(spread[0])
 
 
 def _centred(program: Program, node: FxNode | None) -> FxNode | None:
     """x of x - mean(x) over the last axis."""
-    if node is None or kind(node) != "sub" or len(secret_inputs(program, node)) != 2:
+    if node is None or kind(node) != "sub" or len(program.secret_inputs(node)) != 2:
         return None
-    source, mean = (origin(program, operand) for operand in node.args[:2])
-    return source if _is_over_last_axis(mean, "mean") and origin(program, mean.args[0]) is source else None
+    source, mean = (program.origin(operand) for operand in node.args[:2])
+    return source if _is_over_last_axis(mean, "mean") and program.origin(mean.args[0]) is source else None
 
 
 def _squared_mean(program: Program, node: FxNode) -> FxNode | None:
     """x of the mean over the last axis of x^2 or x * x."""
     if not _is_over_last_axis(node, "mean"):
         return None
-    square = origin(program, node.args[0])
-    inputs = secret_inputs(program, square)
+    square = program.origin(node.args[0])
+    inputs = program.secret_inputs(square)
     raised = kind(square) == "pow" and square.args[1] == 2
     by_itself = kind(square) == "mul" and square.args[0] is square.args[1]
-    return (
-        origin(program, inputs[0]) if (raised or by_itself or kind(square) == "square") and len(inputs) == 1 else None
-    )
+    return program.origin(inputs[0]) if (raised or by_itself or kind(square) == "square") and len(inputs) == 1 else None
 
 
 def _variance_of(program: Program, node: FxNode) -> FxNode | None:
@@ -112,7 +99,7 @@ def _variance_of(program: Program, node: FxNode) -> FxNode | None:
     if not _is_over_last_axis(node, "var"):
         return None
     by_all = argument(node, 2, "unbiased", node.kwargs.get("correction", 1)) in (False, 0)
-    return origin(program, node.args[0]) if by_all else None
+    return program.origin(node.args[0]) if by_all else None
 
 
 def _is_over_last_axis(node: FxNode, name: str) -> bool:

@@ -20,14 +20,9 @@ from costmodel.tracing.program import (
     argument,
     is_node,
     kind,
-    moved,
     numel,
-    origin,
-    public_factor,
     readers,
-    secret_inputs,
     size,
-    split_product,
 )
 
 VALUE_TOLERANCE = 1e-5  # the tanh form of GELU is off the exact one by 5e-4
@@ -70,7 +65,7 @@ Patterns: TypeAlias = Mapping[str, tuple[Callable[[Program, FxNode], TracedOps],
 
 def _embedding(program: Program, node: FxNode) -> TracedOps:
     table, ids = node.args[0], node.args[1]
-    if table in program.secret or origin(program, ids) is not program.tokens:
+    if table in program.secret or program.origin(ids) is not program.tokens:
         return ()
     vocab, features = size(table)
     return step("embed", ops.TokenEmbedding(tokens=numel(ids), vocab=vocab, features=features), node, ids)
@@ -78,10 +73,10 @@ def _embedding(program: Program, node: FxNode) -> TracedOps:
 
 def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
     """Times a public number, which the owner multiplies into the table before the run if nothing else reads it."""
-    source, factor = split_product(program, node)
+    source, factor = program.split_product(node)
     if source is None or factor in program.learned or (is_node(factor) and numel(factor) != 1):
         return ()
-    while len(readers(source)) == 1 and len(sources := moved(program, source)) == 1:
+    while len(readers(source)) == 1 and len(sources := program.moved(source)) == 1:
         (source,) = sources
     alone = kind(source) == "embedding" and len(readers(source)) == 1
     return _embedding(program, source) if alone else ()
@@ -89,7 +84,7 @@ def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
 
 def _scaled(program: Program, node: FxNode) -> TracedOps:
     """Times or divided by one public number that is not learned."""
-    source, factor = public_factor(program, node)
+    source, factor = program.public_factor(node)
     if factor is None or any(operand in program.learned for operand in node.all_input_nodes):
         return ()
     return step("scale", ops.Scale(**rows_and_features(node), factor=factor), node, source)
@@ -112,7 +107,7 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
     name = kind(node)
     source, weight = node.args[1:3] if name == "addmm" else node.args[:2]
     bias = node.args[0] if name == "addmm" else argument(node, 2, "bias") if name == "linear" else None
-    if secret_inputs(program, node) != [source] or len(size(weight)) != 2:
+    if program.secret_inputs(node) != [source] or len(size(weight)) != 2:
         return ()
     rows, features, out_features = numel(source) // size(source)[-1], size(source)[-1], size(node)[-1]
     if _last_product(program) is node and out_features >= _vocabulary(program):
@@ -126,9 +121,9 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
 
 def _last_product(program: Program) -> FxNode:
     """What the logits are before factors and caps."""
-    node = origin(program, program.output)
-    while kind(node) in CAPS and len(secret_inputs(program, node)) == 1:
-        node = origin(program, secret_inputs(program, node)[0])
+    node = program.origin(program.output)
+    while kind(node) in CAPS and len(program.secret_inputs(node)) == 1:
+        node = program.origin(program.secret_inputs(node)[0])
     return node
 
 
@@ -142,7 +137,7 @@ def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
     source = node.args[0]
     if kind(node) == "prelu" and numel(node.args[1]) != 1:
         return ()
-    if secret_inputs(program, node) != [source]:
+    if program.secret_inputs(node) != [source]:
         return ()
     return step("activation", ops.LeakyRelu(**rows_and_features(node)), node, source)
 
@@ -166,7 +161,7 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
     frontier = {node}
     while len(region) < LARGEST_ACTIVATION:
         latest = max(frontier)  # in the order of execution
-        sources = secret_inputs(program, latest)
+        sources = program.secret_inputs(latest)
         if latest is program.tokens or not _is_elementwise(program, latest):
             return ()
         region.insert(0, latest)
@@ -203,7 +198,7 @@ def _sum(program: Program, node: FxNode) -> TracedOps:
     if argument(node, 2, "alpha", 1) != 1 or not is_node(node.args[1]):
         return ()
     first, second = node.args[:2]
-    if len(secrets := secret_inputs(program, node)) == 1 and first is not second:
+    if len(secrets := program.secret_inputs(node)) == 1 and first is not second:
         return _table(program, node, secrets[0], second if secrets[0] is first else first)
     if not _keeps_size(node, secrets):
         return ()
@@ -224,10 +219,10 @@ def _table(program: Program, node: FxNode, source: FxNode, table: FxNode) -> Tra
 
 def _unscaled(program: Program, node: FxNode) -> FxNode:
     """x of x times or divided by one learned scalar; else the node."""
-    product = origin(program, node)
+    product = program.origin(node)
     if kind(product) not in {"mul", "div"}:
         return node
-    source, scalar = split_product(program, product)
+    source, scalar = program.split_product(product)
     return source if source is not None and scalar in program.learned and numel(scalar) == 1 else node
 
 

@@ -53,6 +53,73 @@ class Program:
     samples: Any
     activations: dict[str, Any]
 
+    def secret_inputs(self, node: FxNode) -> list[FxNode]:
+        """The secret values that a node reads, each once, in the order of its arguments."""
+        return [source for source in value_inputs(node) if source in self.secret]
+
+    def moved(self, node: FxNode) -> list[FxNode]:
+        """The secret values that a local operation hands on, or none if the operation is not local."""
+        name, sources = kind(node), self.secret_inputs(node)
+        first = node.args[0] if node.args else None
+        handed = first if isinstance(first, (list, tuple)) else [first]
+        if not sources or any(source not in handed for source in sources):
+            return []
+        if name == "getitem" and kind(first) not in SPLITS and node.args[1] != 0:
+            return []
+        if name in CASTS:
+            return sources if all(_is_floating(source) == _is_floating(node) for source in sources) else []
+        if name in DROPOUTS:
+            return [] if argument(node, 2, "train", True) else sources
+        return sources if name in REARRANGES or self.is_neutral(node) else []
+
+    def is_neutral(self, node: FxNode) -> bool:
+        """Whether the operation is a product or quotient with 1, or a sum or difference with 0."""
+        name = kind(node)
+        if name in FACTORS:
+            source, other = self.split_product(node)
+            return source is not None and other not in self.learned and self.public_number(other) == 1
+        return name in NEUTRAL and self.secret_inputs(node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
+
+    def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
+        """The operands of a product of one secret with something else; for a quotient, the secret must be on top."""
+        if kind(node) not in FACTORS:
+            return None, None
+        first, second = node.args[:2]
+        if first in self.secret and second not in self.secret:
+            return first, second
+        if kind(node) == "mul" and second in self.secret and first not in self.secret:
+            return second, first
+        return None, None
+
+    def public_number(self, value: Any) -> float | None:
+        """The one number of a literal or of a value that is not secret; None if it has several, or none yet."""
+        if not is_node(value):
+            return float(value) if isinstance(value, (int, float)) else None
+        if value in self.secret or numel(value) != 1:
+            return None
+        computed = self.value(value)
+        return None if computed.is_meta else float(computed.detach())
+
+    def public_factor(self, node: FxNode) -> tuple[FxNode, float | None]:
+        """The secret of a product with one public number, and that number, inverted for a quotient; else nothing.
+
+        0 and infinity are none.
+        """
+        source, other = self.split_product(node)
+        number = None if source is None or numel(source) != numel(node) else self.public_number(other)
+        if not number or not isfinite(number):
+            return None, None
+        return source, number if kind(node) == "mul" else 1 / number
+
+    def origin(self, node: FxNode) -> FxNode:
+        """What a node is a rearrangement of; itself, if what makes it is not local or joins several values."""
+        while sources := self.moved(node):
+            origins = {self.origin(source) for source in sources}
+            if len(origins) > 1:
+                return node
+            node = origins.pop()
+        return node
+
 
 def dependent(
     nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode], known: frozenset[FxNode] = frozenset()
@@ -120,80 +187,6 @@ def writes(node: FxNode) -> bool:
 
 def is_node(value: Any) -> bool:
     return hasattr(value, "all_input_nodes")
-
-
-def secret_inputs(program: Program, node: FxNode) -> list[FxNode]:
-    """The secret values that a node reads, each once, in the order of its arguments."""
-    return [source for source in value_inputs(node) if source in program.secret]
-
-
-def moved(program: Program, node: FxNode) -> list[FxNode]:
-    """The secret values that a local operation hands on, or none if the operation is not local."""
-    name, sources = kind(node), secret_inputs(program, node)
-    first = node.args[0] if node.args else None
-    handed = first if isinstance(first, (list, tuple)) else [first]
-    if not sources or any(source not in handed for source in sources):
-        return []
-    if name == "getitem" and kind(first) not in SPLITS and node.args[1] != 0:
-        return []
-    if name in CASTS:
-        return sources if all(_is_floating(source) == _is_floating(node) for source in sources) else []
-    if name in DROPOUTS:
-        return [] if argument(node, 2, "train", True) else sources
-    return sources if name in REARRANGES or is_neutral(program, node) else []
-
-
-def is_neutral(program: Program, node: FxNode) -> bool:
-    """Whether the operation is a product or quotient with 1, or a sum or difference with 0."""
-    name = kind(node)
-    if name in FACTORS:
-        source, other = split_product(program, node)
-        return source is not None and other not in program.learned and public_number(program, other) == 1
-    return name in NEUTRAL and secret_inputs(program, node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
-
-
-def split_product(program: Program, node: FxNode) -> tuple[FxNode, Any]:
-    """The operands of a product of one secret with something else; for a quotient, the secret must be on top."""
-    if kind(node) not in FACTORS:
-        return None, None
-    first, second = node.args[:2]
-    if first in program.secret and second not in program.secret:
-        return first, second
-    if kind(node) == "mul" and second in program.secret and first not in program.secret:
-        return second, first
-    return None, None
-
-
-def public_number(program: Program, value: Any) -> float | None:
-    """The one number of a literal or of a value that is not secret; None if it has several, or none yet."""
-    if not is_node(value):
-        return float(value) if isinstance(value, (int, float)) else None
-    if value in program.secret or numel(value) != 1:
-        return None
-    computed = program.value(value)
-    return None if computed.is_meta else float(computed.detach())
-
-
-def public_factor(program: Program, node: FxNode) -> tuple[FxNode, float | None]:
-    """The secret of a product with one public number, and that number, inverted for a quotient; else nothing.
-
-    0 and infinity are none.
-    """
-    source, other = split_product(program, node)
-    number = None if source is None or numel(source) != numel(node) else public_number(program, other)
-    if not number or not isfinite(number):
-        return None, None
-    return source, number if kind(node) == "mul" else 1 / number
-
-
-def origin(program: Program, node: FxNode) -> FxNode:
-    """The value that a node is a rearrangement of: itself, if what makes it is not local or joins several values."""
-    while sources := moved(program, node):
-        origins = {origin(program, source) for source in sources}
-        if len(origins) > 1:
-            return node
-        node = origins.pop()
-    return node
 
 
 def _is_floating(node: FxNode) -> bool:

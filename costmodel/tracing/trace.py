@@ -21,16 +21,7 @@ from costmodel.ops import LayerId, Node, OpGraph, TokenEmbedding, VocabProjectio
 from costmodel.tracing import attention, norms, patterns
 from costmodel.tracing.export import Module, path_of, program_of
 from costmodel.tracing.patterns import TracedOp, TracedOps, first_match
-from costmodel.tracing.program import (
-    FxNode,
-    Program,
-    is_neutral,
-    kind,
-    moved,
-    origin,
-    secret_inputs,
-    writes,
-)
+from costmodel.tracing.program import FxNode, Program, kind, writes
 
 MAX_PLACES = 3  # modules named for each unsupported operation
 # An operation that no op stands for -> what kind of model has it, and what to do.
@@ -61,31 +52,25 @@ def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
 
     Raises UserError if there are some that nothing recognises, or if the output does not depend on the tokens.
     """
-    if program.output not in program.secret or origin(program, program.output) is program.tokens:
+    if program.output not in program.secret or program.origin(program.output) is program.tokens:
         raise UserError(f"the logits of model {name!r} must be computed from its tokens, but they are not.")
     recognised: dict[FxNode, TracedOps] = {}
-    unknown = [node for node in program.nodes if writes(node) and secret_inputs(program, node)]
+    unknown = [node for node in program.nodes if writes(node) and program.secret_inputs(node)]
     demanded = {program.output}
     for node in reversed(program.nodes):
         if node not in demanded or node is program.tokens:
             continue
-        if steps := _steps(program, node):
+        known = () if program.is_neutral(node) else (attention.PATTERNS, norms.PATTERNS, patterns.PATTERNS)
+        if steps := next((steps for table in known if (steps := first_match(table, program, node))), ()):
             recognised[node] = steps
             demanded.update(each for step in steps for each in step.inputs if not isinstance(each, TracedOp))
             continue
-        if origin(program, node) is node and not writes(node):
+        if program.origin(node) is node and not writes(node):
             unknown.insert(0, node)
-        demanded.update(secret_inputs(program, node))
+        demanded.update(program.secret_inputs(node))
     if unknown:
         raise UserError(_unsupported(name, unknown))
     return dict(reversed(recognised.items()))
-
-
-def _steps(program: Program, node: FxNode) -> TracedOps:
-    if is_neutral(program, node):
-        return ()
-    known = (attention.PATTERNS, norms.PATTERNS, patterns.PATTERNS)
-    return next((steps for table in known if (steps := first_match(table, program, node))), ())
 
 
 def _unsupported(name: str, unknown: list[FxNode]) -> str:
@@ -126,7 +111,7 @@ def _named(program: Program, recognised: dict[FxNode, TracedOps], leaves: set[st
 def _made(program: Program, node: FxNode, names: dict[Any, str]) -> FxNode:
     """The operation with a name that a value is a rearrangement of."""
     while node not in names:
-        node = moved(program, node)[0]
+        node = program.moved(node)[0]
     return node
 
 

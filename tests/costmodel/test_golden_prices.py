@@ -29,7 +29,7 @@ from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.ops import OP_TYPES, Node, Op, OpGraph
-from costmodel.protocols import crypten_programs, load_pricer, published, sigma_programs
+from costmodel.protocols import crypten, load_pricer, published, sigma_programs
 from costmodel.protocols.compute_testbed import kind
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
@@ -109,7 +109,7 @@ SETTINGS: dict[str, tuple[str, Holder | None]] = {
 PRICED: dict[str, tuple[Iterable[type], set[str]]] = {
     "published": (published.COUNTS, set()),
     "sigma": (sigma_programs.PROGRAMS, {"Scale", "Square", "JoinRows"}),
-    "crypten": (crypten_programs.PROGRAMS, set()),
+    "crypten": (crypten.PROGRAMS, set()),
 }
 
 

@@ -14,7 +14,7 @@ from costmodel.calibration.microbenchmark import plan
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.execution import op_functions
 from costmodel.ops import OP_TYPES, Op
-from costmodel.protocols import crypten_programs, op_programs, published, sigma_programs
+from costmodel.protocols import crypten, op_programs, published, sigma_programs
 from costmodel.protocols.compute_testbed import POOL
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
@@ -90,10 +90,10 @@ def tables() -> list[Table]:
             NOT_TABLED | LOCAL,
         ),
         table(
-            "costmodel/protocols/crypten_programs.py",
+            "costmodel/protocols/crypten.py",
             "PROGRAMS",
             "its steps under crypten",
-            crypten_programs.PROGRAMS,
+            crypten.PROGRAMS,
             LOCAL,
         ),
         *map(of_testbed, ENGINE_PROTOCOLS),

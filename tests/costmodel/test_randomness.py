@@ -2,23 +2,14 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from costmodel import ops
 from costmodel.network import NETWORKS
-from costmodel.protocols import cheetah, semi2k
+from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT
-from costmodel.protocols.primitives import Call, EngineSetting, Primitive, stored_bytes
-from costmodel.randomness import (
-    CORRELATIONS,
-    ENCRYPTED,
-    GENERATORS,
-    SILENT_OT_BITS,
-    Correlation,
-    alternatives,
-    correlations_of,
-)  # fmt: skip
+from costmodel.protocols.primitives import EngineSetting, Primitive
+from costmodel.protocols.semi2k import CORRELATIONS, Correlation, correlations_of
+from costmodel.randomness import ENCRYPTED, GENERATORS, SILENT_OT_BITS, alternatives
 
 SETTING = EngineSetting()
 DEALER, EXTENDED, SILENT, LATTICE = (generator.bytes_of for generator in GENERATORS)
@@ -75,40 +66,8 @@ def test_of_a_model(graph_of):
     assert [way.generator.name for way in wide] == [each.name for each in GENERATORS if each.name != ENCRYPTED]
 
 
-def opened_bytes(correlation: Correlation) -> int:
-    """What both parties together open under a correlation: a mask for each factor, or for the one number there is."""
-    masks = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit": 1}
-    if correlation.kind == "matrix":
-        rows, inner, columns = correlation.shape
-        return 2 * inner * (rows + columns) * correlation.bits // 8
-    return 2 * masks[correlation.kind] * correlation.elements * stored_bytes(correlation.bits)
-
-
-def sent(call, setting):
-    return semi2k.PRICES[call.primitive](call, setting).online_bytes
-
-
 def test_every_primitive_has_its_correlations():
     assert set(CORRELATIONS) == set(get_args(Primitive))
-
-
-@given(
-    primitive=st.sampled_from([name for name in get_args(Primitive) if name != "matmul"]),
-    elements=st.integers(1, 10**6),
-    bits=st.integers(1, 64),
-    ring_bits=st.sampled_from([32, 64, 128]),
-)
-def test_what_the_correlations_mask_is_what_the_protocol_sends(primitive, elements, bits, ring_bits):
-    """Demand and price cannot drift apart: each masked number is opened once by each party."""
-    setting = EngineSetting(ring_bits=ring_bits, fraction_bits=12)
-    call = Call(primitive=primitive, elements=elements, bits=bits)
-    assert sum(map(opened_bytes, CORRELATIONS[primitive](call, setting))) == sent(call, setting)
-
-
-@pytest.mark.parametrize("name", ["SM+LN+G", "HH(SM+ScFFN)", "SM(t)+ScFuFFN_i1"])
-def test_of_whole_models(name, graph_of):
-    for node in graph_of(name, seq_len=8, base="tiny"):
-        assert sum(map(opened_bytes, correlations_of(node.op, SETTING))) == semi2k.comm(node.op, SETTING).online_bytes
 
 
 def test_a_relu_written_out():

@@ -12,7 +12,7 @@ from costmodel.calibration.fit_published import (
 )
 from costmodel.calibration.validate_published import fit_errors
 from costmodel.protocols import published
-from costmodel.protocols.published_testbed import load_testbed
+from costmodel.protocols.published import load_testbed
 
 
 def test_refitting_gives_the_committed_file(rows, row_graphs):

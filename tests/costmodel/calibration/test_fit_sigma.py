@@ -5,8 +5,7 @@ import pytest
 from costmodel.calibration.fit_sigma import class_work, compute_s_of, dump_sigma, fit
 from costmodel.calibration.sigma_rows import sigma_rows
 from costmodel.errors import UserError
-from costmodel.protocols.sigma import TESTBED
-from costmodel.protocols.sigma_testbed import CLASSES, load_sigma
+from costmodel.protocols.sigma import CLASSES, TESTBED, load_sigma
 
 ROWS = sigma_rows()
 FITTED = [row for row in ROWS if row.fitted]

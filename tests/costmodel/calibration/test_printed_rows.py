@@ -51,7 +51,7 @@ def test_validate_prints_them(run, protocol: str) -> None:
 
 def test_validate_fails_when_a_printed_digit_differs(run, monkeypatch) -> None:
     off = tuple(replace(row, gigabytes="8.35") if row.gigabytes == "8.34" else row for row in ROWS)
-    monkeypatch.setattr("costmodel.commands.validate_printed.printed_rows", lambda: off)
+    monkeypatch.setattr("costmodel.commands.validate.printed_rows", lambda: off)
     code, out, _ = run("validate", "--protocol", "crypten")
     assert code == 1
     assert "FAIL" in out

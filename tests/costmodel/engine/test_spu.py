@@ -7,8 +7,7 @@ from costmodel import ops
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine import runtimes, spu
 from costmodel.engine.compare import compare, predict
-from costmodel.engine.party import OpCost
-from costmodel.engine.profile import entries
+from costmodel.engine.party import OpCost, entries
 from costmodel.execution import interpreter
 from costmodel.ops import GeluForm, Node, OpGraph
 from costmodel.protocols import load_pricer

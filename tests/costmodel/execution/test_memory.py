@@ -17,7 +17,6 @@ from costmodel.execution import interpreter
 from costmodel.execution.memory import (
     FEATURES,
     alive_bytes,
-    committed,
     features,
     held_bytes,
     last_readers,
@@ -102,7 +101,7 @@ def test_counts_are_those_of_the_arrays_that_a_run_has(base, name, deployment):
 def test_estimates_have_the_memory_of_engines_alone(run):
     flags = ("estimate", "SM+LN+R", "--base=tiny", "--seq-len=6")
     graph = lower(parse("SM+LN+R", base_architecture("tiny")).architecture, 6)
-    predicted = peak_memory(graph, SETTING, load_memory(committed("aby3")))
+    predicted = peak_memory(graph, SETTING, load_memory("aby3"))
     found = json.loads(run(*flags, "--protocol=aby3", "--format=json")[1])["memory"]
     assert predicted is not None
     assert found == asdict(predicted)
@@ -129,7 +128,7 @@ def test_a_fit_finds_what_it_is_given():
 
 
 def test_what_nobody_measured_is_not_predicted_and_what_is_beyond_is_told():
-    testbed = load_memory(committed("semi2k"))
+    testbed = load_memory("semi2k")
     small, large = (lower(parse("SM+LN+R", base_architecture("gpt2-small")).architecture, n) for n in (2, 1024))
     assert peak_memory(small, EngineSetting(weight_masks="kept"), testbed) is None
     assert peak_memory(small, EngineSetting(ring_bits=128, fraction_bits=40), testbed) is None
@@ -146,7 +145,7 @@ def test_what_nobody_measured_is_not_predicted_and_what_is_beyond_is_told():
 
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
 def test_committed_fits_are_within_the_bar_on_models_that_were_left_out(protocol):
-    testbed = load_memory(committed(protocol))
+    testbed = load_memory(protocol)
     assert testbed.protocol == protocol
     assert max(testbed.client.held_out_error, testbed.party.held_out_error) < TOLERANCE
 

@@ -75,7 +75,7 @@ def test_new_tokens_cost_the_same_however_the_model_is_given():
     assert named.tokens is not None
     assert [price.sent_bytes for price in named.tokens.by_token] == [row["sent_bytes"] for row in named.to_records()]
     assert sum(row["sent_bytes"] for row in named.to_records()) == named.sent_bytes
-    assert named.asked.title["deployment"]["projection"] == "last"
+    assert named.asked.deployment.projection == "last"
     asked = asked_model("SM+LN+G", base="tiny", seq_len=8)
     assert costmodel.price(asked, protocol="semi2k", new_tokens=3).to_records() == named.to_records()
 

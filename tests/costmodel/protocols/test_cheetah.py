@@ -12,32 +12,31 @@ from costmodel import ops
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import cheetah, cheetah_preprocessing
 from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block
+from costmodel.protocols.cheetah_preprocessing import Stock, Use
 from costmodel.protocols.primitives import Call, Comm, EngineSetting, Primitive, total_comm
 
 DEFAULT = EngineSetting()
 SERVER = EngineSetting(weights="server")
 
 
-def used(**changes: Any) -> cheetah_preprocessing.PreprocessingState:
+def made(**changes: Any) -> Stock:
     """Everything started, and more OTs at hand than a test needs."""
-    started: dict[str, Any] = {
-        "has_product_keys": True,
-        "has_matrix_keys": True,
-        "ots_started": True,
-        "spare_ots": [10**9, 10**9],
-    }
-    return cheetah_preprocessing.PreprocessingState(**{**started, **changes})
+    return Stock(
+        **{"has_product_keys": True, "has_matrix_keys": True, "ots_started": True, "spare_ots": [10**9] * 2, **changes}
+    )
 
 
-def one(primitive: Primitive, elements: int, ahead: cheetah_preprocessing.Preprocessing, bits: int = 0) -> Comm:
-    return cheetah.PRICES[primitive](Call(primitive=primitive, elements=elements, bits=bits), ahead)
+def one(primitive: Primitive, elements: int, stock: Stock, bits: int = 0) -> Comm:
+    used = Use()
+    online = cheetah.PRICES[primitive](Call(primitive=primitive, elements=elements, bits=bits), used)
+    return total_comm([online, stock.take(used)])
 
 
 def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
     # 16 digits of 4 bits: an OT of 16 messages of 2 bits with 4 choices each, 16 x (4 + 0.5) bytes. The tree joins them
     # in levels of 8, 4, 2, 1 nodes, one of which opens 2 bits and the others 3, by both parties.
     opened_bits = 2 * ((2 + 7 * 3) + (2 + 3 * 3) + (2 + 1 * 3) + 2)
-    comm = one("msb", 16384, used())
+    comm = one("msb", 16384, made())
     assert comm.online_bytes == (16 * 4.5 + opened_bits / 8) * 16384 == 82.25 * 16384
     assert comm.setup_bytes == 0
     assert comm.messages == 2 + 2 * (3 * 5 + 2)
@@ -45,10 +44,10 @@ def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
 
 def test_a_truncation_takes_3_and_an_eighth_bytes_an_element_and_an_equality_55_and_five_eighths() -> None:
     # 8 numbers of 18 bits fill 3 words, and a choice is one bit
-    assert one("truncate", 16384, used(), bits=18).online_bytes == (3 + 1 / 8) * 16384
+    assert one("truncate", 16384, made(), bits=18).online_bytes == (3 + 1 / 8) * 16384
     # 16 digits of 4 bits: an OT of 16 messages of a bit with 4 choices each; 15 ANDs, each of which opens 2 bits by
     # both parties; then an OT of 64 bits with a choice
-    assert one("equal", 16384, used()).online_bytes == (16 * 2.5 + 15 * 4 / 8 + 8 + 1 / 8) * 16384
+    assert one("equal", 16384, made()).online_bytes == (16 * 2.5 + 15 * 4 / 8 + 8 + 1 / 8) * 16384
 
 
 def test_a_factor_that_the_server_holds_halves_a_matrix_product() -> None:
@@ -59,20 +58,20 @@ def test_a_factor_that_the_server_holds_halves_a_matrix_product() -> None:
 
 
 def test_triples_are_cached() -> None:
-    ahead = used()
-    first, second = (one("multiply", 100, ahead) for _ in range(2))
+    stock = made()
+    first, second = (one("multiply", 100, stock) for _ in range(2))
     assert first.setup_bytes == 4 * (
         cheetah_preprocessing.PRODUCT_SENT_BYTES + cheetah_preprocessing.PRODUCT_ANSWER_BYTES
     )
     assert second.setup_bytes == 0
-    assert ahead.triples == 4096 - 200
+    assert stock.triples == 4096 - 200
 
 
 def test_oblivious_transfers_are_extended_when_they_run_out() -> None:
-    ahead = used(spare_ots=[100, 0])
-    assert one("truncate", 100, ahead, bits=18).setup_bytes == 0
-    assert one("truncate", 1, ahead, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
-    assert ahead.spare_ots == [cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT - 1, 0]
+    stock = made(spare_ots=[100, 0])
+    assert one("truncate", 100, stock, bits=18).setup_bytes == 0
+    assert one("truncate", 1, stock, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
+    assert stock.spare_ots == [cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT - 1, 0]
 
 
 def test_keys_and_transfers_are_set_up_once() -> None:

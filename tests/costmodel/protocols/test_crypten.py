@@ -22,13 +22,12 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine import crypten
 from costmodel.engine.compare import drawn_caches, drawn_tokens, drawn_weights
-from costmodel.engine.crypten_job import PartyJob
+from costmodel.engine.crypten import PartyJob
 from costmodel.engine.spu import EngineRun, ops_job
 from costmodel.errors import StoppedError, UnpricedOpError, UserError
 from costmodel.execution import interpreter
 from costmodel.ops import Op, OpGraph
-from costmodel.protocols.crypten_programs import comm
-from costmodel.protocols.crypten_setting import CryptenSetting
+from costmodel.protocols.crypten import CryptenSetting, comm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse

@@ -1,7 +1,7 @@
 import pytest
 
 from costmodel.protocols import published
-from costmodel.protocols.published_testbed import Constant, load_testbed
+from costmodel.protocols.published import Constant, load_testbed
 
 
 def test_every_constant_says_what_identifies_it():
