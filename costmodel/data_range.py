@@ -4,6 +4,7 @@ A dimension is inside between the least and the greatest value of the data, up t
 all the same, by how the counts of the formulas grow with it, which no measurement checks.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -91,9 +92,26 @@ def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
 
 
 def describe(outside: Iterable[str]) -> str:
-    """`extrapolated: ` and what lies outside the data; empty if nothing does."""
-    listed = ", ".join(outside)
+    """`extrapolated: ` and what lies outside the data, each dimension once; empty if nothing does.
+
+    `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` are `num_layers 6, 10 (data: 12 to 18)`; of
+    how many times an op does more than any that was measured, the most.
+    """
+    values: dict[tuple[str, str], dict[str, None]] = {}
+    for text in outside:
+        name, _, rest = text.partition(" ")
+        value, _, known = rest.partition(" (")
+        values.setdefault((name, known), {})[value] = None
+    listed = ", ".join(f"{name} {_joined(those)}{known and f' ({known}'}" for (name, known), those in values.items())
     return f"extrapolated: {listed}" if listed else ""
+
+
+def _joined(values: Iterable[str]) -> str:
+    """Numbers in order, words as they came; only the largest of factors."""
+    known = list(values)
+    if all(value.endswith("x") for value in known):
+        return max(known, key=lambda value: float(value.removesuffix("x")))
+    return ", ".join(sorted(known, key=lambda value: float(value) if value.isdigit() else math.inf))
 
 
 def _inside(value: int, known: tuple[int, ...]) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from costmodel.cost import Price, total_price
+from costmodel.data_range import describe
 from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
 from costmodel.trust import Trust
@@ -64,6 +65,11 @@ class Pricer(ABC):
     def extrapolation(self, op: Op) -> float | None:
         """How many times more an op does than any that seconds were fitted on, at least 1, or None."""
         return None
+
+
+def outside_data(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
+    """Says what of several op graphs lies outside the data of their prices, as `describe` does."""
+    return describe(text for graph in graphs for text in pricer.extrapolated(graph))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -81,32 +81,32 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Prints tables of what is committed; without it trains parents and candidates that are not trained yet.
+    """Prints tables; of widths that are not committed trains the parent and candidates as far as they are not.
 
     Raises UserError if another process is running the experiment, or a parent cannot be trained.
     """
     outcomes = committed(settings)
-    if not outcomes:
-        for width in settings.widths:
+    for width in settings.widths:
+        if width not in outcomes:
             folder = RUNS / "experiments" / name / width
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder):
                 outcomes[width] = _trained(settings, width, folder, console)
-    losses = {width: {row: _loss(ended) for row, ended in by_row.items()} for width, by_row in outcomes.items()}
+    losses = {width: {row: _loss(ended) for row, ended in outcomes[width].items()} for width in settings.widths}
     latency_s = prices(settings)
     console.print(loss_table(latency_s, losses))
     console.print(figure_table("", figures(settings, latency_s, losses)))
 
 
 def committed(settings: Settings) -> dict[str, dict[str, Ended]]:
-    """By width and row what is committed; nothing unless all is. A parent trained elsewhere is not to the last digit
+    """By width and row what is committed, of widths that are whole. A parent trained elsewhere is not to the last digit
     this one, so that rows go by their names.
     """
     outcomes: dict[str, dict[str, Ended]] = {width: {} for width in settings.widths}
     for record in read_outcomes(COMMITTED) if COMMITTED.exists() else ():
         outcomes[record.variant][record.row] = record.ended
     rows = {*settings.rows, *settings.control}
-    return outcomes if all(rows <= by_row.keys() for by_row in outcomes.values()) else {}
+    return {width: by_row for width, by_row in outcomes.items() if rows <= by_row.keys()}
 
 
 def _trained(settings: Settings, width: str, folder: Path, console: Console) -> dict[str, Ended]:

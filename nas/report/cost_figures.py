@@ -7,8 +7,7 @@ from functools import cache
 import numpy as np
 
 from costmodel.cost import Price, shared_price, total_price
-from costmodel.data_range import describe
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, outside_data
 from costmodel.network import NETWORKS, Network
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.derived import Derived
@@ -86,8 +85,7 @@ def breakdown_figure(architectures: dict[str, Architecture], pricer: Pricer, wor
     longest_s = max(total_price(prices.values()).latency_s for prices in by_kind)
     time = ("minutes", 60.0) if longest_s >= 120 else ("seconds", 1.0)
     network = f" on {pricer.network}" if pricer.network else ""
-    beyond = [text for graphs in runs for graph in graphs for text in pricer.extrapolated(graph)]
-    outside = describe(dict.fromkeys(beyond))
+    outside = outside_data(pricer, (graph for graphs in runs for graph in graphs))
     return PanelFigure(
         title=f"protocol {pricer.protocol} ({caption(pricer.trust)}){network}, {workload.words}"
         f"{outside and f'; {outside}'}",
@@ -129,8 +127,10 @@ def kind_of(node: Node) -> str:
 def _stacked(
     bars: Sequence[dict[str, Price]], measure: str, unit: float, *, small_joined: bool
 ) -> tuple[tuple[str, tuple[float, ...]], ...]:
-    """Parts with a value a bar; those that are small in every bar as one, at the end, and the rest largest first."""
-    names = list(dict.fromkeys(name for bar in bars for name in bar))
+    """Parts with a value a bar, in the order of the bar with most; or those that are small in every bar as one, at the
+    end, and the rest largest first.
+    """
+    names = list(dict.fromkeys(name for bar in sorted(bars, key=len, reverse=True) for name in bar))
     values = np.array([[getattr(bar[name], measure) / unit if name in bar else 0.0 for bar in bars] for name in names])
     kept, rest = list(range(len(names))), []
     if small_joined:

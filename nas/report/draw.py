@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -15,6 +16,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+TITLE_WIDTH = 170  # characters of a line
 ERRORS = "± two standard errors over seeds and files"
 LABELLED = 12  # front members named in the legend; the rest are in pareto.csv
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
@@ -71,7 +73,7 @@ def draw_panels(data: PanelFigure) -> Figure:
         rows, columns, figsize=(12.6 if columns > 1 else 7.5, 0.8 + data.row_height * rows), dpi=100,
         layout="constrained", squeeze=False, sharey="row" if data.share_y else "none",
     )  # fmt: skip
-    figure.suptitle(data.title, fontsize=9)
+    figure.suptitle(fill(data.title, TITLE_WIDTH), fontsize=9)
     listed = [panel for panel in data.panels if not isinstance(panel, HeatPanel) and not _is_named(panel)]
     names = dict.fromkeys(series[0] for panel in listed for series in panel.series)
     places = {name: place for place, name in enumerate(names)}

@@ -8,9 +8,7 @@ from statistics import fmean
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
-from costmodel.data_range import describe
-from costmodel.estimate import Pricer
-from costmodel.ops import OpGraph
+from costmodel.estimate import outside_data
 from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import published_rows
 from costmodel.trust import caption, shown
@@ -151,32 +149,10 @@ def price_line(run: Run) -> str:
     if "published" in run.config.protocols:
         forms = [deployed_of(member.most_expensive, run.base) for member in run.front]
         (published,) = (pricer for pricer in run.pricers if pricer.protocol == "published")
-        words = outside(published, (graph for form in forms for graph in run.workload.graphs(form)))
+        words = outside_data(published, (graph for form in forms for graph in run.workload.graphs(form)))
     named = ", and ".join(f"protocol {protocol} ({caption(TRUST[protocol])})" for protocol in run.config.protocols)
     whose = shown(run.config.public_layers, run.config.client_layers)
     return f"prices: {named}{words and f'; {words}'}{whose}"
-
-
-def outside(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
-    """Names what lies outside the data of prices, each dimension once; empty if nothing does.
-
-    `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` are `num_layers 6, 10 (data: 12 to 18)`; of
-    how many times an op does more than any that was measured, the most.
-    """
-    values: dict[tuple[str, str], dict[str, None]] = {}
-    for text in dict.fromkeys(text for graph in graphs for text in pricer.extrapolated(graph)):
-        name, _, rest = text.partition(" ")
-        value, _, known = rest.partition(" (")
-        values.setdefault((name, known), {})[value] = None
-    return describe(f"{name} {_joined(those)}{known and f' ({known}'}" for (name, known), those in values.items())
-
-
-def _joined(values: Iterable[str]) -> str:
-    """Numbers in order, words as they came; only the largest of factors."""
-    known = list(values)
-    if all(value.endswith("x") for value in known):
-        return max(known, key=lambda value: float(value.removesuffix("x")))
-    return ", ".join(sorted(known, key=lambda value: float(value) if value.isdigit() else math.inf))
 
 
 def parent_lines(run: Run) -> list[str]:

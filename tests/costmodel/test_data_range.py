@@ -71,7 +71,8 @@ def test_a_range_of_no_dimension_still_knows_its_ops(graph_of):
     data = DataRange(dimensions={}, op_types=frozenset({ops.Add}))
     assert "Softmax (data: none)" in data.outside(graph_of("SM"))
     assert describe(()) == ""
-    assert describe(["a", "b"]) == "extrapolated: a, b"
+    outside = ["num_layers 10 (data: 12)", "Softmax 2.0x", "num_layers 6 (data: 12)", "Softmax 3.0x"]
+    assert describe(outside) == "extrapolated: num_layers 6, 10 (data: 12), Softmax 3.0x"
 
 
 def test_derived_prices_have_bounds_of_ops_instead(graph_of):

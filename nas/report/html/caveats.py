@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 
 from costmodel.config.units import format_seconds
+from costmodel.estimate import outside_data
 from costmodel.trust import described, shown
 from nas.report.html.grid import Grid
 from nas.report.html.points import rows_of
 from nas.report.summary import (
     infeasible_lines,
     order_lines,
-    outside,
     second_lines,
     spread_words,
     unstable_lines,
@@ -113,7 +113,7 @@ def _prices(run: Run) -> Iterator[str]:
     shares = [share for graph in graphs if (share := run.pricer.prior_share(graph)) is not None]
     if shares and max(shares) > 0:
         yield f"Up to {max(shares):.1%} of a member's seconds rest on priors, not on data."
-    if words := outside(run.pricer, graphs):
+    if words := outside_data(run.pricer, graphs):
         yield f"The front's prices are {words}."
 
 

@@ -10,13 +10,12 @@ from typing import NamedTuple, TypeAlias
 
 from costmodel.cost import Budget, Price, shared_price, total_price
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, outside_data
 from costmodel.ops import OpGraph
 from costmodel.protocols import PROTOCOLS, load_pricer
 from costmodel.trust import caption
 from nas.report.cost_figures import by_part, kind_of
 from nas.report.html.points import Point
-from nas.report.summary import outside
 from nas.run.front import is_eligible
 from nas.run.pareto import nondominated
 from nas.run.run import Run
@@ -108,7 +107,7 @@ def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], gra
         network=pricer.network,
         seq_len=seq_len,
         trust=caption(pricer.trust),
-        outside=outside(pricer, (graph for point in trained for graph in graphs(point.architecture, seq_len))),
+        outside=outside_data(pricer, (graph for point in trained for graph in graphs(point.architecture, seq_len))),
         totals=measures,
         kinds=kinds,
         parts=tuple(_parts(prices, kinds) for prices in by_kind),

@@ -19,7 +19,7 @@ from nas.report.cost_figures import (
 )
 from nas.report.draw import draw_panels
 from nas.report.panels import OTHER, BarPanel
-from search_spaces.architecture import arch_id
+from search_spaces.architecture import Architecture, arch_id
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
 from search_spaces.notation import parse, placement
@@ -60,8 +60,8 @@ def test_on_loopback_only_the_other_axis_costs() -> None:
     assert rtts.series[0].y[0] > computing
 
 
-def bar_panels(pricer: Pricer) -> list[BarPanel]:
-    panels = breakdown_figure(ARCHITECTURES, pricer, Workload(prompt_len=16)).panels
+def bar_panels(pricer: Pricer, architectures: dict[str, Architecture] = ARCHITECTURES) -> list[BarPanel]:
+    panels = breakdown_figure(architectures, pricer, Workload(prompt_len=16)).panels
     return [panel for panel in panels if isinstance(panel, BarPanel)]
 
 
@@ -85,7 +85,8 @@ def test_bars_add_up_to_the_estimate(protocol: str) -> None:
 
 
 def test_layers_are_in_order_and_small_kinds_together() -> None:
-    panels = bar_panels(load_pricer("semi2k"))
+    shallow = {"shallow": parse("1xoSoRo-1xooooo", BASE).architecture}  # whose head follows its one layer
+    panels = bar_panels(load_pricer("semi2k"), shallow | ARCHITECTURES)
     by_kind_s, by_layer_s, by_kind, _ = ([part for part, _ in panel.series] for panel in panels)
     assert by_layer_s == ["embed", "0", "1", "head"]
     assert by_kind[-1] == OTHER  # learned positions are free in bytes

@@ -3,11 +3,11 @@ from dataclasses import replace
 
 import pytest
 
+from costmodel.estimate import outside_data
 from costmodel.protocols import load_pricer
 from nas.report.summary import (
     against_parent,
     closing_lines,
-    outside,
     parent_lines,
     price_line,
     searcher_lines,
@@ -184,8 +184,8 @@ def test_of_ops_beyond_their_measurements_the_most_is_said():
     pricer = load_pricer("cheetah")
     graphs = [lower(BASE, length) for length in (128, 256)]
     most = dict(text.split() for text in pricer.extrapolated(graphs[1]))
-    assert f"Softmax {most['Softmax']}," in outside(pricer, graphs)
-    assert outside(pricer, graphs).count("Softmax") == 1
+    assert f"Softmax {most['Softmax']}," in outside_data(pricer, graphs)
+    assert outside_data(pricer, graphs).count("Softmax") == 1
 
 
 def test_says_how_well_ends_were_expected_and_what_of_the_front_was_known(make_run, make_record):
