@@ -3,7 +3,7 @@ import math
 import pytest
 
 from experiments.__main__ import settings_of
-from experiments.across_widths import Settings, figures, loss_table, pairs_apart, prices, share_lost
+from experiments.across_widths import Settings, committed, figures, loss_table, pairs_apart, prices, share_lost
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import parse
@@ -24,6 +24,16 @@ def test_rows_are_within_the_budget_and_deploy_differently(settings: Settings):
     assert max(latency_s[row] for row in settings.rows) <= 300
     base = base_architecture(settings.base)
     assert len({deployed_id(parse(row, base).architecture) for row in settings.rows}) == len(settings.rows) == 24
+
+
+def test_what_is_committed_is_read_by_its_names_and_holds_the_bars(settings: Settings):
+    losses = {
+        width: {row: math.log(ended.perplexity or math.inf) for row, ended in by_row.items()}
+        for width, by_row in committed(settings).items()
+    }
+    assert losses.keys() >= {"48", "96"}
+    shown = list(figures(settings, prices(settings), losses))
+    assert {figure.verdict for figure in shown if figure.verdict} == {"PASS"}
 
 
 def test_what_both_widths_order_alike_loses_nothing():
