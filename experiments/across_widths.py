@@ -92,7 +92,9 @@ def run(name: str, settings: Settings, console: Console) -> None:
             folder.mkdir(parents=True, exist_ok=True)
             with locked(folder):
                 outcomes[width] = _trained(settings, width, folder, console)
-    losses = {width: {row: _loss(ended) for row, ended in outcomes[width].items()} for width in settings.widths}
+    losses = {
+        width: {row: math.log(ended.ranked) for row, ended in outcomes[width].items()} for width in settings.widths
+    }
     latency_s = prices(settings)
     console.print(loss_table(latency_s, losses))
     console.print(figure_table("", figures(settings, latency_s, losses)))
@@ -144,10 +146,6 @@ def _command(console: Console, *command: str) -> None:
         raise UserError(f"{command[0]} must end well, but ended with {code}; its last lines say why.")
 
 
-def _loss(ended: Ended) -> float:
-    return math.inf if ended.perplexity is None else math.log(ended.perplexity)
-
-
 def prices(settings: Settings) -> dict[str, float]:
     """Seconds a token of each row as it is deployed, at the size of the base."""
     base, pricer, workload = base_architecture(settings.base), load_pricer("published"), Workload(prompt_len=SEQ_LEN)
@@ -174,22 +172,22 @@ def loss_table(latency_s: Mapping[str, float], losses: Mapping[str, Losses]) -> 
 
 
 def figures(settings: Settings, latency_s: Mapping[str, float], losses: Mapping[str, Losses]) -> Iterator[Figure]:
-    """What carries from each width to the next, and from the first to the last."""
-    widths = list(losses)
+    """What carries from each width to the next."""
     reference = parse_seconds(settings.budget_latency, "budget_latency"), math.log(settings.reference_perplexity)
-    steps = [*pairwise(widths), *([(widths[0], widths[-1])] if len(widths) > 2 else [])]
-    for narrow, wide in steps:
-        is_doubling = (narrow, wide) != (widths[0], widths[-1]) or len(widths) == 2
-        to = f"{narrow} to {wide}"
-        for words, rows in (("", settings.rows), (", rows of papers", settings.control)):
-            here, there = ({row: losses[width][row] for row in rows} for width in (narrow, wide))
-            least = LEAST_SPEARMAN if is_doubling and not words else None
-            yield Figure(f"{to}: Spearman{words}", spearman(here, there), least=least)
-        here, there = ({row: losses[width][row] for row in settings.rows} for width in (narrow, wide))
+
+    def of(rows: Sequence[str], width: str) -> Losses:
+        return {row: losses[width][row] for row in rows}
+
+    for narrow, wide in pairwise(losses):
+        here, there = of(settings.rows, narrow), of(settings.rows, wide)
+        control = spearman(of(settings.control, narrow), of(settings.control, wide))
         agreeing, num = pairs_apart(here, there)
-        yield Figure(f"{to}: pairs {APART} nats apart, in order, of {num}", agreeing, form="{:.0f}")
         lost = share_lost(latency_s, here, there, reference)
-        yield Figure(f"{to}: hypervolume lost", lost, form="{:.1%}", most=MOST_LOST if is_doubling else None)
+        to = f"{narrow} to {wide}"
+        yield Figure(f"{to}: Spearman", spearman(here, there), least=LEAST_SPEARMAN)
+        yield Figure(f"{to}: Spearman, rows of papers", control)
+        yield Figure(f"{to}: pairs {APART} nats apart, in order, of {num}", agreeing, form="{:.0f}")
+        yield Figure(f"{to}: hypervolume lost", lost, form="{:.1%}", most=MOST_LOST)
 
 
 def pairs_apart(narrow: Losses, wide: Losses) -> tuple[int, int]:
