@@ -31,7 +31,6 @@ from search_spaces.optima.stages import Floats, stages_of
 BEYOND = 0.15  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
 NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
 NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
-PACE = 13 / 15  # of an even pace: the first looks come before any end
 PRIOR_LOGIT = 3.0  # 19 of 20 complete
 PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
 
@@ -184,7 +183,7 @@ class Auction:
             self._take(place)
         requests: list[Request] = []
         while len(requests) < size and room.ends > 0 and (new or standing):
-            is_end = bool(standing) and room.looks <= PACE * room.per_end * (room.ends - 1)
+            is_end = bool(standing) and room.looks <= room.per_end * (room.ends - 1)
             if not is_end and not (new and room.looks > 0):
                 standing, new, is_end = standing + new, [], True  # what nobody has looked at goes to its end too
             bidders = standing if is_end else new
