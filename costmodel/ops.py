@@ -748,7 +748,7 @@ class OpGraph:
     inputs: tuple[Input, ...] = ()
 
     def __post_init__(self) -> None:
-        known = {"tokens"} | {each.name for each in self.inputs}
+        known = {"tokens"} | {graph_input.name for graph_input in self.inputs}
         checked: set[Op] = set()  # layers repeat their ops
         for node in self.nodes:
             if node.name in known:

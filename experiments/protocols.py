@@ -55,7 +55,9 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
     Raises UserError if no training is of a quality, or one has no price.
     """
-    trained = [one for one in known_trainings(load_space(settings.space), 0.0) if one.log_perplexity is not None]
+    trained = [
+        training for training in known_trainings(load_space(settings.space), 0.0) if training.log_perplexity is not None
+    ]
     prices = {setting.words: priced(trained, setting, settings.seq_len) for setting in settings.settings}
     console.print(f"{len(trained)} trainings, prompt of {settings.seq_len} tokens; nats a token above the parent")
     for most in settings.most_nats:
@@ -71,25 +73,29 @@ def run(name: str, settings: Settings, console: Console) -> None:
 def priced(trained: Sequence[Trained], setting: Setting, seq_len: int) -> list[Price]:
     """What each training deploys to, priced for one token. Raises UserError for an op without a price."""
     price_op, workload = cache(load_pricer(setting.protocol, setting.network).price), Workload(prompt_len=seq_len)
-    graphs = (workload.graphs(deployed(one.member.architecture)) for one in trained)
+    graphs = (workload.graphs(deployed(training.member.architecture)) for training in trained)
     return [total_price(price_op(node.op) for graph in several for node in graph) for several in graphs]
 
 
 def picks_within(trained: Sequence[Trained], prices: Prices, most_nats: float) -> dict[str, int]:
     """By setting, the training of least latency that is good enough. Raises UserError if none is."""
-    good = [at for at, one in enumerate(trained) if one.log_perplexity is not None and one.log_perplexity <= most_nats]
+    good = [
+        at
+        for at, training in enumerate(trained)
+        if training.log_perplexity is not None and training.log_perplexity <= most_nats
+    ]
     if not good:
         raise UserError(f"`most_nats` must be that of some training, but none is within {most_nats:g}; raise it.")
     return {
-        setting: min(good, key=lambda at, found=found: (found[at].latency_s, at))  # type: ignore[misc]
-        for setting, found in prices.items()
+        setting: min(good, key=lambda at, costs=costs: (costs[at].latency_s, at))  # type: ignore[misc]
+        for setting, costs in prices.items()
     }
 
 
 def losses_of(picks: Mapping[str, int], prices: Prices) -> dict[str, list[float]]:
     """By whose pick it is, the share of latency that it costs more than the pick of each setting, in their order."""
     return {
-        setting: [found[at].latency_s / found[picks[other]].latency_s - 1 for other, found in prices.items()]
+        setting: [costs[at].latency_s / costs[picks[other]].latency_s - 1 for other, costs in prices.items()]
         for setting, at in picks.items()
     }
 

@@ -19,21 +19,21 @@ Perplexities: TypeAlias = Mapping[str, float]  # by row
 BySeed: TypeAlias = Mapping[int, Perplexities]  # of one variant of training
 
 
-def spearman(one: Perplexities, other: Perplexities) -> float:
-    """Rank correlation over the rows of `one`; equal perplexities share a rank. NaN if a side has one rank only."""
-    sides = [[side[row] for row in one] for side in (one, other)]
+def spearman(perplexities: Perplexities, other: Perplexities) -> float:
+    """Rank correlation over the rows of `perplexities`; equal ones share a rank. NaN if a side has one rank only."""
+    sides = [[side[row] for row in perplexities] for side in (perplexities, other)]
     return math.nan if any(len(set(side)) == 1 for side in sides) else float(spearmanr(*sides).statistic)
 
 
 def pairs_in_order(printed: Perplexities, ours: Perplexities) -> tuple[int, int]:
     """(pairs of rows that both order alike, pairs that differ in print)."""
-    pairs = [(one, other) for one, other in combinations(printed, 2) if printed[one] != printed[other]]
+    pairs = [(row, other) for row, other in combinations(printed, 2) if printed[row] != printed[other]]
     return _num_alike(pairs, printed, ours), len(pairs)
 
 
-def _num_alike(pairs: Iterable[tuple[str, str]], one: Perplexities, other: Perplexities) -> int:
+def _num_alike(pairs: Iterable[tuple[str, str]], perplexities: Perplexities, other: Perplexities) -> int:
     """How many pairs of rows both order alike."""
-    return sum((one[row] < one[behind]) == (other[row] < other[behind]) for row, behind in pairs)
+    return sum((perplexities[row] < perplexities[behind]) == (other[row] < other[behind]) for row, behind in pairs)
 
 
 def means(by_seed: BySeed) -> dict[str, float]:

@@ -16,8 +16,8 @@ LOCK_PATIENCE_S = 1.0  # a reader that asks whether a run is held holds it for a
 
 def newest(file: str) -> Path | None:
     """The folder under RUNS whose file of that name was written last, None if there is none."""
-    found = max(RUNS.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime, default=None)
-    return found and found.parent
+    newest_path = max(RUNS.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime, default=None)
+    return newest_path and newest_path.parent
 
 
 def replace_file(path: Path, content: str | bytes) -> None:

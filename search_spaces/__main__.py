@@ -82,7 +82,7 @@ def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = 
         raise UserError(f"--limit must be at least 1, but got {limit}.")
     feasible = _feasible(space, **asked)
     check_feasible(feasible)
-    is_whole = all(one.budget == Budget() for one in feasible.every)
+    is_whole = all(constraint.budget == Budget() for constraint in feasible.every)
     within = members(feasible.space) if is_whole else feasible.members()
     listed = list(islice(within, min(limit, sys.maxsize)))
     if format == "json":
@@ -153,14 +153,14 @@ def _feasible(
     loaded, workload = load_space(space), Workload(prompt_len=seq_len)
     accounting = accounting or ("deployed" if loaded.definition.choices else "written")
     asked = asked_of_each(protocol, flags)
-    each = [
+    budgets = [
         (
             load_pricer(name, of["network"], of["testbed"]),
             parse_budget(of["budget_latency"], of["budget_comm"], of["budget_keys"]),
         )
         for name, of in asked.items()
     ]
-    feasible, left_out = priced_within(loaded, each, workload, accounting)
+    feasible, left_out = priced_within(loaded, budgets, workload, accounting)
     for choice, reason in left_out.items():
         print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
     return feasible
@@ -177,7 +177,11 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "trust": facts(priced.pricer.trust),
         "accounting": priced.accounting,
         "budget": _costs(feasible.budget),
-        **({"also": {_protocol(one): _costs(one.budget) for one in feasible.also}} if feasible.also else {}),
+        **(
+            {"also": {_protocol(constraint): _costs(constraint.budget) for constraint in feasible.also}}
+            if feasible.also
+            else {}
+        ),
         "num_architectures": num_architectures(priced.space),
         "num_members": num_members(priced.space),
         "num_feasible": feasible.num_feasible,
@@ -186,7 +190,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
 
 
 def _member(feasible: FeasibleSpace, member: Member) -> dict[str, Any]:
-    prices = {_protocol(one): price_of(one.priced, member) for one in feasible.also}
+    prices = {_protocol(constraint): price_of(constraint.priced, member) for constraint in feasible.also}
     return {
         "name": member.name,
         "arch_id": arch_id(member.architecture),
@@ -201,24 +205,26 @@ def _costs(price: Price | Budget) -> dict[str, float | None]:
 
 
 def _line(feasible: FeasibleSpace, member: Member) -> str:
-    price, *others = (format_price(price_of(one.priced, member)) for one in feasible.every)
-    also = "".join(f"; {_protocol(one)}: {other}" for one, other in zip(feasible.also, others, strict=True))
+    price, *others = (format_price(price_of(constraint.priced, member)) for constraint in feasible.every)
+    also = "".join(
+        f"; {_protocol(constraint)}: {other}" for constraint, other in zip(feasible.also, others, strict=True)
+    )
     outside = describe(extrapolated(feasible.priced, member))
     return f"{member.name}  {arch_id(member.architecture)}  {price}{also}{outside and f'; {outside}'}"
 
 
-def _protocol(one: Bounded) -> str:
+def _protocol(constraint: Bounded) -> str:
     """With its network, where that is not fitted in."""
-    pricer = one.priced.pricer
+    pricer = constraint.priced.pricer
     return pricer.protocol if pricer.network is None else f"{pricer.protocol} on {pricer.network}"
 
 
 def _within(feasible: FeasibleSpace) -> str:
     num, size = feasible.num_feasible, num_members(feasible.space)
     first, *others = (
-        f"{'no budget' if one.budget == Budget() else f'within {format_budget(one.budget)}'} per token at "
-        f"T={feasible.priced.seq_len}, protocol {_protocol(one)}"
-        for one in feasible.every
+        f"{'no budget' if constraint.budget == Budget() else f'within {format_budget(constraint.budget)}'} per token "
+        f"at T={feasible.priced.seq_len}, protocol {_protocol(constraint)}"
+        for constraint in feasible.every
     )
     also = "".join(f", and {other}" for other in others)
     return f"{first}{also}: {num:,} members ({100 * num / size:.3g} %){format_left_out(feasible)}"

@@ -155,14 +155,14 @@ def free_peers() -> Callable[[int], tuple[tuple[str, int], ...]]:
     """`free_peers(2)`: so many hosts and ports of this machine, each free and with a free one after it."""
 
     def peers(count: int) -> tuple[tuple[str, int], ...]:
-        found: dict[int, tuple[str, int]] = {}
-        while len(found) < count:
+        addresses: dict[int, tuple[str, int]] = {}
+        while len(addresses) < count:
             with socket.create_server(("127.0.0.1", 0)) as first:
                 port = first.getsockname()[1]
                 with suppress(OSError, OverflowError), socket.create_server(("127.0.0.1", port + 1)):
-                    if not found.keys() & {port - 1, port, port + 1}:
-                        found[port] = ("127.0.0.1", port)
-        return tuple(found.values())
+                    if not addresses.keys() & {port - 1, port, port + 1}:
+                        addresses[port] = ("127.0.0.1", port)
+        return tuple(addresses.values())
 
     return peers
 

@@ -44,8 +44,8 @@ def exit_code(name: str, *args: str) -> object:
 def missing_paths(text: str) -> list[str]:
     """The paths in backticks, in or below a folder of ours or a .py file anywhere, that are not there."""
     ours = {path.name for path in ROOT.iterdir()} - {"runs"}  # what a user has made there is no path of ours
-    found = [code for code in _CODE.findall(_FENCED.sub("", text)) for code in code.split() if _PATH.fullmatch(code)]
-    paths = [path for path in found if path.endswith(".py") or ("/" in path and path.split("/")[0] in ours)]
+    codes = [code for code in _CODE.findall(_FENCED.sub("", text)) for code in code.split() if _PATH.fullmatch(code)]
+    paths = [path for path in codes if path.endswith(".py") or ("/" in path and path.split("/")[0] in ours)]
     return [path for path in paths if not any(ROOT.glob(path.rstrip("/")))]
 
 
@@ -65,8 +65,8 @@ def _resolves(name: str) -> bool:
 
 def missing_names(text: str) -> list[str]:
     """What is said to be in a file and is not a word of it."""
-    found = [(name, path) for name, path in _NAME_IN_FILE.findall(text) if (ROOT / path).exists()]
-    return [f"{name} in {path}" for name, path in found if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
+    mentions = [(name, path) for name, path in _NAME_IN_FILE.findall(text) if (ROOT / path).exists()]
+    return [f"{name} in {path}" for name, path in mentions if not re.search(rf"\b{name}\b", (ROOT / path).read_text())]
 
 
 def source_folders() -> set[str]:

@@ -57,12 +57,12 @@ def class_work(row: SigmaRow, name: Class) -> dict[Unit, int]:
 def _class_seconds(name: Class, rows: Sequence[SigmaRow]) -> ClassSeconds:
     per_unit_s = _coefficients(name, rows)
     left_out = [(_coefficients(name, [other for other in rows if other is not row]), row) for row in rows]
-    each = [work(op, comm(op, row.setting)) for row in rows for op in set(row.ops) if class_of(op) == name]
-    sizes = {unit: [part[unit] for part in each if part[unit]] for unit in SIZES}
+    parts = [work(op, comm(op, row.setting)) for row in rows for op in set(row.ops) if class_of(op) == name]
+    sizes = {unit: [part[unit] for part in parts if part[unit]] for unit in SIZES}
     return ClassSeconds(
         per_unit_s={unit: _rounded(value) for unit, value in per_unit_s.items()},
-        least={unit: min(found) for unit, found in sizes.items() if found},
-        greatest={unit: max(found) for unit, found in sizes.items() if found},
+        least={unit: min(values) for unit, values in sizes.items() if values},
+        greatest={unit: max(values) for unit, values in sizes.items() if values},
         worst_error=_rounded(max(_error(name, row, per_unit_s) for row in rows)),
         held_out_error=_rounded(max(_error(name, row, others) for others, row in left_out)),
     )

@@ -101,12 +101,12 @@ def _row(record: dict[str, str]) -> PrintedRow:
 def printed_checks(rows: Sequence[PrintedRow]) -> tuple[PrintedCheck, ...]:
     """Every row by its group's factor, or in GiB."""
     factors = {row.group: float(row.gigabytes) * BYTES["GB"] / own_bytes(row) for row in rows if row.fitted}
-    found = []
+    checks = []
     for row in rows:
         factor = factors.get(row.group)
         gigabytes = own_bytes(row) / GIBIBYTE if factor is None else own_bytes(row) * factor / BYTES["GB"]
-        found.append(PrintedCheck(row=row, factor=factor, gigabytes=gigabytes))
-    return tuple(found)
+        checks.append(PrintedCheck(row=row, factor=factor, gigabytes=gigabytes))
+    return tuple(checks)
 
 
 def own_bytes(row: PrintedRow) -> int:

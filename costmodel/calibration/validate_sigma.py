@@ -77,22 +77,26 @@ def num_norms(row: SigmaRow) -> int:
     return sum(class_of(op) == "norm" for op in row.ops)
 
 
-def sigma_checks(found: Sequence[Checked]) -> tuple[Check, ...]:
+def sigma_checks(predictions: Sequence[Checked]) -> tuple[Check, ...]:
     """Figures with their bars; shares of rows, and greatest errors."""
-    fitted = [each.seconds for each in found if each.seconds and each.row.fitted]
-    held_out = [each.seconds for each in found if each.seconds and not each.row.fitted]
-    keyed = [each for each in found if each.row.key_bytes is not None]
-    counted = [each for each in found if each.row.gpu_rounds is not None]
+    fitted = [prediction.seconds for prediction in predictions if prediction.seconds and prediction.row.fitted]
+    held_out = [prediction.seconds for prediction in predictions if prediction.seconds and not prediction.row.fitted]
+    keyed = [prediction for prediction in predictions if prediction.row.key_bytes is not None]
+    counted = [prediction for prediction in predictions if prediction.row.gpu_rounds is not None]
     return (
-        Check(name="rows whose bytes differ", value=_share(found, lambda each: not each.bytes_match), bar=0.0),
+        Check(
+            name="rows whose bytes differ",
+            value=_share(predictions, lambda prediction: not prediction.bytes_match),
+            bar=0.0,
+        ),
         Check(
             name=f"keys, worst of {len(keyed)} rows",
-            value=max(abs(each.key_bytes / (each.row.key_bytes or 0) - 1) for each in keyed),
+            value=max(abs(prediction.key_bytes / (prediction.row.key_bytes or 0) - 1) for prediction in keyed),
             bar=KEYS_BAR,
         ),
         Check(
             name="rows whose rounds on the GPU differ",
-            value=_share(counted, lambda each: each.gpu_rounds != each.row.gpu_rounds),
+            value=_share(counted, lambda prediction: prediction.gpu_rounds != prediction.row.gpu_rounds),
             bar=0.0,
         ),
         Check(name="seconds, worst of fitted rows", value=max(abs(seconds.error) for seconds in fitted)),

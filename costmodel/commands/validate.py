@@ -188,19 +188,19 @@ def _opinions_table(second: Iterable[Opinion]) -> Table:
 
 def _sigma() -> Validation:
     """Every logged and printed row beside its prediction."""
-    found = [checked(row) for row in sigma_rows()]
-    figures, lines = sigma_checks(found), []
-    for each in found:
-        row, seconds = each.row, ["", "", "", ""]
-        if each.seconds is not None:
-            told_s, predicted_s, low, high = map(format_seconds, each.seconds)
-            seconds = [told_s, predicted_s, f"{each.seconds.error:+.1%}", f"{low} to {high}"]
+    predictions = [checked(row) for row in sigma_rows()]
+    figures, lines = sigma_checks(predictions), []
+    for prediction in predictions:
+        row, seconds = prediction.row, ["", "", "", ""]
+        if prediction.seconds is not None:
+            told_s, predicted_s, low, high = map(format_seconds, prediction.seconds)
+            seconds = [told_s, predicted_s, f"{prediction.seconds.error:+.1%}", f"{low} to {high}"]
         told = f"{row.sent_bytes:,}" if row.sent_bytes else f"{row.sent_gibibytes or ''} GiB".removeprefix(" GiB")
         lines.append(
             [
                 _row_title(row),
-                *(told, "equal" if each.bytes_match else f"{each.sent_bytes:,}"),
-                *(format_bytes(each.key_bytes), f"{each.gpu_rounds:,}"),
+                *(told, "equal" if prediction.bytes_match else f"{prediction.sent_bytes:,}"),
+                *(format_bytes(prediction.key_bytes), f"{prediction.gpu_rounds:,}"),
                 *seconds,
             ]
         )
@@ -210,9 +210,9 @@ def _sigma() -> Validation:
 
 def _printed(protocol: str) -> Validation:
     """Bytes that others print of a protocol beside ours, never fitted."""
-    found = printed_checks([row for row in printed_rows() if row.protocol == protocol])
-    exact = [not each.is_equal for each in found if each.factor is None]
-    held_out = [abs(each.error) for each in found if each.factor is not None and not each.row.fitted]
+    row_checks = printed_checks([row for row in printed_rows() if row.protocol == protocol])
+    exact = [not check.is_equal for check in row_checks if check.factor is None]
+    held_out = [abs(check.error) for check in row_checks if check.factor is not None and not check.row.fitted]
     figures = []
     if exact:
         figures.append(Check(name="rows of no factor that differ", value=sum(exact) / len(exact), bar=0.0))
@@ -220,12 +220,12 @@ def _printed(protocol: str) -> Validation:
         figures.append(Check(name=f"bytes, worst of {len(held_out)} held-out rows", value=max(held_out)))
     lines = [
         [
-            _row_title(each.row),
-            *(each.row.gigabytes, f"{each.gigabytes:.3f}"),
-            "" if each.factor is None else f"{each.factor:.3f}",
-            "equal" if each.is_equal else f"{each.error:+.1%}",
+            _row_title(check.row),
+            *(check.row.gigabytes, f"{check.gigabytes:.3f}"),
+            "" if check.factor is None else f"{check.factor:.3f}",
+            "equal" if check.is_equal else f"{check.error:+.1%}",
         ]
-        for each in found
+        for check in row_checks
     ]
     shown = table(["row"], ["GB", "predicted", "factor", "error"], lines)
     return [shown, f"- {PRINTED_NOTE}", checks_table(figures)], figures

@@ -84,6 +84,6 @@ def keys_and_values(attention: Attention, *, rows: int, past_len: int = 0) -> tu
         name = f"{module}{dot}{last}"
         past = [Input(name=f"{name}.past", shape=(past_len, features))] if past_len else []
         op = ops.KeyValueCache(past_len=past_len, rows=rows, features=features)
-        nodes.append(Node(name=name, layer=scores.layer, op=op, inputs=(*(each.name for each in past), source)))
+        nodes.append(Node(name=name, layer=scores.layer, op=op, inputs=(*(entry.name for entry in past), source)))
         inputs += past
     return nodes, inputs

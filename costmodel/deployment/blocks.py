@@ -21,7 +21,11 @@ def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
 
     An op of a block has the name of the whole one, `@` and its first query; what joins them has the mix's name.
     """
-    mixes = {each.mix.name: each for each in attentions(graph) if each.is_causal and each.num_queries > size}
+    mixes = {
+        attention.mix.name: attention
+        for attention in attentions(graph)
+        if attention.is_causal and attention.num_queries > size
+    }
     inside = {node.name for attention in mixes.values() for node in attention.nodes}
     nodes: list[Node] = []
     for node in graph:

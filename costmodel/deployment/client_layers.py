@@ -35,8 +35,10 @@ def halves(graph: OpGraph, num_layers: int) -> Halves:
             f"{', '.join((stream, *others))}; choose another number."
         )
     read = {name for node in client for name in node.inputs}
-    kept = tuple(each for each in graph.inputs if each.name not in read)
+    kept = tuple(graph_input for graph_input in graph.inputs if graph_input.name not in read)
     return Halves(
-        client=OpGraph(nodes=tuple(client), inputs=tuple(each for each in graph.inputs if each.name in read)),
+        client=OpGraph(
+            nodes=tuple(client), inputs=tuple(graph_input for graph_input in graph.inputs if graph_input.name in read)
+        ),
         private=OpGraph(nodes=tuple(private), inputs=(Input(name=stream, shape=output_shapes(graph)[stream]), *kept)),
     )

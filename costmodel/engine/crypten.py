@@ -89,13 +89,13 @@ def run_job(job: PartyJob) -> EngineRun:
     """A graph on given inputs, a process for each party. Raises StoppedError, in one line, if a party fails."""
     first, second = _results(job)
     by_op, last_s = [], 0.0
-    for node, one, other in zip(job.graph, first.by_op, second.by_op, strict=True):
-        end_s = max(one.end_s, other.end_s)
+    for node, cost, other in zip(job.graph, first.by_op, second.by_op, strict=True):
+        end_s = max(cost.end_s, other.end_s)
         measured = Measured(
-            sent_bytes=(one.counted_bytes + other.counted_bytes) // 2,
-            messages=one.rounds + other.rounds,
-            seconds=end_s - max(last_s, min(one.begin_s, other.begin_s)),
-            rounds=max(one.rounds, other.rounds),
+            sent_bytes=(cost.counted_bytes + other.counted_bytes) // 2,
+            messages=cost.rounds + other.rounds,
+            seconds=end_s - max(last_s, min(cost.begin_s, other.begin_s)),
+            rounds=max(cost.rounds, other.rounds),
         )
         by_op.append((node, measured))
         last_s = end_s

@@ -80,7 +80,9 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
 
         # of a rank its own address, and a port of the relay's for every other
         known = [
-            tuple(own if peer == rank else relay.forward(LOOPBACK, own) for peer, own in enumerate(addresses))
+            tuple(
+                address if peer == rank else relay.forward(LOOPBACK, address) for peer, address in enumerate(addresses)
+            )
             for rank in range(num_parties)
         ]
         yield Wiring(addresses=tuple(known), prefixes=((),) * num_parties, set_condition=delay)

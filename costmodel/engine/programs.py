@@ -100,9 +100,9 @@ def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Ca
             on_node(node.name)
             if isinstance(node.op, ops.TokenEmbedding):
                 shapes["tokens"] = node.op.input_shapes[0]
-            own = weight_variables(node)
-            names = (*own.values(), *(pasts.get(name, name) for name in node.inputs))
-            code, shapes[node.name] = _compiled(node.op, tuple(own), tuple(shapes[name] for name in names))
+            node_weights = weight_variables(node)
+            names = (*node_weights.values(), *(pasts.get(name, name) for name in node.inputs))
+            code, shapes[node.name] = _compiled(node.op, tuple(node_weights), tuple(shapes[name] for name in names))
             programs.append(Program(name=node.name, inputs=names, output=node.name, code=code))
         steps.append(tuple(programs))
     masked = [operand for operand in weights if operand.is_masked] if setting.weight_masks == "kept" else []

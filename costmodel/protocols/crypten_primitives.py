@@ -101,8 +101,8 @@ def maximum(rows: int, length: int, fraction_bits: int) -> Comm:
     while unfolded > 1:
         parts.append(product(rows * left * (unfolded // 2), rows * left * (unfolded // 2)))
         unfolded -= unfolded // 2
-    found = [_drawn(rows, left, fraction_bits), product(rows * left, rows * left)]
-    return total_comm([*parts, *found, is_zero(rows * length), _drawn(rows, length, fraction_bits)])
+    pick = [_drawn(rows, left, fraction_bits), product(rows * left, rows * left)]
+    return total_comm([*parts, *pick, is_zero(rows * length), _drawn(rows, length, fraction_bits)])
 
 
 def _drawn(rows: int, length: int, fraction_bits: int) -> Comm:

@@ -126,9 +126,11 @@ def _frozen_norm(op: ops.FrozenNorm, setting: SigmaSetting) -> Comm:
 
 def _rotary(op: ops.Rotary, setting: SigmaSetting) -> Comm:
     """Queries, then keys, by public angles of 3 bits less than the fraction. Source: gpu_mha.cu, gpuRotEmb."""
-    each = op.rows * op.rotary_dim
+    head_elements = op.rows * op.rotary_dim
     heads = (op.heads, op.key_heads or op.heads)
-    return total_comm(truncated_small(each * some, setting.fraction_bits - 3, setting.ring_bits) for some in heads)
+    return total_comm(
+        truncated_small(head_elements * some, setting.fraction_bits - 3, setting.ring_bits) for some in heads
+    )
 
 
 def _num_scores(op: ops.OnScores, *, causal: bool = True) -> int:

@@ -151,12 +151,12 @@ def _attention(
     causal: whether they are masked, whatever was taken off them.
     """
     heads, num_queries, head_dim = (1, *size(queries))[-3:]
-    peeled_queries, peeled_keys, peeled_values = (_peeled(program, each) for each in (queries, keys, values))
+    peeled_queries, peeled_keys, peeled_values = (_peeled(program, operand) for operand in (queries, keys, values))
     key_heads = peeled_keys.least // (num_keys * head_dim)
     factor, rest = _factored([*peeled_queries.steps, *peeled_keys.steps], scores.steps[::-1])
     if (
         numel(queries) != heads * num_queries * head_dim  # more than one sequence
-        or sum(is_node(each) and not _is_tanh(each) for each in rest) > 1
+        or sum(is_node(score_step) and not _is_tanh(score_step) for score_step in rest) > 1
         or peeled_values.steps
         or peeled_values.turned
         or peeled_queries.turned * key_heads != peeled_keys.turned * heads
@@ -176,7 +176,7 @@ def _attention(
     scored = ops.AttentionScores(**square, head_dim=head_dim, scaled=scaled, factor=factor, causal=causal)
     chain: list[tuple[str, Op, FxNode]] = [
         ("scores", scored, node),
-        *(_score_step(each, square, node) for each in rest),
+        *(_score_step(score_step, square, node) for score_step in rest),
         ("softmax", ops.Softmax(**square, causal=causal), node),
     ]
     steps = _chained(steps, packed, chain)
@@ -275,7 +275,7 @@ def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
     Turned is a sum or difference of two rearrangements of one value, each times public numbers.
     """
     if kind(node) in {"add", "sub"} and len(program.secret_inputs(node)) == 2:
-        factors = [program.split_product(program.origin(each)) for each in program.secret_inputs(node)]
+        factors = [program.split_product(program.origin(term)) for term in program.secret_inputs(node)]
         if any(source is None or not is_node(other) or other in program.learned for source, other in factors):
             return None
         first, second = (program.origin(source) for source, _ in factors)
@@ -283,11 +283,14 @@ def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
     if kind(node) in {"cat", "stack"} and len(parts := program.secret_inputs(node)) > 1:
         turned = [_rotation(program, program.origin(part)) for part in parts]
         sources = {
-            program.origin(part) if found is None else found[0] for part, found in zip(parts, turned, strict=True)
+            program.origin(part) if rotation is None else rotation[0]
+            for part, rotation in zip(parts, turned, strict=True)
         }
         if len(sources) > 1 or not any(turned):
             return None
-        kept = sum(numel(part) if found is None else found[1] for part, found in zip(parts, turned, strict=True))
+        kept = sum(
+            numel(part) if rotation is None else rotation[1] for part, rotation in zip(parts, turned, strict=True)
+        )
         return sources.pop(), kept
     return None
 

@@ -63,7 +63,7 @@ def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
         known = () if program.is_neutral(node) else (attention.PATTERNS, norms.PATTERNS, patterns.PATTERNS)
         if steps := next((steps for table in known if (steps := first_match(table, program, node))), ()):
             recognised[node] = steps
-            demanded.update(each for step in steps for each in step.inputs if not isinstance(each, TracedOp))
+            demanded.update(source for step in steps for source in step.inputs if not isinstance(source, TracedOp))
             continue
         if program.origin(node) is node and not writes(node):
             unknown.insert(0, node)
@@ -97,11 +97,12 @@ def _named(program: Program, recognised: dict[FxNode, TracedOps], leaves: set[st
         for step in steps:
             path = path_of(step.anchor)
             stem = path if path in leaves else ".".join(part for part in (path, step.part) if part)
-            name = next(each for each in _candidates(stem, step.part) if each not in taken)
+            name = next(candidate for candidate in _candidates(stem, step.part) if candidate not in taken)
             taken.add(name)
             names[step] = name
             inputs = tuple(
-                names[each if isinstance(each, TracedOp) else _made(program, each, names)] for each in step.inputs
+                names[source if isinstance(source, TracedOp) else _made(program, source, names)]
+                for source in step.inputs
             )
             nodes.append(Node(name=name, layer=_layer(path, step, nodes), op=step.op, inputs=inputs))
         names[node] = names[steps[-1]]

@@ -190,8 +190,11 @@ def nans_table(experiment: Experiment) -> PaperTable:
 
 def _last_of(experiment: Experiment, key: str) -> dict[str, Any]:
     """By row what the last diagnosis has there that has a value."""
-    values = {row: [one[key] for one in trained.diagnoses() if one[key]] for row, trained in experiment.first.items()}
-    return {row: found[-1] for row, found in values.items() if found}
+    values = {
+        row: [diagnosis[key] for diagnosis in trained.diagnoses() if diagnosis[key]]
+        for row, trained in experiment.first.items()
+    }
+    return {row: series[-1] for row, series in values.items() if series}
 
 
 def _series(name: str, curve: Sequence[tuple[float, float | None]]) -> Series:

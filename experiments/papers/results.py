@@ -48,7 +48,9 @@ class Experiment(NamedTuple):
     @property
     def perplexities(self) -> Perplexities:
         """Means over seeds by row; infinite if one diverged."""
-        return {row: statistics.fmean(each.ended.ranked for each in seeds) for row, seeds in self.trained.items()}
+        return {
+            row: statistics.fmean(training.ended.ranked for training in seeds) for row, seeds in self.trained.items()
+        }
 
     @property
     def first(self) -> dict[str, Trained]:

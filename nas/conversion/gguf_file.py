@@ -122,15 +122,15 @@ def _checked(settings: Settings, tensors: Mapping[str, Any]) -> tuple[Architectu
 
 def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architecture:
     """Raises UserError, naming what, for a model that is not exactly what a block can be."""
-    path, own = settings.path, settings.own
+    path, setting = settings.path, settings.own
     if settings.family not in FAMILIES:
         raise UserError(f"{path!r} must be a model of {' or '.join(FAMILIES)}, but is of {settings.family!r}.")
     if "token_embd.weight" not in tensors:
         raise UserError(f"{path!r} must hold all weights of its settings, but lacks 'token_embd.weight'.")
-    heads, d_model = own("attention.head_count"), own("embedding_length")
-    if not heads or (own("attention.key_length", 0) == 0 and d_model % heads):
+    heads, d_model = setting("attention.head_count"), setting("embedding_length")
+    if not heads or (setting("attention.key_length", 0) == 0 and d_model % heads):
         raise UserError(f"`attention.head_count` of {path!r} must divide the width, {d_model}, but is {heads}.")
-    head_size = own("attention.key_length", d_model // heads)
+    head_size = setting("attention.key_length", d_model // heads)
     usual = {
         "rope.dimension_count": head_size,
         "rope.scaling.type": "none",
@@ -139,24 +139,24 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
         "expert_count": 0,
     }
     for name, value in usual.items():
-        if (given := own(name, value)) != value:
+        if (given := setting(name, value)) != value:
             raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {given!r}; it cannot be imported.")
     return imported(
         path,
         LLAMA_LAYER,
-        num_layers=own("block_count"),
+        num_layers=setting("block_count"),
         block=FAMILIES[settings.family].block,
         num_heads=heads,
-        num_kv_heads=own("attention.head_count_kv", heads),
+        num_kv_heads=setting("attention.head_count_kv", heads),
         head_size=head_size,
         d_model=d_model,
-        d_ff=own("feed_forward_length"),
+        d_ff=setting("feed_forward_length"),
         vocab_size=int(tensors["token_embd.weight"].shape[1]),
-        context=own("context_length"),
+        context=setting("context_length"),
         bias=False,
         tied_embeddings="output.weight" not in tensors,
-        rotary_base=_decimal(own("rope.freq_base", ROTARY_BASE)),
-        norm_epsilon=_decimal(own("attention.layer_norm_rms_epsilon")),
+        rotary_base=_decimal(setting("rope.freq_base", ROTARY_BASE)),
+        norm_epsilon=_decimal(setting("attention.layer_norm_rms_epsilon")),
     )
 
 

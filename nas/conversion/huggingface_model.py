@@ -61,8 +61,8 @@ class _Past:
         if self.cache is None:
             return keys, values
         place, self._place = self._place, self._place + 1
-        found: tuple[Tensor, Tensor] = self.cache.update(keys, values, place)
-        return found
+        keys_values: tuple[Tensor, Tensor] = self.cache.update(keys, values, place)
+        return keys_values
 
 
 class _Weight(nn.Module):

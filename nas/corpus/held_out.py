@@ -47,9 +47,9 @@ def hold_out(
     lines = (entry / "documents.bin").read_bytes()[: lengths["documents"]].splitlines()
     names, num_tokens, num_windows = zip(*(json.loads(line) for line in lines), strict=True)
     windows = np.fromfile(entry / "validation-windows.bin", dtype=np.uint64, count=lengths["validation-windows"])
-    found = repeated(windows, _parts(entry / "train-windows.bin", lengths["train-windows"]), of_parent)
+    repeats = repeated(windows, _parts(entry / "train-windows.bin", lengths["train-windows"]), of_parent)
     owners = np.repeat(np.arange(len(names)), num_windows)
-    num_repeated = np.bincount(owners, found, len(names)).astype(np.int64)
+    num_repeated = np.bincount(owners, repeats, len(names)).astype(np.int64)
     kept = kept_documents(np.array(num_windows), num_repeated) & (np.array(num_tokens) > 0)
     if not kept.any():
         raise UserError(

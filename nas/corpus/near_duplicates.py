@@ -52,12 +52,12 @@ def to_keep(windows: Windows) -> KeptWindows:
 def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWindows | None) -> NDArray[np.bool_]:
     """For every window, whether candidates, whose windows may come in parts, or their parent were trained on it."""
     wanted, places = np.unique(windows, return_inverse=True)
-    found = np.zeros(len(wanted), dtype=bool)
+    repeats = np.zeros(len(wanted), dtype=bool)
     if of_parent is not None:
-        found |= np.isin((wanted >> np.uint64(32)).astype(KEPT_TYPE), of_parent)
+        repeats |= np.isin((wanted >> np.uint64(32)).astype(KEPT_TYPE), of_parent)
     for part in trained_on:
-        found |= np.isin(wanted, part)
-    of_each: NDArray[np.bool_] = found[places]
+        repeats |= np.isin(wanted, part)
+    of_each: NDArray[np.bool_] = repeats[places]
     return of_each
 
 

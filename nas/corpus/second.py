@@ -68,13 +68,13 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
     kept = _without_copies(data, source.documents, first, of_parent)
     encoder = given_encoder(kept_tokenizer(Path(first.folder), "first"), None, first.chunk_len)
     ids = encoder.encode([document.text for document in kept])
-    sizes = [(document.name, len(each)) for document, each in zip(kept, ids, strict=True) if len(each)]
+    sizes = [(document.name, len(tokens)) for document, tokens in zip(kept, ids, strict=True) if len(tokens)]
     held_out = HeldOut(documents=grouped(sizes), num_left_out=len(source.documents) - len(kept))
-    found = _beside(first, data, key, entry, held_out)
+    corpus = _beside(first, data, key, entry, held_out)
     entry.mkdir(parents=True, exist_ok=True)
-    replace_file(found.file("validation"), np.concatenate([*ids, np.zeros(0, encoder.dtype)]).tobytes())
+    replace_file(corpus.file("validation"), np.concatenate([*ids, np.zeros(0, encoder.dtype)]).tobytes())
     replace_file(entry / "held-out.json", json.dumps(asdict(held_out)))
-    return found
+    return corpus
 
 
 def require_sequences(second: Corpus, seq_len: int) -> None:
@@ -99,9 +99,9 @@ def _without_copies(
 ) -> list[Document]:
     """Raises UserError if a file is in both, unless nobody has asked for it."""
     windows = [window_hashes(document.text) for document in documents]
-    found = repeated(np.concatenate(windows), stored_windows(Path(first.folder)), of_parent)
-    ends = np.cumsum([len(each) for each in windows])
-    shares = [float(part.mean()) if len(part) else 0.0 for part in np.split(found, ends[:-1])]
+    repeats = repeated(np.concatenate(windows), stored_windows(Path(first.folder)), of_parent)
+    ends = np.cumsum([len(hashes) for hashes in windows])
+    shares = [float(part.mean()) if len(part) else 0.0 for part in np.split(repeats, ends[:-1])]
     copies = [document.name for document, share in zip(documents, shares, strict=True) if share > A_COPY]
     if copies and data != DEPENDENCIES:
         raise UserError(

@@ -87,7 +87,7 @@ def loss_shares(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 def _evenly(available: Sequence[int], wanted: int) -> list[int]:
     """How many to take of each, together at most `wanted`, so that the largest number is as low as can be."""
     taken, left = [0] * len(available), wanted
-    for place, document in enumerate(sorted(range(len(available)), key=lambda one: available[one])):
+    for place, document in enumerate(sorted(range(len(available)), key=lambda index: available[index])):
         taken[document] = min(available[document], -(-left // (len(available) - place)))
         left -= taken[document]
     return taken

@@ -46,5 +46,8 @@ def _lacking(text: str, encoder: Encoder) -> list[str]:
     """Characters that become nothing, or the token for what is unknown."""
     unknown = getattr(encoder.tokenizer.model, "unk_token", None)
     unknown_id = None if unknown is None else encoder.tokenizer.token_to_id(unknown)
-    ids = {one: encoder.tokenizer.encode(one, add_special_tokens=False).ids for one in dict.fromkeys(text)}
+    ids = {
+        character: encoder.tokenizer.encode(character, add_special_tokens=False).ids
+        for character in dict.fromkeys(text)
+    }
     return [repr(character) for character, its in ids.items() if not its or unknown_id in its]

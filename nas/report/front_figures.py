@@ -172,7 +172,8 @@ def _panel(
 
 def _group(trained: Sequence[TrainedMember]) -> Group:
     return tuple(
-        Mark(label(one), one.latency_s / 60, one.perplexity, _range_min(one), one.perplexity_bounds) for one in trained
+        Mark(label(member), member.latency_s / 60, member.perplexity, _range_min(member), member.perplexity_bounds)
+        for member in trained
     )
 
 

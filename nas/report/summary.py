@@ -278,16 +278,16 @@ def order_lines(run: Run) -> list[str]:
 
 def searcher_lines(run: Run) -> list[str]:
     """Says how far the searcher's expectations came true, and what of the front it knew from another search."""
-    proposed = [one for one in run.records if one.event == "proposed" and one.expected_loss is not None]
+    proposed = [record for record in run.records if record.event == "proposed" and record.expected_loss is not None]
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
-    begun = {one.index for one in proposed if one.is_look}
+    begun = {record.index for record in proposed if record.is_look}
     stages = {
-        "when first proposed": [one for one in proposed if one.is_look or one.index not in begun],
-        "after a look": [one for one in proposed if not one.is_look and one.index in begun],
+        "when first proposed": [record for record in proposed if record.is_look or record.index not in begun],
+        "after a look": [record for record in proposed if not record.is_look and record.index in begun],
     }
     explained = []
     for stage, records in stages.items():
-        pairs = [(one.expected_loss or 0.0, ends[one.index] or 0.0) for one in records if one.index in ends]
+        pairs = [(record.expected_loss or 0.0, ends[record.index] or 0.0) for record in records if record.index in ends]
         if len(pairs) >= LEAST_EXPECTED:
             explained.append(f"R^2 {_explained(pairs):.2f} {stage} ({len(pairs)} candidates)")
     lines = [f"{run.config.searcher}: of losses at the end it expected {', '.join(explained)}"] if explained else []

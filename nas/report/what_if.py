@@ -97,7 +97,7 @@ def _bounded(budget: Budget) -> str:
 def picks_table(what_ifs: Sequence[WhatIf]) -> Table:
     """Members of any front, cheapest first under the first prices: their cost, and what they are, under each."""
     names = {member.trial_id for what_if in what_ifs for member in what_if.after}
-    columns = [[one for one in what_if.repriced if one.trial_id in names] for what_if in what_ifs]
+    columns = [[member for member in what_if.repriced if member.trial_id in names] for what_if in what_ifs]
     table = Table(box=None, pad_edge=False)
     for heading in ("arch_id", "architecture", "perplexity", *(what_if.title_after for what_if in what_ifs)):
         table.add_column(heading, no_wrap=heading == "arch_id", overflow="fold")

@@ -113,8 +113,8 @@ def reprice_each(run: Run, prices: Mapping[str, Any]) -> tuple[WhatIf, ...]:
 
     Raises UserError as `reprice` and `asked_of_each` do.
     """
-    each = asked_of_each(prices["protocol"], {flag: prices.get(flag) for flag in BY_PROTOCOL})
-    return tuple(reprice(run, **{**prices, "protocol": name, **asked}) for name, asked in each.items())
+    protocols = asked_of_each(prices["protocol"], {flag: prices.get(flag) for flag in BY_PROTOCOL})
+    return tuple(reprice(run, **{**prices, "protocol": name, **asked}) for name, asked in protocols.items())
 
 
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
@@ -134,9 +134,9 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
         priced = price_architecture(deployed_of(record, run.base), pricer, workload, "written")
         return replace(record, latency_s_range=priced.latency_s_range)
 
-    found = members(ranged(record) if record.trial_id in shown else record for record in repriced)
-    after = front_of(found, budget)
-    return WhatIf(run=run, repriced=found, after=after, pricer=pricer, workload=workload, budget=budget)
+    candidates = members(ranged(record) if record.trial_id in shown else record for record in repriced)
+    after = front_of(candidates, budget)
+    return WhatIf(run=run, repriced=candidates, after=after, pricer=pricer, workload=workload, budget=budget)
 
 
 def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:

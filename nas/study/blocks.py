@@ -128,22 +128,23 @@ def block_scores(
     that is done. Raises UserError if the corpus is too short.
     """
     architecture = parent.model.architecture
-    depths, own = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)
+    depths, parent_sub_layers = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)
     wanted = sorted(
         {sub_layer for layer in layers for depth in depths for sub_layer in sub_layers_of(architecture, depth, layer)}
-        | {sub_layer for sub_layer in own if sub_layer.depth < first_depth}
+        | {sub_layer for sub_layer in parent_sub_layers if sub_layer.depth < first_depth}
     )
     tokens = scored_tokens(corpus, seq_len, architecture.vocab_size)
     digest = sha256(repr((settings, seq_len, tokens.numel())).encode()).hexdigest()[:12]
     path = Path(corpus.folder) / f"blocks-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}.csv"
     library = Library(parent, corpus, settings, seq_len=seq_len, device=device)
-    divergences = dict.fromkeys(own, 0.0)
+    divergences = dict.fromkeys(parent_sub_layers, 0.0)
     with suppress(FileNotFoundError):
         divergences |= from_csv(path.read_text(encoding="utf-8"), str(path)).divergences
     missing = [
         sub_layer
         for sub_layer in wanted
-        if sub_layer not in divergences or (keep and sub_layer not in own and not library.holds(sub_layer))
+        if sub_layer not in divergences
+        or (keep and sub_layer not in parent_sub_layers and not library.holds(sub_layer))
     ]
     if not missing:
         return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})

@@ -146,11 +146,11 @@ def trained_block(
         num_fit = -(-FIT_ROWS * streams.read.shape[-1] // tokens_a_step)
         fit_linear(block, *(stream[:num_fit].flatten(0, 1).to(device) for stream in streams))
     elif degree:
-        own = SubLayer(sub_layer.depth, "ffn", theirs.norm2, theirs.ffn)
-        fit_polynomial(block, _untrained(parent, own).eval().to(device), streams.read[0].to(device), degree)
+        original = SubLayer(sub_layer.depth, "ffn", theirs.norm2, theirs.ffn)
+        fit_polynomial(block, _untrained(parent, original).eval().to(device), streams.read[0].to(device), degree)
     elif sub_layer.form == "power8" and theirs.attention not in ("power8", "none"):
-        own = SubLayer(sub_layer.depth, "attention", theirs.norm1, theirs.attention)
-        fit_queries(block, _untrained(parent, own).eval().to(device), streams.read[0].to(device))
+        original = SubLayer(sub_layer.depth, "attention", theirs.norm1, theirs.attention)
+        fit_queries(block, _untrained(parent, original).eval().to(device), streams.read[0].to(device))
     block.requires_grad_(False)
     moved = [value for part in modules_of(block, sub_layer.part) for value in part.requires_grad_().parameters()]
     if not moved:
@@ -276,15 +276,17 @@ class Library:
         """Weights of the candidate's sub-layers that are not the parent's, by node. on_progress: as `block_scores`."""
         route = candidate.recipe.route
         assert route is not None
-        own = parent_architecture(route, candidate.trained)
-        wanted = trained_sub_layers(candidate.initial_architecture) - trained_sub_layers(own)
-        found = {sub_layer: weights for sub_layer in wanted if (weights := self._read(sub_layer)) is not None}
-        for layer in self.trained(sorted(wanted - found.keys()), self.keep, on_progress):
+        architecture = parent_architecture(route, candidate.trained)
+        wanted = trained_sub_layers(candidate.initial_architecture) - trained_sub_layers(architecture)
+        weights_by_sub_layer = {
+            sub_layer: weights for sub_layer in wanted if (weights := self._read(sub_layer)) is not None
+        }
+        for layer in self.trained(sorted(wanted - weights_by_sub_layer.keys()), self.keep, on_progress):
             for sub_layer in layer:
                 weights = self._read(sub_layer)
                 assert weights is not None
-                found[sub_layer] = weights
-        return {name: value for weights in found.values() for name, value in weights.items()}
+                weights_by_sub_layer[sub_layer] = weights
+        return {name: value for weights in weights_by_sub_layer.values() for name, value in weights.items()}
 
     def holds(self, sub_layer: SubLayer) -> bool:
         return self._path(sub_layer).exists()

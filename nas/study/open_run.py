@@ -208,7 +208,7 @@ def new_meta(
 
 
 def _cost_model_ids(feasible: FeasibleSpace) -> str:
-    return ", ".join(one.priced.pricer.cost_model_id for one in feasible.every)
+    return ", ".join(constraint.priced.pricer.cost_model_id for constraint in feasible.every)
 
 
 def checked_meta(folder: Path, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:

@@ -64,13 +64,13 @@ def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
     check_searcher(config.searcher)
     if ":" in config.searcher:  # of one's own: what is wrong with it is said before anything takes time
         searcher_of(config.searcher)
-    each = list(zip(run_pricers(folder, config), config.budgets.values(), strict=True))
+    budgets = list(zip(run_pricers(folder, config), config.budgets.values(), strict=True))
     space = run_space(folder, config, _tables(config, folder))
     if folder is not None:
         space = without(space, read_meta(folder).withheld)
     if config.kept_layers is not None:
         space = _with_kept_layers(config, folder, space)
-    feasible, left_out = priced_within(space, each, config.workload, config.accounting)
+    feasible, left_out = priced_within(space, budgets, config.workload, config.accounting)
     return PricedStudy(feasible=feasible, left_out=left_out)
 
 
@@ -196,9 +196,10 @@ def overview(feasible: FeasibleSpace) -> list[str]:
     priced = feasible.priced
     size, within = num_members(priced.space), feasible.num_feasible
     budgets = (
-        f"{format_budget(one.budget)} per token at T={priced.seq_len}, protocol {one.priced.pricer.protocol}"
-        + (f" on {one.priced.pricer.network}" if one.priced.pricer.network else "")
-        for one in feasible.every
+        f"{format_budget(constraint.budget)} per token at T={priced.seq_len}, "
+        f"protocol {constraint.priced.pricer.protocol}"
+        + (f" on {constraint.priced.pricer.network}" if constraint.priced.pricer.network else "")
+        for constraint in feasible.every
     )
     lines = [
         f"space {priced.space.name}: {format_count(size)} members, {format_count(within)} "

@@ -21,10 +21,12 @@ class CandidatePrices(NamedTuple):
 def prices_of(architecture: Architecture, feasible: FeasibleSpace) -> CandidatePrices:
     """Raises UserError for an op without formula."""
     first, *others = (
-        price_architecture(architecture, one.priced.pricer, one.priced.workload, one.priced.accounting)
-        for one in feasible.every
+        price_architecture(
+            architecture, constraint.priced.pricer, constraint.priced.workload, constraint.priced.accounting
+        )
+        for constraint in feasible.every
     )
-    names = (one.priced.pricer.protocol for one in feasible.also)
+    names = (constraint.priced.pricer.protocol for constraint in feasible.also)
     return CandidatePrices(*first, {name: Costs.of(other.price) for name, other in zip(names, others, strict=True)})
 
 

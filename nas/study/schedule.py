@@ -185,9 +185,9 @@ class TrialSchedule:
                 asked.setdefault(proposal.index, []).append(proposal)
         states: list[tuple[Member, Result, bool]] = []
         for index, proposals in asked.items():
-            seen = [one for one in proposals if generation is None or one.generation <= generation]
+            seen = [stage for stage in proposals if generation is None or stage.generation <= generation]
             ended = self.results.get((index, 0)) if len(seen) == len(proposals) else None
-            result = ended or (self.looks.get(index) if any(one.is_look for one in seen) else None)
+            result = ended or (self.looks.get(index) if any(stage.is_look for stage in seen) else None)
             if result is not None:
                 states.append((proposals[0].member, result, ended is None and len(proposals) > 1))
         ends = ends_after_looks([result for _, result, _ in states], self.parent_loss)

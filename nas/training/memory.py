@@ -54,7 +54,7 @@ def training_memory(candidate: Candidate) -> Memory:
     with FakeTensorMode():
         objective = Objective(candidate, torch.Generator())
         objective.penalty = None
-        own = {value.untyped_storage()._cdata for value in objective.parameters()}
+        parameter_storages = {value.untyped_storage()._cdata for value in objective.parameters()}
         tokens = torch.zeros(min(scale.micro_batch, scale.batch), scale.seq_len, dtype=torch.int64)
         predictions = None
         if (route := candidate.recipe.route) is not None:
@@ -68,7 +68,7 @@ def training_memory(candidate: Candidate) -> Memory:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
             result = objective(tokens, tokens, predictions)
-        activations = _size(value for storage, value in kept.items() if storage not in own)
+        activations = _size(value for storage, value in kept.items() if storage not in parameter_storages)
         del result
         parameters = _size(objective.parameters())
         moved = list(optimizers(objective, candidate.recipe))

@@ -69,11 +69,11 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
     free = single((0,) * len(limit))
     before, left = {(0, 0): free}, _left(limit, departures, "stop")
     for depth in range(1, cut + 1):
-        moves = (move for at, found in arrivals.items() if at[0] == depth for move in found)
+        moves = (move for at, moves_there in arrivals.items() if at[0] == depth for move in moves_there)
         before |= _onward(before, [Way(move.start, move.stop, move.cost, len(move.layers)) for move in moves], left)
     suffix_counts, left = {at: free for at in arrivals if at[0] == last}, _left(limit, arrivals, "start")
     for depth in reversed(range(cut, last)):
-        moves = (move for at, found in departures.items() if at[0] == depth for move in found)
+        moves = (move for at, moves_there in departures.items() if at[0] == depth for move in moves_there)
         ways = [Way(move.stop, move.start, move.cost, len(move.layers)) for move in moves]
         suffix_counts |= _onward(suffix_counts, ways, left)
     tables = BoundedPaths(
@@ -208,4 +208,4 @@ def _drawn_index(weights: Sequence[int], rng: np.random.Generator) -> int:
 
 
 def _less(first: Cost, second: Cost) -> Cost:
-    return tuple(one - other for one, other in zip(first, second, strict=True))
+    return tuple(part - other for part, other in zip(first, second, strict=True))

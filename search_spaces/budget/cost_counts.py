@@ -207,10 +207,10 @@ def _num_in(ranks: list[Index], nums: Counts, start: Index, stop: Index, below: 
     """
     if not ranks:
         cumulative_counts = np.concatenate([np.zeros(1, dtype=nums.dtype), np.cumsum(nums)])
-        found: Counts = cumulative_counts[stop] - cumulative_counts[start]
-        return found
+        sums: Counts = cumulative_counts[stop] - cumulative_counts[start]
+        return sums
     first, *others = ranks
-    found = np.zeros(len(start), dtype=nums.dtype)
+    sums = np.zeros(len(start), dtype=nums.dtype)
     asked = np.arange(len(start))
     for level in reversed(range(int(first.max() + 1).bit_length() if len(first) else 0)):
         is_zero = (first >> level) & 1 == 0
@@ -222,9 +222,9 @@ def _num_in(ranks: list[Index], nums: Counts, start: Index, stop: Index, below: 
         sure = np.flatnonzero(is_one & (zeros[0] < zeros[1]))
         if len(sure):
             further = [bound[asked[sure]] for bound in below[1:]]
-            found[asked[sure]] += _num_in(others, nums, zeros[0][sure], zeros[1][sure], further)
+            sums[asked[sure]] += _num_in(others, nums, zeros[0][sure], zeros[1][sure], further)
         start = np.where(is_one, num_zeros[-1] + start - zeros[0], zeros[0])
         stop = np.where(is_one, num_zeros[-1] + stop - zeros[1], zeros[1])
         left = np.flatnonzero(start < stop)
         start, stop, asked = start[left], stop[left], asked[left]
-    return found
+    return sums

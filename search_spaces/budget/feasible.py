@@ -136,15 +136,17 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
     Raises UserError if their costs are too many or too large to tabulate, or for a budget of keys without a dealer.
     """
     every = Bounded(priced, budget), *also
-    for one in every:
-        one.budget.check_keys(one.priced.pricer.protocol, has_keys=one.priced.pricer.has_keys)
+    for constraint in every:
+        constraint.budget.check_keys(constraint.priced.pricer.protocol, has_keys=constraint.priced.pricer.has_keys)
     num_layers = priced.space.base.num_layers
-    costs = {vertex: _counted([one.priced.costs[vertex] for one in every], every) for vertex in priced.costs}
+    costs = {
+        vertex: _counted([constraint.priced.costs[vertex] for constraint in every], every) for vertex in priced.costs
+    }
     if (num_layers + 2) * max(map(max, costs.values())) > MAX_UNITS:
         raise UserError(
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
-    limit = _counted([_limit(one) for one in every], every)
+    limit = _counted([_limit(constraint) for constraint in every], every)
     is_deep, num_budgets = num_layers > EXACT_LAYERS, _num_budgets(every)
     if is_deep and num_budgets >= len(STEPS):
         raise UserError(
@@ -158,24 +160,24 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
 
 
 def priced_within(
-    space: SearchSpace, each: Sequence[tuple[Pricer, Budget]], workload: Workload, accounting: Accounting
+    space: SearchSpace, budgets: Sequence[tuple[Pricer, Budget]], workload: Workload, accounting: Accounting
 ) -> tuple[FeasibleSpace, dict[str, str]]:
     """The members within the budget of every protocol, the one that orders them first, of choices that all can price;
     and the choices that were left out, with the reason. Raises UserError as `priceable` and `within_budget` do.
     """
     left_out: dict[str, str] = {}
-    for pricer, _ in each:
+    for pricer, _ in budgets:
         space, reasons = priceable(space, pricer, workload, accounting)
         left_out |= reasons
-    first, *also = (Bounded(price_space(space, pricer, workload, accounting), budget) for pricer, budget in each)
+    first, *also = (Bounded(price_space(space, pricer, workload, accounting), budget) for pricer, budget in budgets)
     return within_budget(*first, also), left_out
 
 
 def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload) -> FeasibleSpace:
     """Another space, or workload, within the same budgets at the same prices. Raises UserError as `within_budget`."""
     first, *also = (
-        Bounded(price_space(space, one.priced.pricer, workload, one.priced.accounting), one.budget)
-        for one in feasible.every
+        Bounded(price_space(space, constraint.priced.pricer, workload, constraint.priced.accounting), constraint.budget)
+        for constraint in feasible.every
     )
     return within_budget(*first, also)
 
@@ -201,7 +203,7 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
 def num_deployed(feasible: FeasibleSpace) -> tuple[int, int]:
     """How many deployed architectures the space holds, and how many of them are within the budget, exactly."""
     graph = deployed_graph(feasible.space)
-    every = [deployed_costs(one.priced, graph) for one in feasible.every]
+    every = [deployed_costs(constraint.priced, graph) for constraint in feasible.every]
     counted = {vertex: _counted([costs[vertex] for costs in every], feasible.every) for vertex in every[0]}
     bounded = {vertex: _stepped(cost, feasible.step) for vertex, cost in counted.items()}
     within = bounded_paths(graph, bounded, feasible.paths.limit).num_paths
@@ -214,10 +216,17 @@ def check_feasible(feasible: FeasibleSpace) -> None:
         return
     priced = feasible.priced
     ends = [
-        (one, cheapest(one.priced, name)) for one in feasible.every for name in UNITS_PER if name in one.budget.bounds
+        (constraint, cheapest(constraint.priced, name))
+        for constraint in feasible.every
+        for name in UNITS_PER
+        if name in constraint.budget.bounds
     ]
-    least = {(member.name, format_price(price_of(one.priced, member))): one for one, member in ends}
-    costs = ", ".join(f"{name}, costs {price}{_under(one, feasible.also)}" for (name, price), one in least.items())
+    least = {
+        (member.name, format_price(price_of(constraint.priced, member))): constraint for constraint, member in ends
+    }
+    costs = ", ".join(
+        f"{name}, costs {price}{_under(constraint, feasible.also)}" for (name, price), constraint in least.items()
+    )
     under = "" if feasible.also else f" under {priced.pricer.protocol!r}"
     raise InfeasibleError(
         f"no member of space {priced.space.name!r} is within the budget of {_budgets(feasible.every)} at sequence "
@@ -227,12 +236,12 @@ def check_feasible(feasible: FeasibleSpace) -> None:
 
 
 def _budgets(every: Sequence[Bounded]) -> str:
-    return " and ".join(f"{format_budget(one.budget)}{_under(one, every[1:])}" for one in every)
+    return " and ".join(f"{format_budget(constraint.budget)}{_under(constraint, every[1:])}" for constraint in every)
 
 
-def _under(one: Bounded, also: Sequence[Bounded]) -> str:
+def _under(constraint: Bounded, also: Sequence[Bounded]) -> str:
     """By which protocol, where there are several."""
-    return f" under {one.priced.pricer.protocol!r}" if also else ""
+    return f" under {constraint.priced.pricer.protocol!r}" if also else ""
 
 
 def format_price(price: Price | Costs) -> str:
@@ -245,9 +254,9 @@ def format_budget(budget: Budget) -> str:
     """A budget for people: `5.00 min and 8.00 GB and 9.00 GB of keys`, or what bounds it has, or `nothing`; then those
     under other protocols.
     """
-    own = " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
+    bounds = " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
     others = (f"{format_budget(other)} under {name}" for name, other in budget.also if other.bounds)
-    return ", and ".join((own, *others))
+    return ", and ".join((bounds, *others))
 
 
 def format_left_out(feasible: FeasibleSpace) -> str:
@@ -259,16 +268,16 @@ def format_left_out(feasible: FeasibleSpace) -> str:
 def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
     """Of costs in all measures under each protocol: latency, 0 without a bound of it, and what else has one."""
     counted: list[int] = []
-    for cost, one in zip(costs, every, strict=True):
-        measured, bounds = dict(zip(UNITS_PER, cost, strict=True)), one.budget.bounds
+    for cost, constraint in zip(costs, every, strict=True):
+        measured, bounds = dict(zip(UNITS_PER, cost, strict=True)), constraint.budget.bounds
         counted.append(measured["latency_s"] * ("latency_s" in bounds))
         counted += [part for name, part in measured.items() if name in bounds and name != "latency_s"]
     return tuple(counted)
 
 
-def _limit(one: Bounded) -> Cost:
+def _limit(constraint: Bounded) -> Cost:
     """Of every measure, 0 without a bound."""
-    bounds, slack = one.budget.bounds, one.priced.num_ops / 2
+    bounds, slack = constraint.budget.bounds, constraint.priced.num_ops / 2
     return tuple(
         math.floor(min(bounds[name] * per + slack, MAX_UNITS)) if name in bounds else 0
         for name, per in UNITS_PER.items()
@@ -281,4 +290,4 @@ def _stepped(cost: Cost, step: Cost) -> Cost:
 
 
 def _num_budgets(every: Sequence[Bounded]) -> int:
-    return sum(len(one.budget.bounds) for one in every)
+    return sum(len(constraint.budget.bounds) for constraint in every)

@@ -41,8 +41,8 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
                 known.add(forms)
                 yield member_of(stages.feasible.space, [stages.layers[number] for number in layers])
             continue
-        for layer, form, stop, own in leaving[len(layers)][at]:
-            push(stop, (*layers, layer), (*forms, form), added([cost, own]))
+        for layer, form, stop, layer_cost in leaving[len(layers)][at]:
+            push(stop, (*layers, layer), (*forms, form), added([cost, layer_cost]))
 
 
 def _leaving(edges: Edges) -> dict[int, list[tuple[int, int, int, Cost]]]:
@@ -53,7 +53,7 @@ def _leaving(edges: Edges) -> dict[int, list[tuple[int, int, int, Cost]]]:
         *(column.tolist() for column in columns), edges.cost.tolist(), strict=True
     ):
         by_choice.setdefault((start, form, stop), (layer, form, stop, tuple(cost)))
-    found: dict[int, list[tuple[int, int, int, Cost]]] = {}
+    choices: dict[int, list[tuple[int, int, int, Cost]]] = {}
     for (start, *_), choice in by_choice.items():
-        found.setdefault(start, []).append(choice)
-    return found
+        choices.setdefault(start, []).append(choice)
+    return choices

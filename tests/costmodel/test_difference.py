@@ -20,33 +20,33 @@ def test_written_out():
     # 10 s and 8e9 bits in 1,000 rounds against 20 s and 1e9 bits in 3,000
     first = NetworkUse(compute_s=10.0, waited_bits=8e9, rounds=1000)
     second = NetworkUse(compute_s=20.0, waited_bits=1e9, rounds=3000)
-    found = break_even(first, second, at_bandwidth_bits_per_s=1e8, at_rtt_s=0.01)
+    crossing = break_even(first, second, at_bandwidth_bits_per_s=1e8, at_rtt_s=0.01)
     # at 10 ms: 7e9 / x = 10 + 2,000 * 0.005 = 20, so x = 350 Mbit/s; at 100 Mbit/s: 70 = 10 + 1,000 x, so x = 60 ms
-    assert found.bandwidth_bits_per_s == pytest.approx(350e6)
-    assert found.rtt_s == pytest.approx(0.06)
-    assert (found.faster_below_bandwidth, found.faster_below_rtt) == ("second", "second")
+    assert crossing.bandwidth_bits_per_s == pytest.approx(350e6)
+    assert crossing.rtt_s == pytest.approx(0.06)
+    assert (crossing.faster_below_bandwidth, crossing.faster_below_rtt) == ("second", "second")
 
 
 def test_one_may_be_faster_everywhere():
     first = NetworkUse(compute_s=1.0, waited_bits=1e6, rounds=10)
     second = NetworkUse(compute_s=2.0, waited_bits=2e6, rounds=20)
-    found = break_even(first, second, at_bandwidth_bits_per_s=math.inf, at_rtt_s=0.0)
-    assert (found.bandwidth_bits_per_s, found.rtt_s) == (None, None)
-    assert (found.faster_below_bandwidth, found.faster_below_rtt) == ("first", "first")
+    crossing = break_even(first, second, at_bandwidth_bits_per_s=math.inf, at_rtt_s=0.0)
+    assert (crossing.bandwidth_bits_per_s, crossing.rtt_s) == (None, None)
+    assert (crossing.faster_below_bandwidth, crossing.faster_below_rtt) == ("first", "first")
     same = break_even(first, first, at_bandwidth_bits_per_s=1e9, at_rtt_s=0.0)
     assert (same.bandwidth_bits_per_s, same.faster_below_bandwidth, same.faster_below_rtt) == (None, "equal", "equal")
 
 
 @given(first=USES, second=USES, bandwidth=st.floats(1e6, 1e11), rtt_s=st.floats(0.0, 1.0))
 def test_latencies_are_equal_there_and_cross(first, second, bandwidth, rtt_s):
-    found = break_even(first, second, at_bandwidth_bits_per_s=bandwidth, at_rtt_s=rtt_s)
-    if (at := found.bandwidth_bits_per_s) is not None:
+    crossing = break_even(first, second, at_bandwidth_bits_per_s=bandwidth, at_rtt_s=rtt_s)
+    if (at := crossing.bandwidth_bits_per_s) is not None:
         assume(1e-3 < at < 1e15)
         assert first.latency_s(at, rtt_s) == pytest.approx(second.latency_s(at, rtt_s), rel=1e-6, abs=1e-6)
-        lower, other = (second, first) if found.faster_below_bandwidth == "second" else (first, second)
+        lower, other = (second, first) if crossing.faster_below_bandwidth == "second" else (first, second)
         assert lower.latency_s(at / 4, rtt_s) <= other.latency_s(at / 4, rtt_s) * (1 + 1e-9)
         assert lower.latency_s(at * 4, rtt_s) >= other.latency_s(at * 4, rtt_s) * (1 - 1e-9)
-    if (delay := found.rtt_s) is not None:
+    if (delay := crossing.rtt_s) is not None:
         assume(delay < 1e9)
         assert first.latency_s(bandwidth, delay) == pytest.approx(
             second.latency_s(bandwidth, delay), rel=1e-6, abs=1e-6
@@ -68,13 +68,13 @@ def priced(graph_of, name, protocol="published", **dimensions):
     return estimate(graph_of(name, **dimensions), load_pricer(protocol))
 
 
-@pytest.mark.parametrize(("one", "other"), [("SM+LN+G", "SM+ScFuFFN_i6"), ("SM_i12", "SM+LN+R"), ("SM", "SM+LN")])
-def test_changes_are_the_difference_of_the_totals(graph_of, one, other):
-    before, after = priced(graph_of, one), priced(graph_of, other)
-    found = changes(before, after)
-    assert sum(change.latency_s for change in found) == after.total.latency_s - before.total.latency_s
-    assert sum(change.sent_bytes for change in found) == after.total.sent_bytes - before.total.sent_bytes
-    assert [change.latency_s for change in found] == sorted(change.latency_s for change in found)
+@pytest.mark.parametrize(("name", "other"), [("SM+LN+G", "SM+ScFuFFN_i6"), ("SM_i12", "SM+LN+R"), ("SM", "SM+LN")])
+def test_changes_are_the_difference_of_the_totals(graph_of, name, other):
+    before, after = priced(graph_of, name), priced(graph_of, other)
+    differences = changes(before, after)
+    assert sum(change.latency_s for change in differences) == after.total.latency_s - before.total.latency_s
+    assert sum(change.sent_bytes for change in differences) == after.total.sent_bytes - before.total.sent_bytes
+    assert [change.latency_s for change in differences] == sorted(change.latency_s for change in differences)
 
 
 def test_what_an_activation_costs(graph_of):
@@ -87,7 +87,7 @@ def test_what_an_activation_costs(graph_of):
 
 
 def test_equal_ops_at_other_prices_differ(graph_of):
-    one, other = (priced(graph_of, "SM", protocol, base="tiny", seq_len=8) for protocol in ("semi2k", "aby3"))
-    found = {type(change.op).__name__: change for change in changes(one, other)}
-    assert (found["Softmax"].num_before, found["Softmax"].num_after) == (2, 2)
-    assert found["Softmax"].sent_bytes
+    before, after = (priced(graph_of, "SM", protocol, base="tiny", seq_len=8) for protocol in ("semi2k", "aby3"))
+    changes_by_op = {type(change.op).__name__: change for change in changes(before, after)}
+    assert (changes_by_op["Softmax"].num_before, changes_by_op["Softmax"].num_after) == (2, 2)
+    assert changes_by_op["Softmax"].sent_bytes

@@ -25,17 +25,17 @@ def test_every_field_of_a_price_is_summed_and_reported():
     add = Add(rows=1, features=1)
     layers: tuple[Any, ...] = ("embed", 0, 0, 1, 1, 1)
     nodes = tuple(Node(name=str(index), layer=layer, op=add, inputs=("tokens",)) for index, layer in enumerate(layers))
-    found = estimate(OpGraph(nodes=nodes), Distinct())
-    assert [layer for layer, _ in found.by_layer] == ["embed", 0, 1]
-    assert [node.name for node, _ in found.by_op] == [node.name for node in nodes]
-    assert (found.protocol, found.network, found.latency_s_range) == ("distinct", "lan", None)
+    result = estimate(OpGraph(nodes=nodes), Distinct())
+    assert [layer for layer, _ in result.by_layer] == ["embed", 0, 1]
+    assert [node.name for node, _ in result.by_op] == [node.name for node in nodes]
+    assert (result.protocol, result.network, result.latency_s_range) == ("distinct", "lan", None)
     names = [field.name for field in fields(Price)]
-    for price, num_ops in [(found.total, 6), *zip((price for _, price in found.by_layer), (1, 2, 3), strict=True)]:
+    for price, num_ops in [(result.total, 6), *zip((price for _, price in result.by_layer), (1, 2, 3), strict=True)]:
         assert asdict(price) == {name: num_ops * 10**digit for digit, name in enumerate(names)}
-    total = total_document(found)
-    for part in (total, price_numbers(found.by_layer[0][1]), *op_records(found)):
+    total = total_document(result)
+    for part in (total, price_numbers(result.by_layer[0][1]), *op_records(result)):
         assert set(names) <= set(part)
-    assert {name: total[name] for name in names} == asdict(found.total)
+    assert {name: total[name] for name in names} == asdict(result.total)
 
 
 def test_an_op_without_a_formula_is_named_by_its_node():

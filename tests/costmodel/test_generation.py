@@ -43,28 +43,32 @@ def test_the_prompt_is_followed_by_decoded_tokens():
 def test_the_sum_is_that_of_separate_estimates(protocol):
     pricer = load_pricer(protocol)
     apart = [estimate(run, pricer).total for run in RUNS]
-    found = estimate_generation(RUNS, pricer)
-    assert found.by_token == tuple(apart)
-    assert found.whole.total == total_price(apart)
-    assert total_price(price for _, price in found.whole.by_op) == total_price(apart)
-    decoded = [node for node, _ in found.whole.by_op if node.name.endswith("@decode")]
+    generation_estimate = estimate_generation(RUNS, pricer)
+    assert generation_estimate.by_token == tuple(apart)
+    assert generation_estimate.whole.total == total_price(apart)
+    assert total_price(price for _, price in generation_estimate.whole.by_op) == total_price(apart)
+    decoded = [node for node, _ in generation_estimate.whole.by_op if node.name.endswith("@decode")]
     assert [node.op for node in decoded] == [node.op for node in RUNS[-1]]
-    assert found.whole.latency_s_range is not None
-    low_s, high_s = found.whole.latency_s_range
-    assert low_s <= found.whole.total.latency_s <= high_s
+    assert generation_estimate.whole.latency_s_range is not None
+    low_s, high_s = generation_estimate.whole.latency_s_range
+    assert low_s <= generation_estimate.whole.total.latency_s <= high_s
 
 
 def test_masks_that_are_kept_are_opened_in_the_first_run():
-    fresh, kept = (load_pricer("semi2k", setting=EngineSetting(weight_masks=each)) for each in ("fresh", "kept"))
+    fresh, kept = (load_pricer("semi2k", setting=EngineSetting(weight_masks=masks)) for masks in ("fresh", "kept"))
     first, *later = RUNS
     apart = [estimate(first, fresh), *(estimate(run, kept) for run in later)]
-    found = estimate_generation(RUNS, kept)
-    assert found.by_token == tuple(each.total for each in apart)
-    assert found.whole.total == total_price(found.by_token) == total_price(price for _, price in found.whole.by_op)
-    ranges = np.array([each.latency_s_range for each in apart])
-    assert found.whole.latency_s_range == pytest.approx(ranges.sum(axis=0))
+    generation_estimate = estimate_generation(RUNS, kept)
+    assert generation_estimate.by_token == tuple(part.total for part in apart)
+    assert (
+        generation_estimate.whole.total
+        == total_price(generation_estimate.by_token)
+        == total_price(price for _, price in generation_estimate.whole.by_op)
+    )
+    ranges = np.array([part.latency_s_range for part in apart])
+    assert generation_estimate.whole.latency_s_range == pytest.approx(ranges.sum(axis=0))
     num_weights = 12 * 16 * 16 + 2 * 50 * 16
-    saved = estimate_generation(RUNS, fresh).whole.total.sent_bytes - found.whole.total.sent_bytes
+    saved = estimate_generation(RUNS, fresh).whole.total.sent_bytes - generation_estimate.whole.total.sent_bytes
     assert saved == (NEW - 1) * 2 * 8 * num_weights
 
 
@@ -80,9 +84,9 @@ def test_json_has_the_price_of_every_token_and_their_sum(run):
     ways = (("--seq-len=6", "--projection=last"), ("--seq-len=7", "--phase=decode"), ("--seq-len=8", "--phase=decode"))
     steps = [json.loads(estimated(run, *flags, *way))["deployed"]["total"]["sent_bytes"] for way in ways]
     total, tokens = document["total"], document["tokens"]
-    assert [(each["token"], each["read"]) for each in tokens["by_token"]] == [(1, 6), (2, 7), (3, 8)]
+    assert [(entry["token"], entry["read"]) for entry in tokens["by_token"]] == [(1, 6), (2, 7), (3, 8)]
     for key in ("sent_bytes", "latency_s"):
-        assert sum(each[key] for each in tokens["by_token"]) == total[key]
+        assert sum(entry[key] for entry in tokens["by_token"]) == total[key]
         assert tokens["per_token"][key] == pytest.approx(total[key] / 3)
         assert tokens["prompt"][key] + tokens["decode"][key] == total[key]
         assert sum(entry[key] for entry in document["by_op"]) == total[key]
@@ -99,7 +103,7 @@ def test_tables_and_csv_have_the_tokens(run):
         "1", "2", "12",
     ]  # fmt: skip
     rows = list(csv.DictReader(io.StringIO(estimated(run, *flags, "--format=csv"))))
-    assert [(row["token"], row["read"]) for row in rows] == [(str(each), str(each + 5)) for each in range(1, 13)]
+    assert [(row["token"], row["read"]) for row in rows] == [(str(number), str(number + 5)) for number in range(1, 13)]
     assert float(rows[-1]["sent_bytes"]) > float(rows[1]["sent_bytes"]) > 0
 
 

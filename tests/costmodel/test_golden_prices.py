@@ -45,7 +45,7 @@ REMEDY = (
     "and rewrite the golden file with `python tests/costmodel/test_golden_prices.py`."
 )
 RELATIVE_TOLERANCE = 1e-12
-MEASURES = tuple(each.name for each in fields(Price) if each.name != "key_bytes")  # which test_sigma.py has
+MEASURES = tuple(measure.name for measure in fields(Price) if measure.name != "key_bytes")  # which test_sigma.py has
 COLUMNS = ("num_ops", *MEASURES)
 SMALL = Dimensions(layers=12, heads=2, d_model=16, vocab=50, context=32)
 LARGE = Dimensions(layers=12, heads=12, d_model=768, vocab=50_000, context=1024)  # GPT-2 small
@@ -165,13 +165,13 @@ def prices_of(setting: str) -> Prices:
     """The prices of every case; none for a case with an op that the protocol does not price."""
     protocol, weights = SETTINGS[setting]
     pricer = load_pricer(protocol, setting=None if weights is None else EngineSetting(weights=weights))
-    found: Prices = {}
+    prices: Prices = {}
     for name, graph in GRAPHS.items():
         try:
-            found[name] = _by_kind(graph, [price for _, price in estimate(graph, pricer).by_op], weights or "secret")
+            prices[name] = _by_kind(graph, [price for _, price in estimate(graph, pricer).by_op], weights or "secret")
         except UserError:
-            found[name] = {}
-    return found
+            prices[name] = {}
+    return prices
 
 
 def _by_kind(graph: OpGraph, prices: Iterable[Price], weights: str) -> dict[str, Any]:
@@ -185,11 +185,11 @@ def _by_kind(graph: OpGraph, prices: Iterable[Price], weights: str) -> dict[str,
     }
 
 
-def differences(golden: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+def differences(golden: Mapping[str, Any], prices: Mapping[str, Any]) -> list[str]:
     """What differs, case by case, kind by kind and column by column; empty where all is equal."""
     told = []
-    for name in dict.fromkeys((*golden, *found)):
-        before, after = golden.get(name, {}), found.get(name, {})
+    for name in dict.fromkeys((*golden, *prices)):
+        before, after = golden.get(name, {}), prices.get(name, {})
         for group in dict.fromkeys((*before, *after)):
             if (old := before.get(group)) == (new := after.get(group)):
                 continue
@@ -201,13 +201,13 @@ def differences(golden: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
     return told
 
 
-def _same(golden: float | None, found: float | None) -> bool:
-    if isinstance(golden, float) and isinstance(found, float):
-        return isclose(golden, found, rel_tol=RELATIVE_TOLERANCE, abs_tol=0.0)
-    return golden == found
+def _same(golden: float | None, price: float | None) -> bool:
+    if isinstance(golden, float) and isinstance(price, float):
+        return isclose(golden, price, rel_tol=RELATIVE_TOLERANCE, abs_tol=0.0)
+    return golden == price
 
 
-def rewritten(golden: Mapping[str, Any], found: Mapping[str, Prices], version: int) -> dict[str, Any]:
+def rewritten(golden: Mapping[str, Any], new_prices: Mapping[str, Prices], version: int) -> dict[str, Any]:
     """The content of the file with the prices found; golden: its content before, empty at first.
 
     Raises UserError for prices that differ from those of the same version, or of a later one; new ones do not.
@@ -215,13 +215,13 @@ def rewritten(golden: Mapping[str, Any], found: Mapping[str, Prices], version: i
     told = []
     for setting, prices in golden.get("prices", {}).items():
         before = {name: groups for name, groups in prices.items() if groups}
-        told += differences(before, {name: found.get(setting, {}).get(name, {}) for name in before})
+        told += differences(before, {name: new_prices.get(setting, {}).get(name, {}) for name in before})
     if told and version <= golden.get("cost_model_version", 0):
         raise UserError(
             f"{len(told)} prices differ from those of version {golden['cost_model_version']}, as {told[0]}; raise "
             f"COST_MODEL_VERSION in costmodel/protocols/identity.py, which is {version}, then rewrite the golden file."
         )
-    return {"cost_model_version": version, "columns": list(COLUMNS), "prices": dict(found)}
+    return {"cost_model_version": version, "columns": list(COLUMNS), "prices": dict(new_prices)}
 
 
 @pytest.fixture(scope="module")
@@ -230,8 +230,8 @@ def golden() -> dict[str, Any]:
 
 
 def test_the_golden_prices_are_of_this_version(golden: dict[str, Any]) -> None:
-    found = (golden["cost_model_version"], golden["columns"], list(golden["prices"]))
-    assert found == (COST_MODEL_VERSION, list(COLUMNS), list(SETTINGS)), REMEDY
+    header = (golden["cost_model_version"], golden["columns"], list(golden["prices"]))
+    assert header == (COST_MODEL_VERSION, list(COLUMNS), list(SETTINGS)), REMEDY
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -243,16 +243,16 @@ def test_prices_are_those_of_this_version(setting: str, golden: dict[str, Any]) 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_every_kind_of_op_that_has_a_price_is_in_a_case(setting: str, golden: dict[str, Any]) -> None:
-    found = {name for case in golden["prices"][setting].values() for name in case} - {"total"}
+    kinds = {name for case in golden["prices"][setting].values() for name in case} - {"total"}
     protocol, weights = SETTINGS[setting]
     pricer = load_pricer(protocol)
     if isinstance(pricer, Derived):
         others = ".server" if weights == "secret" else ".secret"
-        assert found == {series.kind for series in plan(protocol) if not series.kind.endswith(others)}
+        assert kinds == {series.kind for series in plan(protocol) if not series.kind.endswith(others)}
     else:
         priced, not_whole = PRICED[protocol]
-        assert {name.partition(".")[0] for name in found} == {
-            each.__name__ for each in OP_TYPES if each.is_local or each in priced
+        assert {name.partition(".")[0] for name in kinds} == {
+            op_type.__name__ for op_type in OP_TYPES if op_type.is_local or op_type in priced
         } - not_whole
 
 

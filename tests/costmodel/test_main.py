@@ -81,9 +81,9 @@ def test_json_says_what_an_architecture_deploys_to_and_at_what_price(run, protoc
 
 def test_the_deployed_form_is_deployed_as_asked(run):
     flags = ("--base=tiny", "--protocol=aby3", "--weights=server", "--phase=decode", "--seq-len=9")
-    found, itself = estimated(run, "2xlSlRo", *flags), estimated(run, "2xoSoRo", *flags)
-    assert found["deployed"]["total"] == itself["deployed"]["total"]
-    assert found["total"]["sent_bytes"] > found["deployed"]["total"]["sent_bytes"]
+    document, itself = estimated(run, "2xlSlRo", *flags), estimated(run, "2xoSoRo", *flags)
+    assert document["deployed"]["total"] == itself["deployed"]["total"]
+    assert document["total"]["sent_bytes"] > document["deployed"]["total"]["sent_bytes"]
 
 
 def test_what_is_said_of_an_op_wraps_and_numbers_do_not(run, monkeypatch):
@@ -95,8 +95,8 @@ def test_what_is_said_of_an_op_wraps_and_numbers_do_not(run, monkeypatch):
 
 
 def test_json_says_which_setting_was_priced(run):
-    found = estimated(run, "SM+LN+G", "--base", "tiny", "--protocol", "semi2k")["setting"]
-    assert found == {
+    setting = estimated(run, "SM+LN+G", "--base", "tiny", "--protocol", "semi2k")["setting"]
+    assert setting == {
         "formulas_of": "SecretFlow-SPU 0.9.5",
         "ring_bits": 64,
         "fraction_bits": 18,
@@ -119,15 +119,15 @@ def test_json_says_which_setting_was_priced(run):
     changed = {"weights": "server", "embedding": "lookup", "phase": "decode", "softmax": "relu"}
     flags = [f"--{name}={value}" for name, value in changed.items()]
     for seq_len in ("9", "1"):  # a token without earlier ones is decoded too
-        found = estimated(run, "SM+LN+R", "--base=tiny", "--protocol=aby3", *flags, "--seq-len", seq_len)["setting"]
-        assert {name: found[name] for name in changed} == changed
-        assert found["gelu"] is None
+        setting = estimated(run, "SM+LN+R", "--base=tiny", "--protocol=aby3", *flags, "--seq-len", seq_len)["setting"]
+        assert {name: setting[name] for name in changed} == changed
+        assert setting["gelu"] is None
 
 
 def test_what_is_fitted_in_is_not_known(run):
-    found = estimated(run, "SM+LN+G", "--phase", "decode")["setting"]
-    assert [found[name] for name in ("ring_bits", "fraction_bits", "weights", "public")] == [None] * 4
-    assert (found["phase"], found["gelu"]) == ("decode", "tanh")
+    setting = estimated(run, "SM+LN+G", "--phase", "decode")["setting"]
+    assert [setting[name] for name in ("ring_bits", "fraction_bits", "weights", "public")] == [None] * 4
+    assert (setting["phase"], setting["gelu"]) == ("decode", "tanh")
 
 
 @pytest.mark.parametrize(

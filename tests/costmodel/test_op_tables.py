@@ -19,13 +19,13 @@ from costmodel.protocols.compute_testbed import POOL
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
-LOCAL = {each.__name__: "it is local" for each in OP_TYPES if each.is_local}
+LOCAL = {op_type.__name__: "it is local" for op_type in OP_TYPES if op_type.is_local}
 NOT_TABLED = dict.fromkeys(("Sigmoid", "Tanh"), "the code of SIGMA has no table for it")
 NOT_PRINTED = dict.fromkeys(
     ("RmsNorm", "Square", "Silu", "Sigmoid", "Tanh", "Multiply", "Scale"), "no printed row has one"
 )
 PRODUCTS = dict.fromkeys(
-    {each.__name__ for each in OP_TYPES if each.is_product} - {"TokenEmbedding"},  # which has lookups too
+    {op_type.__name__ for op_type in OP_TYPES if op_type.is_product} - {"TokenEmbedding"},  # which has lookups too
     "its seconds are those of all matrix products",
 )
 
@@ -44,7 +44,7 @@ class Table(NamedTuple):
 
 
 def table(file: str, name: str, holds: str, entries: Iterable[Any], exempt: dict[str, str] | None = None) -> Table:
-    names = frozenset(getattr(each, "__name__", each) for each in entries)
+    names = frozenset(getattr(entry, "__name__", entry) for entry in entries)
     return Table(file=file, name=name, holds=holds, entries=names, exempt=exempt or {})
 
 
@@ -105,18 +105,21 @@ def tables() -> list[Table]:
 def faults(some: Sequence[Table], names: Sequence[str]) -> list[str]:
     """What is in no table though it must be, in one though it is exempt, or in one though there is no such op."""
     lines = []
-    for each in some:
-        where = f"{each.name} in {each.file}"
-        lines += [f"{name} is not in {where}" for name in names if name not in each.entries | set(each.exempt)]
+    for op_table in some:
+        where = f"{op_table.name} in {op_table.file}"
+        lines += [f"{name} is not in {where}" for name in names if name not in op_table.entries | set(op_table.exempt)]
         lines += [
-            f"{name} is in {where}, but exempt: {each.exempt[name]}" for name in each.exempt.keys() & each.entries
+            f"{name} is in {where}, but exempt: {op_table.exempt[name]}"
+            for name in op_table.exempt.keys() & op_table.entries
         ]
-        lines += [f"{name} of {where} is no op" for name in (each.entries | set(each.exempt)) - set(names)]
+        lines += [f"{name} of {where} is no op" for name in (op_table.entries | set(op_table.exempt)) - set(names)]
     return lines
 
 
 def checklist(some: Sequence[Table]) -> str:
-    steps = [f"  {step}. {each.name} in {each.file}: {each.holds}" for step, each in enumerate(some, start=1)]
+    steps = [
+        f"  {step}. {op_table.name} in {op_table.file}: {op_table.holds}" for step, op_table in enumerate(some, start=1)
+    ]
     reason = "Where it needs no entry, say why in tests/costmodel/test_op_tables.py. Also add whatever makes it: "
     makers = "search_spaces/lower.py or costmodel/tracing, and nas/model/decoder.py if it is trained."
     return "\n".join(("To add an op:", *steps, reason + makers))
@@ -124,13 +127,13 @@ def checklist(some: Sequence[Table]) -> str:
 
 def test_every_op_is_in_every_table_or_exempt_for_a_reason() -> None:
     families = {ops.Op, ops.OnRows, ops.OnScores}
-    types = [each for each in vars(ops).values() if isinstance(each, type) and issubclass(each, Op)]
-    if lines := faults(tables(), sorted(each.__name__ for each in types if each not in families)):
+    types = [value for value in vars(ops).values() if isinstance(value, type) and issubclass(value, Op)]
+    if lines := faults(tables(), sorted(op_type.__name__ for op_type in types if op_type not in families)):
         pytest.fail("\n".join((*lines, checklist(tables()))))
 
 
 def test_the_checklist_names_tables_that_are_there() -> None:
-    assert [each for each in tables() if each.name not in (ROOT / each.file).read_text()] == []
+    assert [op_table for op_table in tables() if op_table.name not in (ROOT / op_table.file).read_text()] == []
 
 
 def test_a_missing_an_exempt_and_an_unknown_op_are_told() -> None:
@@ -150,7 +153,7 @@ def test_weights_have_a_holder_and_matrices_of_them_are_drawn_by_their_size() ->
     assert public == {"Temperature", "ScoreBound", "ShapedAttention"}
     hidden = [op for op in timed if op.weights == "hidden"]
     with_matrix = {type(op) for op in hidden if any(len(shape) == 2 for shape in op.weight_shapes.values())}
-    assert with_matrix == {each for each in OP_TYPES if each.weight_std is not None}
+    assert with_matrix == {op_type for op_type in OP_TYPES if op_type.weight_std is not None}
 
 
 def test_every_form_is_timed_and_its_coefficient_is_for_forms_that_were_printed() -> None:

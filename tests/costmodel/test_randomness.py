@@ -63,7 +63,9 @@ def test_of_a_model(graph_of):
     assert {way.network_s for way in twice} == {0.0}
     # ciphertexts are known for one ring alone
     wide = alternatives(some, EngineSetting(ring_bits=128, fraction_bits=26), NETWORKS["lan"])
-    assert [way.generator.name for way in wide] == [each.name for each in GENERATORS if each.name != ENCRYPTED]
+    assert [way.generator.name for way in wide] == [
+        generator.name for generator in GENERATORS if generator.name != ENCRYPTED
+    ]
 
 
 def test_every_primitive_has_its_correlations():

@@ -25,15 +25,15 @@ class Block(NamedTuple):
 
 def blocks(text: str, language: str | None = None) -> list[Block]:
     """The fenced blocks of a page, all or those of a language."""
-    found = [Block(*match) for match in _FENCED.findall(text)]
-    return [block for block in found if language in (None, block.language)]
+    page_blocks = [Block(*match) for match in _FENCED.findall(text)]
+    return [block for block in page_blocks if language in (None, block.language)]
 
 
 def commands(text: str) -> list[str]:
     """The commands of the blocks of shell, a line each or, behind a backslash, several; without comments."""
     lines = [line for block in blocks(text, "sh") for line in block.text.replace("\\\n", "").splitlines()]
     words = [shlex.split(line, comments=True) for line in lines]
-    return [shlex.join(each) for each in words if each]
+    return [shlex.join(command) for command in words if command]
 
 
 def all_commands() -> list[str]:
@@ -43,12 +43,12 @@ def all_commands() -> list[str]:
 
 def files(text: str) -> dict[str, str]:
     """The files that a page has the reader write: blocks of Python that begin with their name, of YAML with a name."""
-    found = {match[1]: block.text for block in blocks(text, "python") if (match := _FILE_NAME.match(block.text))}
+    contents = {match[1]: block.text for block in blocks(text, "python") if (match := _FILE_NAME.match(block.text))}
     for block in blocks(text, "yaml"):
         name = re.match(r"name: (.+)", block.text)
         assert name, f"a block of YAML begins with its name: {block.text!r:.60}"
-        found[f"{name[1]}.yaml"] = block.text
-    return found
+        contents[f"{name[1]}.yaml"] = block.text
+    return contents
 
 
 def inline(text: str) -> list[str]:

@@ -107,8 +107,8 @@ RULES = (
 
 def rule_of(command: str) -> Rule | None:
     """None for a command that no rule is for."""
-    found = [rule for rule in RULES if command == rule.begins or command.startswith(rule.begins + " ")]
-    return max(found, key=lambda rule: len(rule.begins), default=None)
+    rules = [rule for rule in RULES if command == rule.begins or command.startswith(rule.begins + " ")]
+    return max(rules, key=lambda rule: len(rule.begins), default=None)
 
 
 def small(words: list[str], more: list[str]) -> list[str]:

@@ -49,7 +49,7 @@ def test_command_runs(command: str, workspace, tmp_path, monkeypatch, capfd) -> 
     assert out
 
 
-@pytest.mark.parametrize("command", [each for each in COMMANDS if each not in TO_RUN])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command not in TO_RUN])
 def test_command_is_parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     parse(shlex.split(command))
@@ -64,7 +64,7 @@ def test_flags_in_prose_are_flags_of_a_command(monkeypatch: pytest.MonkeyPatch) 
 def is_known(flag: str, known: set[str]) -> bool:
     """`--recipe.route.*` is, if one flag begins so."""
     spelled = flag.replace("_", "-")  # as those of a command are
-    return any(each.startswith(spelled[:-1]) for each in known) if flag.endswith("*") else spelled.rstrip(".") in known
+    return any(name.startswith(spelled[:-1]) for name in known) if flag.endswith("*") else spelled.rstrip(".") in known
 
 
 def test_what_is_wrong_fails() -> None:

@@ -41,7 +41,7 @@ def outputs(notebook: dict[str, Any], folder: Path) -> list[str]:
 
 
 def stored(notebook: dict[str, Any]) -> list[str]:
-    return ["".join(part for one in cell["outputs"] for part in one["text"]) for cell in code_cells(notebook)]
+    return ["".join(part for output in cell["outputs"] for part in output["text"]) for cell in code_cells(notebook)]
 
 
 def test_the_notebook_of_prices_says_what_prices_are(tmp_path: Path) -> None:

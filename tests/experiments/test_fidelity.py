@@ -45,8 +45,8 @@ def test_a_variant_changes_what_it_names_and_nothing_else():
 
 def test_from_a_parent_the_recipe_is_that_of_a_search():
     settings, parent = SETTINGS["fidelity"].plan, load_parent("builtin")
-    found = recipe_of(settings, Variant(seeds=(0,), parent="builtin"), parent, entropy_regularised=True)
-    assert replace(found, foldable=Foldable()) == study_recipe(StudyConfig(budget_latency="5min"), parent.route)
+    recipe = recipe_of(settings, Variant(seeds=(0,), parent="builtin"), parent, entropy_regularised=True)
+    assert replace(recipe, foldable=Foldable()) == study_recipe(StudyConfig(budget_latency="5min"), parent.route)
 
 
 @pytest.mark.parametrize(("rows", "variants"), [({"SM": 1.0}, {"1x": {"seeds": [0]}}), ({"SM": 1.0, "SM+R": 2.0}, {})])

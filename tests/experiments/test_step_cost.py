@@ -22,7 +22,7 @@ def test_every_variant_takes_steps_that_are_timed() -> None:
     seconds = step_cost.step_seconds(SMALL, 16)
     torch.set_num_threads(before)
     assert set(seconds) == set(step_cost.VARIANTS)
-    assert all(len(each) == 2 and min(each) > 0 for each in seconds.values())
+    assert all(len(times) == 2 and min(times) > 0 for times in seconds.values())
 
 
 def test_the_published_form_is_our_form_of_that_name() -> None:

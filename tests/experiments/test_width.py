@@ -22,7 +22,7 @@ def test_every_way_takes_steps_that_are_timed_and_weighed() -> None:
     before = torch.get_num_threads()
     measured = {way: width.measure(SMALL, way, 1) for way in width.WAYS}
     torch.set_num_threads(before)
-    assert all(each.step_cpu_s > 0 and each.peak_bytes > 1 << 20 for each in measured.values())
+    assert all(measurement.step_cpu_s > 0 and measurement.peak_bytes > 1 << 20 for measurement in measured.values())
     table = width.step_table(SMALL, 1, measured)
     assert table.row_count == len(width.WAYS)
 

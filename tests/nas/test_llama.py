@@ -97,18 +97,18 @@ def test_a_dry_run_reads_the_whole_of_the_parent(parent, tmp_path, capsys) -> No
 
 
 def test_a_space_of_ones_own_may_be_on_the_parent(parent, tmp_path, capsys) -> None:
-    own = tmp_path / "own.yaml"
+    space_file = tmp_path / "own.yaml"
     norms = "norm1: [rmsnorm, none], norm2: [rmsnorm], stabiliser: [none]"
     choices = f"{{{norms}, attention: [softmax, none], ffn: [swiglu, quadglu, none]}}"
-    own.write_text(f"name: own\nbase: parent\nchoices: {choices}\n")
-    arguments = ["--space", str(own), *PRICES, "--seq-len", "32", "--dry-run"]
+    space_file.write_text(f"name: own\nbase: parent\nchoices: {choices}\n")
+    arguments = ["--space", str(space_file), *PRICES, "--seq-len", "32", "--dry-run"]
     assert search.main([*arguments, "--parent", str(parent)]) == 0
     assert f"space own: {2 * 9**3:,} members" in capsys.readouterr().out
     assert search.main(arguments) == 2
     assert "own.yaml is on the dimensions of a trained model; give --parent" in capsys.readouterr().err
     with pytest.raises(UserError, match=r"got 'parent' \(`parent` is the model of a search with --parent\)"):
-        load_space(str(own))
-    own.write_text(own.read_text() + "dimensions: {layers: 2}\n")
+        load_space(str(space_file))
+    space_file.write_text(space_file.read_text() + "dimensions: {layers: 2}\n")
     assert search.main([*arguments, "--parent", str(parent)]) == 2
     assert "`dimensions` of a space on `base: parent` are the parent's; leave them out" in capsys.readouterr().err
 

@@ -433,5 +433,5 @@ def test_only_completed_candidates_within_budget_reach_the_front(make_record):
     inside, outside = make_record(0, latency_s=90.0), make_record(1, latency_s=110.0, val_loss=0.1, perplexity=1.1)
     baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
     stopped = make_record(3, latency_s=50.0, status="paused", val_loss=0.1)
-    found = front([inside, outside, baseline, stopped], Budget(latency_s=100.0))
-    assert [member.first for member in found] == [inside]
+    members = front([inside, outside, baseline, stopped], Budget(latency_s=100.0))
+    assert [member.first for member in members] == [inside]

@@ -84,8 +84,8 @@ def test_a_search_tells_its_callbacks_and_goes_on(source_files: str, tmp_path: P
     assert capfd.readouterr().out == ""
     assert first.events[0] == ("started", 0)
     ended = [record for event, record in first.events if event == "ended"]
-    finished = [one for one in run.records if one.event == "finished"]
-    assert sorted(ended, key=lambda one: one.index) == sorted(finished, key=lambda one: one.index)
+    finished = [record for record in run.records if record.event == "finished"]
+    assert sorted(ended, key=lambda record: record.index) == sorted(finished, key=lambda record: record.index)
     assert first.events[-1] == ("over", run.front)
     assert len(run.front) > 0
     more = run.resume(num_trials=3, callbacks=[second])

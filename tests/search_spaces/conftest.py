@@ -52,7 +52,7 @@ class SizePricer(RoundPricer):
     protocol = "size"
 
     def price(self, op: Op) -> Price:
-        values = [getattr(op, each.name) for each in fields(op)]
+        values = [getattr(op, field.name) for field in fields(op)]
         flags = sum(value is True for value in values)
         work = math.prod(value for value in values if type(value) is int and value > 0) * (1 + flags)
         local = isinstance(

@@ -93,7 +93,7 @@ def test_an_exact_softmax_is_left_out_and_any_other_is_not() -> None:
     assert "softmax: " not in dump_architecture(exact)
     others = [replace(exact, softmax=form) for form in ("2quad", "relu")]
     assert "softmax: 2quad" in dump_architecture(others[0])
-    assert len({arch_id(each) for each in (exact, *others)}) == 3
+    assert len({arch_id(architecture) for architecture in (exact, *others)}) == 3
 
 
 @given(first=architectures(), second=architectures())

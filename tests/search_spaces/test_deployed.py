@@ -98,9 +98,9 @@ def test_what_is_left_of_a_placement(text: str, form: str) -> None:
 def test_without_a_live_norm_linear_ffns_leave_attention_alone(name: str) -> None:
     """Nothing reads the stream but linears, from the embedding to the head: every `beta X + W X + c` is a change of
     basis, which embedding, attention's linears and vocabulary projection take up, each FFN removed or not."""
-    found = deployed(parse(name, GPT2).architecture)
-    assert placement(found) == "12xoSooo"
-    assert (found.final_norm, found.folded, found.bias, found.tied_embeddings) == ("none", True, True, False)
+    form = deployed(parse(name, GPT2).architecture)
+    assert placement(form) == "12xoSooo"
+    assert (form.final_norm, form.folded, form.bias, form.tied_embeddings) == ("none", True, True, False)
 
 
 def test_behind_live_norms_two_linears_are_one_and_stay() -> None:
@@ -112,9 +112,9 @@ def test_behind_live_norms_two_linears_are_one_and_stay() -> None:
 def test_simplified_blocks_absorb_no_ffn() -> None:
     """Heads pass on slices of the stream, which only a multiple of the identity leaves alone: so beta goes ahead of
     the first norm that reads the stream. That of layer 0 makes it."""
-    found = deployed(parse("HH(SM+ScFFN)", GPT2).architecture)
-    assert placement(found) == "1xLSoFo-11xoSoFo"
-    assert found == deployed(parse("HH(SM+ScFuFFN)", GPT2).architecture)
+    form = deployed(parse("HH(SM+ScFFN)", GPT2).architecture)
+    assert placement(form) == "1xLSoFo-11xoSoFo"
+    assert form == deployed(parse("HH(SM+ScFuFFN)", GPT2).architecture)
     assert deployed_placement("1xLSoFs-1xoSoFs-1xLSoFs-1xoSoFs", "sas") == "1xLSoFo-1xoSoFo-1xLSoFs-1xoSoFs"
 
 
@@ -129,8 +129,8 @@ def test_attention_alone_and_an_ffn_alone_behind_it_are_one_layer_where_they_fol
 
 def test_a_form_that_is_the_architectures_own_has_one_name() -> None:
     base = replace(BASES["tiny"], softmax="2quad", gelu="exact")
-    own, base_form = (deployed(parse(text, base).architecture) for text in ("LQLEo", "LSLGo"))
-    assert own == base_form
+    own_form, base_form = (deployed(parse(text, base).architecture) for text in ("LQLEo", "LSLGo"))
+    assert own_form == base_form
     assert placement(deployed(parse("LULPo", base).architecture)) == "2xLULPo"
     assert placement(deployed(parse("LQLEo", BASES["tiny"]).architecture)) == "2xLQLEo"
 
@@ -150,20 +150,20 @@ def test_a_folded_architecture_is_its_own_deployed_form() -> None:
 @given(architecture=architectures())
 def test_deploying_twice_changes_nothing(architecture: Architecture) -> None:
     """Nor does folding again what is left, taken as trained anew."""
-    found = deployed(architecture)
-    assert deployed(found) == found
-    assert deployed(replace(found, folded=False)) == found
+    form = deployed(architecture)
+    assert deployed(form) == form
+    assert deployed(replace(form, folded=False)) == form
 
 
 @given(architecture=architectures())
 def test_a_deployed_architecture_prints_back(architecture: Architecture) -> None:
-    found = deployed(architecture)
-    assert parse_deployed(placement(found), architecture) == found
+    form = deployed(architecture)
+    assert parse_deployed(placement(form), architecture) == form
 
 
 @given(architecture=architectures(), seq_len=st.integers(1, 9))
 def test_deployed_costs_no_more_than_written(sizes: Pricer, architecture: Architecture, seq_len: int) -> None:
-    written, left = (estimate(lower(each, seq_len), sizes).total for each in (architecture, deployed(architecture)))
+    written, left = (estimate(lower(form, seq_len), sizes).total for form in (architecture, deployed(architecture)))
     assert left.latency_s <= written.latency_s
     assert left.sent_bytes <= written.sent_bytes
 
@@ -171,11 +171,11 @@ def test_deployed_costs_no_more_than_written(sizes: Pricer, architecture: Archit
 @given(block=st.sampled_from(sorted(BLOCKS)), data=st.data())
 def test_ids_are_equal_iff_deployed_forms_are(block: BlockName, data: st.DataObject) -> None:
     alphabet = data.draw(st.lists(layers(block), min_size=2, max_size=6, unique=True))
-    found = [
+    forms = [
         deployed(replace(BASES["tiny"], block=block, layers=word, final_norm=norm))
         for word in product(alphabet, repeat=2)
         for norm in (norms_of(block)[0], "frozen-rmsnorm", "none")
     ]
-    assert len({*found}) == len({arch_id(one) for one in found}) == len({(arch_id(one), one) for one in found})
-    assert len({*found}) < len(found)  # a frozen final norm is none
-    assert deployed_id(found[0]) == arch_id(found[0])
+    assert len({*forms}) == len({arch_id(form) for form in forms}) == len({(arch_id(form), form) for form in forms})
+    assert len({*forms}) < len(forms)  # a frozen final norm is none
+    assert deployed_id(forms[0]) == arch_id(forms[0])

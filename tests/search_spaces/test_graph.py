@@ -51,11 +51,11 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: BlockNa
     for word in product(alphabet, repeat=2):
         path = walk(graph, source(graph), word)
         assert path is not None
-        found = [norm for layer in word for norm in (layer.norm1, layer.norm2)][block == "sas" :]
+        reading_norms = [norm for layer in word for norm in (layer.norm1, layer.norm2)][block == "sas" :]
         read = [norm for layer in word for norm in (layer.norm1, layer.norm2)]
         rank = max(NORM_RANK[norm] for norm in read)
         uncentred = rank <= NORM_RANK["frozen-layernorm"] and "none" in read
-        assert path[-1].state == (rank, int("rmsnorm" in found), int(uncentred))
+        assert path[-1].state == (rank, int("rmsnorm" in reading_norms), int(uncentred))
         heads = [vertex for vertex in graph.succ[path[-1]] if isinstance(vertex, Head)]
         assert heads == [Head(final_norm=default_final_norm(word))]
 

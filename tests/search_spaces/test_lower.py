@@ -79,8 +79,8 @@ def test_what_cannot_be_rotated_in_pairs_is_refused(heads: int, d_model: int) ->
 
 
 def test_half_of_one_head_is_one() -> None:
-    one = base_architecture("tiny", Dimensions(heads=1))
-    assert lower(parse("LHLGo", one).architecture, 8) == lower(parse("LSLGo", one).architecture, 8)
+    base = base_architecture("tiny", Dimensions(heads=1))
+    assert lower(parse("LHLGo", base).architecture, 8) == lower(parse("LSLGo", base).architecture, 8)
 
 
 @pytest.mark.parametrize("base", ["tiny", "pythia-70m"])

@@ -27,10 +27,10 @@ def test_golden_ladder_within_five_minutes(capsys: pytest.CaptureFixture[str]) -
     assert (code, err) == (0, "")
     placements = [name.replace("SM", attention) for attention in ("SM", "SM(t)") for name in ("SM+ScFuFFN", *PRUNED)]
     expected = {recipe.format(name) for recipe in ("{}", "EReg({})") for name in placements}
-    found = {member["name"]: member for member in json.loads(out)["members"]}
-    assert set(found) == expected
-    assert found["SM+ScFuFFN"]["latency_s"] == pytest.approx(4.76 * 60, rel=0.05)
-    assert found["EReg(SM(t)+ScFuFFN_i6)"]["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)
+    members_by_name = {member["name"]: member for member in json.loads(out)["members"]}
+    assert set(members_by_name) == expected
+    assert members_by_name["SM+ScFuFFN"]["latency_s"] == pytest.approx(4.76 * 60, rel=0.05)
+    assert members_by_name["EReg(SM(t)+ScFuFFN_i6)"]["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)
 
 
 def test_golden_ladder_is_infeasible_at_256_tokens(capsys: pytest.CaptureFixture[str]) -> None:

@@ -135,8 +135,8 @@ def test_every_letter_is_a_choice_of_its_own() -> None:
     ],
 )
 def test_the_final_norm_is_stated_where_the_layers_do_not_imply_it(text: str, final_norm: str, printed: str) -> None:
-    found = parse(text, GPT2).architecture
-    assert (found.final_norm, name_of(found)) == (final_norm, printed)
+    architecture = parse(text, GPT2).architecture
+    assert (architecture.final_norm, name_of(architecture)) == (final_norm, printed)
 
 
 @pytest.mark.parametrize("block", ["gpt2", "pythia", "sas"])
@@ -145,9 +145,9 @@ def test_a_deployed_placement_says_how_many_layers_it_has(block: BlockName, data
     """It names a folded architecture on any base of its dimensions, whatever the base's own depth."""
     letters = data.draw(st.lists(SIMPLIFIED if block == "sas" else LETTERS, min_size=1, max_size=5))
     base = replace(BASES["tiny"], block=block)
-    found = parse_deployed("-".join(letters), base)
-    assert (found.num_layers, found.folded, found.bias, found.tied_embeddings) == (len(letters), True, True, False)
-    assert parse_deployed(placement(found), base_of(found, 7)) == found
+    form = parse_deployed("-".join(letters), base)
+    assert (form.num_layers, form.folded, form.bias, form.tied_embeddings) == (len(letters), True, True, False)
+    assert parse_deployed(placement(form), base_of(form, 7)) == form
 
 
 def base_of(architecture: Architecture, num_layers: int) -> Architecture:

@@ -21,13 +21,15 @@ def test_a_range_is_the_mean_over_the_new_tokens(accounting: Accounting) -> None
     graphs = [lower(run, 8), lower(run, 9, Deployment(phase="decode"))]
     together = estimate_generation(graphs, pricer).whole.latency_s_range
     assert together is not None
-    price, found = price_architecture(architecture, pricer, Workload(prompt_len=8, new_tokens=2), accounting)
-    assert found is not None
-    assert found == pytest.approx((together[0] / 2, together[1] / 2))
-    assert found[0] <= price.latency_s <= found[1]
+    price, latency_range = price_architecture(architecture, pricer, Workload(prompt_len=8, new_tokens=2), accounting)
+    assert latency_range is not None
+    assert latency_range == pytest.approx((together[0] / 2, together[1] / 2))
+    assert latency_range[0] <= price.latency_s <= latency_range[1]
 
 
 def test_what_is_folded_is_priced_as_it_is(pricer: Pricer) -> None:
     folded = deployed(parse("SM+LN+G", TINY).architecture)
-    both = [price_architecture(folded, pricer, Workload(prompt_len=8), each) for each in ("deployed", "written")]
+    both = [
+        price_architecture(folded, pricer, Workload(prompt_len=8), accounting) for accounting in ("deployed", "written")
+    ]
     assert both[0] == both[1]

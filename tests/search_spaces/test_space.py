@@ -46,10 +46,10 @@ def test_exact_size(name: str, size: int) -> None:
 
 
 def test_enumeration_gives_every_member_once(small_space: SearchSpace) -> None:
-    found = list(members(small_space))
-    assert len(found) == len(set(found)) == num_members(small_space)
-    assert all(contains(small_space, member) for member in found)
-    assert len({arch_id(member.architecture) for member in found}) == num_architectures(small_space)
+    all_members = list(members(small_space))
+    assert len(all_members) == len(set(all_members)) == num_members(small_space)
+    assert all(contains(small_space, member) for member in all_members)
+    assert len({arch_id(member.architecture) for member in all_members}) == num_architectures(small_space)
 
 
 def test_size_under_the_constraint(make_space: Callable[..., SearchSpace]) -> None:
@@ -88,8 +88,8 @@ def test_ladder_is_the_papers_rows() -> None:
     pruned = [f"SM+ScFuFFN_i{p}" for p in range(1, 12)]
     plain = ["SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", *pruned]
     names = plain + [name.replace("SM", "SM(t)") for name in plain[2:]]
-    found = [name_of(member.architecture) for member in members(space) if not member.entropy_regularised]
-    assert sorted(found) == sorted(names)
+    member_names = [name_of(member.architecture) for member in members(space) if not member.entropy_regularised]
+    assert sorted(member_names) == sorted(names)
 
 
 @pytest.mark.parametrize("name", ["gpt2-papers", "gpt2-small"])

@@ -13,7 +13,7 @@ from search_spaces.variation import crossover, mutate
 
 def differing(first: Member, second: Member) -> int:
     pairs = zip(first.architecture.layers, second.architecture.layers, strict=True)
-    return sum(one != other for one, other in pairs)
+    return sum(layer != other for layer, other in pairs)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -73,7 +73,7 @@ def test_crossover_takes_every_layer_from_a_parent(small_space: SearchSpace) -> 
         first, second = sample(small_space, rng), sample(small_space, rng)
         child = crossover(small_space, first, second, rng)
         origins = zip(*(member.architecture.layers for member in (child, first, second)), strict=True)
-        assert all(layer in (one, other) for layer, one, other in origins)
+        assert all(layer in (first_layer, second_layer) for layer, first_layer, second_layer in origins)
         assert child.entropy_regularised in (first.entropy_regularised, second.entropy_regularised)
 
 

@@ -73,7 +73,7 @@ def _learning_curves(run: Run) -> Iterator[dict[str, Any]]:
         rungs = (record for record in run.records if record.trial_id == member.trial_id)
         losses = {
             "training": _means(_training_losses(_folder(run, member.first) / "metrics.csv")),
-            "validation": sorted({one.tokens: one.val_loss for one in rungs if one.val_loss is not None}.items()),
+            "validation": sorted({rung.tokens: rung.val_loss for rung in rungs if rung.val_loss is not None}.items()),
         }
         for series, points in losses.items():
             for tokens, loss in points:

@@ -97,7 +97,9 @@ def _priced(run: Run, pricer: Pricer, seq_len: int, points: Sequence[Point], gra
     """Raises UserError if an op has no price."""
     price = cache(pricer.price)
     wholes = [by_part(graphs(point.architecture, seq_len), price, kind_of) for point in points]
-    by_kind = [{kind: shared_price(whole, run.workload.new_tokens) for kind, whole in one.items()} for one in wholes]
+    by_kind = [
+        {kind: shared_price(whole, run.workload.new_tokens) for kind, whole in parts.items()} for parts in wholes
+    ]
     totals = [total_price(prices.values()) for prices in by_kind]
     kinds = tuple(dict.fromkeys(kind for prices in by_kind for kind in prices))
     trained = [point for point in points if point.member is not None]

@@ -65,8 +65,8 @@ def test_simplified_rows_rule_out_no_layernorm_and_three(rows, row_counts):
 
 
 def test_simplified_rows_do_not_touch_what_own_method_rows_identify(rows, row_counts):
-    own = [row for row in rows if row.own_method]
-    alone, together = (coefficients("sent_bytes", chosen, row_counts) for chosen in (own, rows))
+    own_rows = [row for row in rows if row.own_method]
+    alone, together = (coefficients("sent_bytes", chosen, row_counts) for chosen in (own_rows, rows))
     del alone["shaped_scores"], together["shaped_scores"]
     assert alone == pytest.approx(together, rel=1e-4)
 

@@ -51,8 +51,8 @@ def test_the_committed_fit_reads_the_fitted_rows_alone(monkeypatch, row_graphs):
 
 
 def test_errors_on_held_out_rows_are_what_is_known(held_out, held_out_counts):
-    found = {check.name: check.value for check in held_out_checks(held_out, held_out_counts, VALUES)}
-    assert found == {
+    values = {check.name: check.value for check in held_out_checks(held_out, held_out_counts, VALUES)}
+    assert values == {
         "communication, held out, worst of 7 own-method rows": pytest.approx(0.0114, abs=5e-5),
         "communication, held out, worst of 1 HH rows": pytest.approx(0.0156, abs=5e-5),
         "latency, held out, worst of 7 own-method rows": pytest.approx(0.0345, abs=5e-5),
@@ -61,13 +61,13 @@ def test_errors_on_held_out_rows_are_what_is_known(held_out, held_out_counts):
 
 
 def test_leaving_a_depth_or_a_length_out(rows, row_counts):
-    found = {check.name: check.value for check in left_out_group_checks(rows, row_counts)}
-    assert len(found) == 2 * 2 * 2 * 2  # depth or length, two of each, two quantities, mean and worst
+    values = {check.name: check.value for check in left_out_group_checks(rows, row_counts)}
+    assert len(values) == 2 * 2 * 2 * 2  # depth or length, two of each, two quantities, mean and worst
     for unit in ("12 layers", "18 layers", "128 tokens", "256 tokens"):
-        mean = next(value for name, value in found.items() if f"latency, leaving all of {unit} out, mean" in name)
-        assert 0.05 < mean <= found[f"latency, leaving all of {unit} out, worst"] < 0.4
+        mean = next(value for name, value in values.items() if f"latency, leaving all of {unit} out, mean" in name)
+        assert 0.05 < mean <= values[f"latency, leaving all of {unit} out, worst"] < 0.4
     # what was left out was not seen: prices that fit it perfectly change nothing of the fit on the rest
     deep = [replace(row, latency_min=row.latency_min * 2) if row.num_layers == 18 else row for row in rows]
     doubled = {check.name: check.value for check in left_out_group_checks(deep, row_counts)}
     name = "latency, leaving all of 18 layers out, worst"
-    assert doubled[name] > found[name] + 0.2
+    assert doubled[name] > values[name] + 0.2

@@ -66,12 +66,14 @@ def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
 @pytest.mark.needs_engine
 def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:
     timings = [timed(series, "cheetah") for series in plan("cheetah")]
-    series = next(each for each in plan("cheetah") if each.kind == "Relu")
+    series = next(entry for entry in plan("cheetah") if entry.kind == "Relu")
     made = cheetah.batches_made(series.runs, EngineSetting())[len(WARM_UP) :]
     assert 0 < sum(made) < len(made)
     short = [s - BATCH_S / 2 * batches for s, batches in zip(timed(series, "cheetah").seconds, made, strict=True)]
-    changed = [replace(each, seconds=tuple(short)) if each.kind == "Relu" else each for each in timings]
-    before, after = (fit_testbed("cheetah", EngineSetting(), each).kinds["Relu"] for each in (timings, changed))
+    changed = [replace(timing, seconds=tuple(short)) if timing.kind == "Relu" else timing for timing in timings]
+    before, after = (
+        fit_testbed("cheetah", EngineSetting(), measurements).kinds["Relu"] for measurements in (timings, changed)
+    )
     assert after.fixed_s == pytest.approx(before.fixed_s)
     assert after.worst_error < 1e-6
 

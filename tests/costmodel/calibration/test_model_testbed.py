@@ -64,11 +64,11 @@ def test_ops_take_what_was_measured_and_their_share_of_batches(protocol: str) ->
     assert testbed.start_s == pytest.approx(START_S, abs=0.1)
     for op in {node.op for node in GRAPH}:
         share = BATCH_S * cheetah.num_ots(op, SETTING) / (BATCH - KEPT) if protocol == "cheetah" else 0.0
-        found = testbed.ops[op_name(op, "secret")]
-        assert found.seconds == seconds_of(op, "secret", testbed) == pytest.approx(OWN_S + share)
-        assert found.setup_s == pytest.approx(share)
+        timing = testbed.ops[op_name(op, "secret")]
+        assert timing.seconds == seconds_of(op, "secret", testbed) == pytest.approx(OWN_S + share)
+        assert timing.setup_s == pytest.approx(share)
         spread = 0.0 if protocol == "cheetah" else 0.1 * (MORE_REPEATS[protocol == "cheetah"] - 1)
-        assert found.spread == pytest.approx(spread, abs=1e-9)
+        assert timing.spread == pytest.approx(spread, abs=1e-9)
         assert extrapolation_of(op, "secret", testbed) == 1.0
 
 
@@ -80,9 +80,9 @@ def test_a_batch_that_was_slower_than_an_op_is_not_taken_off_it() -> None:
     plan = model_plan([OpGraph(nodes=(Node(name="a", layer=0, op=op, inputs=("tokens",)),))], "cheetah", SETTING)
     timings = [timed(series, "cheetah") for series in plan]
     quick = [replace(t, seconds=(0.13, 0.03)) if t.kind == op_name(op, "secret") else t for t in timings]
-    found = fit_model(plan, "cheetah", SETTING, quick).ops[op_name(op, "secret")]
-    assert found.seconds - found.setup_s == pytest.approx(0.03)
-    assert found.spread == pytest.approx((0.25 - 0.1) / found.seconds)
+    timing = fit_model(plan, "cheetah", SETTING, quick).ops[op_name(op, "secret")]
+    assert timing.seconds - timing.setup_s == pytest.approx(0.03)
+    assert timing.spread == pytest.approx((0.25 - 0.1) / timing.seconds)
 
 
 @pytest.mark.needs_engine
@@ -91,7 +91,7 @@ def test_with_several_threads_nobody_knows_which_runs_make_batches() -> None:
     plan = model_plan([GRAPH], "cheetah", setting)
     assert BATCH_PROBE not in {series.sizes[0] for series in plan}
     testbed = fit_model(plan, "cheetah", setting, [timed(series, "semi2k") for series in plan])
-    assert {(found.seconds, found.setup_s) for found in testbed.ops.values()} == {(OWN_S, 0.0)}
+    assert {(timing.seconds, timing.setup_s) for timing in testbed.ops.values()} == {(OWN_S, 0.0)}
 
 
 def test_what_is_left_is_told_by_how_long_ops_take() -> None:
@@ -122,8 +122,10 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch
 
 
 def test_timings_of_other_threads_are_kept_apart(tmp_path: Path) -> None:
-    one, four = (timings_file(tmp_path / "mine.yaml", "semi2k", EngineSetting(threads=n)) for n in (1, 4))
-    assert (one.name, four.name) == ("mine.semi2k.timings.jsonl", "mine.semi2k.4-threads.timings.jsonl")
+    one_thread, four_threads = (
+        timings_file(tmp_path / "mine.yaml", "semi2k", EngineSetting(threads=n)) for n in (1, 4)
+    )
+    assert (one_thread.name, four_threads.name) == ("mine.semi2k.timings.jsonl", "mine.semi2k.4-threads.timings.jsonl")
     assert timings_file(tmp_path / "mine.yaml", "semi2k", SETTING, 2).name == "mine.semi2k.pass-2.timings.jsonl"
 
 

@@ -15,18 +15,18 @@ ROWS = printed_rows()
 
 
 def test_runs_of_crypten_are_equal_to_the_last_digit() -> None:
-    found = [each for each in printed_checks(ROWS) if each.row.group == "CrypTen as run by SIGMA"]
-    assert [each.row.gigabytes for each in found] == ["8.34", "3.45", "3.27", ".11", "3.92", "8.34", "21.11"]
-    assert all(each.is_equal and each.factor is None for each in found)
+    checks = [check for check in printed_checks(ROWS) if check.row.group == "CrypTen as run by SIGMA"]
+    assert [check.row.gigabytes for check in checks] == ["8.34", "3.45", "3.27", ".11", "3.92", "8.34", "21.11"]
+    assert all(check.is_equal and check.factor is None for check in checks)
     # x sigmoid(1.702 x): a sign, an exponential, two iterations, four products and a selection, of 16 bytes a number
-    assert own_bytes(found[1].row) == 12 * 128 * 3072 * 16 * (27 + 2 + 8 + 6 + 4 + 2)
+    assert own_bytes(checks[1].row) == 12 * 128 * 3072 * 16 * (27 + 2 + 8 + 6 + 4 + 2)
 
 
 def test_shafts_functions_send_what_it_prints() -> None:
     """354 MB and 19 rounds for a GELU of 128 x 3,072: a ReLU, a sign, an opening and a product, of 8 bytes a share."""
-    found = shaft_activation(ops.Silu(rows=128, features=3072))
-    assert found.online_bytes == 128 * 3072 * (464 + 432 + 16 + 32) == 354 * 2**20
-    assert found.rounds == 9 + 8 + 1 + 1
+    comm = shaft_activation(ops.Silu(rows=128, features=3072))
+    assert comm.online_bytes == 128 * 3072 * (464 + 432 + 16 + 32) == 354 * 2**20
+    assert comm.rounds == 9 + 8 + 1 + 1
     # scores are clipped at both ends by a ReLU each; 16 steps of two products
     assert shaft_softmax(ops.Softmax(heads=1, queries=1, keys=4)).online_bytes == 4 * (2 * 464 + 16 * 2 * 32)
 
@@ -35,11 +35,11 @@ def test_shafts_functions_send_what_it_prints() -> None:
     ("protocol", "num_held_out", "bar"), [("crypten", 2, 0.003), ("aby3", 4, 0.05), ("cheetah", 1, 0.02)]
 )
 def test_held_out_rows_are_near_by_the_factor_of_one(protocol: str, num_held_out: int, bar: float) -> None:
-    found = [each for each in printed_checks(ROWS) if each.row.protocol == protocol and each.factor is not None]
-    held_out = [each for each in found if not each.row.fitted]
+    checks = [check for check in printed_checks(ROWS) if check.row.protocol == protocol and check.factor is not None]
+    held_out = [check for check in checks if not check.row.fitted]
     assert len(held_out) == num_held_out
-    assert all(abs(each.error) < bar for each in held_out)
-    assert all(each.error == pytest.approx(0) for each in found if each.row.fitted)
+    assert all(abs(check.error) < bar for check in held_out)
+    assert all(check.error == pytest.approx(0) for check in checks if check.row.fitted)
 
 
 @pytest.mark.parametrize("protocol", ["crypten", "aby3", "cheetah"])

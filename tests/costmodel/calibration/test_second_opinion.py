@@ -6,14 +6,14 @@ from costmodel.calibration.second_opinion import ONLINE_BAR, opinions
 
 
 def test_linears_agree_online_and_everything_within_a_factor_of_twenty():
-    found = {one.title: one.own_bytes / one.other_bytes for one in opinions()}
+    ratios = {opinion.title: opinion.own_bytes / opinion.other_bytes for opinion in opinions()}
     # two parties open 128 x 768 and 768 x 3072 words, and two of 4 bytes for each of 128 x 3072 results
-    own = 2 * 8 * (128 * 768 + 768 * 3072) + 2 * 4 * 128 * 3072
-    assert found["linear 128x768x3072, two parties, online"] == pytest.approx(own / 45.6e6)
-    assert abs(found["linear 128x768x3072, two parties, online"] - 1) < ONLINE_BAR
-    assert abs(found["linear 128x768x3072, three parties, online"] - 1) < ONLINE_BAR
-    assert abs(found["ReLU 128x3072, sent by a dealer"] - 1) < ONLINE_BAR
-    assert all(1 / 20 < ratio < 2 for ratio in found.values())
+    own_bytes = 2 * 8 * (128 * 768 + 768 * 3072) + 2 * 4 * 128 * 3072
+    assert ratios["linear 128x768x3072, two parties, online"] == pytest.approx(own_bytes / 45.6e6)
+    assert abs(ratios["linear 128x768x3072, two parties, online"] - 1) < ONLINE_BAR
+    assert abs(ratios["linear 128x768x3072, three parties, online"] - 1) < ONLINE_BAR
+    assert abs(ratios["ReLU 128x3072, sent by a dealer"] - 1) < ONLINE_BAR
+    assert all(1 / 20 < ratio < 2 for ratio in ratios.values())
 
 
 def test_bars_bind():

@@ -25,16 +25,16 @@ def test_a_wrong_digit_is_noticed(rows):
 
 
 def test_every_bar_is_met(rows, row_counts):
-    found = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=PRICER.latency_s, num_flops_wrong=0)
-    assert [check.name for check in found if not check.passed] == []
-    bars = {check.name: check.bar for check in found if check.bar is not None}
+    results = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=PRICER.latency_s, num_flops_wrong=0)
+    assert [check.name for check in results if not check.passed] == []
+    bars = {check.name: check.bar for check in results if check.bar is not None}
     assert list(bars.values()) == [0.0, 0.005, 0.02, 0.05, 0.015, 0.015]
 
 
 def test_coefficients_that_are_off_fail_the_bars(rows, row_counts):
     dear = {term: 1.06 * value for term, value in PRICER.latency_s.items()}
-    found = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=dear, num_flops_wrong=1)
-    failed = [check.name for check in found if not check.passed]
+    results = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=dear, num_flops_wrong=1)
+    failed = [check.name for check in results if not check.passed]
     assert failed == [
         "rows whose FLOPs differ from a printed digit",
         "latency, mean of 27 rows",
@@ -44,8 +44,8 @@ def test_coefficients_that_are_off_fail_the_bars(rows, row_counts):
 
 def test_every_examined_term_is_needed(rows, row_counts):
     """What the counts claim: without per-row costs of linears or shaped scores, a bar fails."""
-    found = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=PRICER.latency_s, num_flops_wrong=0)
-    values = {check.name: check.value for check in found}
+    results = checks(rows, row_counts, sent_bytes=PRICER.sent_bytes, latency_s=PRICER.latency_s, num_flops_wrong=0)
+    values = {check.name: check.value for check in results}
     assert values["communication, refitted without linear_rows, worst of 21 own-method rows"] > 0.005
     assert values["latency, refitted without linear_rows, mean of 27 rows"] > 0.02
     assert values["latency, refitted without shaped_scores, mean of 27 rows"] > 0.02

@@ -32,20 +32,20 @@ def test_each_sequence_has_the_logits_of_a_run_of_its_own(base, name, way):
     weights = drawn_weights(lower(architecture, LENGTH), np.random.default_rng(0))
     tokens = np.random.default_rng(1).integers(40, size=(LENGTH, BATCH))
     read = tokens[-1:] if way == "decode" else tokens
-    one, batched = (lower(architecture, LENGTH, replace(deployment, batch=batch)) for batch in (1, BATCH))
+    single, batched = (lower(architecture, LENGTH, replace(deployment, batch=batch)) for batch in (1, BATCH))
     apart, past = [], {}
     for index in range(BATCH):
         whole = lower(architecture, LENGTH)
         clear = interpreter.values(whole, weights, tokens[:, index])
-        caches = kv_cache(one, clear)
+        caches = kv_cache(single, clear)
         past.update({(name, index): value for name, value in caches.items()})
-        apart.append(interpreter.execute(one, weights, read[:, index], caches))
+        apart.append(interpreter.execute(single, weights, read[:, index], caches))
     side_by_side = {
-        each.name: np.stack([past[each.name, index] for index in range(BATCH)], axis=1).reshape(each.shape)
-        for each in batched.inputs
+        cache.name: np.stack([past[cache.name, index] for index in range(BATCH)], axis=1).reshape(cache.shape)
+        for cache in batched.inputs
     }
-    found = interpreter.execute(batched, weights, read.reshape(-1), side_by_side)
-    np.testing.assert_allclose(found.reshape(-1, BATCH, 40), np.stack(apart, axis=1), rtol=1e-9, atol=1e-9)
+    logits = interpreter.execute(batched, weights, read.reshape(-1), side_by_side)
+    np.testing.assert_allclose(logits.reshape(-1, BATCH, 40), np.stack(apart, axis=1), rtol=1e-9, atol=1e-9)
 
 
 def test_caches_of_a_batch_come_from_a_run_of_the_batch():
@@ -54,8 +54,8 @@ def test_caches_of_a_batch_come_from_a_run_of_the_batch():
     tokens = np.random.default_rng(1).integers(40, size=(LENGTH, BATCH))
     clear = interpreter.values(lower(architecture, LENGTH, Deployment(batch=BATCH)), weights, tokens.reshape(-1))
     step = lower(architecture, LENGTH, Deployment(phase="decode", batch=BATCH))
-    found = interpreter.execute(step, weights, tokens[-1], kv_cache(step, clear))
-    np.testing.assert_allclose(found, clear["logits"][-BATCH:], rtol=1e-9, atol=1e-9)
+    logits = interpreter.execute(step, weights, tokens[-1], kv_cache(step, clear))
+    np.testing.assert_allclose(logits, clear["logits"][-BATCH:], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3"])
@@ -65,8 +65,8 @@ def test_weights_of_the_server_and_first_positions_are_priced_in_a_batch(protoco
     setting = EngineSetting(weights="server")
     for base, name, length in ((GPT2, "SM(t)+LN+R", 3), (PYTHIA, "SM+R", 1)):
         graph = lower(parse(name, base).architecture, length, Deployment(batch=BATCH))
-        found = compare(graph, predict(graph, protocol, setting), protocol=protocol, setting=setting)
-        for node, comm, measured in found.by_op:
+        comparison = compare(graph, predict(graph, protocol, setting), protocol=protocol, setting=setting)
+        for node, comm, measured in comparison.by_op:
             assert (comm.online_bytes, comm.messages) == (measured.sent_bytes, measured.messages), node.name
 
 

@@ -51,7 +51,7 @@ def test_layers_that_the_model_does_not_have_are_refused(num_layers):
 
 def test_what_reads_the_embedding_again_is_not_cut():
     graph = lower(MODEL, 8)
-    again = tuple(replace(each, inputs=("embed",)) if each.name == "layers.2.ffn.up" else each for each in graph)
+    again = tuple(replace(node, inputs=("embed",)) if node.name == "layers.2.ffn.up" else node for node in graph)
     with pytest.raises(ValueError, match=r"but with 1 that reads layers.0.ffn.*, embed; choose another number"):
         halves(replace(graph, nodes=again), 1)
     assert halves(replace(graph, nodes=again), 0).private.inputs[0].name == "embed"

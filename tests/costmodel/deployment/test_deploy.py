@@ -33,22 +33,22 @@ def both(base: Architecture, name: str, deployment: Deployment) -> tuple[np.ndar
     whole = lower(architecture, LENGTH)
     weights = drawn_weights(whole, np.random.default_rng(0))
     tokens = np.random.default_rng(1).integers(architecture.vocab_size, size=LENGTH)
-    found = interpreter.execute(lower(architecture, LENGTH, deployment), weights, tokens)
-    return interpreter.execute(whole, weights, tokens), found
+    logits = interpreter.execute(lower(architecture, LENGTH, deployment), weights, tokens)
+    return interpreter.execute(whole, weights, tokens), logits
 
 
 @pytest.mark.parametrize(("base", "name"), MODELS)
 @pytest.mark.parametrize("block", [None, 1, 4, 11, 20])
 def test_rows_that_the_last_logits_do_not_need_are_left_out(base, name, block):
-    whole, found = both(base, name, replace(NEEDED, query_block=block))
-    np.testing.assert_allclose(found, whole[-1:], rtol=1e-9, atol=1e-9)
+    whole, logits = both(base, name, replace(NEEDED, query_block=block))
+    np.testing.assert_allclose(logits, whole[-1:], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("base", "name"), MODELS)
 @pytest.mark.parametrize("block", [1, 3, 11])
 def test_attention_in_blocks_of_queries_is_the_whole_one(base, name, block):
-    whole, found = both(base, name, Deployment(query_block=block))
-    np.testing.assert_allclose(found, whole, rtol=1e-9, atol=1e-9)
+    whole, logits = both(base, name, Deployment(query_block=block))
+    np.testing.assert_allclose(logits, whole, rtol=1e-9, atol=1e-9)
 
 
 def op_of(graph: OpGraph, name: str) -> Op:

@@ -23,12 +23,12 @@ WAYS = [Deployment(), Deployment(projection="last"), Deployment(phase="decode"),
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("num_blocks", [2, 3, 41])
 def test_logits_are_those_of_the_whole_projection(way, num_blocks):
-    whole, blocks = (lower(MODEL, 7, replace(way, vocab_blocks=each)) for each in (1, num_blocks))
+    whole, blocks = (lower(MODEL, 7, replace(way, vocab_blocks=count)) for count in (1, num_blocks))
     weights = drawn_weights(whole, np.random.default_rng(0))
     tokens = np.arange(next(node.op for node in whole if isinstance(node.op, ops.TokenEmbedding)).tokens)
-    caches = {each.name: np.random.default_rng(1).normal(size=each.shape) for each in whole.inputs}
-    found, wanted = (interpreter.execute(graph, weights, tokens, caches) for graph in (blocks, whole))
-    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
+    caches = {cache.name: np.random.default_rng(1).normal(size=cache.shape) for cache in whole.inputs}
+    logits, wanted = (interpreter.execute(graph, weights, tokens, caches) for graph in (blocks, whole))
+    np.testing.assert_allclose(logits, wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_blocks_read_their_own_entries():

@@ -14,8 +14,8 @@ def test_wilsons_interval_is_the_root_of_its_equation():
 def test_agreement_counts_positions_and_takes_the_largest_error():
     clear = np.array([[0.0, 1.0, 0.5], [2.0, 0.0, 0.0]])
     private = np.array([[0.0, 1.1, 0.5], [0.0, 0.3, 0.0]])
-    found = compared(private, clear)
-    assert (found.num_positions, found.num_equal, found.largest_error) == (2, 1, 2.0)
-    both = joined([found, compared(clear[:1], clear[:1])])
+    agreement = compared(private, clear)
+    assert (agreement.num_positions, agreement.num_equal, agreement.largest_error) == (2, 1, 2.0)
+    both = joined([agreement, compared(clear[:1], clear[:1])])
     assert (both.num_positions, both.num_equal, both.largest_error) == (3, 2, 2.0)
     assert both.top1 == pytest.approx(2 / 3)

@@ -30,10 +30,10 @@ def test_a_frame_arrives_as_it_was_sent():
     receiver.close()
 
 
-def meeting_of(rank, addresses, own, wait_s=5.0):
+def meeting_of(rank, addresses, own_terms, wait_s=5.0):
     """What a party says of a meeting: the ranks it met, or the error."""
     try:
-        channels = meet(rank, addresses, own, wait_s)
+        channels = meet(rank, addresses, own_terms, wait_s)
     except UserError as error:
         return str(error)
     for channel in channels.values():
@@ -56,11 +56,11 @@ def test_three_parties_meet(on_one_machine, free_peers, tmp_path):
     ("name", "other"), [("engine", "0.9.4"), ("package", "0.0.9"), ("cost model", "1"), ("protocol", "cheetah")]
 )
 def test_unequal_parties_are_told_so_on_both_sides(name, other, free_peers):
-    own = terms("semi2k", EngineSetting())
+    own_terms = terms("semi2k", EngineSetting())
     line = f"the parties must have the same {name}, but party {{}} has {{}} and party {{}} {{}}; nothing was shared."
-    assert met(free_peers(2), [own, {**own, name: other}]) == [
-        line.format(0, own[name], 1, other),
-        line.format(1, other, 0, own[name]),
+    assert met(free_peers(2), [own_terms, {**own_terms, name: other}]) == [
+        line.format(0, own_terms[name], 1, other),
+        line.format(1, other, 0, own_terms[name]),
     ]
 
 
@@ -105,9 +105,9 @@ HELLO_OF_1 = {"kind": HELLO, "rank": 1, "terms": {}}
     ],
 )
 def test_who_says_something_else_is_not_a_party(said, free_peers):
-    addresses, own = free_peers(2), terms("semi2k", EngineSetting())
+    addresses, own_terms = free_peers(2), terms("semi2k", EngineSetting())
     with ThreadPoolExecutor(1) as parties:
-        client = parties.submit(meeting_of, 0, addresses, own)
+        client = parties.submit(meeting_of, 0, addresses, own_terms)
         for _ in range(50):
             try:
                 with socket.create_connection(addresses[0]) as stranger:
@@ -115,7 +115,7 @@ def test_who_says_something_else_is_not_a_party(said, free_peers):
                     break
             except ConnectionRefusedError:
                 time.sleep(0.05)
-        assert meeting_of(1, addresses, own) == [0]
+        assert meeting_of(1, addresses, own_terms) == [0]
         assert client.result() == [1]
 
 

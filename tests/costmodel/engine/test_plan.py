@@ -36,11 +36,11 @@ def test_behind_the_clients_layers_the_logits_are_those_of_the_whole_prompt(num_
     client, private = (
         graphs(lambda *given, part=part: halves(lower(shaped, *given), num_layers)[part], plan) for part in range(2)
     )
-    own, clear = ClientLayers(graphs=client, run=ClearRun(weights)), ClearRun(weights)
+    client_layers, clear = ClientLayers(graphs=client, run=ClearRun(weights)), ClearRun(weights)
     for step, graph in enumerate(private):
         fed = TOKENS[:5] if step == 0 else TOKENS[4 + step : 5 + step]
         whole = interpreter.execute(lower(shaped, 5 + step), weights, TOKENS[: 5 + step])
-        assert clear.output(graph, None, own.stream(step, fed)) == pytest.approx(whole[-1:], abs=1e-12)
+        assert clear.output(graph, None, client_layers.stream(step, fed)) == pytest.approx(whole[-1:], abs=1e-12)
 
 
 def test_a_prompt_keeps_keys_and_values_of_every_layer(decoder):
@@ -60,13 +60,13 @@ def test_sequences_have_one_graph_with_the_logits_of_all_tokens(decoder, weights
 
 
 def test_every_weight_is_one_operand_but_for_tables_that_are_read_by_token(decoder, weights):
-    found = list(operands(graphs(decoder, Plan(kind="tokens", num_tokens=5, num_new=2))))
-    names = [each.variable for each in found]
+    weight_operands = list(operands(graphs(decoder, Plan(kind="tokens", num_tokens=5, num_new=2))))
+    names = [operand.variable for operand in weight_operands]
     assert len(set(names)) == len(names)
     assert {name.partition("@")[0] for name in names} == set(weights)
     assert [name for name in names if "position" in name] == ["position.weight@0-5", "position.weight@5-6"]
-    assert all(each.shape == each.of(weights).shape for each in found)
-    row = next(each for each in found if each.variable == "position.weight@5-6")
+    assert all(operand.shape == operand.of(weights).shape for operand in weight_operands)
+    row = next(operand for operand in weight_operands if operand.variable == "position.weight@5-6")
     assert (row.of(weights) == weights["position.weight"][5:6]).all()
 
 

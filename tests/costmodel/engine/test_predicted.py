@@ -15,29 +15,29 @@ PLAN = Plan(kind="tokens", num_tokens=5, num_new=3)
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3"])
 def test_a_step_costs_what_its_graph_is_estimated_at(decoder, protocol):
     steps = graphs(decoder, PLAN)
-    found = predictions(steps, protocol, EngineSetting(), "lan")
+    costs = predictions(steps, protocol, EngineSetting(), "lan")
     pricer = derived.load(protocol, "lan")
-    for index, (graph, each) in enumerate(zip(steps, found, strict=True)):
+    for index, (graph, cost) in enumerate(zip(steps, costs, strict=True)):
         total = estimate(graph, pricer).total
-        assert (each.sent_bytes, each.messages) == (total.sent_bytes, total.messages)
+        assert (cost.sent_bytes, cost.messages) == (total.sent_bytes, total.messages)
         start_s = 0.0 if index == 0 else pricer.testbed.start_s  # once a session
-        assert each.seconds == pytest.approx(total.latency_s - start_s, abs=1e-5)
+        assert cost.seconds == pytest.approx(total.latency_s - start_s, abs=1e-5)
 
 
 def test_set_up_of_cheetah_is_in_the_step_that_needs_it(decoder):
     steps = graphs(decoder, PLAN)
-    found = predictions(steps, "cheetah", EngineSetting(), "lan")
+    costs = predictions(steps, "cheetah", EngineSetting(), "lan")
     whole = total_comm(cheetah.walk([node.op for graph in steps for node in graph], EngineSetting()))
-    assert sum(each.sent_bytes for each in found) == whole.online_bytes + whole.setup_bytes
-    assert found[0].sent_bytes > found[1].sent_bytes + 19e6  # keys alone are 19.4 MB
+    assert sum(cost.sent_bytes for cost in costs) == whole.online_bytes + whole.setup_bytes
+    assert costs[0].sent_bytes > costs[1].sent_bytes + 19e6  # keys alone are 19.4 MB
 
 
 def test_kept_masks_are_opened_in_the_first_step(decoder):
     steps, kept = graphs(decoder, PLAN), EngineSetting(weight_masks="kept")
-    found = predictions(steps, "semi2k", kept, "lan")
+    costs = predictions(steps, "semi2k", kept, "lan")
     settings = [EngineSetting(), kept, kept]
-    expected = [total_comm(predict(graph, "semi2k", each)) for graph, each in zip(steps, settings, strict=True)]
-    assert [each.sent_bytes for each in found] == [comm.online_bytes for comm in expected]
+    expected = [total_comm(predict(graph, "semi2k", setting)) for graph, setting in zip(steps, settings, strict=True)]
+    assert [cost.sent_bytes for cost in costs] == [comm.online_bytes for comm in expected]
 
 
 def test_no_seconds_are_predicted_in_another_ring(decoder):

@@ -80,8 +80,8 @@ def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(client, weight
         (architecture,) = asked.graph_of.args
         whole: ModelFlags = {"seq_len": 5, "projection": "last", "rows": "needed"}
         priced = price(architecture, protocol=protocol, new_tokens=3, **whole, **setting)
-        assert [each.sent_bytes for each in priced.tokens.by_token] == [token.cost.sent_bytes for token, _ in answer]
-        assert [each.messages for each in priced.tokens.by_token] == [token.cost.messages for token, _ in answer]
+        assert [cost.sent_bytes for cost in priced.tokens.by_token] == [token.cost.sent_bytes for token, _ in answer]
+        assert [cost.messages for cost in priced.tokens.by_token] == [token.cost.messages for token, _ in answer]
     clear = ClearRun(weights)  # greedy, in the clear
     tokens, alone = np.array(PROMPT), []
     for graph in graphs(asked.graph_of, asked.plan):
@@ -95,8 +95,8 @@ def test_a_client_that_computes_its_layers_gets_the_same_tokens(client, weights)
     asked = client("semi2k")
     whole = [token.token for token, _ in answered(asked, weights)]
     split = replace(asked, graph_of=partial(own_layers, asked.graph_of))
-    own = [halves(graph, 1).client for graph in graphs(asked.graph_of, asked.plan)]
-    answer = answered(split, weights, layers=ClientLayers(graphs=tuple(own), run=ClearRun(weights)))
+    client_graphs = [halves(graph, 1).client for graph in graphs(asked.graph_of, asked.plan)]
+    answer = answered(split, weights, layers=ClientLayers(graphs=tuple(client_graphs), run=ClearRun(weights)))
     assert [token.token for token, _ in answer] == whole
     for token, expected in answer:
         assert (token.cost.sent_bytes, token.cost.messages) == (expected.sent_bytes, expected.messages)
@@ -137,7 +137,7 @@ def test_sequences_give_the_logits_of_every_token(client, weights):
         assert run.logits.shape == (8, 50)
         assert np.abs(run.logits - clear).max() < 0.01
     expected = predictions([graph] * 2, "semi2k", asked.setting, "loopback")
-    assert [run.sent_bytes for run, _ in done] == [each.sent_bytes for each in expected]
+    assert [run.sent_bytes for run, _ in done] == [prediction.sent_bytes for prediction in expected]
 
 
 @pytest.mark.needs_engine
@@ -174,8 +174,8 @@ def test_a_port_that_is_taken_is_tried_again_elsewhere():
         def link(num_parties):
             with links.tcp(num_parties) as wiring:
                 tried.append(wiring)
-                own, _ = wiring.addresses[0]
-                crowded = ((own, f"{LOOPBACK}:{taken.getsockname()[1]}"),) * 2
+                address, _ = wiring.addresses[0]
+                crowded = ((address, f"{LOOPBACK}:{taken.getsockname()[1]}"),) * 2
                 yield wiring if len(tried) > 1 else replace(wiring, addresses=crowded)
 
         (only,), _ = spu.passes(relu(), link, [UNHINDERED])
@@ -198,8 +198,8 @@ def test_a_kept_process_has_a_fresh_runtime_for_every_job():
         assert first.messages == second.messages > 1000
         assert first.sent_bytes == pytest.approx(second.sent_bytes, rel=CHEETAH_TOLERANCE)
         with own_children(), on_this_machine(job.client) as (session, _ready):
-            own = [child.process for child in session.children.values()]
-    assert all(process.poll() is not None for process in (*processes, *own))
+            own_processes = [child.process for child in session.children.values()]
+    assert all(process.poll() is not None for process in (*processes, *own_processes))
 
 
 @pytest.mark.needs_engine
@@ -269,10 +269,10 @@ class OtherGraph:
 def test_what_a_user_states_for_glibc_comes_last(monkeypatch):
     """Of tunables that are there twice glibc takes the last."""
     monkeypatch.delenv(children.TUNABLES, raising=False)
-    own = children.environment(1)[children.TUNABLES]
-    assert own.split(":") == list(children.KEPT_MEMORY)
+    tunables = children.environment(1)[children.TUNABLES]
+    assert tunables.split(":") == list(children.KEPT_MEMORY)
     monkeypatch.setenv(children.TUNABLES, "glibc.malloc.hugetlb=0")
-    assert children.environment(1)[children.TUNABLES] == f"{own}:glibc.malloc.hugetlb=0"
+    assert children.environment(1)[children.TUNABLES] == f"{tunables}:glibc.malloc.hugetlb=0"
 
 
 def test_what_cannot_be_started_leaves_nothing_open():

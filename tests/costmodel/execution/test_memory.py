@@ -60,11 +60,11 @@ def test_shares_are_counted_by_hand():
     alive = [6, 6 + 14, 6 + 14 + 14, 6 + 14 + 6, 6 + 6 + 6]
     weights, one_hot = 5 * 3 + (3 * 7 + 7) + 7 * 3, 2 * 5
     for protocol, share_bytes in {"semi2k": 8, "aby3": 16, "cheetah": 8}.items():
-        assert alive_bytes(CHAIN, protocol, SETTING) == tuple(share_bytes * each for each in alive)
+        assert alive_bytes(CHAIN, protocol, SETTING) == tuple(share_bytes * elements for elements in alive)
         assert held_bytes(CHAIN, protocol, SETTING) == share_bytes * (weights + one_hot)
-    found = features(CHAIN, "semi2k", SETTING)
-    assert found["matrix"] == 8 * (2 * 7 + 7 * 3 + 2 * 3)  # of `down`, larger than `up` by nothing but its result
-    assert (found["blocks"], found["results"]) == (0, 0)
+    counts = features(CHAIN, "semi2k", SETTING)
+    assert counts["matrix"] == 8 * (2 * 7 + 7 * 3 + 2 * 3)  # of `down`, larger than `up` by nothing but its result
+    assert (counts["blocks"], counts["results"]) == (0, 0)
     wide = OpGraph(nodes=(node("wide", ops.Linear(rows=32, in_features=64, out_features=1000, bias=False), "tokens"),))
     encrypted = features(wide, "cheetah", SETTING)  # blocks of 32 x 64 x 4, of which 250 make up the columns
     assert (encrypted["blocks"], encrypted["results"]) == (250 * 8192 * 8, 250 * 2 * 8192 * 8)
@@ -90,10 +90,10 @@ def test_counts_are_those_of_the_arrays_that_a_run_has(base, name, deployment):
     assert held_bytes(graph, "semi2k", SETTING) == 8 * sum(value.size for value in arrays)
     values, spent, sizes = interpreter.values(graph, weights, tokens, caches), last_readers(graph.nodes), []
     there: dict[str, int] = {}
-    for each in graph:
-        there[each.name] = values[each.name].size
+    for op_node in graph:
+        there[op_node.name] = values[op_node.name].size
         sizes.append(8 * sum(there.values()))
-        for name in spent[each.name]:
+        for name in spent[op_node.name]:
             del there[name]
     assert alive_bytes(graph, "semi2k", SETTING) == tuple(sizes)
 
@@ -102,9 +102,9 @@ def test_estimates_have_the_memory_of_engines_alone(run):
     flags = ("estimate", "SM+LN+R", "--base=tiny", "--seq-len=6")
     graph = lower(parse("SM+LN+R", base_architecture("tiny")).architecture, 6)
     predicted = peak_memory(graph, SETTING, load_memory("aby3"))
-    found = json.loads(run(*flags, "--protocol=aby3", "--format=json")[1])["memory"]
+    memory = json.loads(run(*flags, "--protocol=aby3", "--format=json")[1])["memory"]
     assert predicted is not None
-    assert found == asdict(predicted)
+    assert memory == asdict(predicted)
     assert json.loads(run(*flags, "--format=json")[1])["memory"] is None
     assert "peak memory of a party 2" in run(*flags, "--protocol=aby3")[1]
     rows = list(csv.DictReader(io.StringIO(run(*flags, "--protocol=aby3", "--format=csv")[1])))
@@ -118,11 +118,11 @@ def test_a_fit_finds_what_it_is_given():
     counts = [dict(zip(FEATURES, (1, *draw(1, 9, size=5) * 10**7), strict=True)) for _ in range(9)]
     wanted = dict(zip(FEATURES, (2.5e8, 1.5, 2.0, 7.0, 3.0, 0.0), strict=True))
     peaks = [round(sum(wanted[name] * count[name] for name in FEATURES)) for count in counts]
-    found = fit_memory("semi2k", counts, [(2 * peak, peak) for peak in peaks])
-    assert found.party.coefficients == pytest.approx(wanted, rel=1e-3, abs=1e-3)
-    assert found.client.coefficients["held"] == pytest.approx(3.0, rel=1e-3)
-    assert found.party.held_out_error < 1e-3
-    assert found.greatest["held"] == max(count["held"] for count in counts)
+    testbed = fit_memory("semi2k", counts, [(2 * peak, peak) for peak in peaks])
+    assert testbed.party.coefficients == pytest.approx(wanted, rel=1e-3, abs=1e-3)
+    assert testbed.client.coefficients["held"] == pytest.approx(3.0, rel=1e-3)
+    assert testbed.party.held_out_error < 1e-3
+    assert testbed.greatest["held"] == max(count["held"] for count in counts)
     off = fit_memory("semi2k", counts, [(peak, peak) for peak in [2 * peaks[0], *peaks[1:]]])
     assert off.party.held_out_error > 0.2
 
@@ -133,14 +133,14 @@ def test_what_nobody_measured_is_not_predicted_and_what_is_beyond_is_told():
     assert peak_memory(small, EngineSetting(weight_masks="kept"), testbed) is None
     assert peak_memory(small, EngineSetting(ring_bits=128, fraction_bits=40), testbed) is None
     assert peak_memory(small, EngineSetting(threads=2), testbed) is None
-    less, more = (peak_memory(each, SETTING, testbed) for each in (small, large))
+    less, more = (peak_memory(graph, SETTING, testbed) for graph in (small, large))
     assert less is not None
     assert more is not None
     assert less.held_bytes < less.party_bytes < more.party_bytes
     assert more.extrapolation > less.extrapolation > 1
     tiny = lower(parse("SM", GPT2).architecture, 4)
-    assert (found := peak_memory(tiny, SETTING, testbed)) is not None
-    assert found.extrapolation == 1
+    assert (memory := peak_memory(tiny, SETTING, testbed)) is not None
+    assert memory.extrapolation == 1
 
 
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
@@ -156,10 +156,10 @@ def test_prediction_is_near_what_the_parties_hold(protocol):
     base = base_architecture("gpt2-small", Dimensions(layers=1, heads=4, d_model=192, vocab=500))
     graph = lower(parse("SM+LN+R", replace(base)).architecture, 16)
     with own_children():  # what a process did before is in its memory
-        found = compare(graph, predict(graph, protocol, SETTING), protocol=protocol, setting=SETTING)
-    if None in found.peak_bytes:
+        comparison = compare(graph, predict(graph, protocol, SETTING), protocol=protocol, setting=SETTING)
+    if None in comparison.peak_bytes:
         pytest.skip("this system does not tell")
-    client, *others = found.peak_bytes
-    assert found.memory is not None
-    assert found.memory.client_bytes == pytest.approx(client, rel=TOLERANCE)
-    assert all(found.memory.party_bytes == pytest.approx(each, rel=TOLERANCE) for each in others)
+    client, *others = comparison.peak_bytes
+    assert comparison.memory is not None
+    assert comparison.memory.client_bytes == pytest.approx(client, rel=TOLERANCE)
+    assert all(comparison.memory.party_bytes == pytest.approx(peak, rel=TOLERANCE) for peak in others)

@@ -30,13 +30,13 @@ def fitted(ends: tuple[float, float], powers: tuple[int, ...], linear: float) ->
     angles = np.pi * (np.arange(NUM_POINTS) + 0.5) / NUM_POINTS
     points = (low + high) / 2 + (high - low) / 2 * np.cos(angles)  # denser at the ends, where errors grow
     rest = gelu(points) - linear * points
-    found: list[float] = []
+    coefficients: list[float] = []
     for count in range(len(powers), 0, -1):
         columns = points[:, None] ** np.array(powers[:count])
         highest = float(np.linalg.lstsq(columns, rest, rcond=None)[0][-1])
-        found.insert(0, round(highest / STEP) * STEP)
-        rest = rest - found[0] * points ** powers[count - 1]
-    return found
+        coefficients.insert(0, round(highest / STEP) * STEP)
+        rest = rest - coefficients[0] * points ** powers[count - 1]
+    return coefficients
 
 
 @pytest.mark.parametrize("segment", SEGMENTS)

@@ -110,7 +110,7 @@ def test_a_testbed_names_the_op_or_kind_that_it_lacks_and_how_to_measure_it(lack
 
 def test_names_of_ops_tell_all_their_fields_apart() -> None:
     norm = ops.LayerNorm(rows=2, features=3)
-    names = {op_name(each, "secret") for each in (norm, replace(norm, affine=False), replace(norm, rows=3))}
+    names = {op_name(op, "secret") for op in (norm, replace(norm, affine=False), replace(norm, rows=3))}
     assert names == {
         "LayerNorm.secret(rows=2, features=3)",
         "LayerNorm.secret(rows=2, features=3, affine=False)",
@@ -170,10 +170,10 @@ def test_seconds_grow_with_every_dimension_of_every_op(protocol: str) -> None:
 def test_the_exceptions_are_needed() -> None:
     some = [series for series in plan("cheetah") if type(series.sizes[0]).__name__ in dict(PACKED)]
     testbed = load_compute(TESTBEDS / "cheetah.yaml")
-    found = {
+    exceptions = {
         (type(op).__name__, name)
         for series in some
         for op in (series.sizes[1], series.sizes[-1])
         for name, _, _ in falls(testbed, series.weights, op)
     }
-    assert found == PACKED
+    assert exceptions == PACKED

@@ -12,8 +12,8 @@ ROWS = [{"a": 1_000_000, "b": 3}, {"a": 2_000_000, "b": 1}, {"a": 500_000, "b": 
 @given(a=st.floats(1e-9, 1e3), b=st.floats(1.0, 1e9))
 def test_exact_coefficients_are_found_whatever_their_scale(a, b):
     targets = [a * row["a"] + b * row["b"] for row in ROWS]
-    found = fit(ROWS, targets, worst=0.0, fixed={})
-    assert [sum(found[term] * row[term] for term in row) for row in ROWS] == pytest.approx(targets, rel=1e-5)
+    coefficients = fit(ROWS, targets, worst=0.0, fixed={})
+    assert [sum(coefficients[term] * row[term] for term in row) for row in ROWS] == pytest.approx(targets, rel=1e-5)
 
 
 def test_the_cap_on_the_worst_error_is_kept_and_the_mean_is_least_under_it():
@@ -31,8 +31,8 @@ def test_rows_without_a_cap_count_in_the_mean_alone():
     rows, targets = [{"a": 1}] * 3, [100.0, 150.0, 150.0]
     assert fit(rows, targets, worst=0.01, fixed={}, capped=[True, False, False])["a"] == pytest.approx(101)
     # A term that only a row without a cap has is fitted by that row.
-    found = fit([{"a": 1, "b": 0}, {"a": 1, "b": 1}], [5.0, 8.0], worst=0.0, fixed={}, capped=[True, False])
-    assert found == {"a": pytest.approx(5), "b": pytest.approx(3)}
+    coefficients = fit([{"a": 1, "b": 0}, {"a": 1, "b": 1}], [5.0, 8.0], worst=0.0, fixed={}, capped=[True, False])
+    assert coefficients == {"a": pytest.approx(5), "b": pytest.approx(3)}
 
 
 def test_given_coefficients_stay_as_they_are_and_none_is_negative():

@@ -65,7 +65,7 @@ def test_bytes_never_fall_when_a_dimension_grows(
     protocol: str, op: Op, setting: EngineSetting, data: st.DataObject
 ) -> None:
     grown = data.draw(st.sampled_from([name for name in shape(op) if name not in FIXED]))
-    less, more = (PRICES[protocol](each, setting) for each in (op, plus_one(op, grown)))
+    less, more = (PRICES[protocol](operation, setting) for operation in (op, plus_one(op, grown)))
     share = MOST_REPACKED if protocol == "cheetah" and isinstance(op, MATRIX_PRODUCTS) else 0
     assert (1 - share) * sent_bytes(less) <= sent_bytes(more)
 
@@ -86,5 +86,5 @@ def test_more_rows_take_no_more_rounds(
     (rows,) = {"rows", "tokens", "queries"} & {field.name for field in fields(kind)}
     changes: Any = {rows: num_rows}
     op = replace(data.draw(drawn_ops(kinds=(kind,))), **changes)
-    less, more = (PRICES[protocol](each, setting) for each in (op, plus_one(op, rows)))
+    less, more = (PRICES[protocol](operation, setting) for operation in (op, plus_one(op, rows)))
     assert (less.rounds, less.messages) == (more.rounds, more.messages)

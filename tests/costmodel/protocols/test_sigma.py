@@ -175,14 +175,20 @@ def test_cached_keys_are_said_to_be_beyond_the_code(phase: Phase, said: tuple[st
 
 
 def test_held_out_seconds_are_within_the_bar_or_their_range() -> None:
-    found = [checked(row) for row in ROWS]
-    assert all(check.passed for check in sigma_checks(found))
-    missed = [each.row.model for each in found if each.seconds and abs(each.seconds.error) > 0.25]
+    predictions = [checked(row) for row in ROWS]
+    assert all(check.passed for check in sigma_checks(predictions))
+    missed = [
+        prediction.row.model
+        for prediction in predictions
+        if prediction.seconds and abs(prediction.seconds.error) > 0.25
+    ]
     assert missed == ["BERT-tiny"]  # narrower than what is fitted; its range says so
     slow = Seconds(told=1.0, predicted=2.0, low=0.0, high=0.01)
-    worse = [replace(each, seconds=each.seconds and slow) for each in found]
+    worse = [replace(prediction, seconds=prediction.seconds and slow) for prediction in predictions]
     assert not all(check.passed for check in sigma_checks(worse))
-    assert not all(check.passed for check in sigma_checks([replace(each, sent_bytes=1) for each in found]))
+    assert not all(
+        check.passed for check in sigma_checks([replace(prediction, sent_bytes=1) for prediction in predictions])
+    )
 
 
 def test_lowered_graphs_are_those_of_the_code() -> None:

@@ -59,7 +59,7 @@ def test_ours_is_within_the_documented_errors_of_print(name: str, bytes_percent:
 
 def test_operations_are_counted_as_the_papers_count_them():
     costs = costs_of(SETTINGS["ega-table-2"])
-    counts = {row: (one.num_softmax, one.num_layernorm, one.num_gelu, one.num_relu) for row, one in costs.items()}
+    counts = {row: (cost.num_softmax, cost.num_layernorm, cost.num_gelu, cost.num_relu) for row, cost in costs.items()}
     assert counts["SM+LN+G"] == (12 * 12, 2 * 12, 12, 0)  # heads x layers; two norms and one activation a layer
     assert counts["SM+LN+R"] == (144, 24, 0, 12)
     assert counts["SM+ScFuFFN_i6"] == counts["EReg(SM(t)+ScFuFFN)"] == (144, 0, 0, 0)

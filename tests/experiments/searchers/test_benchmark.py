@@ -91,8 +91,8 @@ def test_the_tables_have_every_searcher(problem, entries):
     }
     console = Console(record=True, width=200)
     marks = [100 * num for num in range(1, 9)]
-    for one in tables(curves, [1.0, None, 2.0, 3.0], marks):
-        console.print(one)
+    for text_table in tables(curves, [1.0, None, 2.0, 3.0], marks):
+        console.print(text_table)
     text = console.export_text()
     assert "stratified" in text
     assert "cheapest-first" in text

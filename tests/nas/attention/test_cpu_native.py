@@ -95,8 +95,8 @@ def test_a_temperature_in_fp64_cools_queries_in_fp32() -> None:
     queries, keys, values, _ = (part.detach() for part in operands(2, 3, 20, 8))
     temperature = torch.rand(3, 20, dtype=torch.float64) + 0.5
     ours = causal_attention(queries, keys, values, temperature=temperature)
-    for one, other in zip(ours, attention_reference(queries, keys, values, temperature=temperature), strict=True):
-        torch.testing.assert_close(one, other.float())
+    for result, other in zip(ours, attention_reference(queries, keys, values, temperature=temperature), strict=True):
+        torch.testing.assert_close(result, other.float())
 
 
 def test_tensors_without_numbers_are_left_to_torch() -> None:
@@ -123,13 +123,13 @@ def test_threads_do_not_change_a_bit() -> None:
         together = results(cpu_native.attend, parts)
     finally:
         torch.set_num_threads(before)
-    assert all(torch.equal(one, two) for one, two in zip(alone, together, strict=True))
+    assert all(torch.equal(first, second) for first, second in zip(alone, together, strict=True))
 
 
 def test_operands_may_lie_in_memory_in_any_order() -> None:
     parts = operands(2, 3, 20, 8)
     turned = [part.detach().mT.contiguous().mT.requires_grad_() for part in parts]
-    for ours, theirs in zip(*(results(cpu_native.attend, each) for each in (parts, turned)), strict=True):
+    for ours, theirs in zip(*(results(cpu_native.attend, tensors) for tensors in (parts, turned)), strict=True):
         assert torch.equal(ours, theirs)
 
 

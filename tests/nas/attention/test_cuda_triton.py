@@ -50,7 +50,7 @@ def with_gradients(attend, parts: list[Tensor]) -> list[Tensor]:
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(result.shape, generator=generator).to(result) for result in (output, entropy)]
     gradients = torch.autograd.grad((output, entropy), parts, weights)
-    return [each.detach().double() for each in (output, entropy, *gradients)]
+    return [tensor.detach().double() for tensor in (output, entropy, *gradients)]
 
 
 def exact(parts: list[Tensor]) -> list[Tensor]:

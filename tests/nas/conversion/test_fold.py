@@ -56,8 +56,8 @@ def architectures(draw: st.DrawFn) -> Architecture:
     norms = NORMS if BASES[block].block_facts.has_centred_norms else "Mmo"
     letters = [draw(layers(attentions, norms)) for _ in range(3)]
     if draw(st.booleans()):
-        letters = [f"o{one[1]}o{one[3:]}" for one in letters]
-    text = "-".join(["1x" + one for one in letters] + draw(st.sampled_from(([], *([letter] for letter in norms)))))
+        letters = [f"o{word[1]}o{word[3:]}" for word in letters]
+    text = "-".join(["1x" + word for word in letters] + draw(st.sampled_from(([], *([letter] for letter in norms)))))
     base = replace(BASES[block], bias=draw(st.booleans()), tied_embeddings=draw(st.booleans()))
     return parse(f"HH({text})" if block == "sas" else text, base).architecture
 
@@ -109,7 +109,7 @@ def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Arch
     folded = fold(architecture, weights, dtype=torch.float64)
     assert folded.left == ()
     assert folded.architecture == deployed(architecture)
-    named = {f"{node.name}.{each}" for node in lower(folded.architecture, 6) for each in node.op.weight_shapes}
+    named = {f"{node.name}.{weight}" for node in lower(folded.architecture, 6) for weight in node.op.weight_shapes}
     assert folded.weights.keys() == named
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
     assert all(torch.equal(weights[name], value) for name, value in before.items())
@@ -121,13 +121,15 @@ def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Arch
 def test_behind_a_first_live_norm_tables_and_first_layer_fold_alike_whatever_follows(architecture) -> None:
     """So a deployment may leave them to those who have the parent's."""
     norm: Norm = "layernorm" if architecture.block_facts.has_centred_norms else "rmsnorm"
-    first, found = Layer(norm1=norm, attention="softmax", norm2=norm, ffn="identity"), []
+    first, first_weights = Layer(norm1=norm, attention="softmax", norm2=norm, ffn="identity"), []
     for others in (architecture.layers[1:], (first, first)):
         layers = (first, *others)
         whole = replace(architecture, layers=layers, final_norm=default_final_norm(layers))
         weights = fold(whole, weights_of(whole), dtype=torch.float64).weights
-        found.append({name: value for name, value in weights.items() if name.startswith(("embed", "pos", "layers.0."))})
-    torch.testing.assert_close(*found, rtol=0, atol=0)
+        first_weights.append(
+            {name: value for name, value in weights.items() if name.startswith(("embed", "pos", "layers.0."))}
+        )
+    torch.testing.assert_close(*first_weights, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("attempt", range(4))

@@ -44,8 +44,8 @@ def test_it_changes_no_logit_and_fits(name: str, base: Architecture) -> None:
     massive = with_stream_scale(architecture, weights, 2.0**18)
     for tokens in TOKENS:
         logits = [
-            interpreter.execute(lower(each, 8), {name: value.numpy() for name, value in values.items()}, tokens)
-            for each, values in ((architecture, weights), massive)
+            interpreter.execute(lower(variant, 8), {name: value.numpy() for name, value in values.items()}, tokens)
+            for variant, values in ((architecture, weights), massive)
         ]
         np.testing.assert_allclose(logits[1], logits[0], rtol=1e-12, atol=1e-12 * np.abs(logits[0]).max())
     reference = Reference.of(*massive, TOKENS)

@@ -37,7 +37,7 @@ def test_tokens_decode_to_the_documents(files: Path, corpus: Corpus) -> None:
         tokens = corpus.tokens(split)
         assert tokens.dtype == np.uint16
         text = tokenizer.decode(tokens.tolist(), skip_special_tokens=False)
-        assert text == "".join(f"{one}{END_OF_TEXT}" for one in texts(open_source(str(files)), split))
+        assert text == "".join(f"{document}{END_OF_TEXT}" for document in texts(open_source(str(files)), split))
 
 
 def test_the_unigram_loss_is_that_of_smoothed_frequencies(corpus: Corpus) -> None:

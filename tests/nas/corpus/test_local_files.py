@@ -97,9 +97,9 @@ def test_a_folder_is_read_with_its_tables(tmp_path: Path) -> None:
     (folder / "more" / "rows.jsonl").write_text("\n".join(json.dumps({"text": row}) for row in rows))
     (folder / "more" / "copy.jsonl").write_bytes((folder / "more" / "rows.jsonl").read_bytes())
     write_parquet(folder / "rows.parquet", text=[f"table {index}" for index in range(100)])
-    found = all_texts(folder)
-    assert len(found) == len(set(found)) == 260
-    assert {*rows, "table 0", "table 99"} < set(found)
+    documents = all_texts(folder)
+    assert len(documents) == len(set(documents)) == 260
+    assert {*rows, "table 0", "table 99"} < set(documents)
     assert open_source(str(folder)).fingerprint != plain
     assert prepare(str(folder), 300, tmp_path / "cache").num_validation_tokens
 
@@ -132,12 +132,12 @@ def test_a_txt_file_is_cut_near_its_end(tmp_path: Path) -> None:
 
 
 def test_the_standard_library_comes_without_tests_and_packages() -> None:
-    found = "".join(all_texts("stdlib"))
+    text = "".join(all_texts("stdlib"))
     root = Path(sysconfig.get_paths()["stdlib"])
-    assert 5e6 < len(found) < 30e6
-    assert (root / "argparse.py").read_text() in found
+    assert 5e6 < len(text) < 30e6
+    assert (root / "argparse.py").read_text() in text
     excluded = [root / "idlelib" / "pyshell.py", root / "test" / "test_argparse.py"]
-    assert not any(path.exists() and path.read_text() in found for path in excluded)
+    assert not any(path.exists() and path.read_text() in text for path in excluded)
 
 
 def test_the_split_of_a_file_depends_on_its_path_alone() -> None:

@@ -76,9 +76,9 @@ def test_what_a_parent_was_trained_on_does_not_validate(folder: Path, tmp_path: 
     whole = prepare(str(folder), 300, tmp_path / "cache")
     first, *others = held_out_names(whole)
     of_parent = to_keep(window_hashes((folder / first).read_text()))
-    found = prepare(str(folder), 300, tmp_path / "cache", of_parent=of_parent)
-    assert held_out_names(found) == others
-    assert found.fingerprint != whole.fingerprint
+    kept_corpus = prepare(str(folder), 300, tmp_path / "cache", of_parent=of_parent)
+    assert held_out_names(kept_corpus) == others
+    assert kept_corpus.fingerprint != whole.fingerprint
 
 
 def test_copies_alone_are_refused_in_one_line(tmp_path: Path):

@@ -35,10 +35,10 @@ def rows_of(batches) -> np.ndarray:
 def test_they_are_of_the_tokens_that_a_candidate_draws_and_is_validated_on(fresh: Corpus, seed: int) -> None:
     drawn = rows_of(train_batch(fresh, step=step, batch=4, seq_len=SEQ_LEN, seed=seed) for step in range(10))
     held_out = rows_of(validation_batches(fresh, SCALE))
-    expected = [-np.log(one).mean() for one in kneser_ney(drawn, held_out, fresh.vocab_size)]
-    found = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=40 * SEQ_LEN - 3, seed=seed)
-    assert found.tokens == 40 * SEQ_LEN
-    assert found.losses == pytest.approx(expected)
+    expected = [-np.log(probabilities).mean() for probabilities in kneser_ney(drawn, held_out, fresh.vocab_size)]
+    baseline = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=40 * SEQ_LEN - 3, seed=seed)
+    assert baseline.tokens == 40 * SEQ_LEN
+    assert baseline.losses == pytest.approx(expected)
 
 
 def test_without_a_number_of_tokens_or_with_too_many_all_are_counted_up_to_a_limit(fresh: Corpus, monkeypatch) -> None:

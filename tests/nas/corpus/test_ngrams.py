@@ -46,7 +46,7 @@ def texts(draw: st.DrawFn) -> tuple[int, NDArray[np.uint16], NDArray[np.uint16]]
 def test_every_probability_is_that_of_the_formula(text: tuple[int, NDArray[np.uint16], NDArray[np.uint16]]) -> None:
     vocab_size, train, held_out = text
     rows = [tuple(row) for row in train.tolist()]
-    for order, found in enumerate(kneser_ney(train, held_out, vocab_size), 1):
+    for order, probabilities in enumerate(kneser_ney(train, held_out, vocab_size), 1):
         expected = [
             [
                 literal(rows, vocab_size, tuple(row[max(0, end + 1 - order) : end]), row[end])
@@ -54,7 +54,7 @@ def test_every_probability_is_that_of_the_formula(text: tuple[int, NDArray[np.ui
             ]
             for row in held_out.tolist()
         ]
-        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        np.testing.assert_allclose(probabilities, expected, rtol=1e-12)
     assert order == len(NAMES)
 
 
@@ -71,7 +71,9 @@ def test_all_next_tokens_share_probability_one() -> None:
 
 
 def test_perplexities_by_order_and_name() -> None:
-    ngrams = NgramBaseline(tokens=1_000, losses=tuple(math.log(one) for one in (200.0, 40.0, 18.0, 15.0, 14.0)))
+    ngrams = NgramBaseline(
+        tokens=1_000, losses=tuple(math.log(perplexity) for perplexity in (200.0, 40.0, 18.0, 15.0, 14.0))
+    )
     assert ngrams.perplexity(3) == pytest.approx(18)
     assert ngrams.perplexities == pytest.approx(
         {"unigram": 200, "bigram": 40, "trigram": 18, "4-gram": 15, "5-gram": 14}

@@ -49,7 +49,10 @@ def test_all_of_it_validates_in_the_tokens_of_the_first(first: Corpus, tmp_path:
 
 def test_n_grams_of_the_first_are_looked_up_in_it(first: Corpus, tmp_path: Path) -> None:
     second = made(write(tmp_path / "other", "other", 5), first)
-    here, there = (ngram_baseline(first, second=each, seq_len=16, validation_tokens=10**6) for each in (None, second))
+    here, there = (
+        ngram_baseline(first, second=other_corpus, seq_len=16, validation_tokens=10**6)
+        for other_corpus in (None, second)
+    )
     assert here.tokens == there.tokens
     assert here.losses[2] < there.losses[2]
     assert ngram_baseline(first, second=second, seq_len=16, validation_tokens=10**6) == there

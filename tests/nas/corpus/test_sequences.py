@@ -35,7 +35,7 @@ def test_every_target_is_known_by_its_document(uneven: Corpus) -> None:
 
 def test_documents_are_taken_from_evenly(uneven: Corpus) -> None:
     all_, some = (held_out_targets(uneven, SEQ_LEN, tokens).documents[:, SEQ_LEN // 2 - 1] for tokens in (10**9, 4_000))
-    available, taken = (np.bincount(one, minlength=len(uneven.held_out.documents)) for one in (all_, some))
+    available, taken = (np.bincount(documents, minlength=len(uneven.held_out.documents)) for documents in (all_, some))
     assert (taken <= available).all()
     assert taken.sum() == 4_000 // SEQ_LEN
     assert (taken >= np.minimum(available, taken.max() - 1)).all()
@@ -61,12 +61,12 @@ def test_of_few_documents_none_counts_for_more_than_twice_an_equal_share() -> No
 def test_the_loss_is_the_mean_of_documents_by_their_shares(uneven: Corpus) -> None:
     targets = held_out_targets(uneven, SEQ_LEN, 3_000)
     sequences = gather(uneven, "validation", targets.indices, SEQ_LEN)[:, 1:].astype(float)
-    found = targets.by_document(sequences)
-    for document, (share, loss) in enumerate(found):
+    losses = targets.by_document(sequences)
+    for document, (share, loss) in enumerate(losses):
         inside = sequences[targets.documents == document]
         assert share == targets.shares[document]
         assert loss == pytest.approx(inside.mean() if inside.size else 0)
-    assert mean_loss(found) == pytest.approx(sum(share * loss for share, loss in found))
+    assert mean_loss(losses) == pytest.approx(sum(share * loss for share, loss in losses))
     assert mean_loss(targets.by_document(np.full_like(sequences, 2.5))) == pytest.approx(2.5)
 
 

@@ -87,11 +87,11 @@ def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub: Path) -> None:
 
     first = fingerprint()
     assert fingerprint(vocab_size=500) == first  # the same tokenizer
-    found = {first, fingerprint(vocab_size=300), fingerprint(seq_len=8)}
+    fingerprints = {first, fingerprint(vocab_size=300), fingerprint(seq_len=8)}
     write_tokenizer(hub / "tokenizer" / "tokenizer.json", end="<|other|>")
     text = (hub / "tokenizer" / "tokenizer.json").read_text().replace("<|other|>", "<|endoftext|>").replace("w397", "x")
     (hub / "tokenizer" / "tokenizer.json").write_text(text)
-    assert len({*found, fingerprint()}) == 4
+    assert len({*fingerprints, fingerprint()}) == 4
 
 
 @pytest.mark.needs_hf
@@ -143,11 +143,11 @@ def test_a_local_copy_gives_the_sequences_of_the_hub(hub: Path) -> None:
     lines = [json.dumps({"text": row(index)}) for index in range(700, 770)]
     (copy / "validation" / "rows.jsonl").write_text("\n".join(lines))
     write_tokenizer(copy / "tokenizer.json")
-    one = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+    hub_corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
     other = prepare(f"codeparrot:{copy}", 400, hub / "cache", seq_len=SEQ_LEN)
-    assert other.tokenizer == one.tokenizer
+    assert other.tokenizer == hub_corpus.tokenizer
     for split in ("train", "validation"):  # read in another order
-        rows = [sorted(each.tokens(split).reshape(-1, SEQ_LEN + 1).tolist()) for each in (one, other)]
+        rows = [sorted(source.tokens(split).reshape(-1, SEQ_LEN + 1).tolist()) for source in (hub_corpus, other)]
         assert rows[0] == rows[1]
 
 

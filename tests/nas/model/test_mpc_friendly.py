@@ -35,10 +35,10 @@ def test_output_and_entropy_are_those_written_out(form: SoftmaxForm) -> None:
     for row in range(7):
         scores = [float(queries[1, 2, row] @ keys[1, 2, column]) / 2 for column in range(row + 1)]  # sqrt(4) = 2
         positive = [WRITTEN_OUT[form](score) for score in scores]
-        weights = [each / (sum(positive) + (2**-10 if form == "relu" else 0.0)) for each in positive]
+        weights = [value / (sum(positive) + (2**-10 if form == "relu" else 0.0)) for value in positive]
         expected = sum(weight * values[1, 2, column] for column, weight in enumerate(weights))
         torch.testing.assert_close(output[1, 2, row], torch.as_tensor(expected, dtype=torch.float64).expand(4))
-        shares = [each / sum(positive) for each in positive if each > 0]
+        shares = [value / sum(positive) for value in positive if value > 0]
         assert float(entropy[1, 2, row]) == pytest.approx(-sum(share * math.log(share) for share in shares), abs=1e-12)
 
 
@@ -54,8 +54,8 @@ def test_entropy_is_between_0_and_that_of_a_uniform_row(form: SoftmaxForm) -> No
 
 @pytest.mark.parametrize("form", FORMS)
 def test_output_and_entropy_have_the_right_gradients(form: SoftmaxForm) -> None:
-    inputs = tuple(each[:1, :1].clone().requires_grad_() for each in heads(length=5))
-    assert torch.autograd.gradcheck(lambda *each: tuple(normalised_attention(*each, form=form)), inputs)
+    inputs = tuple(operand[:1, :1].clone().requires_grad_() for operand in heads(length=5))
+    assert torch.autograd.gradcheck(lambda *operands: tuple(normalised_attention(*operands, form=form)), inputs)
 
 
 def test_a_row_without_a_positive_score_attends_to_nothing() -> None:

@@ -114,8 +114,8 @@ def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: Kind, some_to
     model, again = made(kind, "qkvo+ffn", "SM+LN+G"), made(kind, "qkvo+ffn", "SM+LN+G")
     train_a_little(model, some_tokens)
     load_stored(again, {name: value.clone() for name, value in stored_weights(model).items()})
-    for one in (model, again):
-        train_a_little(one, some_tokens)
+    for decoder in (model, again):
+        train_a_little(decoder, some_tokens)
     assert torch.equal(model(some_tokens()).logits, again(some_tokens()).logits)
 
 

@@ -55,19 +55,19 @@ def test_an_answer_as_json_is_sums_of_its_tokens(run, export):
     public = ["--public-layers", "embed,0", "--public-checkpoint", str(export)]
     asked = [str(export), "--prompt", "v", "--new-tokens", "2", "--protocol", "aby3", *public]
     code, out, _ = run(*asked, "--format", "json")
-    found = json.loads(out)
+    answer = json.loads(out)
     assert code == 0
     assert all(
-        each["holds"].endswith("; the weights of public layers embed,0, as all parties") for each in found["parties"]
+        entry["holds"].endswith("; the weights of public layers embed,0, as all parties") for entry in answer["parties"]
     )
-    assert [each["role"] for each in found["parties"]] == ["client", "server", "helper"]
-    assert found["trust"]["threshold"] == "honest majority"
+    assert [entry["role"] for entry in answer["parties"]] == ["client", "server", "helper"]
+    assert answer["trust"]["threshold"] == "honest majority"
     for kind in ("measured", "predicted"):
-        assert found["total"][kind]["sent_bytes"] == sum(each[kind]["sent_bytes"] for each in found["tokens"])
-    assert found["total"]["measured"]["sent_bytes"] == found["total"]["predicted"]["sent_bytes"]
-    assert found["agreement"]["num_positions"] == len(found["tokens"]) == 2
-    peaks = [each["measured"]["peak_bytes"] for each in found["tokens"]]
-    assert found["total"]["measured"]["peak_bytes"] == [max(of_party) for of_party in zip(*peaks, strict=True)]
+        assert answer["total"][kind]["sent_bytes"] == sum(token[kind]["sent_bytes"] for token in answer["tokens"])
+    assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
+    assert answer["agreement"]["num_positions"] == len(answer["tokens"]) == 2
+    peaks = [token["measured"]["peak_bytes"] for token in answer["tokens"]]
+    assert answer["total"]["measured"]["peak_bytes"] == [max(of_party) for of_party in zip(*peaks, strict=True)]
     assert len(peaks[0]) == 3
 
 
@@ -79,13 +79,13 @@ def test_perplexities_say_which_ring_breaks_the_model(run, export, tmp_path, mon
         (tmp_path / "text" / f"{index}.txt").write_text(f"value_{index % 7} = {index * index % 10_007}\n" * 20)
     flags = ["--perplexity", "32", "--data", str(tmp_path / "text")]
     code, out, err = run(str(export), *flags, "--format", "json")
-    found = json.loads(out)
+    report = json.loads(out)
     assert code == 0
     assert "sequence 1 of 1" in err
-    usual, narrow = found["arithmetics"]
+    usual, narrow = report["arithmetics"]
     assert (usual["ring_bits"], narrow["ring_bits"]) == (64, 32)
-    assert usual["perplexity"] == pytest.approx(found["clear_perplexity"], rel=1e-2)
-    assert usual["agreement"]["num_positions"] == found["sequences"] * found["seq_len"] == 24
+    assert usual["perplexity"] == pytest.approx(report["clear_perplexity"], rel=1e-2)
+    assert usual["agreement"]["num_positions"] == report["sequences"] * report["seq_len"] == 24
     assert usual["measured"]["sent_bytes"] == usual["predicted"]["sent_bytes"]
     assert "`ring_bits` must be at least 64" in narrow["reason"]
     assert narrow["perplexity"] is None
@@ -104,9 +104,9 @@ def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path, peers):
     client = party(folder, 0, peers, *asked)
     out, err = client.communicate(timeout=120)
     assert (client.returncode, err) == (0, "")
-    found = json.loads(out)
-    assert found["agreement"] is None
-    assert found["total"]["measured"]["sent_bytes"] == found["total"]["predicted"]["sent_bytes"]
+    answer = json.loads(out)
+    assert answer["agreement"] is None
+    assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
     out, err = server.communicate(timeout=30)
     assert (server.returncode, err) == (0, "")
     assert "this is party 1 (server) at 127.0.0.1" in out

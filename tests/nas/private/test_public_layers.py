@@ -59,7 +59,7 @@ def llama(tokenizer):
 def test_streams_of_both_may_differ_by_a_power_of_two(llama):
     whole, half = llama(1.0), llama(0.5)
     require_public(half, "embed,0-1,head", 1, whole)
-    logits = [interpreter.execute(lower(one.architecture, 8), one.weights, np.arange(8)) for one in (whole, half)]
+    logits = [interpreter.execute(lower(model.architecture, 8), model.weights, np.arange(8)) for model in (whole, half)]
     assert logits[0] == pytest.approx(logits[1], abs=1e-12)
     mixed = replace(half, weights=half.weights | {"embed.weight": whole.weights["embed.weight"]})
     with pytest.raises(ValueError, match=r"'embed.weight' differs"):

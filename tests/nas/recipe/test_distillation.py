@@ -80,12 +80,17 @@ def test_layers_before_a_tail_of_empty_ones_are_spread(target: str, trained: str
 def test_only_where_layers_are_spread_the_candidate_is_another() -> None:
     """So that runs from before there was this go on as they were."""
     recipe, spread = (
-        from_parent(Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo", spread=each))
-        for each in (False, True)
+        from_parent(
+            Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo", spread=is_spread)
+        )
+        for is_spread in (False, True)
     )
     tail, whole = sized("2xlSlRo-2xooooo"), sized("SM+R")
-    made = {one: [Candidate(architecture=one, recipe=each) for each in (recipe, spread)] for one in (tail, whole)}
-    ids = {one: [candidate_id(each) for each in both] for one, both in made.items()}
+    made = {
+        architecture: [Candidate(architecture=architecture, recipe=variant) for variant in (recipe, spread)]
+        for architecture in (tail, whole)
+    }
+    ids = {architecture: [candidate_id(candidate) for candidate in both] for architecture, both in made.items()}
     assert ids[tail][0] != ids[tail][1]
     assert ids[whole][0] == ids[whole][1]
     assert placement(made[tail][0].trained).startswith("2xlSlRo")
@@ -149,6 +154,8 @@ def test_who_is_not_taught_predictions_is_not_taught_streams(
 
 def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one() -> None:
     recipe, route = Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo")
-    recipes = [from_parent(recipe, one) for one in (route, replace(route, linear_fit_tokens=99))]
+    recipes = [from_parent(recipe, schedule) for schedule in (route, replace(route, linear_fit_tokens=99))]
     for name, num_ids in (("SM+R", 1), ("SM+ScFuFFN", 2)):
-        assert len({candidate_id(Candidate(architecture=sized(name), recipe=one)) for one in recipes}) == num_ids
+        assert (
+            len({candidate_id(Candidate(architecture=sized(name), recipe=variant)) for variant in recipes}) == num_ids
+        )

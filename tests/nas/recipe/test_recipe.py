@@ -89,7 +89,7 @@ def test_ids_tell_architecture_and_recipe_apart_and_nothing_else() -> None:
     regularised = candidate(entropy=EntropyRegularisation())
     longer = candidate(scale=replace(SCALES["proxy"], tokens=10_000_000))
     others = [regularised, longer, candidate("SM+ScFuFFN_i6")]
-    assert len({candidate_id(one) for one in [plain, *others]}) == 4
+    assert len({candidate_id(variant) for variant in [plain, *others]}) == 4
 
 
 def test_names_say_whether_entropy_is_regularised() -> None:

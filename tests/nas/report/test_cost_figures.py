@@ -114,21 +114,21 @@ def test_chosen_are_both_ends_of_the_front_and_few_baselines(make_record) -> Non
         for index, name in enumerate(["SM_i2", "SM_i1", "SM", "SM(t)", "SM+R", "SM+LR", "EReg(SM+G)", "SM+G"])
     ]
     baselines = [record(index, name) for index, name in enumerate(["SM+LN+G", "SM+LN+R", "SM+LN"], 10)]
-    found = chosen(front, baselines, BASE)
-    assert len(found) == MOST_MEMBERS + MOST_BASELINES
-    assert (next(iter(found)), list(found)[MOST_MEMBERS - 1]) == ("SM_i2", "SM+G")
-    assert list(found)[MOST_MEMBERS:] == ["SM+LN+G", "SM+LN+R"]
+    selection = chosen(front, baselines, BASE)
+    assert len(selection) == MOST_MEMBERS + MOST_BASELINES
+    assert (next(iter(selection)), list(selection)[MOST_MEMBERS - 1]) == ("SM_i2", "SM+G")
+    assert list(selection)[MOST_MEMBERS:] == ["SM+LN+G", "SM+LN+R"]
     assert list(chosen(front[:1], [], BASE)) == ["SM_i2"]
     assert chosen([], [], BASE) == {}
 
 
 def test_any_figure_can_be_drawn() -> None:
     """One bar, one curve, and a setting that no axis shows."""
-    one = {"SM+LN+G": ARCHITECTURES["SM+LN+G"]}
+    architectures = {"SM+LN+G": ARCHITECTURES["SM+LN+G"]}
     pricer = derived.load("semi2k", "loopback")
     for data in (
-        breakdown_figure(one, pricer, Workload(prompt_len=1)),
-        sensitivity_figure(one, pricer, Workload(prompt_len=1)),
+        breakdown_figure(architectures, pricer, Workload(prompt_len=1)),
+        sensitivity_figure(architectures, pricer, Workload(prompt_len=1)),
     ):
         figure = draw_panels(data)
         figure.canvas.draw()

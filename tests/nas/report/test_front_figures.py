@@ -92,10 +92,13 @@ def test_published_rows_are_those_of_the_depth_and_prompt(make_run, records) -> 
 
 def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_run, make_record, ngrams) -> None:
     def drawn(*perplexities: float) -> dict[str, float]:
-        made = [make_record(i, perplexity=one, val_loss=math.log(one)) for i, one in enumerate(perplexities)]
+        made = [
+            make_record(i, perplexity=perplexity, val_loss=math.log(perplexity))
+            for i, perplexity in enumerate(perplexities)
+        ]
         data = front_figure(make_run(made, meta={"ngrams": ngrams}), ()).ngrams
         assert data.title == "n-gram models of 524,288 tokens"
-        return {name: round(one, 6) for name, one in data.perplexities.items()}
+        return {name: round(perplexity, 6) for name, perplexity in data.perplexities.items()}
 
     assert drawn(30.0, 35.0) == {"trigram": 18, "5-gram": 14}
     assert drawn(30.0, 45.0) == {"bigram": 40, "trigram": 18, "5-gram": 14}
@@ -127,8 +130,8 @@ def test_a_trial_has_one_number_in_both_panels(make_run, records, make_record) -
     trials = members(records[:4])
     prices = (400.0, 200.0, 270.0, 220.0)
     after = members(
-        make_record(index, latency_s=latency_s, val_loss=one.mean_loss, perplexity=one.perplexity, role=one.role)
-        for index, (one, latency_s) in enumerate(zip(trials, prices, strict=True))
+        make_record(index, latency_s=latency_s, val_loss=trial.mean_loss, perplexity=trial.perplexity, role=trial.role)
+        for index, (trial, latency_s) in enumerate(zip(trials, prices, strict=True))
     )
     other = what_if(make_run(records[:4]), after, (1, 3), prompt_len=64, budget=Budget())
     data = what_if_figure(other)

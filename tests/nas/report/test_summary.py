@@ -71,15 +71,15 @@ def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(line
 
 def test_says_where_the_order_differs_from_the_papers_and_only_there(lines, make_record):
     # printed at L=12, T=128: SM+ScFuFFN 3.48, SM+ScFuFFN_i6 3.54
-    one = make_record(0, notation="SM+ScFuFFN", perplexity=20.0, val_loss=3.0)
+    record = make_record(0, notation="SM+ScFuFFN", perplexity=20.0, val_loss=3.0)
     other = make_record(1, notation="SM+ScFuFFN_i6", perplexity=10.0, val_loss=2.3)
-    text = lines([one, other])
+    text = lines([record, other])
     assert "the order differs from the papers' in 1 of 1 pairs" in text
     assert "here:   SM+ScFuFFN_i6 9.974 < SM+ScFuFFN 20.09" in text
     assert "pairs of published rows, beyond noise in 0:" in text
     assert "papers: SM+ScFuFFN 3.48 < SM+ScFuFFN_i6 3.54" in text
     same = make_record(1, notation="SM+ScFuFFN_i6", perplexity=30.0, val_loss=3.4)
-    assert "order differs" not in lines([one, same])
+    assert "order differs" not in lines([record, same])
 
 
 def test_marks_a_price_range_that_crosses_the_budget(lines, make_record):

@@ -50,7 +50,7 @@ def test_layers_that_are_no_secret_stay_the_parents(given: dict[str, Any], kept:
     assert recipe.route is not None
     assert (recipe.route.kept_layers, recipe.route.spread) == (kept, kept is None)
     member = parse("SM+LN+R", BASES["gpt2-small"])
-    ids = [candidate_id(study_candidate(study_recipe(each, route), member)) for each in (config, plain)]
+    ids = [candidate_id(study_candidate(study_recipe(variant, route), member)) for variant in (config, plain)]
     assert (ids[0] == ids[1]) == (kept is None)
 
 

@@ -33,9 +33,9 @@ def holds(documents: Documents, chosen: np.ndarray) -> bool:
     Of D documents that count alike the difference of the means of random halves has variance 4 S^2 / D, S^2 that of the
     documents, which is the sum of both halves' squared errors, S^2 / (D / 2) each: the halves share no document.
     """
-    one, other = half(documents, chosen), half(documents, ~chosen)
-    means = [sum(share * loss for share, loss in each) for each in (one, other)]
-    error = joined(document_error(one), document_error(other))
+    chosen_half, other = half(documents, chosen), half(documents, ~chosen)
+    means = [sum(share * loss for share, loss in pairs) for pairs in (chosen_half, other)]
+    error = joined(document_error(chosen_half), document_error(other))
     assert error is not None
     return abs(means[0] - means[1]) <= ERRORS_APART * error
 
@@ -43,7 +43,7 @@ def holds(documents: Documents, chosen: np.ndarray) -> bool:
 @pytest.mark.parametrize("kind", ["losses", "differences"])
 def test_the_interval_of_one_half_holds_the_mean_of_the_other(kind: str) -> None:
     trained = losses_by_document()
-    pairs = [differences(one, other) for one, other in combinations(trained, 2)]
+    pairs = [differences(losses, other) for losses, other in combinations(trained, 2)]
     series = trained if kind == "losses" else pairs
     rng, count = np.random.default_rng(0), len(trained[0])
     splits = [rng.permutation(count) < count // 2 for _ in range(NUM_SPLITS)]

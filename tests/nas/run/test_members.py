@@ -67,33 +67,40 @@ def test_documents_test_what_one_seed_does_not(over_seeds):
     near = tuple((share, loss + 0.001 + 0.2 * off) for (share, loss), off in up_and_down)
     losses = ((2.5, EVEN), (2.6, worse), (2.501, near))
     records = [over_seeds(index, loss, documents=documents) for index, (loss, documents) in enumerate(losses)]
-    one, other, third = members([record for of_one in records for record in of_one])
-    assert one.standard_error == one.document_error == pytest.approx(document_error(EVEN))
-    assert difference_error(one, other) == pytest.approx(0.01 / math.sqrt(3))
-    assert (verdict(one, other), verdict(other, one), verdict(one, third)) == ("better", "worse", "no difference shown")
-    assert in_noise([other, one, third]) == (False, False, True)
+    member, other, third = members([record for of_one in records for record in of_one])
+    assert member.standard_error == member.document_error == pytest.approx(document_error(EVEN))
+    assert difference_error(member, other) == pytest.approx(0.01 / math.sqrt(3))
+    assert (verdict(member, other), verdict(other, member), verdict(member, third)) == (
+        "better",
+        "worse",
+        "no difference shown",
+    )
+    assert in_noise([other, member, third]) == (False, False, True)
 
 
 def test_an_error_is_over_seeds_and_documents(over_seeds):
-    one, other = members([*over_seeds(0, 2.5, 2.52, documents=EVEN), *over_seeds(1, 2.6, documents=EVEN)])
-    assert one.seed_error == pytest.approx(0.01)
+    member, other = members([*over_seeds(0, 2.5, 2.52, documents=EVEN), *over_seeds(1, 2.6, documents=EVEN)])
+    assert member.seed_error == pytest.approx(0.01)
     assert other.seed_error == pytest.approx(0.01 * math.sqrt(2))  # the pooled one of the run
-    assert one.standard_error == pytest.approx(math.hypot(0.01, document_error(EVEN) or 0))
-    assert difference_error(one, other) == pytest.approx(0.01 * math.sqrt(3))  # alike in every document
+    assert member.standard_error == pytest.approx(math.hypot(0.01, document_error(EVEN) or 0))
+    assert difference_error(member, other) == pytest.approx(0.01 * math.sqrt(3))  # alike in every document
 
 
 def test_better_takes_two_standard_errors_of_the_difference(over_seeds):
     """Two seeds 0.02 apart each: s = 0.02 / sqrt 2, an error of 0.01, and 2 sqrt(2) 0.01 = 0.0283 between means."""
-    one = over_seeds(0, 3.00, 3.02)
-    beyond, within = members([*one, *over_seeds(1, 2.97, 2.99)])[::-1], members([*one, *over_seeds(1, 2.98, 3.0)])[::-1]
+    records = over_seeds(0, 3.00, 3.02)
+    beyond, within = (
+        members([*records, *over_seeds(1, 2.97, 2.99)])[::-1],
+        members([*records, *over_seeds(1, 2.98, 3.0)])[::-1],
+    )
     assert (verdict(*beyond), verdict(*beyond[::-1])) == ("better", "worse")
     assert verdict(*within) == "no difference shown"
 
 
 def test_without_a_second_seed_and_documents_nothing_is_better(over_seeds):
-    one, other = members([*over_seeds(0, 1.0), *over_seeds(1, 9.0)])
-    assert verdict(one, other) == "not tested"
-    assert in_noise([one, other]) == (False, False)
+    member, other = members([*over_seeds(0, 1.0), *over_seeds(1, 9.0)])
+    assert verdict(member, other) == "not tested"
+    assert in_noise([member, other]) == (False, False)
     assert in_noise([]) == ()
 
 

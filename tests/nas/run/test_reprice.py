@@ -77,9 +77,9 @@ def names(members) -> list[str]:
 
 
 def test_every_completed_trial_costs_what_estimate_says(priced) -> None:
-    found = priced(seq_len=64)
-    assert names(found.repriced) == [name for name, _, _ in TRIALS]
-    for before, after in zip(found.run.members, found.repriced, strict=True):
+    repricing = priced(seq_len=64)
+    assert names(repricing.repriced) == [name for name, _, _ in TRIALS]
+    for before, after in zip(repricing.run.members, repricing.repriced, strict=True):
         whole = estimate(lower(parse(after.notation, SPACE.base).architecture, 64), SEMI2K).total
         trial = after.first
         assert (trial.latency_s, trial.sent_bytes, trial.rounds) == (whole.latency_s, whole.sent_bytes, whole.rounds)
@@ -90,18 +90,20 @@ def test_every_completed_trial_costs_what_estimate_says(priced) -> None:
 def test_the_runs_workload_is_priced(make_run, records) -> None:
     """A budget that all meet at the run's workload is met by all, whatever the whole prompt's logits would cost."""
     run = make_run(records, meta={"base": SPACE.base}, projection="last", new_tokens=3)
-    found = what_if(run, PUBLISHED, run.workload, UNBOUNDED)
-    for member in found.repriced:
-        own = price_architecture(parse(member.notation, SPACE.base).architecture, PUBLISHED, run.workload, "written")
-        assert member.first.latency_s == pytest.approx(own.price.latency_s)
-    assert found.title_after == "published, T=128, projection last, 3 new tokens"
+    repricing = what_if(run, PUBLISHED, run.workload, UNBOUNDED)
+    for member in repricing.repriced:
+        expected = price_architecture(
+            parse(member.notation, SPACE.base).architecture, PUBLISHED, run.workload, "written"
+        )
+        assert member.first.latency_s == pytest.approx(expected.price.latency_s)
+    assert repricing.title_after == "published, T=128, projection last, 3 new tokens"
 
 
 def test_the_front_is_found_again_with_baselines(priced) -> None:
-    found = priced()
-    assert names(found.before) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
-    assert names(found.after)[-1] == "SM+LN+G"  # the best perplexity at any price
-    statuses = {member.notation: found.status(member) for member in found.shown}
+    repricing = priced()
+    assert names(repricing.before) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
+    assert names(repricing.after)[-1] == "SM+LN+G"  # the best perplexity at any price
+    statuses = {member.notation: repricing.status(member) for member in repricing.shown}
     assert statuses == {
         "SM_i12": "stays", "EReg(SM+ScFuFFN_i6)": "stays", "SM+ScFuFFN": "stays", "SM+LN+G": "enters",
     }  # fmt: skip
@@ -110,9 +112,9 @@ def test_the_front_is_found_again_with_baselines(priced) -> None:
 def test_a_budget_takes_members_out(priced) -> None:
     every = priced().repriced
     bound = next(member.sent_bytes for member in every if member.notation == "EReg(SM+ScFuFFN_i6)")
-    found = priced(budget=Budget(sent_bytes=bound))
-    assert names(found.after) == ["SM_i12", "EReg(SM+ScFuFFN_i6)"]
-    assert {member.notation: found.status(member) for member in found.shown}["SM+ScFuFFN"] == "over budget"
+    repricing = priced(budget=Budget(sent_bytes=bound))
+    assert names(repricing.after) == ["SM_i12", "EReg(SM+ScFuFFN_i6)"]
+    assert {member.notation: repricing.status(member) for member in repricing.shown}["SM+ScFuFFN"] == "over budget"
 
 
 def test_a_member_that_another_overtakes_is_said_to_be_dominated(priced, records) -> None:
@@ -125,12 +127,12 @@ def test_a_member_that_another_overtakes_is_said_to_be_dominated(priced, records
             return replace(price, latency_s=0.0 if identity else 1.0)
 
     odd = Odd(**{name: getattr(SEMI2K, name) for name in SEMI2K.__dataclass_fields__})
-    found = priced(
+    repricing = priced(
         odd, trials=[replace(record, val_loss=1.5) if record.notation == "SM+ScFFN" else record for record in records]
     )
     table = Console(record=True, width=200)
-    table.print(what_if_table(found))
-    assert "dominated" in {found.status(member) for member in found.shown}
+    table.print(what_if_table(repricing))
+    assert "dominated" in {repricing.status(member) for member in repricing.shown}
     assert "dominated by " in table.export_text()
 
 

@@ -31,11 +31,11 @@ def records(over_seeds):
 
 
 def test_losses_there_are_means_over_seeds_and_documents(over_seeds):
-    one, other = over_seeds(0, 3.0, 3.02)
-    (member,) = members([replace(one, second_documents=there(4.0)), replace(other, second_documents=there(4.2))])
+    record, other = over_seeds(0, 3.0, 3.02)
+    (member,) = members([replace(record, second_documents=there(4.0)), replace(other, second_documents=there(4.2))])
     assert second_loss(member) == pytest.approx(4.1)
     assert second_error(member) == pytest.approx(math.hypot(0.01, 0.1))
-    (member,) = members([replace(one, second_documents=there(4.0)), other])
+    (member,) = members([replace(record, second_documents=there(4.0)), other])
     assert second_loss(member) is None
 
 

@@ -55,12 +55,12 @@ def scored_of(texts: Corpus, parent: Parent) -> torch.Tensor:
 
 
 def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
-    own = parent.model.architecture
-    assert sub_layers_of(own, 1, LAYERS[1]) == (
+    architecture = parent.model.architecture
+    assert sub_layers_of(architecture, 1, LAYERS[1]) == (
         SubLayer(1, "attention", "frozen-layernorm", "softmax"),
         SubLayer(1, "ffn", "layernorm", "relu"),
     )
-    assert sub_layers_of(own, 0, LAYERS[2]) == (
+    assert sub_layers_of(architecture, 0, LAYERS[2]) == (
         SubLayer(0, "attention", "none", "none"),
         SubLayer(0, "ffn", "frozen-layernorm", "fused"),  # a norm that goes is frozen on the way
     )
@@ -68,9 +68,9 @@ def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
 
 def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, texts: Corpus):
     scores = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN).divergences
-    own = parent.model.architecture
+    architecture = parent.model.architecture
     assert {half for half, value in scores.items() if value == 0} == {
-        half for depth in range(2) for half in sub_layers_of(own, depth, LAYERS[0])
+        half for depth in range(2) for half in sub_layers_of(architecture, depth, LAYERS[0])
     }
     model, tokens = parent.decoder(), scored_of(texts, parent)
     with torch.no_grad():
@@ -114,15 +114,17 @@ def test_scores_are_kept_beside_the_corpus(parent: Parent, texts: Corpus):
 
 
 def test_layers_that_stay_the_parents_have_their_own_alone(parent: Parent, texts: Corpus):
-    own = parent.model.architecture
-    space = with_first_layers(load_space("tiny"), own.layers[:1])
+    architecture = parent.model.architecture
+    space = with_first_layers(load_space("tiny"), architecture.layers[:1])
     scores = block_scores(parent, space.layers, texts, SETTINGS, seq_len=SEQ_LEN, first_depth=1)
-    assert {half for half in scores.divergences if half.depth == 0} == set(sub_layers_of(own, 0, own.layers[0]))
+    assert {half for half in scores.divergences if half.depth == 0} == set(
+        sub_layers_of(architecture, 0, architecture.layers[0])
+    )
     priced = price_space(space, load_pricer(), 16)
-    by_layer = scores.by_layer(stages_of(within_budget(priced, Budget(latency_s=99.0))), own)
+    by_layer = scores.by_layer(stages_of(within_budget(priced, Budget(latency_s=99.0))), architecture)
     assert not by_layer[:, 0].any()
     assert (by_layer[:, 1] > 0).sum() == sum(
-        scores.divergences[half] > 0 for layer in space.layers for half in sub_layers_of(own, 1, layer)
+        scores.divergences[half] > 0 for layer in space.layers for half in sub_layers_of(architecture, 1, layer)
     )
 
 
@@ -156,10 +158,10 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
 def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part: Part, form: str, parent: Parent, texts: Corpus):
     weights = {name: value * (8 if "qkv" in name else 1) for name, value in parent.model.weights.items()}
     parent = parent._replace(model=parent.model._replace(weights=weights))
-    own, still = parent.model.architecture, replace(SETTINGS, learning_rate=0.0, power8_rate=0.0)
-    target = replace(own, layers=(replace(own.layers[0], **{part: form}), own.layers[1]))  # type: ignore[arg-type]
+    base, still = parent.model.architecture, replace(SETTINGS, learning_rate=0.0, power8_rate=0.0)
+    target = replace(base, layers=(replace(base.layers[0], **{part: form}), base.layers[1]))  # type: ignore[arg-type]
     started = Decoder(target)
-    load_deployed(started, transferred(own, parent.model.weights, target))
+    load_deployed(started, transferred(base, parent.model.weights, target))
     ((_, streams),) = parent_streams(parent, (0,), texts, still, seq_len=SEQ_LEN)
     fitted = trained_block(parent, SubLayer(0, part, "layernorm", form), streams, still)
     with torch.no_grad():
@@ -195,14 +197,16 @@ def test_steps_at_any_length_are_as_many():
 
 
 def test_streams_of_layers_are_those_of_the_whole_parent(parent: Parent, texts: Corpus):
-    found = {
+    streams_by_depth = {
         depth: [stream.clone() for stream in streams]
         for depth, streams in parent_streams(parent, (0, 1), texts, SETTINGS, seq_len=SEQ_LEN)
     }
     inputs, _ = train_batch(texts, step=3, batch=2, seq_len=SEQ_LEN, seed=0)
     expected = parent.decoder().streams(inputs)
     for depth in (0, 1):
-        assert [stream[3].equal(whole) for stream, whole in zip(found[depth], expected[depth:], strict=False)] == [
+        assert [
+            stream[3].equal(whole) for stream, whole in zip(streams_by_depth[depth], expected[depth:], strict=False)
+        ] == [
             True,
             True,
         ]

@@ -141,8 +141,8 @@ def test_twenty_kills_change_nothing(cluster, tmp_path):
     records = ledger.read(folder / ledger.FILE_NAME)
     ends = Counter((record.index, record.seed) for record in records if record.event == "finished")
     assert set(ends.values()) == {1}
-    found, expected = (candidates(each) for each in (folder, whole))
-    assert found == expected
+    results, expected = (candidates(run_folder) for run_folder in (folder, whole))
+    assert results == expected
 
 
 def candidates(folder: Path) -> list[tuple[object, ...]]:
@@ -154,15 +154,15 @@ def candidates(folder: Path) -> list[tuple[object, ...]]:
 def workers_of(cluster: Cluster) -> list[int]:
     """Processes of its nodes in which trials run."""
     raylets = {node.all_processes["raylet"][0].process.pid for node in cluster.list_all_nodes()}
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
             if parent in raylets and b"ImplicitFunc" in (path / "cmdline").read_bytes():
-                found.append(int(path.name))
+                pids.append(int(path.name))
         except OSError:  # it has just ended
             continue
-    return found
+    return pids
 
 
 def kill(rng: random.Random, cluster: Cluster, driver: subprocess.Popen[bytes], workers: list[int]) -> str:

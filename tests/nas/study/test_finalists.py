@@ -84,9 +84,9 @@ def test_the_schedule_and_the_report_see_one_front(over_seeds, seed):
         )
         for record in records
     ]
-    found = [member.first.index for member in front(records, budget)]
-    assert finalists(results) == found
-    assert found
+    front_indices = [member.first.index for member in front(records, budget)]
+    assert finalists(results) == front_indices
+    assert front_indices
 
 
 def outcome(proposal: Proposal) -> Result:
@@ -123,14 +123,19 @@ def test_replicates_follow_all_candidates_and_do_not_depend_on_arrival_order(fea
 
 def test_a_round_depends_on_all_before_it(feasible):
     """So that a failure before it is not tried again, as the ledger tells by generations LAG apart."""
-    generations = sorted({one.generation for one in run(feasible, lambda count: 0) if one.role == "replicate"})
+    generations = sorted(
+        {proposal.generation for proposal in run(feasible, lambda count: 0) if proposal.role == "replicate"}
+    )
     last = max(proposal.generation for proposal in run(feasible, lambda count: 0) if proposal.role == "candidate")
     assert generations == [last + LAG * number for number in range(1, len(generations) + 1)]
 
 
 @pytest.mark.parametrize("finalist_seeds", [0, 1])
 def test_as_many_seeds_as_asked_for(feasible, finalist_seeds):
-    assert max(one.replicate for one in run(feasible, lambda count: 0, finalist_seeds=finalist_seeds)) == finalist_seeds
+    assert (
+        max(proposal.replicate for proposal in run(feasible, lambda count: 0, finalist_seeds=finalist_seeds))
+        == finalist_seeds
+    )
 
 
 def test_more_candidates_later_keep_the_seeds_there_were(feasible):

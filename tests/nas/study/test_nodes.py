@@ -23,35 +23,35 @@ def fleet(*names):
     return made
 
 
-def fail(found, name, times, seconds=1.0):
-    return [found.ended(name, failed=True, seconds=seconds, reason="no corpus") for _ in range(times)]
+def fail(nodes, name, times, seconds=1.0):
+    return [nodes.ended(name, failed=True, seconds=seconds, reason="no corpus") for _ in range(times)]
 
 
 def test_a_node_on_which_several_trials_in_a_row_fail_in_seconds_is_left_out():
-    found = fleet("a", "b")
-    lines = fail(found, "a", QUICK_FAILURES)
+    nodes = fleet("a", "b")
+    lines = fail(nodes, "a", QUICK_FAILURES)
     assert lines[:-1] == [None] * (QUICK_FAILURES - 1)
     assert lines[-1] == (
         "node host-a is left out: 3 trials in a row failed on it within 30 s each, the last: no corpus"
     )
-    assert found.nodes_for(KEY) == ("b",)
-    assert fail(found, "b", 10) == [None] * 10  # where no other is left, the trials are to blame
+    assert nodes.nodes_for(KEY) == ("b",)
+    assert fail(nodes, "b", 10) == [None] * 10  # where no other is left, the trials are to blame
 
 
 def test_neither_slow_failures_nor_some_between_successes_leave_a_node_out():
-    found = fleet("a", "b")
-    assert fail(found, "a", 10, seconds=100.0) == [None] * 10
+    nodes = fleet("a", "b")
+    assert fail(nodes, "a", 10, seconds=100.0) == [None] * 10
     for _ in range(5):
-        assert fail(found, "a", QUICK_FAILURES - 1) == [None] * (QUICK_FAILURES - 1)
-        assert found.ended("a", failed=False, seconds=1.0, reason="") is None
+        assert fail(nodes, "a", QUICK_FAILURES - 1) == [None] * (QUICK_FAILURES - 1)
+        assert nodes.ended("a", failed=False, seconds=1.0, reason="") is None
 
 
 def test_a_trial_that_failed_is_tried_on_other_nodes_and_not_on_all():
-    found = fleet("a", "b", "c", "d")
-    assert found.may_try_again(KEY, "a")
-    assert found.nodes_for(KEY) == ("b", "c", "d")
-    assert found.nodes_for((1, 0)) == ("a", "b", "c", "d")
-    assert [found.may_try_again(KEY, name) for name in "bc"] == [True, False]
+    nodes = fleet("a", "b", "c", "d")
+    assert nodes.may_try_again(KEY, "a")
+    assert nodes.nodes_for(KEY) == ("b", "c", "d")
+    assert nodes.nodes_for((1, 0)) == ("a", "b", "c", "d")
+    assert [nodes.may_try_again(KEY, name) for name in "bc"] == [True, False]
     assert MOST_NODES == 3
     alone = fleet("a")
     assert not alone.may_try_again(KEY, "a")
@@ -59,11 +59,11 @@ def test_a_trial_that_failed_is_tried_on_other_nodes_and_not_on_all():
 
 
 def test_a_node_that_is_gone_is_not_asked_for():
-    found = fleet("a", "b")
-    found.gone("a")
-    found.gone("c")
-    assert found.nodes_for(KEY) == ("b",)
-    assert found.left_out == {}
+    nodes = fleet("a", "b")
+    nodes.gone("a")
+    nodes.gone("c")
+    assert nodes.nodes_for(KEY) == ("b",)
+    assert nodes.left_out == {}
 
 
 @pytest.fixture

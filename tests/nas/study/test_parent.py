@@ -34,9 +34,9 @@ def corpus(folder: Path, source_files: str) -> Corpus:
 
 
 def test_the_builtin_parent_is_the_default_where_it_fits() -> None:
-    found = study_parent(StudyConfig(budget_latency="5min"), BASES["gpt2-small"])
-    assert found is not None
-    assert found.name == BUILTIN
+    default_parent = study_parent(StudyConfig(budget_latency="5min"), BASES["gpt2-small"])
+    assert default_parent is not None
+    assert default_parent.name == BUILTIN
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus
 
 
 def test_the_parent_is_validated_and_priced_as_it_is(feasible, corpus: Corpus, folder: Path) -> None:
-    found = parent_result(load_parent(str(folder)), corpus, SCALES["smoke"], feasible)
-    assert found.notation == "SM+LN+G"
-    assert found.perplexity == pytest.approx(512, rel=0.1)  # it has learned nothing
-    assert math.isclose(found.perplexity, math.exp(found.val_loss))
-    assert found.latency_s > 0
+    result = parent_result(load_parent(str(folder)), corpus, SCALES["smoke"], feasible)
+    assert result.notation == "SM+LN+G"
+    assert result.perplexity == pytest.approx(512, rel=0.1)  # it has learned nothing
+    assert math.isclose(result.perplexity, math.exp(result.val_loss))
+    assert result.latency_s > 0

@@ -21,8 +21,8 @@ def resources(*shapes, **settings):
 
 @pytest.mark.parametrize(("asked", "expected"), [(None, 16), (1, 1), (3, 3), (16, 16)])
 def test_a_trial_takes_a_core_and_one_thread_however_many_run(asked, expected):
-    found = resources((16, 0), max_concurrent=asked)
-    assert (found.max_concurrent, found.gpus_per_trial) == (expected, 0.0)
+    capacity = resources((16, 0), max_concurrent=asked)
+    assert (capacity.max_concurrent, capacity.gpus_per_trial) == (expected, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,13 @@ def test_gpus_are_used_one_a_trial_unless_it_is_said_and_never_in_parts_of_two(g
 
 
 def test_gpus_can_be_left_alone():
-    found = resources((16, 4), gpus_per_trial=0.0)
-    assert (found.max_concurrent, found.num_gpus, found.gpus_per_trial) == (16, 0, 0.0)
+    capacity = resources((16, 4), gpus_per_trial=0.0)
+    assert (capacity.max_concurrent, capacity.num_gpus, capacity.gpus_per_trial) == (16, 0, 0.0)
 
 
 def test_a_cluster_is_filled_whatever_this_machine_has():
-    found = resources((8, 8), (8, 8), (0, 0), (96, 8), ray_address=CLUSTER)
-    assert (found.slots, found.max_concurrent, found.gpus_per_trial) == (24, None, 1.0)
+    capacity = resources((8, 8), (8, 8), (0, 0), (96, 8), ray_address=CLUSTER)
+    assert (capacity.slots, capacity.max_concurrent, capacity.gpus_per_trial) == (24, None, 1.0)
     assert resources((8, 0), (4, 0), ray_address=CLUSTER).slots == 12
     assert resources((8, 0), (4, 0), ray_address=CLUSTER, max_concurrent=50).max_concurrent == 50  # more may come
 
@@ -78,8 +78,8 @@ def test_how_many_run_at_a_time_changes_no_generation():
 
 def test_what_runs_and_what_is_idle_is_said_first():
     config = StudyConfig(budget_latency="5min", num_trials=40, ray_address=CLUSTER)
-    found = study_resources(config, nodes((8, 8), (96, 56)))
-    assert resource_lines(resolved(config, found), found) == [
+    capacity = study_resources(config, nodes((8, 8), (96, 56)))
+    assert resource_lines(resolved(config, capacity), capacity) == [
         "64 trials at a time, 1 GPU each; generations of 10",
         "note: two generations of 10 leave 44 of 64 places idle; more --num-trials, or a larger --generation-size, "
         "which learns later, fills them",

@@ -65,7 +65,8 @@ def test_two_processes_train_as_one(corpus: Corpus, together: Path, tmp_path: Pa
     assert ends[1].progress["outcome"]["val_loss"] == pytest.approx(alone.val_loss, rel=1e-5)
     for name, weight in ends[0].weights.items():
         parts = [
-            each.chunk(3)[::2] if name.endswith("qkv.bias") else (each,) for each in (ends[1].weights[name], weight)
+            tensor.chunk(3)[::2] if name.endswith("qkv.bias") else (tensor,)
+            for tensor in (ends[1].weights[name], weight)
         ]
         # but for biases of keys: softmax is blind to them, and AdamW scales up the rounding that is their gradient
         torch.testing.assert_close(*parts, rtol=1e-5, atol=1e-5)

@@ -54,12 +54,12 @@ def test_the_weight_is_constant_or_rises_linearly() -> None:
 
 
 def test_mean_form_does_not_depend_on_the_batch_and_the_summed_one_doubles_with_it() -> None:
-    one = torch.rand(2, 1, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    two = one.repeat(1, 2, 1, 1)
+    entropies = torch.rand(2, 1, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    repeated = entropies.repeat(1, 2, 1, 1)
     factors: dict[PenaltyForm, int] = {"mean": 1, "published-code": 2}
     for form, factor in factors.items():
         module = EntropyPenalty(EntropyRegularisation(form=form, margin=0.0), num_layers=2, num_heads=3)
-        assert module(two).item() == pytest.approx(factor * module(one).item())
+        assert module(repeated).item() == pytest.approx(factor * module(entropies).item())
 
 
 @pytest.mark.parametrize("form", ["mean", "published-code"])

@@ -26,7 +26,7 @@ def test_moments_are_two_numbers_a_parameter_of_adamw() -> None:
 def test_activations_are_what_a_micro_batch_keeps_for_its_gradients() -> None:
     made = candidate()
     objective = Objective(made, torch.Generator().manual_seed(0))
-    own = {value.data_ptr() for value in objective.parameters()}
+    parameter_addresses = {value.data_ptr() for value in objective.parameters()}
     kept = {}
 
     def keep(value: torch.Tensor) -> torch.Tensor:
@@ -36,7 +36,9 @@ def test_activations_are_what_a_micro_batch_keeps_for_its_gradients() -> None:
     tokens = torch.zeros(SCALE.micro_batch, SCALE.seq_len, dtype=torch.int64)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
         result = objective(tokens, tokens)
-    expected = sum(value.untyped_storage().nbytes() for place, value in kept.items() if place not in own)
+    expected = sum(
+        value.untyped_storage().nbytes() for place, value in kept.items() if place not in parameter_addresses
+    )
     del result
     assert training_memory(made).activations == pytest.approx(expected, rel=0.02)  # another kernel of attention
     doubled = candidate(scale=replace(SCALE, batch=8, micro_batch=8))

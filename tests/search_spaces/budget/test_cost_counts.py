@@ -18,8 +18,8 @@ def table(counts: dict[Cost, int]) -> Sums:
     return prolonged({0: single(free)}, [Way(0, 1, cost, num) for cost, num in counts.items()])[1]
 
 
-def as_dict(found: Sums) -> dict[Cost, int]:
-    return {tuple(cost): num for cost, num in zip(found.costs.tolist(), found.num_paths, strict=True)}
+def as_dict(sums: Sums) -> dict[Cost, int]:
+    return {tuple(cost): num for cost, num in zip(sums.costs.tolist(), sums.num_paths, strict=True)}
 
 
 def test_two_costs_that_share_a_number_are_told_apart() -> None:

@@ -49,22 +49,22 @@ def deployed_members(space: SearchSpace) -> set[Architecture]:
 
 def spelled(graph: nx.DiGraph) -> list[tuple[tuple[Layer, ...], Norm]]:
     """The layers and the final norm of every path, without the empty layers at its end; one where there is nothing."""
-    found = []
+    words = []
     for path in nx.all_simple_paths(graph, source(graph), SINK):
         word = [vertex.layer for vertex in path if isinstance(vertex, Choice)]
         while len(word) > 1 and word[-1] == EMPTY_LAYER:
             word.pop()
         (head,) = (vertex for vertex in path if isinstance(vertex, Head))
-        found.append((tuple(word), head.final_norm))
-    return found
+        words.append((tuple(word), head.final_norm))
+    return words
 
 
 @given(space=spaces())
 def test_there_is_one_path_for_each_deployed_architecture(space: SearchSpace) -> None:
     graph, expected = deployed_graph(space), deployed_members(space)
-    found = spelled(graph)
-    assert completions(graph)[source(graph)] == len(found) == len(expected)
-    assert set(found) == {(architecture.layers, architecture.final_norm) for architecture in expected}
+    words = spelled(graph)
+    assert completions(graph)[source(graph)] == len(words) == len(expected)
+    assert set(words) == {(architecture.layers, architecture.final_norm) for architecture in expected}
     assert nx.is_directed_acyclic_graph(graph)
     assert all(nx.has_path(graph, vertex, SINK) for vertex in graph)
 
@@ -88,12 +88,12 @@ def test_those_within_a_budget_are_counted_exactly(space: SearchSpace, share: fl
 def test_a_path_costs_what_its_architecture_costs(space: SearchSpace, sizes: Pricer) -> None:
     priced, graph = price_space(space, sizes, 8), deployed_graph(space)
     costs = deployed_costs(priced, graph)
-    found = sorted(
+    path_costs = sorted(
         sum(costs[vertex][0] for vertex in path if vertex in costs)
         for path in nx.all_simple_paths(graph, source(graph), SINK)
     )
     expected = sorted(estimate(lower(member, 8), sizes).total.latency_s for member in deployed_members(space))
-    assert found == [seconds * 2**38 for seconds in expected]
+    assert path_costs == [seconds * 2**38 for seconds in expected]
 
 
 @pytest.mark.parametrize("name", ["tiny", "ladder"])

@@ -222,18 +222,18 @@ def test_deep_spaces_are_counted_in_steps_of_the_budget(
     exact = within_budget(priced, budget)
     monkeypatch.setattr(feasible_module, "EXACT_LAYERS", 0)
     monkeypatch.setattr(feasible_module, "STEPS", (64, 64, 64))
-    found = within_budget(priced, budget)
-    assert (exact.tolerance, found.tolerance) == (0.0, 5 / 64)
+    feasible_space = within_budget(priced, budget)
+    assert (exact.tolerance, feasible_space.tolerance) == (0.0, 5 / 64)
     surely = {
         member
         for member in members(small_space)
         if all(getattr(price_of(priced, member), name) <= most * (1 - 5 / 64) for name, most in budget.bounds.items())
     }
-    listed = set(found.members())
+    listed = set(feasible_space.members())
     assert surely <= listed <= set(exact.members())
-    assert len(listed) == found.num_feasible < exact.num_feasible
-    assert num_deployed(found)[1] <= num_deployed(exact)[1]
-    assert sum(part.num_feasible for part in price_slices(found, 4)) == found.num_feasible
+    assert len(listed) == feasible_space.num_feasible < exact.num_feasible
+    assert num_deployed(feasible_space)[1] <= num_deployed(exact)[1]
+    assert sum(part.num_feasible for part in price_slices(feasible_space, 4)) == feasible_space.num_feasible
 
 
 def test_a_deep_space_has_two_budgets_at_most() -> None:
@@ -286,16 +286,16 @@ def test_members_within_the_budgets_of_two_protocols(keyed: PricedSpace, shares:
         low, high = (getattr(price_of(priced, end(priced, measure)), measure) for end in (cheapest, most_expensive))
         bounds.append(low + share * (high - low))
     first, second = Budget(latency_s=bounds[0]), Budget(latency_s=bounds[1], key_bytes=bounds[2])
-    found = within_budget(other, first, [Bounded(keyed, second)])
+    feasible_space = within_budget(other, first, [Bounded(keyed, second)])
     expected = set(within_budget(other, first).members()) & set(within_budget(keyed, second).members())
-    assert set(found.members()) == expected
-    assert found.num_feasible == len(expected)
-    assert all(found.fits(member) for member in expected)
-    assert num_deployed(found)[1] == len({deployed(member.architecture) for member in expected})
+    assert set(feasible_space.members()) == expected
+    assert feasible_space.num_feasible == len(expected)
+    assert all(feasible_space.fits(member) for member in expected)
+    assert num_deployed(feasible_space)[1] == len({deployed(member.architecture) for member in expected})
 
 
 def test_nothing_within_two_budgets_names_the_cheapest_under_each(keyed: PricedSpace) -> None:
     other = price_space(keyed.space, load_pricer("semi2k"), 8)
-    found = within_budget(other, Budget(latency_s=60.0), [Bounded(keyed, Budget(latency_s=1e-6))])
+    feasible_space = within_budget(other, Budget(latency_s=60.0), [Bounded(keyed, Budget(latency_s=1e-6))])
     with pytest.raises(InfeasibleError, match=r"budget of 1.00 min under 'semi2k' and 1e-06 s under 'sigma' at seq"):
-        check_feasible(found)
+        check_feasible(feasible_space)

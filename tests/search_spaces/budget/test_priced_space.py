@@ -57,16 +57,21 @@ def test_parts_are_the_embedding_the_layers_and_the_head(pricer: Pricer) -> None
 
 @ACCOUNTINGS
 @pytest.mark.parametrize("whose", [{"public_layers": "embed,0-1"}, {"client_layers": 2}, {"client_layers": 0}])
-@pytest.mark.parametrize(("name", "own"), [("gpt2-small", "12xLSLGo"), ("smollm2-135m", "30xMSMWo")])
-def test_layers_that_are_no_secret_are_priced_so(name: str, own: str, whose: Any, accounting: Accounting) -> None:
+@pytest.mark.parametrize(("name", "notation"), [("gpt2-small", "12xLSLGo"), ("smollm2-135m", "30xMSMWo")])
+def test_layers_that_are_no_secret_are_priced_so(name: str, notation: str, whose: Any, accounting: Accounting) -> None:
     """Every member begins with them; a tail without layers is still the model that the deployment names layers of."""
     base = SPACES[name].base
-    space, pricer = with_first_layers(SPACES[name], parse(own, base).architecture.layers[:2]), load_pricer("semi2k")
+    space, pricer = (
+        with_first_layers(SPACES[name], parse(notation, base).architecture.layers[:2]),
+        load_pricer("semi2k"),
+    )
     work = Workload(prompt_len=8, deployment=Deployment(**whose))
     priced = price_space(space, pricer, work, accounting)
     for member in (cheapest(priced), sample(space, np.random.default_rng(0)), most_expensive(priced)):
-        price, found = price_of(priced, member), price_architecture(member.architecture, pricer, work, accounting)
-        assert (price.latency_s, price.sent_bytes) == pytest.approx((found.price.latency_s, found.price.sent_bytes))
+        price, expected = price_of(priced, member), price_architecture(member.architecture, pricer, work, accounting)
+        assert (price.latency_s, price.sent_bytes) == pytest.approx(
+            (expected.price.latency_s, expected.price.sent_bytes)
+        )
         secret = price_architecture(member.architecture, pricer, Workload(prompt_len=8), accounting).price
         assert price.sent_bytes < secret.sent_bytes
 
@@ -76,8 +81,10 @@ def test_a_price_is_per_new_token(accounting: Accounting) -> None:
     space, pricer, work = SPACES["tiny"], load_pricer("semi2k"), Workload(prompt_len=8, new_tokens=3)
     priced = price_space(space, pricer, work, accounting)
     for member in (member_at(space, index) for index in (0, 77, 300)):
-        price, found = price_of(priced, member), price_architecture(member.architecture, pricer, work, accounting)
-        assert (price.latency_s, price.sent_bytes) == pytest.approx((found.price.latency_s, found.price.sent_bytes))
+        price, expected = price_of(priced, member), price_architecture(member.architecture, pricer, work, accounting)
+        assert (price.latency_s, price.sent_bytes) == pytest.approx(
+            (expected.price.latency_s, expected.price.sent_bytes)
+        )
 
 
 @ACCOUNTINGS

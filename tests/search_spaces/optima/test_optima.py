@@ -59,12 +59,12 @@ def drawn(stages, seed):
 @given(seed=st.integers(0, 1000))
 def test_the_best_is_the_least_of_all(stages, listed, seed):
     scores = drawn(stages, seed)
-    found = best(stages, scores)
-    assert found is not None
-    member = member_of_optimum(stages, found)
-    assert found.score == pytest.approx(min(total(scores, layers) for layers, *_ in listed))
+    optimum = best(stages, scores)
+    assert optimum is not None
+    member = member_of_optimum(stages, optimum)
+    assert optimum.score == pytest.approx(min(total(scores, layers) for layers, *_ in listed))
     assert stages.feasible.fits(member)
-    assert found.latency_s == pytest.approx(price_of(stages.feasible.priced, member).latency_s)
+    assert optimum.latency_s == pytest.approx(price_of(stages.feasible.priced, member).latency_s)
 
 
 @given(seed=st.integers(0, 1000))
@@ -76,21 +76,21 @@ def test_the_frontier_is_what_nothing_dominates(stages, listed, seed):
         for point in points
         if not any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points)
     }
-    found = [
-        (one.latency_s, *(sent / 2**4 for sent in one.cost[1:]), round(one.score, 9))
-        for one in frontier(stages, scores)
+    frontier_points = [
+        (optimum.latency_s, *(sent / 2**4 for sent in optimum.cost[1:]), round(optimum.score, 9))
+        for optimum in frontier(stages, scores)
     ]
-    assert len(found) == len(set(found))
-    assert {tuple(map(float, point)) for point in found} == {tuple(map(float, point)) for point in expected}
-    assert [point[0] for point in found] == sorted(point[0] for point in found)
+    assert len(frontier_points) == len(set(frontier_points))
+    assert {tuple(map(float, point)) for point in frontier_points} == {tuple(map(float, point)) for point in expected}
+    assert [point[0] for point in frontier_points] == sorted(point[0] for point in frontier_points)
 
 
 def test_cheapest_first_is_all_of_them_by_price(stages, listed):
-    found = list(cheapest_first(stages))
-    prices = [price_of(stages.feasible.priced, member).latency_s for member in found]
+    ordered_members = list(cheapest_first(stages))
+    prices = [price_of(stages.feasible.priced, member).latency_s for member in ordered_members]
     assert prices == sorted(prices)
-    assert len(found) == len({forms for _, forms, *_ in listed})
-    assert {forms_of(member) for member in found} == {forms for _, forms, *_ in listed}
+    assert len(ordered_members) == len({forms for _, forms, *_ in listed})
+    assert {forms_of(member) for member in ordered_members} == {forms for _, forms, *_ in listed}
 
 
 def test_nothing_within_the_budget_is_no_optimum(priced):

@@ -104,10 +104,10 @@ def write_whole_run(folder: Path) -> Path:
     records = [
         record(0, "SM+LN+G", "candidate", 0, None, reason="loss above the first one", tokens=512),
         *(
-            one
+            entry
             for index, (name, role, losses) in enumerate(MEMBERS, 1)
             for seed, loss in enumerate(losses)
-            for one in (
+            for entry in (
                 *(rung(record(index, name, role, seed, loss), number) for number in range(len(RUNGS))),
                 record(index, name, role, seed, loss),
             )
@@ -122,6 +122,6 @@ def write_whole_run(folder: Path) -> Path:
     heads = [
         [[step / 1024 + 0.2 * head + 0.1 * layer for head in range(6)] for layer in range(12)] for step in (256, 512)
     ]
-    lines = [json.dumps({"step": 256 * place, "head_entropies": one}) for place, one in enumerate(heads, 1)]
+    lines = [json.dumps({"step": 256 * place, "head_entropies": entropies}) for place, entropies in enumerate(heads, 1)]
     (trial / "diagnostics.jsonl").write_text("\n".join(lines) + "\n")
     return folder

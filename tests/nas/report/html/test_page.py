@@ -59,8 +59,8 @@ class Page(HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        (found,) = [script for script in self.scripts if script.startswith("{")]
-        return json.loads(found)
+        (text,) = [script for script in self.scripts if script.startswith("{")]
+        return json.loads(text)
 
 
 def page_of(folder: Path) -> Page:
@@ -116,21 +116,21 @@ def test_the_proxy_is_spoken_of_where_models_are_of_another_width_than_prices(ma
 def test_its_numbers_are_those_of_the_ledger(whole_page: Page, whole_folder: Path) -> None:
     """Of every trained member, not rounded; the grid's own price of the same forms agrees to its digits."""
     data, run = whole_page.data, Run.read(whole_folder)
-    own = data["settings"][0]
-    assert (own["protocol"], own["network"], own["seq_len"]) == ("published", None, 128)
+    setting = data["settings"][0]
+    assert (setting["protocol"], setting["network"], setting["seq_len"]) == ("published", None, 128)
     by_name = {member.notation: member for member in run.members}
     trained = [index for index, point in enumerate(data["points"]) if point["role"] in ("front", "baseline")]
     assert {data["points"][index]["name"] for index in trained} == set(by_name)
     for index in trained:
         member = by_name[data["points"][index]["name"]]
-        assert own["totals"][index] == [member.latency_s, member.sent_bytes, None]
+        assert setting["totals"][index] == [member.latency_s, member.sent_bytes, None]
         assert data["points"][index]["perplexity"] == pytest.approx(member.perplexity, rel=1e-12)
         for measure in (0, 1):
-            parts = data["columns"][own["parts"][index][measure]]
-            assert sum(parts) == pytest.approx(own["totals"][index][measure], rel=1e-5)
-    assert own["budgets"] == [300.0, None, None]
-    assert own["fronts"][0] == [0, 1, 2, 3]
-    assert own["fronts"][2] is None
+            parts = data["columns"][setting["parts"][index][measure]]
+            assert sum(parts) == pytest.approx(setting["totals"][index][measure], rel=1e-5)
+    assert setting["budgets"] == [300.0, None, None]
+    assert setting["fronts"][0] == [0, 1, 2, 3]
+    assert setting["fronts"][2] is None
 
 
 def test_the_grid_has_every_protocol_network_and_prompt(whole_page: Page) -> None:
@@ -177,9 +177,9 @@ def test_only_our_scripts_may_run(whole_page: Page) -> None:
 def test_what_comes_from_a_run_is_escaped(make_run) -> None:
     """In text, in attributes and in the data of the scripts."""
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
-    found = record(0, "SM+LN+R", "candidate", 0, 2.0, left_unfolded=(evil,), trial_id=evil, notation=evil)
+    candidate = record(0, "SM+LN+R", "candidate", 0, 2.0, left_unfolded=(evil,), trial_id=evil, notation=evil)
     failed = record(1, "SM+LN+R", "candidate", 0, None, status="failed", reason=evil)
-    folder = make_run([found, failed], meta={"hardware": {evil: evil}}, budget_latency="9min")
+    folder = make_run([candidate, failed], meta={"hardware": {evil: evil}}, budget_latency="9min")
     text = write_report(Run.read(folder)).read_text(encoding="utf-8")
     page = Page(text)
     assert "alert(1)" in page.text
@@ -299,6 +299,6 @@ def test_runs_priced_by_a_former_cost_model_have_a_page(name: str, tmp_path, cap
 def test_the_licences_come_with_what_they_are_of(whole_page: Page) -> None:
     licences = (ASSETS / "LICENSES.txt").read_text(encoding="utf-8")
     for script in SCRIPTS:
-        if found := re.fullmatch(r"(vega[a-z-]*)-([\d.]+)\.min\.js", script):
-            assert f"{found[1]} {found[2]}" in licences
+        if match := re.fullmatch(r"(vega[a-z-]*)-([\d.]+)\.min\.js", script):
+            assert f"{match[1]} {match[2]}" in licences
     assert "University of Washington Interactive Data Lab" in whole_page.text

@@ -120,11 +120,11 @@ def test_a_placement_that_changes_with_every_layer_is_no_wider_than_the_page(ope
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_can_be_read(opened: Any, scheme: str) -> None:
     page = opened(scheme=scheme)
-    found = page.evaluate(
+    contrasts = page.evaluate(
         CONTRASTS, "td, th, p, dd, dt, li, h1, h2, h3, small, label, button, .key i, .badge, .warning"
     )
-    assert len(found) > 300
-    assert [one for one in found if one[0] < LEAST_CONTRAST] == []
+    assert len(contrasts) > 300
+    assert [contrast for contrast in contrasts if contrast[0] < LEAST_CONTRAST] == []
 
 
 def test_hovering_shows_architecture_and_costs(opened: Any) -> None:
@@ -176,8 +176,8 @@ def test_another_setting_shows_the_prices_of_the_grid(opened: Any) -> None:
     page.locator("#measure").select_option("2")
     (place,) = [
         index
-        for index, one in enumerate(data["settings"])
-        if (one["protocol"], one["network"], one["seq_len"]) == ("aby3", "wan", 256)
+        for index, setting in enumerate(data["settings"])
+        if (setting["protocol"], setting["network"], setting["seq_len"]) == ("aby3", "wan", 256)
     ]
     told = page.locator("#told").inner_text()
     assert "Priced anew; no budget holds here; aby3 on wan, prompt of 256 tokens; 3 parties" in told
@@ -202,8 +202,8 @@ def test_print_leaves_out_what_cannot_be_used(opened: Any) -> None:
 
 def test_what_a_run_brings_with_it_does_not_run(opened: Any, tmp_path: Path) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'"
-    one = record(0, "SM_i12", "candidate", 0, 2.0, notation=evil, trial_id="t")
-    page = opened(file=write_report(Run.read(write_run(tmp_path / "run", [one]))))
+    candidate = record(0, "SM_i12", "candidate", 0, 2.0, notation=evil, trial_id="t")
+    page = opened(file=write_report(Run.read(write_run(tmp_path / "run", [candidate]))))
     page.locator("#model").select_option("0")
     page.locator("#front-chart").get_by_label(evil, exact=True).first.hover()
     page.locator("#vg-tooltip-element.visible").wait_for()

@@ -33,7 +33,7 @@ def test_what_is_kept_folds_or_is_not_there():
 
 
 def test_two_norms_of_a_layer_share_a_cell():
-    assert [one.norm.letter for one in columns("6xLSoRo-6xLSLRo")][5:7] == ["L·", "L"]
+    assert [column.norm.letter for column in columns("6xLSoRo-6xLSLRo")][5:7] == ["L·", "L"]
     assert columns("12xlSLRo")[0].norm == ("lL", "layernorm", "frozen LayerNorm and LayerNorm", "kept")
 
 

@@ -27,15 +27,15 @@ class Refusing(Decoder):
         raise AssertionError("computed what was kept")
 
 
-def equal(one: Predictions, other: Predictions) -> bool:
-    return all(left.equal(right) for left, right in zip(one, other, strict=True))
+def equal(predictions: Predictions, other: Predictions) -> bool:
+    return all(left.equal(right) for left, right in zip(predictions, other, strict=True))
 
 
 def test_the_most_likely_tokens_with_their_log_probabilities(model: Decoder) -> None:
-    found = Teacher(model, 16).predictions([0, 1, 2], INPUTS)
+    predictions = Teacher(model, 16).predictions([0, 1, 2], INPUTS)
     expected = model(INPUTS).logits.log_softmax(-1).topk(16)
-    assert found.tokens.equal(expected.indices)
-    torch.testing.assert_close(found.log_probabilities, expected.values)
+    assert predictions.tokens.equal(expected.indices)
+    torch.testing.assert_close(predictions.log_probabilities, expected.values)
 
 
 def test_what_was_computed_is_read_back_in_any_batch(model: Decoder, tmp_path: Path) -> None:
