@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -28,10 +29,12 @@ from nas.recipe.overrides import RecipeChanges, ScaleChanges
 from nas.recipe.recipe import ScaleName
 from nas.run.pareto import Point, hypervolume, nondominated
 from nas.searchers.block_scores import to_csv
+from nas.searchers.surrogate import is_kept
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
+from search_spaces.optima.stages import Floats
 from search_spaces.pricing import price_architecture
 from search_spaces.space import load_space
 from search_spaces.workload import Workload
@@ -97,6 +100,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     }
     latency_s = prices(settings)
     console.print(loss_table(latency_s, losses))
+    console.print(worth_table(settings, losses))
     console.print(figure_table("", figures(settings, latency_s, losses)))
 
 
@@ -169,6 +173,32 @@ def loss_table(latency_s: Mapping[str, float], losses: Mapping[str, Losses]) -> 
     ]
     columns = ("row", "as deployed", *(f"width {width}" for width in losses))
     return table(columns, rows, title="validation perplexity, rank")
+
+
+def worth_table(settings: Settings, losses: Mapping[str, Losses]) -> Table:
+    """What attentions and nonlinear FFNs are worth at each width, as the searcher `trellis` counts them, in nats.
+
+    Losses are a + b ln((1 + layers) / (1 + attentions)) + c ln((1 + layers) / (1 + nonlinear FFNs)): b and c, by least
+    squares over the rows that did not diverge, with standard errors.
+    """
+    base, lines = base_architecture(settings.base), []
+    for width, by_row in losses.items():
+        trained = {row: loss for row, loss in by_row.items() if math.isfinite(loss)}
+        kept = [[is_kept(layer) for layer in parse(row, base).architecture.layers] for row in trained]
+        counts = np.log((1 + base.num_layers) / (1 + np.array(kept).sum(axis=1)))
+        fitted = linear_fit(counts, np.array(list(trained.values())))
+        lines.append((width, *(f"{worth:.2f} ± {error:.2f}" for worth, error in fitted)))
+    return table(("width", "attentions", "nonlinear FFNs"), lines, title="nats for each factor of e fewer")
+
+
+def linear_fit(values: Floats, losses: Floats) -> list[tuple[float, float]]:
+    """Least squares with a constant: for each column of the values its weight and that one's standard error."""
+    rows = np.column_stack([values, np.ones(len(values))])
+    inverse = np.linalg.inv(rows.T @ rows)
+    weights = inverse @ rows.T @ losses
+    left = losses - rows @ weights
+    errors = np.sqrt(inverse.diagonal() * (left @ left) / (len(losses) - len(weights)))
+    return list(zip(weights[:-1].tolist(), errors[:-1].tolist(), strict=True))
 
 
 def figures(settings: Settings, latency_s: Mapping[str, float], losses: Mapping[str, Losses]) -> Iterator[Figure]:

@@ -59,7 +59,7 @@ class Request(NamedTuple):
 class Room(NamedTuple):
     """How many looks, and how many trainings to their end, a search may still ask for.
 
-    per_end: looks for each end, of all there are to be.
+    per_end: looks for each end after the first, of all there are to be.
     """
 
     looks: int

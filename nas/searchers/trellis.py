@@ -1,14 +1,14 @@
 """The searcher `trellis`: what adds up is drawn from a posterior and solved exactly, for every price at once.
 
-A search begins with looks at the anchors, which are spread over prices. Then, per generation:
+A search begins with the anchors, which are spread over prices: the one of which most is expected is trained to its end,
+for a front as soon as can be, and others get looks. Then, per generation:
 weights are drawn from the posterior of the surrogate, given what has been trained in this search and, where it knows
 any, in others before it; the graph is solved for the whole frontier of price against each draw's scores, and those of
 the mean; all these members, some random ones, the anchors and what was trained before are the candidates. Most get a
 look, a quarter of their training, which says nearly all of what the rest would: those that are expected to add most to
 the front, times the probability that they complete, each as if those before it, those in training, and all that could
 go on had come out as expected. Of what was looked at, or trained before, those go on to their end that are expected to
-add most to the front of what has ended. Once there are a few looks to choose from, looks and ends keep pace, so that
-there is a front at any time.
+add most to the front of what has ended. Once there are a few looks to choose from, looks and ends keep pace.
 """
 
 import math
@@ -183,10 +183,9 @@ class Auction:
             self._take(place)
         requests: list[Request] = []
         while len(requests) < size and room.ends > 0 and (new or standing):
-            is_end = bool(standing) and room.looks <= room.per_end * (room.ends - 1)
-            if not is_end and not (new and room.looks > 0):
-                standing, new, is_end = standing + new, [], True  # what nobody has looked at goes to its end too
-            bidders = standing if is_end else new
+            keeps_pace = bool(standing) and room.looks <= room.per_end * (room.ends - 1)
+            is_end = keeps_pace or not self.points or not new or room.looks <= 0
+            bidders = (standing or new) if is_end else new
             virtual = [] if is_end else [(float(self.latency_s[at]), float(self.mean[at])) for at in standing]
             worth = self._worth(virtual)
             best = max(bidders, key=lambda at: worth[at])

@@ -81,7 +81,7 @@ class TrialSchedule:
     ) -> None:
         self.strategy = strategy
         self.seed = seed
-        self.room = Room(looks=num_looks, ends=num_trials, per_end=num_looks / num_trials)
+        self.room = Room(looks=num_looks, ends=num_trials, per_end=num_looks / max(1, num_trials - 1))
         self.finalist_seeds, self.most_replicates = finalist_seeds, most_replicates
         self.reference, self.parent_loss = reference, parent_loss
         self.generation_size = generation_size

@@ -199,38 +199,39 @@ def test_it_finds_more_than_draws_over_prices_do(problem):
     assert np.mean(ours) > np.mean(theirs)
 
 
-def test_looks_come_first_then_keep_pace_and_the_best_of_them_go_on(problem):
-    """With three looks for each end; those that are asked for in full were looked at, and are good for their price."""
-    strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=12, ends=4)
-    looks: dict[Member, Trained] = {}
-    ends: list[Member] = []
+def test_an_end_comes_first_then_looks_keep_pace_and_the_best_of_them_go_on(problem):
+    """With four looks for each end after the first; what is then asked for in full was looked at, and is good for its
+    price.
+    """
+    strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=12, ends=4, per_end=4.0)
+    known: dict[Member, Trained] = {}
+    looks, ends = list[Member](), list[Member]()
     while room.ends:
-        (request,) = strategy.requests(1, rng, [*looks], [*looks.values()], room)
+        (request,) = strategy.requests(1, rng, [*known], [*known.values()], room)
         (end,) = trained(problem, [request.member])
         room = room.after(is_look=request.is_look)
-        if request.is_look:
-            looks[request.member] = replace(end, deviation=0.02)
-        else:
-            assert request.member in looks
-            looks[request.member] = end
-            ends.append(request.member)
-            assert len(looks) >= 3 * len(ends)
+        known[request.member] = replace(end, deviation=0.02) if request.is_look else end
+        (looks if request.is_look else ends).append(request.member)
+        assert request.is_look or request.member in looks or len(known) == 1
+        assert len(looks) >= 4 * (len(ends) - 1)
     assert (len(looks), len(ends)) == (12, 4)
-    points = dict(points_of([*looks.values()]))
+    points = dict(points_of([*known.values()]))
     whole = hypervolume(list(points.values()), (40.0, 6.0))
     assert hypervolume([points[member] for member in ends], (40.0, 6.0)) > 0.97 * whole
 
 
 def test_more_looks_for_each_end_do_not_put_the_ends_off(problem):
-    strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=40, ends=4, per_end=10.0)
-    looks: dict[Member, Trained] = {}
-    while True:
-        (request,) = strategy.requests(1, rng, [*looks], [*looks.values()], room)
-        if not request.is_look:
-            break
-        room = room.after(is_look=True)
-        looks[request.member] = replace(trained(problem, [request.member])[0], deviation=0.02)
-    assert 10 <= len(looks) <= 15
+    strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=40, ends=5, per_end=10.0)
+    known: dict[Member, Trained] = {}
+    is_look: list[bool] = []
+    while is_look.count(False) < 2:
+        (request,) = strategy.requests(1, rng, [*known], [*known.values()], room)
+        room = room.after(is_look=request.is_look)
+        (end,) = trained(problem, [request.member])
+        known[request.member] = replace(end, deviation=0.02) if request.is_look else end
+        is_look.append(request.is_look)
+    assert is_look[0] is False
+    assert 10 <= is_look.count(True) <= 15
 
 
 def test_what_goes_on_is_not_asked_for_again(problem):
@@ -252,7 +253,7 @@ def most_expensive(problem) -> Member:
 
 
 def test_trainings_of_before_are_known_but_are_no_results(problem):
-    """The best of them are as good as looked at; looks go to what may be better than they are."""
+    """The best of them are as good as looked at, and one is trained first; looks go to what may be better."""
     rng = np.random.default_rng(7)
     known = [sample(problem.feasible.space, rng) for _ in range(40)]
     before = trained(problem, known)
@@ -262,9 +263,11 @@ def test_trainings_of_before_are_known_but_are_no_results(problem):
     fitting = [one for one in before if told.draws.place_of(one.member).slice is not None]
     best = min(fitting, key=lambda one: one.log_perplexity)
     assert best.log_perplexity in {one.log_perplexity for one in before if one.member in [end[0] for end in ends]}
-    looks = told.requests(4, rng, [most_expensive(problem)], [], Room(looks=32, ends=8))
+    first, *looks = told.requests(4, rng, [most_expensive(problem)], [], Room(looks=32, ends=8))
+    assert first == ends[0]
     assert not {request.member for request in looks} & set(known)
-    assert [request.is_known for request in (*ends, *looks)] == [True] * 4 + [False] * 4
+    assert [request.is_known for request in (*ends, *looks)] == [True] * 4 + [False] * 3
+    assert all(request.is_look for request in looks)
 
 
 def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
