@@ -5,12 +5,14 @@ of a few counts of the whole, by which losses grow as things run out: y = featur
 member + noise of each seed, all normal. What forms of sub-layers are worth, and the discrepancy, are those of greatest
 posterior probability on a grid; the rest is in closed form.
 
-Prior means of counts and block scores are from least squares over four parents, the errors of each over the spread of
-its losses: those of `experiments/configs/across-widths.yaml` at widths 48, 96 and 192, and the builtin one with the
-rows of `table-12.csv` for development. Over the parent's loss, 0.55 ln(13 / (1 + attentions)) + 0.17 ln(13 / (1 +
-nonlinear FFNs)) - 0.12 attention scores + 0.18 FFN scores has R^2 0.85, 0.86, 0.80 and 0.62 there; 0.77 over a parent
-of 4 layers (`table-4.csv`) and 0.60 over the other rows of the builtin one, which were in no fit. A fit without one of
-the four has 0.60, 0.85, 0.78 and 0.47 over that one. Counts are against the parent's own, so that this travels.
+What the whole lacks is ln((1 + layers) / (1 + nonlinear FFNs)), the same of attentions, and gaps: of all pairs of
+layers, the share with no attention from the first to the second, since tokens then hear nothing of one another on the
+way. Prior means are from least squares over four parents, the errors of each over the spread of its losses: those of
+`experiments/configs/across-widths.yaml` at widths 48, 96 and 192, and the builtin one with the rows of `table-12.csv`
+for development. Over the parent's loss, 0.18 (FFNs) + 0.11 (attentions) + 1.4 (gaps) + 0.17 FFN scores has R^2 0.89,
+0.87, 0.82 and 0.80 there. Over what was in no fit it is 0.79 (a parent of 4 layers, `table-4.csv`) and 0.52 (other rows
+of the builtin one); a fit without one of the four has 0.83, 0.86, 0.80 and 0.75 over that one. Attention scores add
+nothing to gaps. All is relative to the parent, so that it travels.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """
@@ -18,6 +20,7 @@ Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import comb
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -41,6 +44,7 @@ DISCREPANCIES = (0.01, 0.02, 0.05, 0.1, 0.2)  # nats, of a member
 USUAL = (0.02, 0.05)  # what both are taken to be before there are results
 PAIRS = tuple(product(WORTHS, DISCREPANCIES))
 SHORT_UNIT = 0.1  # of WORTHS where little heals: scores are then of what candidates start as, most below 0.003 nats
+NUM_COUNTS = 7  # features that are no form of a sub-layer and no block score
 SPREAD = 1.0  # of the logarithms of both, around that
 
 
@@ -57,10 +61,11 @@ LIVE_NORM = Prior(-0.005, 0.01)
 SHORT_LIVE_NORM = Prior(0.0, 0.01)  # where little heals, block scores say what a norm is worth
 REGULARISED = Prior(0.0, 0.05)
 FIRST_FFN = Prior(0.0, 0.1)  # of a nonlinear one in the first layer, beyond its block score, of another kind there
-BLOCK_FACTORS = (Prior(-0.12, 0.1), Prior(0.18, 0.15))  # of attention scores, beyond what counts say; of FFN scores
+BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.17, 0.1))  # of attention scores, of FFN scores
 # The same where 32,768 tokens heal: two candidates of SmolLM2 kept 0.41 and 0.58 of theirs.
 SHORT_FACTORS = (Prior(0.5, 0.3), Prior(0.5, 0.3))
-SCARCITY = (Prior(0.55, 0.15), Prior(0.17, 0.1))  # of ln((1 + layers) / (1 + n)), n attentions, n nonlinear FFNs
+SCARCITY = (Prior(0.11, 0.1), Prior(0.18, 0.1))  # of ln((1 + layers) / (1 + n)), n attentions, n nonlinear FFNs
+GAPS = Prior(1.4, 0.5)  # of the share of pairs of layers with no attention between
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -91,7 +96,7 @@ class Features:
         return self.num_forms * len(self.stages.steps)
 
     def rows(self, members: Sequence[Member]) -> Floats:
-        """Members x features: forms by depth, base, live norms, regularised, first FFN, scarcity, block scores."""
+        """Members x features: forms by depth, then base, live norms, regularised, first FFN, scarcity, gaps, scores."""
         layers = self.stages.numbered([self._placed(member) for member in members])
         depths = np.arange(layers.shape[1])
         halves = np.zeros((len(members), self.num_sub_layer_weights))
@@ -106,6 +111,7 @@ class Features:
                 [float(member.entropy_regularised) for member in members],
                 self.is_kept[layers[:, 0], 1],
                 np.log((1 + len(depths)) / (1 + self.is_kept[layers].sum(axis=1))),
+                gap_share(self.is_kept[layers, 0]),
                 *([] if self.blocks is None else [self.blocks[depths, layers].sum(axis=1)]),
             ]
         )
@@ -119,7 +125,7 @@ class Features:
     def _others(self) -> list[Prior]:
         """Of what is no form of a sub-layer, in the order of `rows`."""
         blocks = () if self.blocks is None else self.block_factors
-        return [self.base, self.live_norm, REGULARISED, FIRST_FFN, *SCARCITY, *blocks]
+        return [self.base, self.live_norm, REGULARISED, FIRST_FFN, *SCARCITY, GAPS, *blocks]
 
     @property
     def mean(self) -> Floats:
@@ -137,22 +143,42 @@ class Features:
         """Factors of the columns of `root` where a form is worth so many nats at a depth (its deviation)."""
         return np.concatenate([np.full(self.num_sub_layer_weights, worth), np.ones(len(self._others))])
 
-    def additive(self, weights: Floats, kept: Sequence[float]) -> Scores:
+    def additive(self, weights: Floats, around: Floats) -> Scores:
         """Weights as scores that add up over layers, depth x layer.
 
-        kept: how many attentions, and how many nonlinear FFNs, the member is taken to have: what one more is worth
-        depends on that.
+        around: depth x 2, 1 where the member is taken to keep attention, and a nonlinear FFN, elsewhere: what one more
+        is worth depends on that.
         """
         depths, size = np.arange(len(self.stages.steps)), self.num_sub_layer_weights
-        _, live, _, first_ffn, *rest = weights[size:]
+        _, live, _, first_ffn, *scarcity, gaps = weights[size : size + NUM_COUNTS]
         scores: Scores = self.live_norms * live + np.zeros((len(depths), 1))
         scores[0] += self.is_kept[:, 1] * first_ffn
+        scores -= self.is_kept[:, 0] * gaps * gap_shares_closed(around[:, 0])[:, None]
         for half in range(2):
             scores += weights[self.sub_layer_forms[:, half] * len(depths) + depths[:, None]]
-            scores -= self.is_kept[:, half] * rest[half] / (1 + kept[half])
+            scores -= self.is_kept[:, half] * scarcity[half] / (1 + around[:, half].sum())
             if self.blocks is not None:
-                scores += self.blocks[:, :, half] * rest[2 + half]
+                scores += self.blocks[:, :, half] * weights[size + NUM_COUNTS + half]
         return scores
+
+
+def gap_share(has_attention: Floats) -> Floats:
+    """Of all pairs of layers, those with no attention from the first to the second. has_attention: members x depth."""
+    run, pairs = np.zeros(len(has_attention)), np.zeros(len(has_attention))
+    for lacks in 1 - has_attention.T:
+        run = (run + 1) * lacks
+        pairs += run - lacks
+    return pairs / max(1, comb(has_attention.shape[1], 2))
+
+
+def gap_shares_closed(has_attention: Floats) -> Floats:
+    """By depth, what that share is less with attention there than without, all else as it is. has_attention: depth."""
+    depth = len(has_attention)
+    with_it, without = np.tile(has_attention, (2, depth, 1))
+    np.fill_diagonal(with_it, 1)
+    np.fill_diagonal(without, 0)
+    closed: Floats = gap_share(without) - gap_share(with_it)
+    return closed
 
 
 def features_of(stages: Stages, problem: SearchProblem) -> Features:

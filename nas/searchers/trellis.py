@@ -30,6 +30,7 @@ from search_spaces.optima.stages import Floats, stages_of
 
 BEYOND = 0.15  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
 NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
+NUM_SOLVED = 2  # times that each draw is, the second time around a solution of the first
 NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
 PRIOR_LOGIT = 3.0  # 19 of 20 complete
 PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
@@ -118,14 +119,17 @@ class Trellis(Strategy):
         members = [*anchors, *members]
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
         for weights in (fitted.posterior.mean, *fitted.posterior.draws(NUM_DRAWS, rng)):
-            kept = rng.integers(1, depth + 1, size=2)
+            around = (rng.random((depth, 2)) < rng.random(2)).astype(float)
             recipe = recipes[int(rng.integers(len(recipes)))]
-            optima = frontier(self.stages, self.features.additive(weights, list(kept)))
-            members += [
-                member_of_optimum(self.stages, optimum, entropy_regularised=recipe)
-                for optimum in optima
-                if self.draws.slice_of(optimum) is not None
-            ]
+            for _ in range(NUM_SOLVED):
+                optima = frontier(self.stages, self.features.additive(weights, around))
+                members += [
+                    member_of_optimum(self.stages, optimum, entropy_regularised=recipe)
+                    for optimum in optima
+                    if self.draws.slice_of(optimum) is not None
+                ]
+                chosen = optima[int(rng.integers(len(optima)))]
+                around = self.features.is_kept[self.stages.numbered([chosen.layers])[0]]
         members += self.draws.filled([], NUM_RANDOM, rng, seen)
         return self._drawn(self.draws.new_of(members, seen))
 

@@ -1,7 +1,8 @@
 """What a look says of the end: the log-perplexity expected of a training that stands at a rung.
 
 The prior is of 150 placements from the builtin parent (`experiments/data/table-12.csv`), of which a line of slope 0.74
-leaves 0.044 nats after a quarter of the tokens and 0.018 where losses are within 0.7 nats of the parent's.
+leaves 0.044 nats after a quarter of the tokens and 0.018 where losses are within 0.7 nats of the parent's. Over parents
+of widths 48, 96 and 192 (`across-widths.csv`) slopes are 0.85, 0.81 and 0.78, and 0.02 to 0.03 nats are left.
 
 Source: Swersky, Snoek and Adams 2014, arXiv 1406.3896, for going on with what was paused by what its curve promises.
 """

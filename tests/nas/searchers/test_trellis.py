@@ -14,7 +14,7 @@ from nas.run.pareto import hypervolume
 from nas.searchers import surrogate
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import Room, SearchProblem, Trained, points_of
-from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit
+from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit, gap_share, gap_shares_closed
 from nas.searchers.trellis import Trellis, completion, completion_weights, expected_improvement
 from nas.searchers.uniform import Stratified
 from search_spaces.bases import Dimensions
@@ -139,8 +139,8 @@ def test_what_is_left_out_is_predicted_from_the_rest(features, problem):
 def test_scores_that_add_up_are_the_surrogate_but_for_what_is_scarce(features, problem):
     rng = np.random.default_rng(3)
     weights = rng.normal(size=features.rows([sample(problem.feasible.space, rng)]).shape[1])
-    weights[-2:] = 0  # of what is scarce
-    scores = features.additive(weights, [1, 1])
+    weights[-3:] = 0  # of what is scarce, and of gaps
+    scores = features.additive(weights, np.ones((len(features.stages.steps), 2)))
     members = [replace(sample(problem.feasible.space, rng), entropy_regularised=False) for _ in range(5)]
     numbers = {layer: number for number, layer in enumerate(features.stages.layers)}
     sums = [
@@ -149,6 +149,21 @@ def test_scores_that_add_up_are_the_surrogate_but_for_what_is_scarce(features, p
     ]
     whole = features.rows(members) @ weights
     assert np.diff(sums) == pytest.approx(np.diff(whole))
+
+
+def test_a_gap_is_the_pairs_of_layers_between_which_no_attention_is():
+    has_attention = np.array(
+        [[1, 1, 1, 1, 1], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], float
+    )
+    assert gap_share(has_attention) == pytest.approx([0, 0, 0.3, 0.2, 1])
+
+
+def test_what_an_attention_closes_is_the_pairs_that_it_comes_between():
+    """Of ten: with runs of 1 and 2 beside it three pairs end or begin there, and two go across."""
+    has_attention = np.array([0.0, 1, 0, 0, 1])
+    assert gap_shares_closed(has_attention) == pytest.approx([0, 0.5, 0.1, 0.1, 0.2])
+    has_attention[1] = 0
+    assert gap_shares_closed(has_attention)[1] == pytest.approx(0.5)
 
 
 def test_a_member_that_came_out_as_expected_makes_others_like_it_more_certain(features, problem):
