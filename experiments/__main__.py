@@ -25,7 +25,7 @@ from experiments import (
     width,
 )
 from experiments.papers import run as papers
-from experiments.searchers import benchmark, exact_programs, placements, table
+from experiments.searchers import benchmark, exact_programs, placements, prior, table
 from nas.recipe.recipe import ScaleName
 from nas.report.terminal import table_console
 
@@ -44,6 +44,7 @@ KINDS: dict[str, ModuleType] = {
     "link-seconds": link_seconds,
     PAPER: papers,
     "pricing": pricing,
+    "prior": prior,
     "protocols": protocols,
     "search-benchmark": benchmark,
     "seconds": seconds,

@@ -29,7 +29,7 @@ from nas.recipe.overrides import RecipeChanges, ScaleChanges
 from nas.recipe.recipe import ScaleName
 from nas.run.pareto import Point, hypervolume, nondominated
 from nas.searchers.block_scores import to_csv
-from nas.searchers.surrogate import is_kept
+from nas.searchers.surrogate import gap_share, is_kept
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
 from search_spaces.bases import base_architecture
@@ -176,19 +176,20 @@ def loss_table(latency_s: Mapping[str, float], losses: Mapping[str, Losses]) -> 
 
 
 def worth_table(settings: Settings, losses: Mapping[str, Losses]) -> Table:
-    """What attentions and nonlinear FFNs are worth at each width, as the searcher `trellis` counts them, in nats.
+    """What the whole may lack, as the searcher `trellis` counts it, and what that is worth at each width, in nats.
 
-    Losses are a + b ln((1 + layers) / (1 + attentions)) + c ln((1 + layers) / (1 + nonlinear FFNs)): b and c, by least
-    squares over the rows that did not diverge, with standard errors.
+    Losses are a + b ln((1 + layers) / (1 + attentions)) + c ln((1 + layers) / (1 + nonlinear FFNs)) + d gaps: b, c and
+    d, by least squares over the rows that did not diverge, with standard errors.
     """
     base, lines = base_architecture(settings.base), []
     for width, by_row in losses.items():
         trained = {row: loss for row, loss in by_row.items() if math.isfinite(loss)}
-        kept = [[is_kept(layer) for layer in parse(row, base).architecture.layers] for row in trained]
-        counts = np.log((1 + base.num_layers) / (1 + np.array(kept).sum(axis=1)))
-        fitted = linear_fit(counts, np.array(list(trained.values())))
+        kept = np.array([[is_kept(layer) for layer in parse(row, base).architecture.layers] for row in trained])
+        counts = np.log((1 + base.num_layers) / (1 + kept.sum(axis=1)))
+        lacking = np.column_stack([counts, gap_share(kept[:, :, 0].astype(float))])
+        fitted = linear_fit(lacking, np.array(list(trained.values())))
         lines.append((width, *(f"{worth:.2f} ± {error:.2f}" for worth, error in fitted)))
-    return table(("width", "attentions", "nonlinear FFNs"), lines, title="nats for each factor of e fewer")
+    return table(("width", "attentions", "nonlinear FFNs", "gaps"), lines, title="worth, nats")
 
 
 def linear_fit(values: Floats, losses: Floats) -> list[tuple[float, float]]:

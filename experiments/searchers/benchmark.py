@@ -164,12 +164,14 @@ def _training(ended: Ended) -> Training:
 
 def pool_of(entries: Entries, name: str) -> Entries:
     """Part of a table, by name. Raises UserError for an unknown one."""
+    return {member: entry for number, (member, entry) in enumerate(entries.items()) if is_of_pool(number, name)}
+
+
+def is_of_pool(number: int, name: str) -> bool:
+    """Whether the row of that number is of this part of a table. Raises UserError for an unknown one."""
     if name not in ("all", "development", "final"):
         raise UserError(f"`pools` must be of all, development and final, but got {name!r}.")
-    kept = [
-        name == "all" or (number % KEPT_BACK == KEPT_BACK - 1) == (name == "final") for number in range(len(entries))
-    ]
-    return {member: entry for (member, entry), keep in zip(entries.items(), kept, strict=True) if keep}
+    return name == "all" or (number % KEPT_BACK == KEPT_BACK - 1) == (name == "final")
 
 
 def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, entries: Entries) -> SearchProblem:

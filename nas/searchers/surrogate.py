@@ -7,12 +7,9 @@ posterior probability on a grid; the rest is in closed form.
 
 What the whole lacks is ln((1 + layers) / (1 + nonlinear FFNs)), the same of attentions, and gaps: of all pairs of
 layers, the share with no attention from the first to the second, since tokens then hear nothing of one another on the
-way. Prior means are from least squares over four parents, the errors of each over the spread of its losses: those of
-`experiments/configs/across-widths.yaml` at widths 48, 96 and 192, and the builtin one with the rows of `table-12.csv`
-for development. Over the parent's loss, 0.18 (FFNs) + 0.11 (attentions) + 1.4 (gaps) + 0.17 FFN scores has R^2 0.89,
-0.87, 0.82 and 0.80 there. Over what was in no fit it is 0.79 (a parent of 4 layers, `table-4.csv`) and 0.52 (other rows
-of the builtin one); a fit without one of the four has 0.83, 0.86, 0.80 and 0.75 over that one. Attention scores add
-nothing to gaps. All is relative to the parent, so that it travels.
+way. Prior means, all relative to the parent, are from least squares over four parents; `python -m experiments run prior`
+prints that fit, those without each of the four, and what they explain of parents that are in none. Attention scores add
+nothing to gaps, and have a weight near 0.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """
@@ -65,7 +62,7 @@ BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.17, 0.1))  # of attention scores, of 
 # The same where 32,768 tokens heal: two candidates of SmolLM2 kept 0.41 and 0.58 of theirs.
 SHORT_FACTORS = (Prior(0.5, 0.3), Prior(0.5, 0.3))
 SCARCITY = (Prior(0.11, 0.1), Prior(0.18, 0.1))  # of ln((1 + layers) / (1 + n)), n attentions, n nonlinear FFNs
-GAPS = Prior(1.4, 0.5)  # of the share of pairs of layers with no attention between
+GAPS = Prior(1.4, 0.5)  # of the share of pairs of layers with no attention from the first to the second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -98,6 +98,7 @@ RULES = (
     Rule("python -m experiments run aero-steps"),
     parsed("python -m experiments run protocols", "half a minute; tests/experiments/test_protocols.py runs a part"),
     Rule("python -m experiments run flops-share"),
+    Rule("python -m experiments run prior"),
     # set-up
     parsed("make", "installs, and tests everything"),
     parsed("pip install", "needs a package index"),
