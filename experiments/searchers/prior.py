@@ -1,7 +1,7 @@
 """What losses of placements have in common over parents: the prior of the searcher `trellis`, by least squares.
 
-Each parent counts alike: the errors of its placements are over the spread of their losses. Weights are not negative: a
-search would make the most of any that is.
+Each parent counts alike, and has a constant of its own: the errors of its placements are about their mean, over the
+spread of their losses. Weights are not negative: a search would make the most of any that is.
 """
 
 import math
@@ -22,7 +22,7 @@ from experiments.searchers.table import CONFIGS
 from experiments.trainings import DATA, read_outcomes
 from nas.recipe.distillation import student_architecture
 from nas.searchers.block_scores import from_csv, trained_sub_layers
-from nas.searchers.surrogate import gap_share, is_kept
+from nas.searchers.surrogate import gap_share, kept
 from search_spaces.notation import parse
 from search_spaces.optima.stages import Floats
 from search_spaces.space import load_space
@@ -62,10 +62,18 @@ class Losses(NamedTuple):
     lacking: Floats
     over: Floats
 
+    @property
+    def scaled(self) -> "Losses":
+        """Both about their means, over the spread of all losses together."""
+        around = self.over - self.over.mean()
+        size = math.sqrt(around @ around)
+        return Losses((self.lacking - self.lacking.mean(axis=0)) / size, around / size)
+
     def r2(self, weights: Floats) -> float:
-        """R^2 of the losses by these weights."""
-        left, around = self.over - self.lacking @ weights, self.over - self.over.mean()
-        return float(1 - left @ left / (around @ around))
+        """R^2 of the losses by these weights and a constant."""
+        lacking, around = self.scaled
+        left = around - lacking @ weights
+        return float(1 - left @ left)
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
@@ -96,20 +104,18 @@ def losses_of(rows: ParentRows) -> Losses:
         if not is_of_pool(number, rows.pool) or not math.isfinite(loss):
             continue
         trained = student_architecture(parse(row, base).architecture, parent, spread=True)
-        kept = np.array([is_kept(layer) for layer in trained.layers], dtype=float)
-        counts = np.log((1 + len(kept)) / (1 + kept.sum(axis=0)))
+        left = np.array([kept(layer) for layer in trained.layers])
+        counts = np.log((1 + len(left)) / (1 + left.sum(axis=0)))
         scores = [math.log1p(divergences[part]) for part in trained_sub_layers(trained) if part.part == "ffn"]
-        lacking.append([*counts, *gap_share(kept[:, :1].T), sum(scores)])
+        lacking.append([*counts, *gap_share(left[:, :1].T > 0), sum(scores)])
         over.append(loss)
     return Losses(np.array(lacking), np.array(over))
 
 
 def fitted(parents: Mapping[str, Losses]) -> Floats:
     """The weights of LACKING, nats."""
-    scales = [1 / (losses.over.std() * math.sqrt(len(losses.over))) for losses in parents.values()]
-    rows = [losses.lacking * scale for losses, scale in zip(parents.values(), scales, strict=True)]
-    over = [losses.over * scale for losses, scale in zip(parents.values(), scales, strict=True)]
-    weights: Floats = nnls(np.concatenate(rows), np.concatenate(over))[0]
+    lacking, over = zip(*(losses.scaled for losses in parents.values()), strict=True)
+    weights: Floats = nnls(np.concatenate(lacking), np.concatenate(over))[0]
     return weights
 
 

@@ -5,7 +5,8 @@ of a few counts of the whole, by which losses grow as things run out: y = featur
 member + noise of each seed, all normal. What forms of sub-layers are worth, and the discrepancy, are those of greatest
 posterior probability on a grid; the rest is in closed form.
 
-What the whole lacks is ln((1 + layers) / (1 + nonlinear FFNs)), the same of attentions, and gaps: of all pairs of
+What the whole lacks is ln((1 + layers) / (1 + nonlinear FFNs)), the same of attentions, of which one with half of the
+heads is a half, and gaps: of all pairs of
 layers, the share with no attention from the first to the second, since tokens then hear nothing of one another on the
 way. Prior means, all relative to the parent, are from least squares over four parents: `python -m experiments run
 prior` prints that fit, those without each of the four, and what they explain of parents that are in none. Attention
@@ -21,6 +22,7 @@ from math import comb
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy.linalg import block_diag, solve_triangular
 from scipy.sparse import csr_array
 
@@ -31,6 +33,7 @@ from search_spaces.deployed import LINEAR_FFNS
 from search_spaces.notation import Member
 from search_spaces.optima.stages import Floats, Index, Scores, Stages
 
+Bools: TypeAlias = NDArray[np.bool_]
 SubLayerForm: TypeAlias = tuple[str, ...]  # norm and form of a sub-layer, of an FFN its stabiliser too
 
 SMOOTHNESS = 3.0  # layers over which what a form is worth is alike
@@ -41,6 +44,7 @@ DISCREPANCIES = (0.01, 0.02, 0.05, 0.1, 0.2)  # nats, of a member
 USUAL = (0.02, 0.05)  # what both are taken to be before there are results
 PAIRS = tuple(product(WORTHS, DISCREPANCIES))
 SHORT_UNIT = 0.1  # of WORTHS where little heals: scores are then of what candidates start as, most below 0.003 nats
+HEADS = {"none": 0.0, "softmax-half": 0.5}  # share of a layer's; all of other forms
 NUM_COUNTS = 7  # features that are no form of a sub-layer and no block score
 SPREAD = 1.0  # of the logarithms of both, around that
 
@@ -58,11 +62,11 @@ LIVE_NORM = Prior(-0.005, 0.01)
 SHORT_LIVE_NORM = Prior(0.0, 0.01)  # where little heals, block scores say what a norm is worth
 REGULARISED = Prior(0.0, 0.05)
 FIRST_FFN = Prior(0.0, 0.1)  # of a nonlinear one in the first layer, beyond its block score, of another kind there
-BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.17, 0.1))  # of attention scores, of FFN scores
+BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.07, 0.1))  # of attention scores, of FFN scores
 # The same where 32,768 tokens heal: two candidates of SmolLM2 kept 0.41 and 0.58 of theirs.
 SHORT_FACTORS = (Prior(0.5, 0.3), Prior(0.5, 0.3))
-SCARCITY = (Prior(0.11, 0.1), Prior(0.18, 0.1))  # of ln((1 + layers) / (1 + n)), n attentions, n nonlinear FFNs
-GAPS = Prior(1.4, 0.5)  # of the share of pairs of layers with no attention from the first to the second
+SCARCITY = (Prior(0.15, 0.08), Prior(0.21, 0.05))  # of ln((1 + layers) / (1 + n)), n attentions, n nonlinear FFNs
+GAPS = Prior(1.2, 0.4)  # of the share of pairs of layers with no attention from the first to the second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -70,7 +74,7 @@ class Features:
     """Made by `features_of`; layers are numbered as in `stages`.
 
     sub_layer_forms: by layer, the numbers of its two sub-layer forms. num_forms: of those.
-    is_kept: by layer, 1 with attention, 1 with a nonlinear FFN. live_norms: by layer.
+    kept: by layer, of heads and of a nonlinear FFN, as the function. live_norms: by layer.
     base: log-perplexity of a model of which nothing is scarce. live_norm: what one is worth.
     blocks: depth x layer x 2, ln(1 + score) of its halves, since what destroys a model heals the most; or None.
     unit: what WORTHS are in, nats.
@@ -79,7 +83,7 @@ class Features:
     stages: Stages
     sub_layer_forms: Index
     num_forms: int
-    is_kept: Floats
+    kept: Floats
     live_norms: Floats
     base: Prior
     live_norm: Prior
@@ -106,9 +110,9 @@ class Features:
                 np.ones(len(members)),
                 self.live_norms[layers].sum(axis=1),
                 [float(member.entropy_regularised) for member in members],
-                self.is_kept[layers[:, 0], 1],
-                np.log((1 + len(depths)) / (1 + self.is_kept[layers].sum(axis=1))),
-                gap_share(self.is_kept[layers, 0]),
+                self.kept[layers[:, 0], 1],
+                np.log((1 + len(depths)) / (1 + self.kept[layers].sum(axis=1))),
+                gap_share(self.kept[layers, 0] > 0),
                 *([] if self.blocks is None else [self.blocks[depths, layers].sum(axis=1)]),
             ]
         )
@@ -143,38 +147,34 @@ class Features:
     def additive(self, weights: Floats, around: Floats) -> Scores:
         """Weights as scores that add up over layers, depth x layer.
 
-        around: depth x 2, 1 where the member is taken to keep attention, and a nonlinear FFN, elsewhere: what one more
-        is worth depends on that.
+        around: depth x 2, what the member is taken to keep elsewhere: what more is worth depends on that.
         """
         depths, size = np.arange(len(self.stages.steps)), self.num_sub_layer_weights
         _, live, _, first_ffn, *scarcity, gaps = weights[size : size + NUM_COUNTS]
         scores: Scores = self.live_norms * live + np.zeros((len(depths), 1))
-        scores[0] += self.is_kept[:, 1] * first_ffn
-        scores -= self.is_kept[:, 0] * gaps * gap_shares_closed(around[:, 0])[:, None]
+        scores[0] += self.kept[:, 1] * first_ffn
+        scores -= (self.kept[:, 0] > 0) * gaps * gap_shares_closed(around[:, 0] > 0)[:, None]
         for half in range(2):
             scores += weights[self.sub_layer_forms[:, half] * len(depths) + depths[:, None]]
-            scores -= self.is_kept[:, half] * scarcity[half] / (1 + around[:, half].sum())
+            scores -= self.kept[:, half] * scarcity[half] / (1 + around[:, half].sum())
             if self.blocks is not None:
                 scores += self.blocks[:, :, half] * weights[size + NUM_COUNTS + half]
         return scores
 
 
-def gap_share(has_attention: Floats) -> Floats:
+def gap_share(has_attention: Bools) -> Floats:
     """Of all pairs of layers, those with no attention from the first to the second. has_attention: members x depth."""
     run, pairs = np.zeros(len(has_attention)), np.zeros(len(has_attention))
-    for lacks in 1 - has_attention.T:
+    for lacks in ~has_attention.T:
         run = (run + 1) * lacks
         pairs += run - lacks
     return pairs / max(1, comb(has_attention.shape[1], 2))
 
 
-def gap_shares_closed(has_attention: Floats) -> Floats:
+def gap_shares_closed(has_attention: Bools) -> Floats:
     """By depth, what that share is less with attention there than without, all else as it is. has_attention: depth."""
-    depth = len(has_attention)
-    with_it, without = np.tile(has_attention, (2, depth, 1))
-    np.fill_diagonal(with_it, 1)
-    np.fill_diagonal(without, 0)
-    closed: Floats = gap_share(without) - gap_share(with_it)
+    there = np.eye(len(has_attention), dtype=bool)
+    closed: Floats = gap_share(has_attention & ~there) - gap_share(has_attention | there)
     return closed
 
 
@@ -192,7 +192,7 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
         stages=stages,
         sub_layer_forms=np.array([[numbers[form] for form in both] for both in halves], dtype=np.intp),
         num_forms=len(numbers),
-        is_kept=np.array([is_kept(layer) for layer in stages.layers], dtype=float),
+        kept=np.array([kept(layer) for layer in stages.layers]),
         live_norms=np.array(
             [float(sum(norm in LIVE_NORMS for norm in (layer.norm1, layer.norm2))) for layer in stages.layers]
         ),
@@ -216,9 +216,9 @@ def sub_layer_forms(layer: Layer) -> tuple[SubLayerForm, SubLayerForm]:
     return ("attention", layer.norm1, layer.attention), ("ffn", layer.norm2, layer.ffn, layer.stabiliser)
 
 
-def is_kept(layer: Layer) -> tuple[bool, bool]:
-    """Whether there is attention, whether a nonlinear FFN."""
-    return layer.attention != "none", layer.ffn not in (*LINEAR_FFNS, "none")
+def kept(layer: Layer) -> tuple[float, float]:
+    """The share of the heads, and 1 if there is a nonlinear FFN."""
+    return HEADS.get(layer.attention, 1.0), float(layer.ffn not in (*LINEAR_FFNS, "none"))
 
 
 class Observations(NamedTuple):

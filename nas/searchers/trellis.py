@@ -129,7 +129,7 @@ class Trellis(Strategy):
                     if self.draws.slice_of(optimum) is not None
                 ]
                 chosen = optima[int(rng.integers(len(optima)))]
-                around = self.features.is_kept[self.stages.numbered([chosen.layers])[0]]
+                around = self.features.kept[self.stages.numbered([chosen.layers])[0]]
         members += self.draws.filled([], NUM_RANDOM, rng, seen)
         return self._drawn(self.draws.new_of(members, seen))
 
@@ -148,7 +148,7 @@ class Trellis(Strategy):
     def _counts(self, members: Sequence[Member]) -> Floats:
         """Members x (1, and per layer: live norms, attentions, nonlinear FFNs)."""
         layers = self.stages.numbered([member.architecture.layers for member in members])
-        kept = self.features.is_kept[layers].mean(axis=1)
+        kept = (self.features.kept[layers] > 0).mean(axis=1)
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
 
 

@@ -152,17 +152,15 @@ def test_scores_that_add_up_are_the_surrogate_but_for_what_is_scarce(features, p
 
 
 def test_a_gap_is_the_pairs_of_layers_between_which_no_attention_is():
-    has_attention = np.array(
-        [[1, 1, 1, 1, 1], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0]], float
-    )
-    assert gap_share(has_attention) == pytest.approx([0, 0, 0.3, 0.2, 1])
+    rows = ([1, 1, 1, 1, 1], [0, 1, 0, 1, 0], [1, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 0])
+    assert gap_share(np.array(rows, dtype=bool)) == pytest.approx([0, 0, 0.3, 0.2, 1])
 
 
 def test_what_an_attention_closes_is_the_pairs_that_it_comes_between():
     """Of ten: with runs of 1 and 2 beside it three pairs end or begin there, and two go across."""
-    has_attention = np.array([0.0, 1, 0, 0, 1])
+    has_attention = np.array([False, True, False, False, True])
     assert gap_shares_closed(has_attention) == pytest.approx([0, 0.5, 0.1, 0.1, 0.2])
-    has_attention[1] = 0
+    has_attention[1] = False
     assert gap_shares_closed(has_attention)[1] == pytest.approx(0.5)
 
 
