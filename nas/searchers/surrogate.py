@@ -6,11 +6,10 @@ member + noise of each seed, all normal. What forms of sub-layers are worth, and
 posterior probability on a grid; the rest is in closed form.
 
 What the whole lacks is ln((1 + layers) / (1 + nonlinear FFNs)), the same of attentions, of which one with half of the
-heads is a half, and gaps: of all pairs of
-layers, the share with no attention from the first to the second, since tokens then hear nothing of one another on the
-way. Prior means, all relative to the parent, are from least squares over four parents: `python -m experiments run
-prior` prints that fit, those without each of the four, and what they explain of parents that are in none. Attention
-scores add nothing to gaps, and have a weight near 0.
+heads is half of one, and gaps: of all pairs of layers, the share with no attention from the first to the second, since
+tokens then hear nothing of one another on the way. Prior means, all relative to the parent, are from least squares over
+four parents: `python -m experiments run prior` prints that fit, those without each of the four, and what they explain
+of parents that are in none. Attention scores add nothing to gaps, and have a weight near 0.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """

@@ -52,8 +52,9 @@ def _scale(run: Run) -> list[str]:
         if run.base == base_architecture("gpt2-small"):
             lines.append(
                 "Of 24 placements trained at widths 48, 96 and 192 the order held (rank correlation 0.97 and 0.98 a "
-                "doubling), but layers in a row without attention came to cost more, and FFNs did not: of members that "
-                "are close here, the one with more attention is the likelier one at full width (docs/proxies.md)."
+                "doubling), but layers in a row without attention came to cost more, and nothing else did: of members "
+                "that are close here, the one with no long stretch without attention is the likelier one at full width "
+                "(docs/proxies.md)."
             )
     if any(row.perplexity is not None for row in rows_of(run)):
         lines.append(
