@@ -29,7 +29,7 @@ from nas.recipe.overrides import RecipeChanges, ScaleChanges
 from nas.recipe.recipe import ScaleName
 from nas.run.pareto import Point, hypervolume, nondominated
 from nas.searchers.block_scores import to_csv
-from nas.searchers.surrogate import gap_share, kept
+from nas.searchers.surrogate import kept, lacking
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
 from search_spaces.bases import base_architecture
@@ -185,9 +185,7 @@ def worth_table(settings: Settings, losses: Mapping[str, Losses]) -> Table:
     for width, by_row in losses.items():
         trained = {row: loss for row, loss in by_row.items() if math.isfinite(loss)}
         left = np.array([[kept(layer) for layer in parse(row, base).architecture.layers] for row in trained])
-        counts = np.log((1 + base.num_layers) / (1 + left.sum(axis=1)))
-        lacking = np.column_stack([counts, gap_share(left[:, :, 0] > 0)])
-        fitted = linear_fit(lacking, np.array(list(trained.values())))
+        fitted = linear_fit(lacking(left), np.array(list(trained.values())))
         lines.append((width, *(f"{worth:.2f} ± {error:.2f}" for worth, error in fitted)))
     return table(("width", "attentions", "nonlinear FFNs", "gaps"), lines, title="worth, nats")
 

@@ -22,7 +22,7 @@ from experiments.searchers.table import CONFIGS
 from experiments.trainings import DATA, read_outcomes
 from nas.recipe.distillation import student_architecture
 from nas.searchers.block_scores import from_csv, trained_sub_layers
-from nas.searchers.surrogate import gap_share, kept
+from nas.searchers.surrogate import kept, lacking
 from search_spaces.notation import parse
 from search_spaces.optima.stages import Floats
 from search_spaces.space import load_space
@@ -71,8 +71,8 @@ class Losses(NamedTuple):
 
     def r2(self, weights: Floats) -> float:
         """R^2 of the losses by these weights and a constant."""
-        lacking, around = self.scaled
-        left = around - lacking @ weights
+        scaled = self.scaled
+        left = scaled.over - scaled.lacking @ weights
         return float(1 - left @ left)
 
 
@@ -98,24 +98,23 @@ def losses_of(rows: ParentRows) -> Losses:
         raise UserError(f"{rows.outcomes} must hold variant {rows.variant!r}, but does not.")
     path = DATA / rows.blocks
     divergences = from_csv(path.read_text(encoding="utf-8"), str(path)).divergences
-    lacking, over = [], []
+    rows_lacking, over = [], []
     for number, (row, losses) in enumerate(by_row.items()):
         loss = statistics.fmean(losses)
         if not is_of_pool(number, rows.pool) or not math.isfinite(loss):
             continue
         trained = student_architecture(parse(row, base).architecture, parent, spread=True)
         left = np.array([kept(layer) for layer in trained.layers])
-        counts = np.log((1 + len(left)) / (1 + left.sum(axis=0)))
         scores = [math.log1p(divergences[part]) for part in trained_sub_layers(trained) if part.part == "ffn"]
-        lacking.append([*counts, *gap_share(left[:, :1].T > 0), sum(scores)])
+        rows_lacking.append([*lacking(left[None])[0], sum(scores)])
         over.append(loss)
-    return Losses(np.array(lacking), np.array(over))
+    return Losses(np.array(rows_lacking), np.array(over))
 
 
 def fitted(parents: Mapping[str, Losses]) -> Floats:
     """The weights of LACKING, nats."""
-    lacking, over = zip(*(losses.scaled for losses in parents.values()), strict=True)
-    weights: Floats = nnls(np.concatenate(lacking), np.concatenate(over))[0]
+    rows, over = zip(*(losses.scaled for losses in parents.values()), strict=True)
+    weights: Floats = nnls(np.concatenate(rows), np.concatenate(over))[0]
     return weights
 
 

@@ -110,8 +110,7 @@ class Features:
                 self.live_norms[layers].sum(axis=1),
                 [float(member.entropy_regularised) for member in members],
                 self.kept[layers[:, 0], 1],
-                np.log((1 + len(depths)) / (1 + self.kept[layers].sum(axis=1))),
-                gap_share(self.kept[layers, 0] > 0),
+                lacking(self.kept[layers]),
                 *([] if self.blocks is None else [self.blocks[depths, layers].sum(axis=1)]),
             ]
         )
@@ -159,6 +158,12 @@ class Features:
             if self.blocks is not None:
                 scores += self.blocks[:, :, half] * weights[size + NUM_COUNTS + half]
         return scores
+
+
+def lacking(left: Floats) -> Floats:
+    """Members x 3: what the whole lacks of attentions, of nonlinear FFNs, and its gaps. left: members x depth x 2."""
+    counts = np.log((1 + left.shape[1]) / (1 + left.sum(axis=1)))
+    return np.column_stack([counts, gap_share(left[:, :, 0] > 0)])
 
 
 def gap_share(has_attention: Bools) -> Floats:
