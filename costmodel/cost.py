@@ -99,7 +99,7 @@ class Budget:
 
     @property
     def bounds(self) -> dict[str, float]:
-        """By name of the field, but for those under other protocols."""
+        """Bounds by name of the field, but for those under other protocols."""
         names = (field.name for field in fields(Costs))
         return {name: bound for name in names if (bound := getattr(self, name)) is not None}
 

@@ -136,7 +136,7 @@ def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
 
 
 def _range(prompt: OpGraph, later: Sequence[Node], pricer: Pricer) -> tuple[float, float] | None:
-    """Of a run and all later ones: together where they are priced alike, else apart."""
+    """The range of a run and all later ones: together where they are priced alike, else apart."""
     if (first := pricer.of_first_run) == pricer:
         return pricer.latency_s_range([*prompt, *later])
     apart = first.latency_s_range(prompt), pricer.latency_s_range(later)

@@ -91,7 +91,7 @@ def _corrected(correlation: Correlation, ring_bits: int) -> float:
 
 
 def _by_ots(correlation: Correlation, ring_bits: int, *, ot_bits: float) -> float:
-    """From OTs of so many bits each."""
+    """Bytes by OTs of so many bits each."""
     return OT_BITS[correlation.kind](correlation, ring_bits, ot_bits) / 8
 
 

@@ -105,7 +105,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def committed(settings: Settings) -> dict[str, dict[str, Ended]]:
-    """By width and row what is committed, of widths that are whole. A parent trained elsewhere is not to the last digit
+    """What is committed of widths that are whole, by width and row. A parent trained elsewhere is not to the last digit
     this one, so that rows go by their names.
     """
     outcomes: dict[str, dict[str, Ended]] = {width: {} for width in settings.widths}
@@ -116,7 +116,7 @@ def committed(settings: Settings) -> dict[str, dict[str, Ended]]:
 
 
 def _trained(settings: Settings, width: str, folder: Path, console: Console) -> dict[str, Ended]:
-    """By row; blocks of the parent are scored beside."""
+    """Trains every row; blocks of the parent are scored beside."""
     parent = _parent(settings, width, folder, console)
     if not (folder / BLOCKS_FILE).exists():
         scores = scored_blocks(str(parent), load_space(settings.base).layers, SCALE, "stdlib")
@@ -232,7 +232,7 @@ def pairs_apart(narrow: Losses, wide: Losses) -> tuple[int, int]:
 
 
 def share_lost(latency_s: Mapping[str, float], narrow: Losses, wide: Losses, reference: Point) -> float:
-    """Of the hypervolume of the whole front at the wide width, what the front of the narrow one lacks there."""
+    """The share of the whole front's hypervolume at the wide width that the narrow one's front lacks there."""
 
     def points(losses: Losses, rows: Sequence[str]) -> list[Point]:
         return [(latency_s[row], losses[row]) for row in rows]

@@ -26,7 +26,7 @@ COLUMNS = ("model", "protocol", "as in the clear", "bytes sent", "predicted", "s
 def private_answers(
     models: Mapping[str, Sequence[str]], protocols: Sequence[str], asked: Sequence[str], folder: Path, console: Console
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """By model and protocol, the document of `nas.private --format json`.
+    """The documents of `nas.private --format json` by model and protocol.
 
     models: by a name for files, the arguments that name it; asked: the other arguments of all.
 

@@ -78,7 +78,7 @@ def priced(trained: Sequence[Trained], setting: Setting, seq_len: int) -> list[P
 
 
 def picks_within(trained: Sequence[Trained], prices: Prices, most_nats: float) -> dict[str, int]:
-    """By setting, the training of least latency that is good enough. Raises UserError if none is."""
+    """The training of least latency that is good enough, by setting. Raises UserError if none is."""
     good = [
         at
         for at, training in enumerate(trained)
@@ -93,7 +93,7 @@ def picks_within(trained: Sequence[Trained], prices: Prices, most_nats: float) -
 
 
 def losses_of(picks: Mapping[str, int], prices: Prices) -> dict[str, list[float]]:
-    """By whose pick it is, the share of latency that it costs more than the pick of each setting, in their order."""
+    """The share of latency that a setting's pick costs more than the pick of each one, in their order."""
     return {
         setting: [costs[at].latency_s / costs[picks[other]].latency_s - 1 for other, costs in prices.items()]
         for setting, at in picks.items()

@@ -193,7 +193,7 @@ def drawn_job(graph: OpGraph, protocol: str) -> Job:
 def compared(
     settings: Settings, case: Case, graph: OpGraph, runs: Sequence[Run], model: Derived, committed: Derived
 ) -> list[Line]:
-    """Of the fastest run, the slowest kind first and the total last."""
+    """Compares the fastest run by kind, the slowest first and the total last."""
     fastest = min(runs, key=lambda whole: whole.by_kind[TOTAL]).by_kind
     kinds = sorted((kind for kind in fastest if kind != TOTAL), key=lambda kind: -fastest[kind])
     lines = []

@@ -369,7 +369,7 @@ def kind_table(scores: BlockScores) -> Table:
 
 
 def _singles(scores: BlockScores, ended: Mapping[Job, Ended]) -> dict[str, tuple[float, float]]:
-    """By single: its block score in nats, and the perplexity that it was trained to."""
+    """The block score of every single in nats, and the perplexity that it was trained to."""
     compared = {}
     for job in (job for job in ended if job.variant == ALONE):
         sub_layers = trained_sub_layers(parse(job.row, base_architecture(BASE)).architecture)

@@ -161,7 +161,7 @@ def step_table(settings: Settings, threads: int, measured: dict[str, Measured]) 
 
 
 def gpu_table(settings: Settings) -> Table:
-    """By arithmetic: a line a model and way."""
+    """A line a model and way, by arithmetic."""
     gpu = settings.gpu
     rows: list[Sequence[str]] = []
     for name, dimensions in settings.large.items():

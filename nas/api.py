@@ -68,7 +68,7 @@ class Run(PlainRun):
         prices: protocol, network, testbed, seq_len, budget_latency, budget_comm and budget_keys, as `reprice` has
         them. Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
         """
-        return RepricedRun(run=self, found=reprice(self, **prices))
+        return RepricedRun(run=self, what_if=reprice(self, **prices))
 
     def report(self, output: Path | None = None) -> Path:
         """Writes the run's page (report.html in its folder, unless another file is given) and returns its path.
@@ -110,26 +110,26 @@ class Run(PlainRun):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepricedRun:
-    """A run's members at other prices, and which of them survive. found: both fronts, and the prices."""
+    """A run's members at other prices, and which of them survive. what_if: both fronts, and the prices."""
 
     run: Run
-    found: WhatIf
+    what_if: WhatIf
 
     @property
     def lines(self) -> list[str]:
         """Says what changes."""
-        return what_if_lines(self.found)
+        return what_if_lines(self.what_if)
 
     @property
     def table(self) -> TextTable:
         """Every member of either front, what became of it, and both prices."""
-        return what_if_table(self.found)
+        return what_if_table(self.what_if)
 
     def plot(self) -> tuple[Path, ...]:
         """Draws both fronts, and the breakdown and sensitivity at the other prices; returns the paths."""
         from nas.report.plot_files import plot_what_if  # matplotlib
 
-        return plot_what_if(self.found)
+        return plot_what_if(self.what_if)
 
 
 def load_run(run: str | Path) -> Run:
@@ -150,7 +150,7 @@ class Callback:
         """After a trial is in the ledger: completed, paused, diverged or failed."""
 
     def run_ended(self, run: Run) -> None:
-        """At the end, also of a run that was interrupted or stopped; `run` has all that is on disk."""
+        """Called at the end, also of a run that was interrupted or stopped; `run` has all that is on disk."""
 
 
 class Calls:

@@ -125,7 +125,7 @@ def _pricer(architecture: Architecture, workload: Workload) -> Pricer:
 
 
 def _windows(corpus: str, parents: list[KeptWindows | None]) -> KeptWindows | None:
-    """Of the training text of a corpus that is in the cache and of the parents; None if one is not known."""
+    """Windows of a cached corpus' training text and of the parents'; None if one is not known."""
     known = known_corpus(corpus)
     parts = [None if known is None else trained_on(Path(known.folder)), *parents]
     of_text = [part for part in parts if part is not None]

@@ -214,7 +214,7 @@ def _line(feasible: FeasibleSpace, member: Member) -> str:
 
 
 def _protocol(constraint: Bounded) -> str:
-    """With its network, where that is not fitted in."""
+    """The protocol, with its network where that is not fitted in."""
     pricer = constraint.priced.pricer
     return pricer.protocol if pricer.network is None else f"{pricer.protocol} on {pricer.network}"
 

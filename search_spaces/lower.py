@@ -72,7 +72,7 @@ class _Builder:
 
     @property
     def size(self) -> dict[str, Any]:
-        """Of the residual stream."""
+        """The size of the residual stream."""
         return {"rows": self.rows, "features": self.architecture.d_model}
 
     def add(self, name: str, op: Op, *inputs: str) -> str:

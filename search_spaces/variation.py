@@ -75,7 +75,7 @@ def _redrawn(space: SearchSpace, layers: tuple[Layer, ...], rng: np.random.Gener
 
 
 def _windows(space: SearchSpace, begin: Boundary, ending: tuple[Layer, ...]) -> dict[Boundary, int]:
-    """For each boundary from `begin` to where `ending` starts: the number of paths on which `ending` may follow."""
+    """The number of paths on which `ending` may follow, for each boundary from `begin` to where it starts."""
     stop = space.base.num_layers - len(ending)
     levels = [[begin]]
     for _ in range(begin.depth, stop):

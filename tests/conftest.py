@@ -145,7 +145,7 @@ def trials_here() -> Iterator[None]:
 
 @pytest.fixture
 def without_ray() -> Iterator[None]:
-    """As `trials_here`."""
+    """Runs trials as `trials_here` does."""
     with trials_here():
         yield
 

@@ -109,7 +109,7 @@ def counts_batches(protocol: str, setting: EngineSetting) -> bool:
 
 
 def least_seconds(protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
-    """Of every op of a series, with its share of what cheetah makes ahead."""
+    """The least seconds of every op of a series, with its share of what cheetah makes ahead."""
     repeats = series.by_size(timing.seconds)
     if not counts_batches(protocol, setting):
         return [min(seconds) for seconds in repeats]

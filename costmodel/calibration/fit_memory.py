@@ -34,7 +34,7 @@ def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[
 
 
 def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
-    """Of every party, the first one first. Raises StoppedError where the system does not tell."""
+    """The peak of every party, the first one first. Raises StoppedError where the system does not tell."""
     generator = np.random.default_rng(SEED)
     weights = drawn_weights(graph, generator)
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)

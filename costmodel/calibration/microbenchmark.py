@@ -155,7 +155,7 @@ def measure(
 
 
 def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """Of every run, the least seconds over passes of one plan."""
+    """The least seconds of every run over passes of one plan."""
     return [
         Timing(
             kind=timings[0].kind,

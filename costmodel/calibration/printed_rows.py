@@ -83,7 +83,7 @@ class PrintedCheck:
 
     @property
     def is_equal(self) -> bool:
-        """To the last digit printed."""
+        """Whether they are equal to the last digit printed."""
         digits = len(self.row.gigabytes.partition(".")[2])
         return round(self.gigabytes, digits) == float(self.row.gigabytes)
 
@@ -110,7 +110,7 @@ def printed_checks(rows: Sequence[PrintedRow]) -> tuple[PrintedCheck, ...]:
 
 
 def own_bytes(row: PrintedRow) -> int:
-    """By formula, of all parties, online and set-up."""
+    """Bytes by formula, of all parties, online and set-up."""
     some = [op for op in model_ops(row) if isinstance(op, PARTS[row.part])]
     theirs = SHAFT_FUNCTIONS if row.group == SHAFT else {}
     priced = engine_of(row.protocol).walk([op for op in some if type(op) not in theirs], SETTINGS[row.protocol]())
@@ -153,7 +153,7 @@ def model_ops(row: PrintedRow) -> tuple[Op, ...]:
 
 
 def _outside(row: PrintedRow) -> tuple[Op, ...]:
-    """Of the blocks, but for the norm."""
+    """Ops outside the blocks, but for the norm."""
     vocab = VOCABULARIES[row.model]
     embedding = ops.TokenEmbedding(tokens=row.seq_len, vocab=vocab, features=WIDTH)
     projection = ops.VocabProjection(rows=row.seq_len, features=WIDTH, vocab=vocab)

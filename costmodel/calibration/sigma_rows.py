@@ -82,7 +82,7 @@ class SigmaRow:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Of all blocks. Queries, keys and values are one linear, as the code has them."""
+        """The ops of all blocks. Queries, keys and values are one linear, as the code has them."""
         return block_ops(self) * self.num_layers
 
 
@@ -92,7 +92,7 @@ def sigma_rows(path: Path = ROWS) -> tuple[SigmaRow, ...]:
 
 
 def block_ops(row: SigmaRow) -> tuple[Op, ...]:
-    """Of one block; additions left out, which are local."""
+    """The ops of one block; additions left out, which are local."""
     family, tokens, width = FAMILIES[row.family], row.seq_len, row.d_model
     head_dim = width // row.num_heads
     square: dict[str, Any] = {"heads": row.num_heads, "queries": tokens, "keys": tokens}
@@ -127,12 +127,12 @@ def by_class(row: SigmaRow) -> dict[Class, Comm]:
 
 
 def run_bytes(row: SigmaRow) -> int:
-    """Of a whole run, both parties."""
+    """Bytes of a whole run, both parties."""
     return whole(row).online_bytes + RUN_BYTES
 
 
 def run_key_bytes(row: SigmaRow) -> int:
-    """Of a whole run, a party: with the mask of the output, and at least a byte up to the next page."""
+    """Bytes of a party's keys for a whole run, with the mask of the output, and at least a byte up to the next page."""
     keys = whole(row).key_bytes + 8 * row.seq_len * row.d_model
     return (keys // PAGE + 1) * PAGE
 

@@ -18,7 +18,7 @@ KEYS_BAR = 0.001
 
 
 class Seconds(NamedTuple):
-    """Of a run. told: printed; or, of a log on one machine, without waiting for bytes. The others are predicted."""
+    """Seconds of a run. told: printed; or, of a log on one machine, without waiting for bytes. Others are predicted."""
 
     told: float
     predicted: float
@@ -47,7 +47,7 @@ class Checked:
 
     @property
     def bytes_match(self) -> bool:
-        """To the byte, or to the last digit that is printed; whatever is found where the source has neither."""
+        """Whether bytes are equal, or to the last digit that is printed; true where the source has neither."""
         if self.row.sent_bytes is not None:
             return self.sent_bytes == self.row.sent_bytes
         printed = self.row.sent_gibibytes

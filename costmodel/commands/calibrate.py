@@ -116,7 +116,7 @@ def _calibrate_memory(protocol: str, output: Path | None) -> None:
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:
-    """Of all kinds of op, or of the ops of some graphs."""
+    """Measures all kinds of op, or the ops of some graphs."""
     to = _writable(protocol, output)
     check_engine()
     if graphs:

@@ -94,7 +94,7 @@ def compare(
 
 
 def _announce(graph: OpGraph, predicted: Comm) -> None:
-    """On stderr, since a run may take long."""
+    """Says it on stderr, since a run may take long."""
     size = predicted.online_bytes + predicted.setup_bytes
     slow = "; at this size it takes minutes or more" if size > LARGE_BYTES else ""
     print(f"running {len(graph.nodes)} ops under the engine, {format_bytes(size)} to send{slow}", file=sys.stderr)

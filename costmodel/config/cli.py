@@ -1,4 +1,4 @@
-"""From functions to a command line: one clear line on stderr for whatever is wrong, and an exit code that says what.
+"""Makes functions a command line: one clear line on stderr for whatever is wrong, and an exit code that says what.
 
 0 ok; 1 the command started and cannot go on, or has a bug; 2 usage or bad input, nothing written; 3 no member fits the
 budget; 130 interrupted. Flags, `--config FILE` and `--print_config` come from the functions' signatures and
@@ -134,7 +134,7 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
 
 
 def _show_warning(message: Warning | str, *where: Any, **rest: Any) -> None:
-    """In one line, and without where in the code it was raised."""
+    """Shows a warning in one line, without where in the code it was raised."""
     print("warning:", " ".join(str(message).split()), file=sys.stderr)
 
 

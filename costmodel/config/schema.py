@@ -120,7 +120,7 @@ def _literal(options: tuple[Any, ...]) -> Converter:
 
 
 def _union(options: tuple[Any, ...]) -> Converter:
-    """Of a value that no option fits, the first one's complaint."""
+    """Converts by the first option that fits; where none does, raises the first one's complaint."""
     may_be_none = NoneType in options
     first, *others = [_converter(option) for option in options if option is not NoneType]
 

@@ -100,14 +100,14 @@ class Peers:
 
     @property
     def sent_bytes(self) -> int:
-        """To all of them so far."""
+        """Bytes sent to all of them so far."""
         return sum(channel.sent_bytes for channel in self._channels.values())
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._channels))
 
     def send(self, rank: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
-        """To one of them; that it is gone is the reader's to report."""
+        """Sends to one of them; that it is gone is the reader's to report."""
         with suppress(GoneError):
             self._channels[rank].send(header, blobs)
 

@@ -163,7 +163,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def commands_of_parent() -> SimpleQueue[list[Any]]:
-    """In a child: what it is told. It ends with its stdin, whatever it is doing: its parent is done, or dead."""
+    """Commands that a child is told. It ends with its stdin, whatever it is doing: its parent is done, or dead."""
     commands: SimpleQueue[list[Any]] = SimpleQueue()
     Thread(target=_read, args=(commands,), daemon=True).start()
     return commands

@@ -44,7 +44,7 @@ class PartyJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartyCost:
-    """Of an op. counted_bytes: what the party sent and what it received. begin_s, end_s: on the machine's clock."""
+    """A party's cost of an op. counted_bytes: sent and received. begin_s, end_s: on the machine's clock."""
 
     counted_bytes: int
     rounds: int

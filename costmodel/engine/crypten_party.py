@@ -125,7 +125,7 @@ class SecretNumpy:
 
     @staticmethod
     def where(condition: Array, chosen: Any, other: Any) -> Secret:
-        """By a public mask; or by secret bits, where `other` is 0."""
+        """Chooses by a public mask; or by secret bits, where `other` is 0."""
         kept: Secret = condition * chosen if isinstance(condition, Secret) else chosen * condition.astype(np.float32)
         if isinstance(other, Secret):
             kept += other * (1.0 - condition)
@@ -191,7 +191,7 @@ def run(job: PartyJob) -> PartyResult:
 
 
 def _shared(crypten: Any, value: Array) -> Secret:
-    """Of the first party, who holds everything in the clear."""
+    """Shares a value of the first party, who holds everything in the clear."""
     return Secret(crypten.cryptensor(torch.tensor(np.asarray(value), dtype=torch.float32), src=0))
 
 

@@ -69,7 +69,7 @@ def measured_rounds(job: Job, *, delays_s: Sequence[float]) -> MeasuredRounds:
 
 
 def _fastest_passes(job: Job, conditions: Sequence[Condition]) -> list[Pass]:
-    """For each condition the fastest of some passes, since whatever else the machine does only adds to them.
+    """The fastest of some passes for each condition, since whatever else the machine does only adds to them.
 
     Passes that made a batch of oblivious transfers ahead, which shows in their messages, are left out; triples for
     small products, which cheetah makes in small batches, are not.

@@ -14,7 +14,7 @@ def give_back() -> None:
 
 
 def reset_peak() -> None:
-    """From now on the peak is that since now, where Linux lets a process say so."""
+    """Makes the peak that since now, where Linux lets a process say so."""
     try:
         RESET.write_text(RESET_PEAK)
     except OSError:

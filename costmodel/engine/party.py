@@ -195,7 +195,7 @@ def join(assignment: Assignment, answers: Answers, log: Log) -> Party:
 
 
 def _spent(graph: OpGraph, following: OpGraph | None) -> dict[str, list[str]]:
-    """By op of a step, outputs that nothing reads after it, in this step or the one that follows."""
+    """Outputs by the op of a step after which nothing reads them, in this step or the one that follows."""
     kept = set() if following is None else set(variables(following).values())
     return {
         name: [output for output in spent if output not in kept] for name, spent in last_readers(graph.nodes).items()
@@ -244,7 +244,7 @@ def _share_weights(
 
 
 def _send_shares(peers: Peers, sender: int, name: str, shares: list[Any]) -> Any:
-    """To each of the others its share of a variable; returns the sender's."""
+    """Sends each of the others its share of a variable; returns the sender's."""
     for peer in peers:
         peers.send(peer, {"kind": "share", "name": name}, packed(shares[peer]))
     return shares[sender]

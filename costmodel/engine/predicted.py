@@ -45,7 +45,7 @@ def predictions(
 
 
 def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> list[Comm]:
-    """By step; preprocessing is in the step that needs it, masks that are kept are made in the first."""
+    """Communication by step; preprocessing is in the step that needs it, kept masks are made in the first."""
     first = total_comm(predict(steps[0], protocol, setting.of_first_run))
     derived.check_setting(protocol, setting)
     by_op = iter(ENGINE_PROTOCOLS[protocol].walk([node.op for graph in steps for node in graph], setting))

@@ -161,11 +161,14 @@ def operand_visibility(op: Op) -> Any:
 
 
 def to_blobs(compiled: Compiled) -> list[bytes]:
-    """To travel: a table of all programs as JSON, then their codes, each once."""
+    """Makes what travels: a table of all programs as JSON, then their codes, each once."""
     codes: dict[bytes, int] = {}
 
     def rows(programs: Sequence[Program]) -> list[list[object]]:
-        return [[it.name, it.inputs, it.output, codes.setdefault(it.code, len(codes))] for it in programs]
+        return [
+            [program.name, program.inputs, program.output, codes.setdefault(program.code, len(codes))]
+            for program in programs
+        ]
 
     table = {"steps": [rows(step) for step in compiled.steps], "keepers": rows(compiled.keepers)}
     return [json.dumps(table).encode(), *codes]

@@ -31,7 +31,7 @@ class Relay:
         return self._ask(f"forward {host} {target}")
 
     def set_delay(self, delay_s: float) -> None:
-        """For what is read from now on, in both directions."""
+        """Sets the delay of what is read from now on, in both directions."""
         self._ask(f"delay {delay_s!r}")
 
     def _ask(self, line: str) -> str:

@@ -137,7 +137,7 @@ class Session:
                 self._answers.put((rank, {"error": ended}))
 
     def _fail(self, answer: dict[str, Any]) -> NoReturn:
-        """With what a party that is lost here has to say, rather than who lost it."""
+        """Fails with what a party that is lost here has to say, rather than who lost it."""
         with suppress(Empty):
             while answer.get("gone") in self.children:
                 _, other = self._answers.get(timeout=CAUSE_PATIENCE_S)

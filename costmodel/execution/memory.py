@@ -82,7 +82,7 @@ def load_memory(protocol: str) -> MemoryTestbed:
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
-    """Of a run of one thread; None where masks of weights are kept or in another ring, which nobody measured."""
+    """Peaks of a run of one thread; None where masks of weights are kept or in another ring, which nobody measured."""
     if setting.weight_masks == "kept" or setting.threads != 1 or setting.ring_bits != testbed.ring_bits:
         return None
     num_bytes = features(graph, testbed.protocol, setting)
@@ -101,7 +101,7 @@ def _bytes(num_bytes: dict[Feature, int], fit: MemoryFit) -> int:
 
 
 def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """By node, the nodes whose outputs no later one reads; the last one's output is the result."""
+    """The nodes whose outputs no later one reads, by node; the last one's output is the result."""
     last = {name: node.name for node in nodes for name in node.inputs}
     spent: dict[str, list[str]] = {node.name: [] for node in nodes}
     for node in nodes[:-1]:

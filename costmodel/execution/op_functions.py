@@ -181,7 +181,7 @@ def _gelu_tanh(library: Library, source: Array) -> Array:
 
 
 def _gelu_piecewise(library: Library, source: Array) -> Array:
-    """From the identity above the last threshold, each threshold that x is below steps to the piece on its left.
+    """Steps from the identity above the last threshold to the piece on the left of each threshold that x is below.
 
     What can be done at once is: powers, comparisons, steps. Both polynomials are one product with a public matrix, so
     that their sums are truncated, not their terms. A power that overflows leaves with the step from its piece.

@@ -1,1 +1,1 @@
-"""From what a user names to its price: what `costmodel.price` and the commands call."""
+"""Prices what a user names: what `costmodel.price` and the commands call."""

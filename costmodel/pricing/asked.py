@@ -1,4 +1,4 @@
-"""From what a user names, or gives, to an op graph: notations, files, factories, architectures and torch modules."""
+"""Makes an op graph of what a user names, or gives: notations, files, factories, architectures and torch modules."""
 
 import os
 from collections.abc import Callable
@@ -226,7 +226,7 @@ def asked_model(
 
 
 def _of_module_or_graph(made: Module, name: str | None, seq_len: int | None, deployment: Deployment) -> AskedModel:
-    """Of an op graph, which has tokens of its own, or a torch module. Raises UserError for anything else."""
+    """The model of an op graph, which has its own tokens, or of a torch module. Raises UserError for anything else."""
     tokens = SEQ_LEN if seq_len is None else seq_len
     whole: Callable[[int], OpGraph]
     if isinstance(made, OpGraph):

@@ -135,7 +135,7 @@ class PricedModel:
 
     @property
     def total(self) -> Price:
-        """Of the whole model; `rows` sum to it."""
+        """The price of the whole model; `rows` sum to it."""
         return self.estimate.total
 
     @property

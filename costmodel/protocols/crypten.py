@@ -211,7 +211,7 @@ def load(
     testbed: Path | None = None,
     setting: CryptenSetting | None = None,
 ) -> Crypten:
-    """On a network (default `lan`).
+    """Loads the pricer on a network (default `lan`).
 
     Raises UserError for a network file that is not valid, a testbed, or a setting that the protocol does not have.
     """

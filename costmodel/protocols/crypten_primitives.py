@@ -28,7 +28,7 @@ def opened(elements: int) -> Comm:
 
 
 def product(left: int, right: int) -> Comm:
-    """Of factors of so many elements, element by element or of matrices. Source: beaver.py, __beaver_protocol."""
+    """A product of factors of so many elements, by element or of matrices. Source: beaver.py, __beaver_protocol."""
     return opened(left + right)
 
 
@@ -67,13 +67,13 @@ def exponential(elements: int) -> Comm:
 
 
 def reciprocal(elements: int) -> Comm:
-    """Of numbers known to be positive, by Newton and Raphson from an exponential. Source: approximations.py."""
+    """Reciprocals of positive numbers, by Newton and Raphson from an exponential. Source: approximations.py."""
     step = [square(elements), product(elements, elements)]
     return total_comm([exponential(elements), *step * RECIPROCAL_ITERATIONS])
 
 
 def inverse_root(elements: int) -> Comm:
-    """By Newton and Raphson from an exponential. Source: approximations.py, inv_sqrt."""
+    """Inverse roots by Newton and Raphson from an exponential. Source: approximations.py, inv_sqrt."""
     step = [square(elements), product(elements, elements), product(elements, elements)]
     return total_comm([exponential(elements), *step * ROOT_ITERATIONS])
 
@@ -87,7 +87,7 @@ def logistic(elements: int) -> Comm:
 
 
 def maximum(rows: int, length: int, fraction_bits: int) -> Comm:
-    """Of each row: by halves, then all pairs of what is left. It also finds where in the row, by a draw among equals.
+    """The maximum of each row: by halves, then all pairs of what is left; and where it is, by a draw among equals.
 
     Source: maximum.py, _max_helper_log_reduction, _argmax_helper_pairwise and _argmax_helper.
     """

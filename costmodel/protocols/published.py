@@ -292,7 +292,7 @@ def pricer(testbed: Testbed, cost_model_id: str) -> Published:
 
 
 def data_range(rows: Iterable[PublishedRow]) -> DataRange:
-    """Of printed rows, every one of which ran a whole prompt and projected all its tokens."""
+    """The range of printed rows, every one of which ran a whole prompt and projected all its tokens."""
     known = list(rows)
     d_models = sorted({row.d_model for row in known})
     return DataRange(

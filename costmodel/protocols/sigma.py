@@ -153,7 +153,7 @@ class Sigma(ByFormula):
         return error_s_of(op, cost, self.testbed)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """And that keys and values of earlier tokens, which the code does not keep, are priced as if it did."""
+        """Adds that keys and values of earlier tokens, which the code does not keep, are priced as if it did."""
         nodes = tuple(graph)
         is_cached = any(isinstance(node.op, KeyValueCache) and node.op.past_len for node in nodes)
         return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))
@@ -167,7 +167,7 @@ def load(
     testbed: Path | None = None,
     setting: SigmaSetting | None = None,
 ) -> Sigma:
-    """On a network (default `lan`) and a testbed (default: the committed one), in the ring that GPT-2 is run in.
+    """Loads the pricer on a network (default `lan`) and a testbed (default: committed), in the ring of GPT-2.
 
     Raises UserError for a network or testbed file that is not valid, or a setting that the protocol does not have.
     """

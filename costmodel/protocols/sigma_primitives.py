@@ -69,7 +69,7 @@ def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
 
 
 def packed_bytes(bits: int) -> int:
-    """Of single bits, in words of 32."""
+    """Bytes of single bits, in words of 32."""
     return 4 * _ceil(bits, 32)
 
 
@@ -192,7 +192,7 @@ def inverse_root(rows: int, ring_bits: int) -> Comm:
 
 
 def _selection_key(elements: int, word_bits: int = WORD_BITS) -> int:
-    """Of one of two numbers by a bit. Source: gpu_select.cu, gpuKeyGenSelect."""
+    """The key to select one of two numbers by a bit. Source: gpu_select.cu, gpuKeyGenSelect."""
     return 5 * word_bits // 8 * elements
 
 

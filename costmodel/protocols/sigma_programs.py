@@ -70,7 +70,7 @@ def _cut(product: Comm, elements: int, setting: SigmaSetting) -> Comm:
 
 
 def _matmul(m: int, k: int, n: int, setting: SigmaSetting) -> Comm:
-    """Of a weight."""
+    """A product with a weight."""
     return _cut(matrix_product(m * k + k * n, m * n, setting.ring_bits), m * n, setting)
 
 
@@ -81,7 +81,7 @@ def _embed(op: ops.TokenEmbedding, setting: SigmaSetting) -> Comm:
 
 
 def _normalised(elements: int, rows: int, features: int, setting: SigmaSetting, *, affine: bool) -> list[Comm]:
-    """By the root of the mean square: its sum is opened, and turned to an inverse; then a gain, and a bias for free.
+    """Divides by the root of the mean square, whose sum is opened and inverted; then a gain, and a bias for free.
 
     Source: gpu_layernorm.cu.
     """
@@ -177,7 +177,7 @@ def _softmax(op: ops.Softmax, setting: SigmaSetting) -> Comm:
 
 
 def _sum_bits(op: ops.Softmax, setting: SigmaSetting) -> int:
-    """Of a row's sum. Raises UserError for a fraction or a number of keys that the code does not take."""
+    """Bits of a row's sum. Raises UserError for a fraction or a number of keys that the code does not take."""
     if setting.fraction_bits != SUM_FRACTION_BITS:
         raise UserError(
             f"`fraction_bits` must be {SUM_FRACTION_BITS} for softmax under protocol sigma, whose table of inverses is "

@@ -85,7 +85,7 @@ def _ops_with_prices(comparison: Comparison) -> Iterator[tuple[dict[str, Any], d
 
 
 def _predicted(comm: Comm, seconds: float | None) -> dict[str, Any]:
-    """On one machine, all seconds are computing."""
+    """The prediction; on one machine, all seconds are computing."""
     return _price(
         compute_s=seconds,
         network_s=None if seconds is None else 0.0,

@@ -33,7 +33,7 @@ class Tokens:
 
 
 def tokens_document(tokens: Tokens) -> dict[str, Any]:
-    """As JSON data: `prompt` and `decode` sum to the total; `by_token` is a price for each."""
+    """Tokens as JSON data: `prompt` and `decode` sum to the total; `by_token` is a price for each."""
     prompt, *steps = tokens.by_token
     return {
         "new_tokens": len(tokens.by_token),

@@ -133,7 +133,7 @@ def _vocabulary(program: Program) -> int:
 
 
 def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
-    """With one slope, learned or not."""
+    """Leaky ReLU with one slope, learned or not."""
     source = node.args[0]
     if kind(node) == "prelu" and numel(node.args[1]) != 1:
         return ()
@@ -176,7 +176,7 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
 
 
 def _is_elementwise(program: Program, node: FxNode) -> bool:
-    """And of secrets and literal numbers alone."""
+    """Whether a node is element by element, of secrets and literal numbers alone."""
     if kind(node) not in ELEMENTWISE and kind(node) not in {"to", "clone", "alias", "contiguous"}:
         return False
     return all(source in program.secret and size(source) == size(node) for source in node.all_input_nodes)
@@ -239,7 +239,7 @@ def _keeps_size(node: FxNode, sources: list[FxNode]) -> bool:
 
 
 def rows_and_features(node: FxNode) -> dict[str, Any]:
-    """Of what a node computes, as ops take them."""
+    """The sizes of what a node computes, as ops take them."""
     features = size(node)[-1]
     return {"rows": numel(node) // features, "features": features}
 

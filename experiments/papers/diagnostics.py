@@ -155,7 +155,7 @@ def margins_figure(experiment: Experiment) -> PanelFigure:
 
 
 def _margins(experiment: Experiment) -> dict[str, float]:
-    """Of the rows that are regularised."""
+    """Margins of the rows that are regularised."""
     settings, plan = experiment.settings, experiment.settings.plan
     margins = {}
     for row in settings.rows:
@@ -189,7 +189,7 @@ def nans_table(experiment: Experiment) -> PaperTable:
 
 
 def _last_of(experiment: Experiment, key: str) -> dict[str, Any]:
-    """By row what the last diagnosis has there that has a value."""
+    """What the last diagnosis that has a value there has, by row."""
     values = {
         row: [diagnosis[key] for diagnosis in trained.diagnoses() if diagnosis[key]]
         for row, trained in experiment.first.items()

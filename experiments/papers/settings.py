@@ -93,7 +93,7 @@ class Settings:
 
     @property
     def printed_perplexities(self) -> dict[str, float]:
-        """By row; a divergence is infinite. Rows that no paper has are left out."""
+        """Perplexities by row; a divergence is infinite. Rows that no paper has are left out."""
         given = {name: row.perplexity or DIVERGED for name, row in self.printed.items()}
         given |= {name: row.perplexity for name, row in self.rows.items() if row.perplexity is not None}
         return {name: math.inf if isinstance(value, str) else value for name, value in given.items()}

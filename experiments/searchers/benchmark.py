@@ -123,7 +123,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def _replays(settings: Settings, problem: SearchProblem, pool: Entries, workers: Executor) -> dict[str, list[Curve]]:
-    """By searcher, of every run, on all cores at once."""
+    """Replays every run of every searcher, on all cores at once."""
     replays: dict[str, Callable[..., Curve]] = {name: partial(replay, name) for name in settings.searchers}
     if HALVING in replays:
         replays[HALVING] = replay_halving

@@ -47,7 +47,7 @@ def _r2(predicted: Floats, losses: Floats) -> float:
 
 
 def _left_out_r2(x: Floats, y: Floats) -> float:
-    """Of a straight line through all other points, for each. Source of the shortcut: Allen 1974, PRESS."""
+    """R^2 of each point by a straight line through all others. Source of the shortcut: Allen 1974, PRESS."""
     design = np.column_stack([np.ones(len(x)), x])
     hat = design @ np.linalg.pinv(design)
     errors = (y - hat @ y) / (1 - hat.diagonal())

@@ -84,7 +84,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def losses_of(rows: ParentRows) -> Losses:
-    """Of the placements that did not diverge, what they lack, and the mean over seeds of what they lose.
+    """What placements that did not diverge lack, and the mean over seeds of what they lose.
 
     Raises UserError if the file has none of the variant.
     """

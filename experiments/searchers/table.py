@@ -39,7 +39,7 @@ class TablePart:
 
     @property
     def parent_name(self) -> str:
-        """As `load_parent` takes it."""
+        """The parent as `load_parent` takes it."""
         return self.parent if self.parent == BUILTIN else str(DATA / self.parent)
 
 

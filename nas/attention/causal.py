@@ -65,7 +65,7 @@ def row_bounds(length: int, device: torch.device | None = None) -> Tensor:
 def attention_reference(
     queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None
 ) -> Attended:
-    """By the textbook, over the whole T x T matrix of scores; what the other ways are tested against.
+    """Attention by the textbook, over the whole T x T matrix of scores; what the other ways are tested against.
 
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
@@ -124,7 +124,7 @@ def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
 
 def _is_native(values: Tensor) -> bool:
-    """Not where torch.compile or torch.export look on: into what they cannot look, `costmodel.tracing` cannot price."""
+    """Whether C++ computes; not where torch.compile or torch.export look on, as what they do not see has no price."""
     if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
         return False
     return values.dtype is torch.float32 and has_native(values.shape[-1])
@@ -166,7 +166,7 @@ def _attend_on(device_type: str) -> Callable[..., Attended]:
 
 
 def _upcast(*parts: Tensor) -> tuple[Tensor, ...]:
-    """In fp32, or in fp64 if that is what values, the last, are in."""
+    """The tensors in fp32, or in fp64 if the values, which are last, are."""
     return tuple(part.to(torch.promote_types(parts[-1].dtype, torch.float32)) for part in parts)
 
 

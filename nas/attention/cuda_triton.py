@@ -219,7 +219,7 @@ def _store_rows(part, which, rows, length, row_values):
 
 
 def _featurewise(heads: Tensor) -> Tensor:
-    """With the features of a head side by side, as the kernels read them."""
+    """A tensor with the features of a head side by side, as the kernels read them."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 

@@ -22,6 +22,6 @@ def require_memory(architecture: Architecture, path: str) -> None:
 
 
 def num_weights(architecture: Architecture) -> int:
-    """Of all nodes of the op graph; a tied table counts twice, as it is written out."""
+    """The weights of all nodes of the op graph; a tied table counts twice, as it is written out."""
     graph = lower(architecture, 1)
     return sum(math.prod(shape) for node in graph for shape in node.op.weight_shapes.values())

@@ -98,7 +98,7 @@ def load_gguf(path: str) -> Pretrained:
 
 
 def read_gguf_architecture(path: str) -> Architecture:
-    """Of the model in a file. Raises UserError as `load_gguf` does, but for weights that are not finite."""
+    """The architecture in a file. Raises UserError as `load_gguf` does, but for weights that are not finite."""
     return _checked(*_read(path))[0]
 
 
@@ -166,7 +166,7 @@ def _decimal(number: float) -> float:
 
 
 def _weights(settings: Settings, architecture: Architecture, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """By node of the op graph, in single precision, a tied table written out."""
+    """The weights by node of the op graph, in single precision, a tied table written out."""
     weights: dict[str, Tensor] = {}
     for node in lower(architecture, 1):
         for suffix in node.op.weight_shapes:

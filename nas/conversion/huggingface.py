@@ -48,7 +48,7 @@ def load_pretrained(path: str) -> Pretrained:
 
 
 def read_pretrained_architecture(path: str) -> Architecture:
-    """Of what `load_pretrained` loads. Raises UserError as that does of its configuration and its size."""
+    """The architecture that `load_pretrained` loads. Raises UserError as that does of configuration and size."""
     return _read_config(path)[1]
 
 

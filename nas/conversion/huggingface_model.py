@@ -237,7 +237,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class _LeakyRelu(nn.Module):
-    """With one learned slope."""
+    """Leaky ReLU with one learned slope."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ def load_initial(path: str) -> Pretrained:
 
 
 def read_parent_architecture(name: str) -> Architecture:
-    """Of what `load_parent` loads, without its weights. Raises UserError if it cannot be read."""
+    """The architecture that `load_parent` loads, without its weights. Raises UserError if it cannot be read."""
     if name == BUILTIN or is_export(Path(name)):
         return read_architecture(BUILTIN_FOLDER if name == BUILTIN else Path(name))[0]
     return read_gguf_architecture(name) if is_gguf(name) else read_pretrained_architecture(name)

@@ -141,7 +141,7 @@ def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """By name of a file; none in a folder of someone else's, or of before there were any."""
+    """Checksums by name of a file; none in a folder of someone else's, or of before there were any."""
     path = folder / CHECKSUMS_FILE
     if not path.is_file():
         return {}

@@ -105,7 +105,7 @@ def _widths(source: Architecture, key_heads: int) -> list[int]:
 
 
 def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mapping[str, Tensor]) -> Tensor:
-    """By key head, the squared Frobenius norm of what takes a normalised row to what it writes: O V diag(gain)."""
+    """The squared Frobenius norm of O V diag(gain), which takes a normalised row to what it writes, by key head."""
     attention = f"{layer}.attention"
     if f"{attention}.v.weight" in weights:
         values = weights[f"{attention}.v.weight"].double()
@@ -119,7 +119,7 @@ def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mappin
 
 
 def _opened_degree(source: Architecture, target: Architecture, node: Node) -> int | None:
-    """Of a node that is a polynomial gate, or what it is multiplied by, where the source has an activation."""
+    """The degree of a polynomial gate, or of the gate of an `up`, where the source has an activation; else None."""
     if not isinstance(node.layer, int) or not node.name.endswith((".ffn.gate", ".ffn.up")):
         return None
     ours, theirs = target.layers[node.layer].ffn, source.layers[node.layer].ffn

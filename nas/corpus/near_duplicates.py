@@ -50,7 +50,7 @@ def to_keep(windows: Windows) -> KeptWindows:
 
 
 def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWindows | None) -> NDArray[np.bool_]:
-    """For every window, whether candidates, whose windows may come in parts, or their parent were trained on it."""
+    """Whether candidates, whose windows may come in parts, or their parent were trained on each window."""
     wanted, places = np.unique(windows, return_inverse=True)
     repeats = np.zeros(len(wanted), dtype=bool)
     if of_parent is not None:
@@ -62,7 +62,7 @@ def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWin
 
 
 def kept_documents(num_windows: NDArray[np.int64], num_repeated: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For every document, whether it may validate, by how many windows it has and how many of them are repeated."""
+    """Whether each document may validate, by how many windows it has and how many of them are repeated."""
     shares = num_repeated / np.maximum(num_windows, 1)
     kept: NDArray[np.bool_] = shares <= MOST_OF_A_DOCUMENT
     for document in np.argsort(-shares, kind="stable"):

@@ -53,7 +53,7 @@ class NgramBaseline:
 
     @property
     def perplexities(self) -> dict[str, float]:
-        """By name, lowest order first."""
+        """Perplexities by name, lowest order first."""
         return {name: self.perplexity(order) for order, name in enumerate(NAMES, 1)}
 
 

@@ -92,7 +92,7 @@ def extend(
 
 
 def _bytes(progress: PreparationProgress, itemsize: int) -> dict[str, int]:
-    """Of each of FILES. itemsize: bytes of a token."""
+    """The bytes of each of FILES. itemsize: bytes of a token."""
     units = dict.fromkeys(SPLITS, itemsize) | dict.fromkeys(FILES[2:4], WINDOW_BYTES)
     return {name: progress.lengths[name] * units.get(name, 1) for name in FILES}
 

@@ -78,7 +78,7 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
 
 
 def trained_encoder(text: str, seq_len: int | None) -> Encoder:
-    """From the JSON that `train_tokenizer` returned."""
+    """Makes an encoder of the JSON that `train_tokenizer` returned."""
     return given_encoder(GivenTokenizer(name="bpe", json=text, end_of_text=END_OF_TEXT), None, seq_len)
 
 

@@ -141,7 +141,7 @@ def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None
 
 
 def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_json: bool) -> None:
-    """In the ring that is asked for; where it is the usual one, in a narrow one too."""
+    """Prints perplexities in the ring that is asked for; where it is the usual one, in a narrow one too."""
     model, setting = setup.model, setup.setting
     context, vocab_size = model.architecture.context, model.architecture.vocab_size
     corpus = corpus_for(model.tokenizer, model.corpus, data, vocab_size=vocab_size, context=context)

@@ -150,7 +150,7 @@ def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
 
 
 def _bar_style(name: str, places: Mapping[str, int], last: int) -> dict[str, Any]:
-    """By place in the legend or, of what has none, light to dark from 0 to the last."""
+    """The style by place in the legend or, of what has none, light to dark from 0 to the last."""
     if name in places and name != OTHER:
         place = places[name]
         return {"color": COLOURS[place % len(COLOURS)], "hatch": "//" * (place // len(COLOURS)), "edgecolor": "white"}

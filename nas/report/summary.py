@@ -129,7 +129,7 @@ def compared(member: TrainedMember, other: TrainedMember) -> str:
 
 
 def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
-    """For each member of a front, cheapest first, IN_NOISE or nothing."""
+    """IN_NOISE or nothing for each member of a front, cheapest first."""
     return [IN_NOISE if inside else "" for inside in in_noise(front)]
 
 

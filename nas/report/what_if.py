@@ -108,7 +108,7 @@ def picks_table(what_ifs: Sequence[WhatIf]) -> Table:
 
 
 def loss_lines(what_ifs: Sequence[WhatIf]) -> list[str]:
-    """Of each pick under each other protocol: how much more it costs than the cheapest that is as good there."""
+    """How much more each pick costs under each other protocol than the cheapest that is as good there."""
     return [
         f"{choice} of {chosen.title_after}, under {paid.title_after}: {_loss(paid, picked(chosen.after, choice))}"
         for choice in PICKS

@@ -212,7 +212,7 @@ class StudyConfig:
 
     @property
     def budgets(self) -> dict[str, Budget]:
-        """By protocol; raises as `budget` does."""
+        """Budgets by protocol; raises as `budget` does."""
         return {
             name: parse_budget(*(said[f"budget_{kind}"] for kind in ("latency", "comm", "keys")))
             for name, said in self.asked.items()

@@ -82,7 +82,7 @@ class TrainedMember:
 
     @property
     def standard_error(self) -> float | None:
-        """Of the mean loss, over seeds and documents as far as they are known, nats; None if neither is."""
+        """That of the mean loss, over seeds and documents as far as they are known, nats; None if neither is."""
         return joined(self.seed_error, self.document_error)
 
     @property
@@ -175,7 +175,7 @@ def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
 
 
 def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
-    """For each member of a front, cheapest first, whether it was tested against the one before it and is not better."""
+    """Whether each member of a front, cheapest first, was tested against the one before it and is not better."""
     inside = [verdict(costlier, cheaper) in ("worse", "no difference shown") for cheaper, costlier in pairwise(front)]
     return tuple([False][: len(front)] + inside)
 

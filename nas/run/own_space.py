@@ -25,6 +25,6 @@ def own_space(parent: Architecture) -> SearchSpace:
 
 
 def _norms(norm: Norm) -> tuple[Norm, ...]:
-    """As it is, frozen, and none."""
+    """The norm as it is, frozen, and none."""
     frozen: Norm = "frozen-rmsnorm" if norm.endswith("rmsnorm") else "frozen-layernorm"
     return tuple(dict.fromkeys((norm, frozen, "none"))) if norm != "none" else ("none",)

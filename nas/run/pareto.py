@@ -16,7 +16,7 @@ Point = tuple[float, float]
 
 
 def nondominated(points: Sequence[Point]) -> list[bool]:
-    """For every point, whether no other point is at least as good in both coordinates and better in one.
+    """Whether no other point is at least as good in both coordinates and better in one, for every point.
 
     Raises UserError for a non-finite coordinate: a diverged trial is a result, never a point.
     """

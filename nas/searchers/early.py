@@ -50,8 +50,14 @@ def after_trainings(known: Sequence[Trained], trained: Sequence[Trained], base: 
 
     base: the parent's loss.
     """
-    over = {one.member: one.log_perplexity - base for one in known if one.log_perplexity is not None}
-    ends = {one.member: one.log_perplexity for one in trained if one.deviation is None and one.member in over}
+    over = {
+        training.member: training.log_perplexity - base for training in known if training.log_perplexity is not None
+    }
+    ends = {
+        training.member: training.log_perplexity
+        for training in trained
+        if training.deviation is None and training.member in over
+    }
     ended = {member: loss - base for member, loss in ends.items() if loss is not None}
     rows, at_end = _rows(over.values()), _rows([over[member] for member in ended])
     return [

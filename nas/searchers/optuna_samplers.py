@@ -65,12 +65,12 @@ class OptunaStrategy(Strategy):
             for _ in range(SUGGESTIONS):
                 trial = study.ask()
                 layers = self._suggested(trial)
-                if found := self._nearest_new(layers, known):
+                if members := self._nearest_new(layers, known):
                     break
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
             else:
-                found = self._moved(layers, known, rng)
-            chosen += found
+                members = self._moved(layers, known, rng)
+            chosen += members
         return self.draws.filled(chosen, size, rng, seen)
 
     def _suggested(self, trial: "optuna.Trial") -> tuple[Layer, ...]:
@@ -80,7 +80,7 @@ class OptunaStrategy(Strategy):
     def _layer(self, trial: "optuna.Trial", index: int) -> Layer:
         """What is removed takes its norm and its stabiliser with it."""
         options = {name: f"{name}.{index}" for name in FIELDS}
-        drawn = {name: trial.suggest_categorical(each, self.options[each]) for name, each in options.items()}
+        drawn = {name: trial.suggest_categorical(key, self.options[key]) for name, key in options.items()}
         drawn |= {"norm1": "none"} if drawn["attention"] == "none" else {}
         drawn |= {"norm2": "none", "stabiliser": "none"} if drawn["ffn"] == "none" else {}
         return Layer(**drawn)
@@ -92,10 +92,10 @@ class OptunaStrategy(Strategy):
             member = member_of(space, layers, entropy_regularised=space.recipes[0])
             return self.draws.new_of([member], known)
         new = self.draws.new_of(self.listed, known)
-        return [min(new, key=lambda one: _num_changes(layers, one.architecture.layers))] if new else []
+        return [min(new, key=lambda member: _num_changes(layers, member.architecture.layers))] if new else []
 
     def _moved(self, layers: tuple[Layer, ...], known: Collection[Member], rng: np.random.Generator) -> list[Member]:
-        """A member that may be trained, reached by moves that do not make it dearer while it is beyond the budget."""
+        """A member that may be trained, reached by moves that do not raise its price while it is beyond the budget."""
         space = self.feasible.space
         member = member_of(space, layers, entropy_regularised=space.recipes[0])
         if not contains(space, member):
@@ -116,12 +116,12 @@ class OptunaStrategy(Strategy):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             study = optuna.create_study(directions=["minimize", "minimize"], sampler=self.sampler(seed))
-        for one in trained:
-            loss = self.reference_loss if one.log_perplexity is None else one.log_perplexity
+        for training in trained:
+            loss = self.reference_loss if training.log_perplexity is None else training.log_perplexity
             study.add_trial(
                 optuna.trial.create_trial(
-                    values=[one.latency_s, loss],
-                    params=self._parameters(one.member),
+                    values=[training.latency_s, loss],
+                    params=self._parameters(training.member),
                     distributions=self._distributions(),
                 )
             )
@@ -137,8 +137,8 @@ class OptunaStrategy(Strategy):
         return {f"{name}.{index}": getattr(layer, name) for index, layer in layers for name in FIELDS}
 
 
-def _num_changes(one: Sequence[Layer], other: Sequence[Layer]) -> int:
-    return sum(getattr(a, name) != getattr(b, name) for a, b in zip(one, other, strict=True) for name in FIELDS)
+def _num_changes(layers: Sequence[Layer], other: Sequence[Layer]) -> int:
+    return sum(getattr(a, name) != getattr(b, name) for a, b in zip(layers, other, strict=True) for name in FIELDS)
 
 
 @final

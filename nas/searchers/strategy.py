@@ -109,7 +109,7 @@ class Strategy(ABC):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
     ) -> list[Member]:
-        """At most `size` members within budget, none of which deploys as one seen does; fewer only if none is found.
+        """Proposes at most `size` members within budget, none deploying as one seen does; fewer if it finds fewer.
 
         seen: every member that was proposed. trained: those of which results may be known, in a fixed order.
         """
@@ -117,7 +117,7 @@ class Strategy(ABC):
     def requests(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained], room: Room
     ) -> list[Request]:
-        """At most `size` trainings; none if there is nothing left to ask for. By default all go to their end."""
+        """Asks for at most `size` trainings; for none if nothing is left. By default all go to their end."""
         return [Request(member) for member in self.propose(min(size, room.ends), rng, seen, trained)]
 
 

@@ -122,7 +122,7 @@ class Features:
 
     @property
     def _others(self) -> list[Prior]:
-        """Of what is no form of a sub-layer, in the order of `rows`."""
+        """Priors of what is no form of a sub-layer, in the order of `rows`."""
         blocks = () if self.blocks is None else self.block_factors
         return [self.base, self.live_norm, REGULARISED, FIRST_FFN, *SCARCITY, GAPS, *blocks]
 
@@ -167,7 +167,7 @@ def lacking(left: Floats) -> Floats:
 
 
 def gap_share(has_attention: Bools) -> Floats:
-    """Of all pairs of layers, those with no attention from the first to the second. has_attention: members x depth."""
+    """The share of pairs of layers with no attention from the first to the second. has_attention: members x depth."""
     run, pairs = np.zeros(len(has_attention)), np.zeros(len(has_attention))
     for lacks in ~has_attention.T:
         run = (run + 1) * lacks
@@ -176,7 +176,7 @@ def gap_share(has_attention: Bools) -> Floats:
 
 
 def gap_shares_closed(has_attention: Bools) -> Floats:
-    """By depth, what that share is less with attention there than without, all else as it is. has_attention: depth."""
+    """How much less that share is with attention at each depth than without, all else equal. has_attention: depth."""
     there = np.eye(len(has_attention), dtype=bool)
     closed: Floats = gap_share(has_attention & ~there) - gap_share(has_attention | there)
     return closed
@@ -248,7 +248,7 @@ class Posterior(NamedTuple):
     discrepancy: float
 
     def predict(self, rows: Floats) -> "PredictiveDistribution":
-        """For members with these features."""
+        """Predicts members with these features."""
         rooted = rows @ self.root
         return PredictiveDistribution(rooted, rows @ self.mean, (rooted**2).sum(axis=1), rooted, self.discrepancy)
 
@@ -359,7 +359,7 @@ def _precision_factor(inner: Floats, scale: Floats) -> Floats:
 
 
 def _log_posterior(whitened: _Whitened, scale: Floats, worth: float, discrepancy: float) -> float:
-    """Of what a form is worth and the discrepancy, but for a constant."""
+    """The log-posterior of what a form is worth and of the discrepancy, but for a constant."""
     inner, seen, constant = whitened
     factor = _precision_factor(inner, scale)
     explained = solve_triangular(factor, scale * seen, lower=True)

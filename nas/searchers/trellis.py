@@ -36,7 +36,7 @@ PRIOR_LOGIT = 3.0  # 19 of 20 complete
 PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
 
 
-class Own(NamedTuple):
+class Observed(NamedTuple):
     """What was observed of a member itself. loss: nats. variance: of that around its mean over seeds, nats^2."""
 
     loss: float
@@ -65,10 +65,10 @@ class Trellis(Strategy):
     def requests(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained], room: Room
     ) -> list[Request]:
-        own = self._own(trained)
-        fitted = self._fit(own)
+        observed = self._observed(trained)
+        fitted = self._fit(observed)
         begun = {training.member: training for training in trained}
-        standing = [one.member for one in trained if one.deviation is not None and not one.goes_on]
+        standing = [training.member for training in trained if training.deviation is not None and not training.goes_on]
         standing = [member for member in standing if self.draws.place_of(member).fits]
         new = self._new(fitted, rng, seen, max(1, size - len(standing)))
         before = {training.member for training in self.problem.known}
@@ -83,31 +83,31 @@ class Trellis(Strategy):
             latency_s=[self.draws.place_of(member).latency_s for member in (*new, *standing, *pending)],
             fitted=fitted,
             features=self.features,
-            own=own,
+            observed=observed,
             completes=self._completion([*new, *standing, *pending], trained),
             known=before,
-            ended=[point for _, point in points_of([one for one in trained if one.deviation is None])],
+            ended=[point for _, point in points_of([training for training in trained if training.deviation is None])],
             reference=self.reference,
         )
         return auction.requests(size, num_new=len(new), num_standing=len(standing), room=room)
 
-    def _own(self, trained: Sequence[Trained]) -> dict[Member, Own]:
+    def _observed(self, trained: Sequence[Trained]) -> dict[Member, Observed]:
         """What was observed of every member, once; those of this search last."""
-        own: dict[Member, Own] = {}
+        observed: dict[Member, Observed] = {}
         known = after_trainings(self.problem.known, trained, self.problem.parent_loss or 0.0)
         for training in (*known, *trained):
             if training.log_perplexity is None:
                 continue
             noise = training.deviation or SEED_NOISE
-            loss, variance = own.pop(training.member, Own(0.0, math.inf))
+            loss, variance = observed.pop(training.member, Observed(0.0, math.inf))
             precision = 1 / variance + 1 / noise**2
             mean = (loss / variance + training.log_perplexity / noise**2) / precision
-            own[training.member] = Own(mean, 1 / precision)
-        return own
+            observed[training.member] = Observed(mean, 1 / precision)
+        return observed
 
-    def _fit(self, own: Mapping[Member, Own]) -> Fit:
-        rows = self.features.rows(list(own)) if own else np.zeros((0, len(self.features.mean)))
-        losses, variances = np.array(list(own.values()), dtype=float).reshape(-1, 2).T
+    def _fit(self, observed: Mapping[Member, Observed]) -> Fit:
+        rows = self.features.rows(list(observed)) if observed else np.zeros((0, len(self.features.mean)))
+        losses, variances = np.array(list(observed.values()), dtype=float).reshape(-1, 2).T
         return fit(self.features, Observations(rows, losses, variances))
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
@@ -156,7 +156,7 @@ class Auction:
     """Members that bid for a generation's trainings with what they are expected to add to a front.
 
     members: new ones, then those that stand at a look or are known from before, then those in training. latency_s: of
-    each. own: what was observed of any. completes: the probability of each. known: those that were trained before.
+    each. observed: what was, of any. completes: the probability of each. known: those that were trained before.
     ended: points of what has.
     """
 
@@ -167,7 +167,7 @@ class Auction:
         latency_s: Sequence[float],
         fitted: Fit,
         features: Features,
-        own: Mapping[Member, Own],
+        observed: Mapping[Member, Observed],
         completes: Floats,
         known: Collection[Member],
         ended: Sequence[Point],
@@ -175,8 +175,8 @@ class Auction:
     ) -> None:
         self.members, self.latency_s, self.completes = members, np.array(latency_s), completes
         self.predicted = fitted.posterior.predict(features.rows(members))
-        observed = [own.get(member, Own(0.0, math.inf)) for member in members]
-        self.losses, self.variances = np.array(observed, dtype=float).T
+        pairs = [observed.get(member, Observed(0.0, math.inf)) for member in members]
+        self.losses, self.variances = np.array(pairs, dtype=float).T
         self.mean, _ = self.predicted.with_own(self.losses, self.variances)
         self.known, self.points, self.reference = known, list(ended), reference
 

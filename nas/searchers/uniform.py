@@ -61,7 +61,7 @@ class CheapestFirst(Strategy):
         return self.draws.filled(chosen, size, rng, seen)
 
     def _ascending(self) -> Iterator[Member]:
-        """By price; what was walked before is remembered."""
+        """Members by price; what was walked before is remembered."""
         yield from self._walked
         for member in self._rest:
             self._walked.append(member)

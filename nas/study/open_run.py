@@ -1,4 +1,4 @@
-"""From a configuration to trials that are ready to run: schedule, anchors, baselines, meta data."""
+"""Opens a run: from a configuration to trials that are ready, with schedule, anchors, baselines, meta data."""
 
 import math
 import os

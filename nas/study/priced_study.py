@@ -109,7 +109,7 @@ def _with_kept_layers(config: StudyConfig, folder: Path | None, space: SearchSpa
 
 
 def _parent_layers(config: StudyConfig, folder: Path | None, base: Architecture) -> tuple[Layer, ...]:
-    """At the dimensions of the space."""
+    """The parent's layers at the dimensions of the space."""
     assert config.parent is not None
     route = None if folder is None else read_meta(folder).recipe.route
     theirs = placement(_parent_architecture(config.parent)) if route is None else route.placement

@@ -95,7 +95,7 @@ def _fit(
 
 
 class _Places:
-    """On which nodes trials are, and may be. On this machine alone there is nothing to choose."""
+    """Nodes on which trials are, and may be. On this machine alone there is nothing to choose."""
 
     def __init__(self, trials: Trials, resources: Resources, log: Callable[[str], None]) -> None:
         self._trials, self._log = trials, log

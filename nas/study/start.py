@@ -232,7 +232,7 @@ def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resource
 
 @contextmanager
 def _threads(num: int) -> Iterator[None]:
-    """As many for torch, so that what a search begins with is the same on any machine."""
+    """Gives torch so many threads, so that what a search begins with is the same on any machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:

@@ -335,7 +335,7 @@ def over_timeout(timeout_s: float) -> str:
 
 
 def _rounded(documents: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
-    """To what a table of them is read for, which keeps the ledger short."""
+    """Rounds to what a table of them is read for, which keeps the ledger short."""
     return tuple((round(share, 6), round(loss, 6)) for share, loss in documents)
 
 

@@ -49,7 +49,7 @@ class Memory:
 
 
 def training_memory(candidate: Candidate) -> Memory:
-    """Of one training, on a device of any kind. Counts attention as it is kept without entropies."""
+    """The memory of one training, on a device of any kind. Counts attention as it is kept without entropies."""
     scale = candidate.recipe.scale
     with FakeTensorMode():
         objective = Objective(candidate, torch.Generator())

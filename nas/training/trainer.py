@@ -299,7 +299,7 @@ class TrainingRun:
         return [partial(self.teacher.stream_error, part) for part in wanted.chunk(num_parts)]
 
     def _indices(self) -> list[int]:
-        """Of the sequences of the step about to be taken, this process's share of them."""
+        """This process's share of the sequences of the step about to be taken."""
         scale, step = self.scale, self.progress.step
         drawn = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
         indices: list[int] = self.team.share(torch.tensor(drawn)).tolist()
@@ -366,7 +366,7 @@ class TrainingRun:
 
     @property
     def penalty_weight(self) -> float:
-        """In the step about to be taken."""
+        """The weight in the step about to be taken."""
         entropy = self.recipe.entropy
         return 0.0 if entropy is None else entropy.weight_at(self.progress.step, self.scale.num_steps)
 

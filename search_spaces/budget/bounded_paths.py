@@ -89,7 +89,7 @@ def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
 
 
 def _onward(sums: dict[At, Sums], ways: Sequence[Way[At]], left: dict[At, Cost]) -> dict[At, Sums]:
-    """By boundary that ways lead to, without the costs that no path has within the limit, since what is left is too
+    """Costs by boundary that ways lead to, but for those that no path has within the limit, since what is left is too
     little.
     """
     reached = prolonged({way.start: sums[way.start] for way in ways}, ways)
@@ -107,7 +107,7 @@ def _left(limit: Cost, moves: dict[At, list[Move]], end: Literal["start", "stop"
 
 
 def _limited(paths: BoundedPaths, limit: Cost, above: int) -> BoundedPaths:
-    """With every way to reach the cut that can be completed within the limits, and the number of paths it begins."""
+    """The paths with every way to reach the cut that can be completed within the limits, and how many each begins."""
     cut_states: list[tuple[At, int]] = []
     nums: list[int] = []
     for at in (at for at in paths.before if at in paths.suffix_counts):

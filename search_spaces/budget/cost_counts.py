@@ -58,7 +58,7 @@ def single(cost: Cost) -> Sums:
 
 
 def prolonged(tables: Mapping[Place, Sums], ways: Iterable[Way[Place]]) -> dict[Place, Sums]:
-    """By table that ways lead to, the costs of the paths of all tables with all ways between them.
+    """The costs of the paths of all tables with all ways between them, by the table that ways lead to.
 
     The tables of a level share most of their costs, so those are brought together once for all of them.
 
@@ -116,7 +116,7 @@ def _reached(
 
 
 def _odd_numbers(num_measures: int) -> Iterator[Ints]:
-    """By which measures are multiplied, at random; the first by 1."""
+    """Draws numbers by which measures are multiplied; the first is 1."""
     rng = np.random.default_rng(0)
     while True:
         yield np.append(np.int64(1), 2 * rng.integers(2**62, size=num_measures - 1) + 1)
@@ -200,7 +200,7 @@ def nums_within(sums: Sums, limits: Ints) -> Counts:
 
 
 def _num_in(ranks: list[Index], nums: Counts, start: Index, stop: Index, below: list[Any]) -> Counts:
-    """For each query the sum of `nums` from start to stop, of those whose ranks are all below its own.
+    """The sum of `nums` from start to stop for each query, of those whose ranks are all below its own.
 
     Bit by bit of the first rank, those with a 0 come before those with a 1; of a query whose bound has a 1, the former
     are below it and the latter may be, else the former may.

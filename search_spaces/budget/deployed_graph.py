@@ -70,7 +70,7 @@ def _edge(start: Boundary, layer: Layer, state: State) -> tuple[Choice, Boundary
 
 
 def _deployed_moves(space: SearchSpace) -> Moves:
-    """From each boundary: the layers that its choices deploy to, and the boundaries after those."""
+    """The layers that the choices of each boundary deploy to, and the boundaries after those."""
     known: dict[tuple[Layer, bool], Layer] = {}
     moves: Moves = {}
     for vertex in space.graph:
@@ -98,7 +98,7 @@ def _closures(moves: Moves, graph: nx.DiGraph) -> dict[Boundary, Positions]:
 def _words(
     moves: Moves, closures: dict[Boundary, Positions], positions: Positions, *, joins: bool
 ) -> dict[Layer, Positions]:
-    """By deployed layer, whole or joined of two, where it leads."""
+    """Where each deployed layer, whole or joined of two, leads."""
     reached: dict[Layer, set[Boundary]] = {}
     for position in positions:
         for layer, stops in moves.get(position, {}).items():

@@ -22,7 +22,7 @@ class Edge(NamedTuple):
     passed: tuple[Vertex, ...]
 
     def cost(self, costs: Mapping[Vertex, Cost]) -> Cost:
-        """In the units of `costs`, which has every vertex that is charged."""
+        """The cost in the units of `costs`, which has every vertex that is charged."""
         return added(costs[vertex] for vertex in self.passed)
 
 

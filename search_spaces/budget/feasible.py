@@ -103,7 +103,7 @@ class FeasibleSpace:
         return path is not None and self.holds(self.cost_of_path(path))
 
     def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
-        """Of the vertices of a member, in steps."""
+        """The cost of the vertices of a member, in steps."""
         return added(cost for vertex in path if (cost := self.costs.get(vertex)))
 
     def holds(self, cost: Cost) -> bool:
@@ -240,7 +240,7 @@ def _budgets(every: Sequence[Bounded]) -> str:
 
 
 def _under(constraint: Bounded, also: Sequence[Bounded]) -> str:
-    """By which protocol, where there are several."""
+    """Words for the protocol, where there are several."""
     return f" under {constraint.priced.pricer.protocol!r}" if also else ""
 
 
@@ -266,7 +266,7 @@ def format_left_out(feasible: FeasibleSpace) -> str:
 
 
 def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
-    """Of costs in all measures under each protocol: latency, 0 without a bound of it, and what else has one."""
+    """What counts of the costs under each protocol: latency, 0 without a bound of it, and what else has a bound."""
     counted: list[int] = []
     for cost, constraint in zip(costs, every, strict=True):
         measured, bounds = dict(zip(UNITS_PER, cost, strict=True)), constraint.budget.bounds
@@ -276,7 +276,7 @@ def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
 
 
 def _limit(constraint: Bounded) -> Cost:
-    """Of every measure, 0 without a bound."""
+    """The limit of every measure, 0 without a bound."""
     bounds, slack = constraint.budget.bounds, constraint.priced.num_ops / 2
     return tuple(
         math.floor(min(bounds[name] * per + slack, MAX_UNITS)) if name in bounds else 0

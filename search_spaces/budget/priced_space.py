@@ -209,7 +209,7 @@ def _sum(prices: list[Price], num_shares: int) -> Price:
 
 
 def _costs(ops: Mapping[Vertex, list[Price]], num_shares: int) -> dict[Vertex, Cost]:
-    """By vertex the sum of its ops, each rounded; layers repeat their lists of prices, and those their prices."""
+    """The sum of the ops of each vertex, each rounded; layers repeat their lists of prices, and those their prices."""
     per_share = [units_per / num_shares for units_per in UNITS_PER.values()]
     free = (0,) * len(UNITS_PER)
     every = {id(price): price for prices in ops.values() for price in prices}

@@ -46,7 +46,7 @@ def cheapest_first(stages: Stages) -> Iterator[Member]:
 
 
 def _leaving(edges: Edges) -> dict[int, list[tuple[int, int, int, Cost]]]:
-    """By boundary, of the choices from there the first of each form and next boundary: layer, form, stop, cost."""
+    """The first choice of each form and next boundary, by the boundary they leave: layer, form, stop, cost."""
     columns = (edges.start, edges.form, edges.stop, edges.layer)
     by_choice: dict[tuple[int, ...], tuple[int, int, int, Cost]] = {}
     for start, form, stop, layer, cost in zip(

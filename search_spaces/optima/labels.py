@@ -80,7 +80,7 @@ def _prolonged(labels: Labels, edges: Edges, gains: Floats) -> Labels:
 
 
 def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
-    """Of rows in the same group, those that no other is as good as in cost and score; of equal rows the first."""
+    """Rows that no other of their group is as good as in cost and score; of equal rows the first."""
     kept = np.zeros(len(score), dtype=bool)
     varied = [measure for measure in cost.T if len(measure) and np.ptp(measure)]
     if len(varied) < 2:  # cheapest first, better ones are those below all before them; groups follow one another lower

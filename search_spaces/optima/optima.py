@@ -35,7 +35,7 @@ def best(stages: Stages, scores: Scores) -> Optimum | None:
 
 
 def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
-    """For every price within the budget, the member of least score: those that none is as cheap and as good as.
+    """The members of least score for every price within the budget: those that none is as cheap and as good as.
 
     Cheapest first, scores falling. Where several measures have a budget, they count alike: none is as good in all
     of them. Raises UserError for scores that do not fit.

@@ -50,7 +50,7 @@ class Stages:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of scores: depths x layers."""
+        """The shape of scores: depths x layers."""
         return len(self.steps), len(self.layers)
 
     def numbered(self, placements: Sequence[Sequence[Layer]]) -> Index:
@@ -89,7 +89,7 @@ def checked(stages: Stages, scores: Scores) -> Scores:
 
 
 def least_to_go(stages: Stages) -> list[Ints]:
-    """By level, boundaries x measures: the least of each from there to the sink, by itself."""
+    """The least of each measure, by itself, from a boundary to the sink: by level, boundaries x measures."""
     to_go = [np.zeros((stages.num_last, len(stages.limit)), dtype=np.int64)]
     for edges in reversed(stages.steps):
         firsts = np.flatnonzero(np.diff(edges.start, prepend=-1))

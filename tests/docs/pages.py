@@ -61,7 +61,7 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings, as they are made of them where Markdown is shown: lower case, hyphens, no punctuation."""
+    """Anchors of the headings, as Markdown is shown: lower case, hyphens, no punctuation."""
     headings = _HEADING.findall(_FENCED.sub("", text))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

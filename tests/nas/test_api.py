@@ -58,8 +58,8 @@ def test_figures_and_page_are_drawn(run: nas.Run, tmp_path: Path) -> None:
 def test_other_prices_leave_the_run_as_it_is(run: nas.Run) -> None:
     before = run.records
     wan, loopback = (run.reprice(protocol="semi2k", network=name) for name in ("wan", "loopback"))
-    assert {member.trial_id for member in wan.found.repriced} == {member.trial_id for member in run.members}
-    for far, near in zip(wan.found.repriced, loopback.found.repriced, strict=True):
+    assert {member.trial_id for member in wan.what_if.repriced} == {member.trial_id for member in run.members}
+    for far, near in zip(wan.what_if.repriced, loopback.what_if.repriced, strict=True):
         assert far.latency_s > near.latency_s
     assert run.folder / "plots" / "what-if-semi2k-wan-T32.png" in run.plot(protocol="semi2k", network="wan")
     assert nas.load_run(run.folder).records == before

@@ -85,7 +85,7 @@ def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_space_of_members_is_counted_as_written_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """As deployed, the ladder is LN+G, LN+R, and attention alone with and without a temperature."""
+    """The ladder deploys to LN+G, LN+R, and attention alone with and without a temperature."""
     written = json.loads(run(capsys, "count", "ladder", "--format", "json")[1])
     assert (written["accounting"], written["num_deployed"]) == ("written", None)
     deployed = json.loads(run(capsys, "count", "ladder", "--accounting", "deployed", "--format", "json")[1])

@@ -20,7 +20,7 @@ from search_spaces.bases import base_architecture
 
 
 def caveats(run: Run, grid: Grid) -> dict[str, list[str]]:
-    """By subject, most important first; a subject without anything to say is left out."""
+    """What limits the answer, by subject, most important first; subjects with nothing to say are left out."""
     whose = shown(run.config.public_layers, run.config.client_layers)
     known = {
         "Scale": _scale(run),

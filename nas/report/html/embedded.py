@@ -81,7 +81,7 @@ def _learning_curves(run: Run) -> Iterator[dict[str, Any]]:
 
 
 def _entropies(run: Run) -> Iterator[dict[str, Any]]:
-    """Of the heads of each front member's first seed in the last step, nats, where its folder has them."""
+    """Entropies of heads in the last step of each front member's first seed, nats, where its folder has them."""
     for number, member in enumerate(run.front, 1):
         for layer, heads in enumerate(_last_entropies(_folder(run, member.first) / "diagnostics.jsonl")):
             for head, entropy in enumerate(heads):
@@ -135,7 +135,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _means(steps: Iterator[tuple[int, float]]) -> list[tuple[int, float]]:
-    """At most MOST_STEPS means over as many consecutive steps each, at the last tokens of each."""
+    """Means over as many consecutive steps each, at most MOST_STEPS of them, at the last tokens of each."""
     known = list(steps)
     size = -(-len(known) // MOST_STEPS) or 1
     groups = [known[start : start + size] for start in range(0, len(known), size)]

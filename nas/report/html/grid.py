@@ -139,7 +139,7 @@ def _measures(price: Price) -> tuple[float | None, ...]:
 
 
 def _parts(prices: dict[str, Price], kinds: Sequence[str]) -> tuple[tuple[float, ...] | None, ...]:
-    """By measure, a number a kind; None for a measure that the protocol does not tell."""
+    """Numbers by measure, one a kind; None for a measure that the protocol does not tell."""
     columns = [[getattr(prices[kind], name) if kind in prices else 0.0 for kind in kinds] for name in MEASURES]
     return tuple(None if None in column else tuple(map(_short, column)) for column in columns)
 

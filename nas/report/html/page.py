@@ -233,7 +233,7 @@ def _priced_under(run: Run, folder: str) -> str:
 
 
 def _short(folder: Path) -> str:
-    """From where the command was given, if the run is below; else the run's own name."""
+    """The path from where the command was given, if the run is below; else the run's own name."""
     try:
         return str(folder.relative_to(Path.cwd()))
     except ValueError:

@@ -70,7 +70,7 @@ def rows_of(run: Run) -> list[PublishedRow]:
 
 
 def perplexity_words(point: Point) -> str:
-    """With its spread and seeds, or why there is none."""
+    """The perplexity with its spread and seeds, or why there is none."""
     if point.member is not None:
         return perplexity_text(point.member)
     if point.perplexity is not None:
@@ -90,7 +90,7 @@ def _trained(run: Run, member: TrainedMember, number: int) -> Point:
 
 
 def _nearest(behind: Sequence[TrainedMember]) -> list[TrainedMember]:
-    """By Pareto rank, best first; in order of proposal where that is equal."""
+    """The first of them by Pareto rank, best first; in order of proposal where that is equal."""
     names, points = [member.candidate_id for member in behind], [member.point for member in behind]
     rank = dict(zip(names, ranks(points), strict=True))
     return sorted(behind, key=lambda member: rank[member.candidate_id])[:MOST_DOMINATED]

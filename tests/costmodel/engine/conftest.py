@@ -22,7 +22,7 @@ def decoder():
 
 @pytest.fixture(scope="session")
 def weights(decoder):
-    """For the whole context."""
+    """Weights for the whole context."""
     return drawn_weights(decoder(16), np.random.default_rng(0))
 
 

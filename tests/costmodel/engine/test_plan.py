@@ -29,7 +29,7 @@ def test_token_after_token_the_logits_are_those_of_the_whole_prompt(decoder, wei
 
 @pytest.mark.parametrize("num_layers", [0, 1, 2])
 def test_behind_the_clients_layers_the_logits_are_those_of_the_whole_prompt(num_layers):
-    """Of a shaped block, which reads its values from the stream itself."""
+    """A shaped block reads its values from the stream itself."""
     base = base_architecture("gpt2-small", Dimensions(layers=3, heads=2, d_model=16, vocab=50, context=16))
     shaped, plan = parse("HH(1xLSLGo-2xoSoGo)", base).architecture, Plan(kind="tokens", num_tokens=5, num_new=4)
     weights = drawn_weights(lower(shaped, 16), np.random.default_rng(0))

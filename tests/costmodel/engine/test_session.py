@@ -185,7 +185,7 @@ def test_a_port_that_is_taken_is_tried_again_elsewhere():
 
 @pytest.mark.needs_engine
 def test_a_kept_process_has_a_fresh_runtime_for_every_job():
-    """Of cheetah, whose first run makes keys and oblivious transfers: twice the same bytes, by the same processes."""
+    """The first run of cheetah makes keys and oblivious transfers: twice the same bytes, by the same processes."""
     job = replace(relu(), protocol="cheetah")
     with own_children(), kept_children():
         runs = []
@@ -267,7 +267,7 @@ class OtherGraph:
 
 
 def test_what_a_user_states_for_glibc_comes_last(monkeypatch):
-    """Of tunables that are there twice glibc takes the last."""
+    """Where tunables are there twice, glibc takes the last."""
     monkeypatch.delenv(children.TUNABLES, raising=False)
     tunables = children.environment(1)[children.TUNABLES]
     assert tunables.split(":") == list(children.KEPT_MEMORY)

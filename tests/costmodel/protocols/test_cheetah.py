@@ -26,7 +26,7 @@ def made(**changes: Any) -> Stock:
     )
 
 
-def one(primitive: Primitive, elements: int, stock: Stock, bits: int = 0) -> Comm:
+def taken(primitive: Primitive, elements: int, stock: Stock, bits: int = 0) -> Comm:
     used = Use()
     online = cheetah.PRICES[primitive](Call(primitive=primitive, elements=elements, bits=bits), used)
     return total_comm([online, stock.take(used)])
@@ -36,7 +36,7 @@ def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
     # 16 digits of 4 bits: an OT of 16 messages of 2 bits with 4 choices each, 16 x (4 + 0.5) bytes. The tree joins them
     # in levels of 8, 4, 2, 1 nodes, one of which opens 2 bits and the others 3, by both parties.
     opened_bits = 2 * ((2 + 7 * 3) + (2 + 3 * 3) + (2 + 1 * 3) + 2)
-    comm = one("msb", 16384, made())
+    comm = taken("msb", 16384, made())
     assert comm.online_bytes == (16 * 4.5 + opened_bits / 8) * 16384 == 82.25 * 16384
     assert comm.setup_bytes == 0
     assert comm.messages == 2 + 2 * (3 * 5 + 2)
@@ -44,10 +44,10 @@ def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
 
 def test_a_truncation_takes_3_and_an_eighth_bytes_an_element_and_an_equality_55_and_five_eighths() -> None:
     # 8 numbers of 18 bits fill 3 words, and a choice is one bit
-    assert one("truncate", 16384, made(), bits=18).online_bytes == (3 + 1 / 8) * 16384
+    assert taken("truncate", 16384, made(), bits=18).online_bytes == (3 + 1 / 8) * 16384
     # 16 digits of 4 bits: an OT of 16 messages of a bit with 4 choices each; 15 ANDs, each of which opens 2 bits by
     # both parties; then an OT of 64 bits with a choice
-    assert one("equal", 16384, made()).online_bytes == (16 * 2.5 + 15 * 4 / 8 + 8 + 1 / 8) * 16384
+    assert taken("equal", 16384, made()).online_bytes == (16 * 2.5 + 15 * 4 / 8 + 8 + 1 / 8) * 16384
 
 
 def test_a_factor_that_the_server_holds_halves_a_matrix_product() -> None:
@@ -59,7 +59,7 @@ def test_a_factor_that_the_server_holds_halves_a_matrix_product() -> None:
 
 def test_triples_are_cached() -> None:
     stock = made()
-    first, second = (one("multiply", 100, stock) for _ in range(2))
+    first, second = (taken("multiply", 100, stock) for _ in range(2))
     assert first.setup_bytes == 4 * (
         cheetah_preprocessing.PRODUCT_SENT_BYTES + cheetah_preprocessing.PRODUCT_ANSWER_BYTES
     )
@@ -69,8 +69,8 @@ def test_triples_are_cached() -> None:
 
 def test_oblivious_transfers_are_extended_when_they_run_out() -> None:
     stock = made(spare_ots=[100, 0])
-    assert one("truncate", 100, stock, bits=18).setup_bytes == 0
-    assert one("truncate", 1, stock, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
+    assert taken("truncate", 100, stock, bits=18).setup_bytes == 0
+    assert taken("truncate", 1, stock, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
     assert stock.spare_ots == [cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT - 1, 0]
 
 
@@ -107,7 +107,7 @@ def test_blocks_of_a_matrix_product() -> None:
 
 
 def every_block(rows: int, inner: int, columns: int, packed: bool) -> Block:
-    """As the engine searches: every height and depth, in order; the last of several of equal price."""
+    """Searches as the engine does: every height and depth, in order; the last of several of equal price."""
     best, least = (1, 1, 1), inf
     for high in range(1, min(DEGREE, rows) + 1):
         deep = 1

@@ -104,7 +104,7 @@ def measured(run: EngineRun) -> dict[str, list[int]]:
 
 
 def run_of(graph: OpGraph) -> tuple[EngineRun, float]:
-    """And the greatest error of a logit."""
+    """A run, and the greatest error of a logit."""
     generator = np.random.default_rng(0)
     given = drawn_weights(graph, generator), drawn_tokens(graph, generator), drawn_caches(graph, generator)
     run = crypten.run(graph, *given, protocol="crypten", setting=SETTING)

@@ -46,7 +46,7 @@ TEXT = "def f(x):\n\treturn 1234 + x # \u00e7a va?<|end|> don't"
 
 
 def permuted(rows: np.ndarray, heads: int) -> np.ndarray:
-    """As llama.cpp orders those of queries and keys: halves of a head become neighbours."""
+    """Orders rows of queries and keys as llama.cpp does: halves of a head become neighbours."""
     return rows.reshape(heads, 2, len(rows) // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 

@@ -21,7 +21,7 @@ NETWORK = "name: mine\nbandwidth_bits_per_s: 1.0e+8\nrtt_s: 0.02\nsource: a cabl
 
 @pytest.fixture
 def config(tmp_path: Path) -> StudyConfig:
-    """Of files that are not there for long."""
+    """A configuration that names files which are not there for long."""
     (tmp_path / "network.yml").write_text(NETWORK)
     (tmp_path / "testbed.yaml").write_bytes((TESTBEDS / "semi2k.yaml").read_bytes())
     (tmp_path / "space.yaml").write_text("name: mine\nbase: tiny\nmembers: [SM+R, SM+G]\n")

@@ -28,10 +28,10 @@ def begun(
 
 @pytest.mark.parametrize("minutes", [2.5, 5.0, 8.0])
 def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(minutes: float) -> None:
-    feasible, found = begun("gpt2-small", minutes)
-    assert len({deployed_id(anchor.architecture) for anchor in found}) == len(found) <= MOST_ANCHORS
-    assert all(feasible.fits(anchor) for anchor in found)
-    prices = sorted(price_of(feasible.priced, anchor).latency_s for anchor in found)
+    feasible, anchors = begun("gpt2-small", minutes)
+    assert len({deployed_id(anchor.architecture) for anchor in anchors}) == len(anchors) <= MOST_ANCHORS
+    assert all(feasible.fits(anchor) for anchor in anchors)
+    prices = sorted(price_of(feasible.priced, anchor).latency_s for anchor in anchors)
     least = price_of(feasible.priced, cheapest(feasible.priced)).latency_s
     most = min(60 * minutes, price_of(feasible.priced, most_expensive(feasible.priced)).latency_s)
     assert prices[0] >= least + IDLE_SHARE * (most - least)
@@ -41,15 +41,15 @@ def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(min
 
 
 def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold_the_first_far_apart() -> None:
-    feasible, found = begun("gpt2-small", 5.0)
-    prices = [price_of(feasible.priced, member).latency_s / 60 for member in found]
+    feasible, anchors = begun("gpt2-small", 5.0)
+    prices = [price_of(feasible.priced, member).latency_s / 60 for member in anchors]
     assert (prices[0], prices[1]) == (max(prices), min(prices))
     assert abs(prices[2] - sum(prices[:2]) / 2) < 0.5
     shallow = [parse(f"{count}xlSlRo-{12 - count}xooooo", feasible.space.base) for count in range(1, 11)]
-    assert len(set(shallow) & set(found)) == 5
-    assert shallow[9] == found[0]
-    assert len([anchor for anchor in found if anchor not in shallow]) >= 3
-    for member in found:
+    assert len(set(shallow) & set(anchors)) == 5
+    assert shallow[9] == anchors[0]
+    assert len([anchor for anchor in anchors if anchor not in shallow]) >= 3
+    for member in anchors:
         kept = [layer.ffn != "none" for layer in member.architecture.layers]
         assert kept[0]
         assert kept == sorted(kept, reverse=True)
@@ -57,19 +57,19 @@ def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold_the_first_f
 
 def test_layers_that_all_members_begin_with_are_in_front() -> None:
     kept = parse("SM+LN+G", base_architecture("gpt2-small")).architecture.layers[:2]
-    _, found = begun("gpt2-small", 8.0, kept=kept)
-    assert len(found) == MOST_ANCHORS
-    assert all(anchor.architecture.layers[:2] == kept for anchor in found)
-    assert {anchor.architecture.layers[11].attention for anchor in found} >= {"none", "softmax"}
+    _, anchors = begun("gpt2-small", 8.0, kept=kept)
+    assert len(anchors) == MOST_ANCHORS
+    assert all(anchor.architecture.layers[:2] == kept for anchor in anchors)
+    assert {anchor.architecture.layers[11].attention for anchor in anchors} >= {"none", "softmax"}
 
 
 def test_a_space_without_frozen_norms_has_none() -> None:
-    _, found = begun("tiny", 5.0)
-    assert found
-    assert all(layer.norm1 == "none" for anchor in found for layer in anchor.architecture.layers)
+    _, anchors = begun("tiny", 5.0)
+    assert anchors
+    assert all(layer.norm1 == "none" for anchor in anchors for layer in anchor.architecture.layers)
 
 
 def test_as_written_the_published_rows_and_the_cheapest_member() -> None:
-    feasible, found = begun("ladder", 5.0, "written")
+    feasible, anchors = begun("ladder", 5.0, "written")
     within = [member for member in published_members(feasible.space) if feasible.fits(member)]
-    assert found == list(dict.fromkeys([*within, cheapest(feasible.priced)]))
+    assert anchors == list(dict.fromkeys([*within, cheapest(feasible.priced)]))

@@ -23,7 +23,7 @@ def ended(notation: str, loss: float | None) -> Trained:
 def test_trainings_of_before_are_moved_by_what_was_trained_anew():
     known = [ended("2xoHoRo", BASE + 0.4), ended("2xoSoRo", BASE + 0.2), ended("2xlSlRo", None)]
     plain, moved = (
-        {one.member: one.log_perplexity or math.nan for one in after_trainings(known, trained, BASE)}
+        {training.member: training.log_perplexity or math.nan for training in after_trainings(known, trained, BASE)}
         for trained in ([], [ended("2xoHoRo", BASE + 0.3)])
     )
     assert plain[member("2xoSoRo")] == pytest.approx(BASE + BEFORE.mean[0] + 0.2 * BEFORE.mean[1])

@@ -25,7 +25,9 @@ PARENT_LOSS: float = load_mapping(CONFIGS / "search-benchmark.yaml")["parts"]["1
 def trainings() -> list[Recorded]:
     """All of twelve layers."""
     parts = [part for name in TABLES for part in load_mapping(CONFIGS / name)["parts"].values()]
-    return [one for part in parts if part["parent"] == "builtin" for one in read_outcomes(DATA / part["committed"])]
+    return [
+        outcome for part in parts if part["parent"] == "builtin" for outcome in read_outcomes(DATA / part["committed"])
+    ]
 
 
 def test_they_are_those_of_the_tables() -> None:
@@ -52,11 +54,13 @@ def test_they_are_known_with_the_builtin_parent_at_its_own_tokens_alone() -> Non
 
 def test_a_space_is_told_of_its_own_layers_alone() -> None:
     space = load_space("gpt2-papers")
-    found = known_trainings(space, 2.0)
-    assert len(found) < 174
-    assert all(set(outcome.member.architecture.layers) <= set(space.layers) for outcome in found)
+    known = known_trainings(space, 2.0)
+    assert len(known) < 174
+    assert all(set(outcome.member.architecture.layers) <= set(space.layers) for outcome in known)
 
 
 if __name__ == "__main__":
-    over = [f"{one.row},{math.log(one.ended.perplexity or math.nan) - PARENT_LOSS:.4f}" for one in trainings()]
+    over = [
+        f"{outcome.row},{math.log(outcome.ended.perplexity or math.nan) - PARENT_LOSS:.4f}" for outcome in trainings()
+    ]
     TRAININGS_FILE.write_text("\n".join(["notation,nats_over_parent", *over, ""]), encoding="utf-8")

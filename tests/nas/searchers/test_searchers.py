@@ -146,7 +146,7 @@ def test_raising_the_number_of_trials_keeps_those_there_were(feasible):
 
 
 def test_what_a_ledger_knows_stands(feasible):
-    """As proposed it changes nothing; as another version proposed it, it is proposed again, and nothing twice."""
+    """What was proposed changes nothing; what another version proposed is proposed again, and nothing twice."""
     whole = run(feasible, schedule(feasible))
     same = schedule(feasible, known=proposed(whole[:6]))
     assert run(feasible, same) == whole
@@ -257,7 +257,7 @@ def slice_counts(feasible, members):
 
 
 def test_random_search_covers_every_price(feasible):
-    """As many of each slice, where there are as many forms."""
+    """There are as many of each slice, where there are as many forms."""
     members = run(feasible, schedule(feasible, "stratified", num_trials=24))
     slices = Draws(feasible).slices
     forms = [len({deployed(member.architecture) for member in part.members()}) for part in slices]

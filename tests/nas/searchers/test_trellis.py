@@ -77,14 +77,14 @@ def test_expected_improvement_is_the_mean_over_draws():
     rng = np.random.default_rng(0)
     points, reference = [(2.0, 3.0), (4.0, 2.0), (7.0, 1.5), (11.0, 0.1), (1.0, 9.0)], (10.0, 5.0)
     latency_s, mean, deviation = np.array([1.0, 3.0, 5.0, 9.5, 12.0]), np.full(5, 2.2), np.full(5, 0.7)
-    found = expected_improvement(latency_s, mean, deviation, points, reference)
+    expected = expected_improvement(latency_s, mean, deviation, points, reference)
     before = hypervolume(points, reference)
     drawn = rng.normal(2.2, 0.7, size=4000)
     for place, latency in enumerate(latency_s):
         added = [hypervolume([*points, (latency, loss)], reference) - before for loss in drawn]
-        assert found[place] == pytest.approx(np.mean(added), abs=4 * np.std(added) / np.sqrt(len(added)) + 1e-12)
+        assert expected[place] == pytest.approx(np.mean(added), abs=4 * np.std(added) / np.sqrt(len(added)) + 1e-12)
     dominated = [(5.0, 4.5), (6.0, 4.0), (8.0, 3.0)]  # each better than the one before it, none than the front
-    assert (expected_improvement(latency_s, mean, deviation, [*points, *dominated], reference) == found).all()
+    assert (expected_improvement(latency_s, mean, deviation, [*points, *dominated], reference) == expected).all()
 
 
 def test_errors_and_likelihood_are_those_of_the_kernel_of_results(features, problem):
@@ -117,14 +117,14 @@ def test_what_was_observed_of_a_member_itself_counts_beyond_its_features(feature
     posterior = fit(features, Observations(rows[:8], losses, noise**2)).posterior
     given = np.append(losses, 0.0), np.append(noise**2, np.inf)
     mean, deviation = posterior.predict(rows).with_own(*given)
-    found = []
+    posteriors = []
     for worth in surrogate.WORTHS:
         centre, covariance = prior(features, worth)
         joint = rows @ covariance @ rows.T + posterior.discrepancy**2 * np.eye(9)
         gain = joint[:, :8] @ np.linalg.inv(joint[:8, :8] + np.diag(noise**2))
         means = rows @ centre + gain @ (losses - rows[:8] @ centre)
-        found.append((means, (joint - gain @ joint[:8]).diagonal()))
-    assert any(np.allclose(mean, m, atol=1e-6) and np.allclose(deviation**2, v, atol=1e-8) for m, v in found)
+        posteriors.append((means, (joint - gain @ joint[:8]).diagonal()))
+    assert any(np.allclose(mean, m, atol=1e-6) and np.allclose(deviation**2, v, atol=1e-8) for m, v in posteriors)
 
 
 def test_what_is_left_out_is_predicted_from_the_rest(features, problem):
@@ -157,7 +157,7 @@ def test_a_gap_is_the_pairs_of_layers_between_which_no_attention_is():
 
 
 def test_what_an_attention_closes_is_the_pairs_that_it_comes_between():
-    """Of ten: with runs of 1 and 2 beside it three pairs end or begin there, and two go across."""
+    """With runs of 1 and 2 beside it, of ten pairs three end or begin there, and two go across."""
     has_attention = np.array([False, True, False, False, True])
     assert gap_shares_closed(has_attention) == pytest.approx([0, 0.5, 0.1, 0.1, 0.2])
     has_attention[1] = False
@@ -202,10 +202,10 @@ def front_of(problem, strategy, num_generations, seed):
 
 
 def test_it_finds_more_than_draws_over_prices_do(problem):
-    """Of 20 trainings; the exhaustive front of the space is 1."""
+    """Twenty trainings each; the exhaustive front of the space is 1."""
     draws = Draws(problem.feasible)
     listed = [member for member in problem.feasible.members() if draws.place_of(member).slice is not None]
-    whole = hypervolume([(one.latency_s, one.log_perplexity) for one in trained(problem, listed)], (40.0, 6.0))
+    whole = hypervolume([(end.latency_s, end.log_perplexity) for end in trained(problem, listed)], (40.0, 6.0))
     ours = [front_of(problem, Trellis(problem), 5, seed) / whole for seed in range(3)]
     theirs = [front_of(problem, Stratified(problem), 5, seed) / whole for seed in range(3)]
     assert min(ours) > 0.95
@@ -260,9 +260,11 @@ def test_what_goes_on_is_not_asked_for_again(problem):
 
 def most_expensive(problem) -> Member:
     """A baseline: beyond the budget."""
-    found = max(members(problem.feasible.space), key=lambda one: price_of(problem.feasible.priced, one).latency_s)
-    assert not problem.feasible.fits(found)
-    return found
+    member = max(
+        members(problem.feasible.space), key=lambda member: price_of(problem.feasible.priced, member).latency_s
+    )
+    assert not problem.feasible.fits(member)
+    return member
 
 
 def test_trainings_of_before_are_known_but_are_no_results(problem):
@@ -273,9 +275,11 @@ def test_trainings_of_before_are_known_but_are_no_results(problem):
     told = Trellis(replace(problem, known=tuple(before)))
     ends = told.requests(4, rng, [most_expensive(problem)], [], Room(looks=0, ends=8))
     assert {request.member for request in ends} <= set(known)
-    fitting = [one for one in before if told.draws.place_of(one.member).slice is not None]
-    best = min(fitting, key=lambda one: one.log_perplexity)
-    assert best.log_perplexity in {one.log_perplexity for one in before if one.member in [end[0] for end in ends]}
+    fitting = [training for training in before if told.draws.place_of(training.member).slice is not None]
+    best = min(fitting, key=lambda training: training.log_perplexity)
+    assert best.log_perplexity in {
+        training.log_perplexity for training in before if training.member in [end[0] for end in ends]
+    }
     first, *looks = told.requests(4, rng, [most_expensive(problem)], [], Room(looks=32, ends=8))
     assert first == ends[0]
     assert not {request.member for request in looks} & set(known)
@@ -294,7 +298,7 @@ def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
 
 
 def test_proposals_do_not_depend_on_the_threads_of_blas():
-    """Of which this process has one."""
+    """This process has one thread of it."""
     many = subprocess.run(
         [sys.executable, "-m", "tests.nas.searchers.proposals"],
         env={**os.environ, "OPENBLAS_NUM_THREADS": "8", "MKL_NUM_THREADS": "8"},

@@ -88,7 +88,7 @@ def run_until(trials: Trials, stop_after: int) -> list[str]:
 
 
 def events(trials: Trials) -> list[str]:
-    """Of a ledger, but for proposals."""
+    """Events of a ledger, but for proposals."""
     return [record.event for record in ledger.read(trials.path) if record.event != "proposed"]
 
 

@@ -21,7 +21,7 @@ TOKENS = torch.arange(64).view(4, 16)
 
 @pytest.fixture
 def objectives(corpus: Corpus):
-    """Of a candidate that starts from a parent, by the weight of streams; and the teacher."""
+    """Objectives of a candidate that starts from a parent, by the weight of streams; and the teacher."""
     parent = untrained_parent(corpus, output_scale=4.0)
 
     def of(name: str, streams: float):

@@ -87,7 +87,7 @@ def test_the_answer_is_the_best_within_the_budget(whole_page: Page, whole_folder
 
 
 def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
-    """Of SM+LN+G there is the parent's own perplexity, of a row on the front that of this run."""
+    """SM+LN+G has the parent's own perplexity, a row on the front that of this run."""
     records = [
         record(0, "SM+LN+G", "baseline", 0, math.log(7.04)),
         record(1, "SM+ScFuFFN_i6", "candidate", 0, math.log(22.0)),
@@ -114,7 +114,7 @@ def test_the_proxy_is_spoken_of_where_models_are_of_another_width_than_prices(ma
 
 
 def test_its_numbers_are_those_of_the_ledger(whole_page: Page, whole_folder: Path) -> None:
-    """Of every trained member, not rounded; the grid's own price of the same forms agrees to its digits."""
+    """Every trained member has them, not rounded; the grid's own price of the same forms agrees to its digits."""
     data, run = whole_page.data, Run.read(whole_folder)
     setting = data["settings"][0]
     assert (setting["protocol"], setting["network"], setting["seq_len"]) == ("published", None, 128)
