@@ -1,14 +1,14 @@
 """Figure data to matplotlib and to files; its only importer."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import Any
 
 import matplotlib
 
-from nas.report.front_figures import FrontFigure, Group, NgramLines, WhatIfFigure, WhatIfPanel
+from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines, WhatIfFigure, WhatIfPanel
 from nas.report.panels import OTHER, BarPanel, HeatPanel, LinePanel, PanelFigure
 
 matplotlib.use("Agg")
@@ -248,8 +248,7 @@ def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
 
 def _draw_step(axes: Axes, front: Group, color: str) -> None:
     """The line from each member of a front to the next."""
-    minutes, perplexities = [mark.latency_min for mark in front], [mark.perplexity for mark in front]
-    axes.step(minutes, perplexities, where="post", color=color, linewidth=1)
+    axes.step(*_places(front), where="post", color=color, linewidth=1)
 
 
 def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:
@@ -257,15 +256,18 @@ def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str
     style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
     if group:
         axes.plot([], [], **style, label=label)
-    for mark in group:
-        x, y = mark.latency_min, mark.perplexity
-        if mark.spread is None:
-            axes.plot(x, y, **style, markerfacecolor="white")
-        else:
-            low, high = mark.spread
-            axes.errorbar(x, y, yerr=[[y - low], [high - y]], **style, elinewidth=1, capsize=3)
-        if mark.range_min is not None:
-            axes.hlines(y, *mark.range_min, color=color, linewidth=1, alpha=0.5)
+    bare = [mark for mark in group if mark.spread is None]
+    axes.plot(*_places(bare), **style, markerfacecolor="white")
+    known = [mark for mark in group if mark.spread is not None]
+    errors = [[abs(mark.perplexity - mark.spread[end]) for mark in known if mark.spread] for end in (0, 1)]
+    axes.errorbar(*_places(known), yerr=errors, **style, elinewidth=1, capsize=3)
+    ranges = [(mark.perplexity, *mark.range_min) for mark in group if mark.range_min is not None]
+    if ranges:
+        axes.hlines(*zip(*ranges, strict=True), color=color, linewidth=1, alpha=0.5)
+
+
+def _places(marks: Sequence[Mark]) -> tuple[list[float], list[float]]:
+    return [mark.latency_min for mark in marks], [mark.perplexity for mark in marks]
 
 
 def _explain_seeds(axes: Axes, marks: Group) -> None:

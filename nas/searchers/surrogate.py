@@ -325,9 +325,9 @@ class _Whitened(NamedTuple):
 def fit(features: Features, known: Observations) -> Fit:
     """The posterior of the weights: by features rather than by observations, of which a long search has more."""
     apart, root = known.losses - known.rows @ features.mean, features.root
-    projected = csr_array(known.rows) @ csr_array(root)  # members x features
+    rows = csr_array(known.rows)
     whitened = {
-        discrepancy: _whitened(projected, apart, discrepancy**2 + known.variances) for discrepancy in DISCREPANCIES
+        discrepancy: _whitened(rows, root, apart, discrepancy**2 + known.variances) for discrepancy in DISCREPANCIES
     }
     scales = {worth: features.scales(features.unit * worth) for worth in WORTHS}
     worth, discrepancy = max(PAIRS, key=lambda pair: _log_posterior(whitened[pair[1]], scales[pair[0]], *pair))
@@ -346,10 +346,10 @@ def fit(features: Features, known: Observations) -> Fit:
     )
 
 
-def _whitened(projected: csr_array, apart: Floats, variances: Floats) -> _Whitened:
-    weighed = csr_array(projected.multiply(1 / variances[:, None]))
+def _whitened(rows: csr_array, root: Floats, apart: Floats, variances: Floats) -> _Whitened:
+    weighed = csr_array(rows.multiply(1 / variances[:, None]))
     constant = apart @ (apart / variances) / 2 + np.log(variances).sum() / 2
-    return _Whitened((projected.T @ weighed).toarray(), weighed.T @ apart, float(constant))
+    return _Whitened(root.T @ (rows.T @ weighed).toarray() @ root, root.T @ (weighed.T @ apart), float(constant))
 
 
 def _precision_factor(inner: Floats, scale: Floats) -> Floats:
