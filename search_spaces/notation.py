@@ -105,6 +105,7 @@ NAMED_LAYERS: dict[str, Layer] = {
     for its_norm, norm in NORM_NAMES.items()
     for its_ffn, (ffn, stabiliser) in FFN_NAMES.items()
 }
+_CHOICES = {part: {letter: choice for choice, letter in letters.items()} for part, letters in LETTERS.items()}
 _NAME = re.compile(r"(?P<layer>.+?)(?:_i(?P<pruned>[0-9]{1,4}))?")
 _GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
 
@@ -227,8 +228,7 @@ def _tiled(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[L
 
 def _layer(letters: str, text: str) -> Layer:
     chosen: dict[str, Any] = {}
-    for position, (letter, (kind, table)) in enumerate(zip(letters, LETTERS.items(), strict=True), 1):
-        choices = {its_letter: choice for choice, its_letter in table.items()}
+    for position, (letter, (kind, choices)) in enumerate(zip(letters, _CHOICES.items(), strict=True), 1):
         if letter not in choices:
             raise UserError(
                 f"letter {position} of {letters!r} in {text!r:.80} must be one of {''.join(choices)}, "

@@ -36,6 +36,7 @@ def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
     paths = tuple(path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
     for written in paths:
         figure.savefig(written)
+        figure.set_layout_engine("none")  # it is laid out
     plt.close(figure)
     return paths
 
