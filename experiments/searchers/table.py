@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from costmodel.errors import UserError
 from experiments.trainings import DATA, Ended, Job, Plan, Variant, train_all
 from nas.conversion.parent import BUILTIN, load_parent
 from nas.corpus.corpus import prepare
@@ -26,7 +27,7 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TablePart:
-    """space: a file beside the experiment's. parent: `builtin`, or a folder of `experiments/data`.
+    """space: a file beside the experiment's. parent: `builtin`, a folder of `experiments/data`, or a path with a slash.
 
     committed: outcomes, and blocks: scores of the parent's blocks, both files of `experiments/data`.
     """
@@ -40,7 +41,7 @@ class TablePart:
     @property
     def parent_name(self) -> str:
         """The parent as `load_parent` takes it."""
-        return self.parent if self.parent == BUILTIN else str(DATA / self.parent)
+        return self.parent if self.parent == BUILTIN or "/" in self.parent else str(DATA / self.parent)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +56,12 @@ class Settings:
 def run(name: str, settings: Settings, console: Console) -> None:
     """Trains what is not trained yet; any number of trainings may be left to the next time.
 
-    Raises UserError if another process is running the experiment.
+    Raises UserError if another process is running the experiment, or a parent that is to be made is not there.
     """
     for part_name, part in settings.parts.items():
+        if "/" in part.parent and not Path(part.parent).is_dir():
+            made = f"make it by the commands that {name}.yaml begins with"
+            raise UserError(f"parent {part.parent!r} of part {part_name!r} must be a folder, but is not there; {made}.")
         folder = RUNS / "experiments" / name / settings.scale / part_name
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):

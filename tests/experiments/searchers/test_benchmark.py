@@ -141,10 +141,16 @@ def test_the_shipped_files_fit_together():
         assert table.table_space(part).base.num_layers == int(name)
 
 
-@pytest.mark.parametrize("name", ["table", "table-known"])
+@pytest.mark.parametrize("name", ["table", "table-known", "table-pythia", "table-english"])
 def test_what_is_committed_is_of_the_parts(name: str):
     for part in settings_of(name).parts.values():
         committed = {record.row for record in read_outcomes(DATA / part.committed)}
         assert committed <= set(table.table_rows(part))
         regularised, *others = table.table_space(part).recipes
         assert others or all(row.startswith("EReg(") == regularised for row in committed)
+
+
+def test_a_parent_that_is_to_be_made_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="'runs/parent-pythia-export' of part 'pythia' must be a folder"):
+        table.run("table-pythia", settings_of("table-pythia"), Console(quiet=True))
