@@ -19,6 +19,7 @@ from typing import Any, NoReturn, TypeAlias
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
+from costmodel.config.removed import REMOVED
 from costmodel.config.schema import is_text
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import InfeasibleError, StoppedError, UserError
@@ -86,6 +87,9 @@ class Parser(ArgumentParser):
         return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        for name in re.findall(r"(?:^Option |--)'?([a-z][\w.]*)", message):
+            if name in REMOVED and ("nrecognized" in message or "not accept" in message):
+                raise ArgumentError(None, _hyphened(f"--{name} was removed; {REMOVED[name]}.")) from ex
         known = [action.dest for action in (getattr(ex, "subcommand_parser", None) or self)._actions]
         raise ArgumentError(None, _plain(message, [name for name in known if name not in _NO_KEYS])) from ex
 

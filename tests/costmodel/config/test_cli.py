@@ -60,6 +60,14 @@ def test_flags_come_from_the_signature_and_take_hyphens_or_underscores(capsys):
     assert capsys.readouterr().out == "Ada 2 quiet\nAda 2 loud\na_b-c 1 quiet\nnobody 1 quiet\n"
 
 
+def test_a_removed_flag_names_what_to_use(capsys, monkeypatch, tmp_path):
+    monkeypatch.setitem(cli.REMOVED, "how_often", "use --num-times")
+    (tmp_path / "greet.yaml").write_text("how_often: 2\n")
+    assert code_of(greet, "Ada", "--how-often", "2") == cli.USAGE
+    assert code_of(greet, "Ada", "--config", str(tmp_path / "greet.yaml")) == cli.USAGE
+    assert capsys.readouterr().err == "error: --how-often was removed; use --num-times.\n" * 2
+
+
 def test_help_comes_from_the_docstring_and_spells_hyphens(capsys):
     assert code_of({"greet": greet}, "greet", "--help") == 0
     text = capsys.readouterr().out
