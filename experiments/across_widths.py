@@ -28,10 +28,10 @@ from nas.conversion.pretrained import CHECKSUMS_FILE
 from nas.recipe.overrides import RecipeChanges, ScaleChanges
 from nas.recipe.recipe import ScaleName
 from nas.run.pareto import Point, hypervolume, nondominated
-from nas.searchers.block_scores import to_csv
 from nas.searchers.surrogate import kept, lacking
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
+from nas.training.distillation.sub_layers import to_csv
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
 from search_spaces.optima.stages import Floats

@@ -45,11 +45,11 @@ from nas.report.draw import draw_panels, save_figure
 from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.run.front import picked
 from nas.run.second import second_perplexity
-from nas.searchers.block_scores import BlockScores, from_csv, trained_sub_layers
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
 from nas.study.verify_fold import trained_model
 from nas.training.checkpoint import load_latest
+from nas.training.distillation.sub_layers import BlockScores, from_csv, trained_sub_layers
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture

@@ -32,9 +32,9 @@ from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import Normalisation, Recipe, ScaleName, SlopeSharing
 from nas.storage import replace_file
-from nas.study.library import initial_weights
-from nas.study.parent import teacher_of
 from nas.study.worker import worker_env
+from nas.training.distillation.library import initial_weights
+from nas.training.distillation.teacher import teacher_of
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import train
 from search_spaces.bases import Dimensions, base_architecture

@@ -46,12 +46,12 @@ from nas.recipe.recipe import (
     trained_architecture,
     usual_scale,
 )
+from nas.report.progress import share_progress
 from nas.report.summary import mark, ngram_lines
 from nas.storage import RUNS, locked, newest, replace_file
-from nas.study.blocks import progress
-from nas.study.library import initial_weights
-from nas.study.parent import teacher_of
 from nas.training.batches import validate
+from nas.training.distillation.library import initial_weights
+from nas.training.distillation.teacher import teacher_of
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
 from nas.training.memory import TooLargeError, available_bytes, require_memory, training_memory
@@ -232,7 +232,7 @@ def _initial(
 ) -> dict[str, torch.Tensor] | None:
     """The weights to start from; None for drawn ones."""
     if parent is not None:
-        with progress(console, "training the sub-layers of the candidate") as on_progress:
+        with share_progress(console, "training the sub-layers of the candidate") as on_progress:
             return initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
     if source is not None:
         return transferred(source.architecture, source.weights, candidate.initial_architecture)

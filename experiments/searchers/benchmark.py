@@ -33,10 +33,10 @@ from nas.recipe.distillation import parent_architecture
 from nas.report.draw import draw_panels, save_figure
 from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.searchers.anchors import anchors, published_members
-from nas.searchers.block_scores import from_csv
 from nas.searchers.strategy import SearchProblem
 from nas.storage import RUNS
 from nas.study.schedule import GENERATION_SIZE
+from nas.training.distillation.sub_layers import from_csv
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import Member, parse, placement

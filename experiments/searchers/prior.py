@@ -21,8 +21,8 @@ from experiments.searchers.benchmark import is_of_pool
 from experiments.searchers.table import CONFIGS
 from experiments.trainings import DATA, read_outcomes
 from nas.recipe.distillation import student_architecture
-from nas.searchers.block_scores import from_csv, trained_sub_layers
 from nas.searchers.surrogate import kept, lacking
+from nas.training.distillation.sub_layers import from_csv, trained_sub_layers
 from search_spaces.notation import parse
 from search_spaces.optima.stages import Floats
 from search_spaces.space import load_space

@@ -15,9 +15,10 @@ from experiments.trainings import DATA, Ended, Job, Plan, Variant, train_all
 from nas.conversion.parent import BUILTIN, load_parent
 from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES, ScaleName
-from nas.searchers.block_scores import BlockScores, to_csv
 from nas.storage import RUNS, locked, replace_file
-from nas.study.blocks import BLOCKS_FILE, block_scores
+from nas.study.blocks import BLOCKS_FILE
+from nas.training.distillation.block_scores import block_scores
+from nas.training.distillation.sub_layers import BlockScores, to_csv
 from search_spaces.architecture import Layer
 from search_spaces.notation import placement
 from search_spaces.space import SearchSpace, load_space, members

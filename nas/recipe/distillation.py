@@ -42,7 +42,7 @@ class DistillationSchedule:
     trainable: what of the model is trained: all; `changed`, the attention, FFNs and final norm that are not the
         parent's, with the neighbours of those that go; `neighbours`, these with what is just before and after each.
     blockwise_tokens: over which each sub-layer that is not the parent's is first trained by itself on the parent's
-        streams (`nas.study.library`); 0 to start from the parent's weights.
+        streams (`nas.training.distillation.library`); 0 to start from the parent's weights.
     kept_layers: so many first layers stay the parent's to the bit, with its embedding; None where any may be trained.
     streams: weight of how far the stream that each layer leaves is from the parent's (`nas.training.objective`).
 

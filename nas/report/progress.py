@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from costmodel.config.units import format_seconds
@@ -14,6 +15,7 @@ from nas.corpus.ngrams import TRIGRAM
 from nas.run.run import Run, Summary
 
 REFRESH_S = 1.0
+LINE_EVERY_S = 30.0  # of progress, where no terminal shows a bar
 
 
 def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
@@ -108,3 +110,31 @@ def _more_seeds(summary: Summary) -> str:
     if not summary.replicates and not summary.seeds_left:
         return ""
     return f"{summary.replicates}/{summary.replicates + summary.seeds_left} more seeds, "
+
+
+@contextmanager
+def share_progress(console: Console, description: str) -> Iterator[Callable[[float], None]]:
+    """Show a bar with the time left, or now and then a line where there is no terminal.
+
+    Yields a function that takes the share of the work done, from 0 to 1.
+    """
+    if not console.is_terminal:
+        yield _told_in_lines(console, description)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(description, total=1.0)
+        yield lambda share: bar.update(task, completed=share)
+
+
+def _told_in_lines(console: Console, description: str) -> Callable[[float], None]:
+    start = last = time.monotonic()
+
+    def tell(share: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= LINE_EVERY_S and share > 0:
+            last = now
+            console.print(f"{description}: {share:.0%}, ETA {format_seconds((now - start) * (1 / share - 1))}")
+
+    return tell

@@ -10,7 +10,7 @@ import numpy as np
 
 from costmodel.errors import UserError
 from nas.run.pareto import Point
-from nas.searchers.block_scores import BlockScores
+from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member

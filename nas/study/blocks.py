@@ -1,48 +1,22 @@
-"""Block scores: every sub-layer that a space offers in place of its parent's, trained alone and scored by itself.
+"""The block scores of a run: computed or read from the cache for searchers that use them, and kept with the run."""
 
-A score is what the parent's predictions lose when one sub-layer of `nas.study.library` is replaced: a few minutes for
-all on a core at the builtin parent's width, once for a parent, a corpus and the forms of a space. Scores are kept
-beside the corpus, layer by layer as they are made, and with the run.
-"""
-
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
-from hashlib import sha256
 from pathlib import Path
 
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import Tensor
-from torch.nn import functional
 
-from costmodel.config.units import format_seconds
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
-from nas.corpus.sequences import gather, held_out_targets
-from nas.model.decoder import Block, Decoder
 from nas.recipe.recipe import Recipe
+from nas.report.progress import share_progress
 from nas.run.config import StudyConfig
-from nas.searchers.block_scores import (
-    BlockScores,
-    SubLayer,
-    from_csv,
-    sub_layers_of,
-    to_csv,
-    trained_sub_layers,
-)
 from nas.storage import replace_file
-from nas.study.library import DEFAULT, FORMAT, BlockwiseDistillation, Library, room, settings_of
-from search_spaces.architecture import Layer
+from nas.training.distillation.block_scores import block_scores
+from nas.training.distillation.library import settings_of
+from nas.training.distillation.sub_layers import BlockScores, from_csv, to_csv
 from search_spaces.budget.feasible import FeasibleSpace
 
 BLOCKS_FILE = "blocks.csv"
-LINE_EVERY_S = 30.0  # of progress, where no terminal shows a bar
 READERS = ("trellis",)  # searchers that read them
-SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
-MOST_PREDICTED = 1 << 27  # numbers, 512 MiB: SmolLM2 is scored on 2,688 tokens, as long as training the sub-layer takes
-LOGITS_AT_A_TIME = 1 << 24  # 64 MiB
 
 
 def study_blocks(
@@ -66,7 +40,7 @@ def study_blocks(
     if path.exists():
         return from_csv(path.read_text(encoding="utf-8"), str(path))
     settings, keep = settings_of(recipe), bool(recipe.route and recipe.route.blockwise_tokens)
-    with progress(console, "scoring the blocks of the parent") as on_progress:
+    with share_progress(console, "scoring the blocks of the parent") as on_progress:
         scores = block_scores(
             parent,
             feasible.space.layers,
@@ -80,121 +54,3 @@ def study_blocks(
         )
     replace_file(path, to_csv(scores))
     return scores
-
-
-@contextmanager
-def progress(console: Console, description: str) -> Iterator[Callable[[float], None]]:
-    """A bar with the time that is left, which goes with its end; without a terminal lines, now and then. Yields what to
-    tell the share done.
-    """
-    if not console.is_terminal:
-        yield _told_in_lines(console, description)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(description, total=1.0)
-        yield lambda share: bar.update(task, completed=share)
-
-
-def _told_in_lines(console: Console, description: str) -> Callable[[float], None]:
-    start = last = time.monotonic()
-
-    def tell(share: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= LINE_EVERY_S and share > 0:
-            last = now
-            console.print(f"{description}: {share:.0%}, ETA {format_seconds((now - start) * (1 / share - 1))}")
-
-    return tell
-
-
-def block_scores(
-    parent: Parent,
-    layers: Iterable[Layer],
-    corpus: Corpus,
-    settings: BlockwiseDistillation = DEFAULT,
-    *,
-    seq_len: int,
-    first_depth: int = 0,
-    device: str = "cpu",
-    keep: bool = False,
-    on_progress: Callable[[float], None] = lambda share: None,
-) -> BlockScores:
-    """Scores of the sub-layers of these layers at every depth of the parent; from the cache, as far as they are there.
-
-    first_depth: before which layers stay the parent's, and have the scores of their own alone. keep: whether the
-    trained sub-layers are kept too, for candidates to start from (`Library`). on_progress: gets the share of the work
-    that is done. Raises UserError if the corpus is too short.
-    """
-    architecture = parent.model.architecture
-    depths, parent_sub_layers = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)
-    wanted = sorted(
-        {sub_layer for layer in layers for depth in depths for sub_layer in sub_layers_of(architecture, depth, layer)}
-        | {sub_layer for sub_layer in parent_sub_layers if sub_layer.depth < first_depth}
-    )
-    tokens = scored_tokens(corpus, seq_len, architecture.vocab_size)
-    digest = sha256(repr((settings, seq_len, tokens.numel())).encode()).hexdigest()[:12]
-    path = Path(corpus.folder) / f"blocks-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}.csv"
-    library = Library(parent, corpus, settings, seq_len=seq_len, device=device)
-    divergences = dict.fromkeys(parent_sub_layers, 0.0)
-    with suppress(FileNotFoundError):
-        divergences |= from_csv(path.read_text(encoding="utf-8"), str(path)).divergences
-    missing = [
-        sub_layer
-        for sub_layer in wanted
-        if sub_layer not in divergences
-        or (keep and sub_layer not in parent_sub_layers and not library.holds(sub_layer))
-    ]
-    if not missing:
-        return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
-    model = parent.decoder().to(device)
-    streams = model.streams(tokens.to(device))
-    predicted = _predicted(model, streams[-1], Path(corpus.folder))
-
-    def score(sub_layer: SubLayer, block: Block) -> float:
-        if keep:
-            library.keep(sub_layer, block)
-        return _divergence(model, streams[sub_layer.depth], predicted, block, sub_layer.depth)
-
-    for scored in library.trained(missing, score, on_progress):
-        divergences |= scored
-        with suppress(OSError):  # a cache that only others may write to
-            replace_file(path, to_csv(BlockScores(divergences=divergences)))
-    return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
-
-
-def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
-    """The tokens that scores are taken on, sequences x seq_len. Raises UserError if the corpus is too short."""
-    num_tokens = max(seq_len, min(SCORED_TOKENS, MOST_PREDICTED // vocab_size))
-    sequences = gather(corpus, "validation", held_out_targets(corpus, seq_len, num_tokens).indices, seq_len)
-    return torch.from_numpy(sequences[:, :-1].astype("int64"))
-
-
-@torch.no_grad()
-def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block, depth: int) -> float:
-    """KL(parent || parent with one layer replaced), nats per token. predicted: by the parent, rows x vocab."""
-    for layer in (block.eval(), *model.layers[depth + 1 :]):
-        stream, _ = layer(stream, False)
-    total = 0.0
-    for rows, replaced in _log_probabilities(model, stream):
-        kept = predicted[rows].to(replaced.device)
-        total += float(functional.kl_div(replaced, kept, reduction="sum", log_target=True))
-    return total / len(predicted)
-
-
-@torch.no_grad()
-def _predicted(model: Decoder, stream: Tensor, folder: Path) -> Tensor:
-    """Log-probabilities, rows x vocab."""
-    predicted = room((stream.shape[:-1].numel(), model.architecture.vocab_size), folder)
-    for rows, part in _log_probabilities(model, stream):
-        predicted[rows] = part
-    return predicted
-
-
-def _log_probabilities(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Log-probabilities of the stream that the last layer leaves, a part at a time: rows, and rows x vocab."""
-    features, num_rows = model.final_norm(stream).flatten(0, 1), LOGITS_AT_A_TIME // model.architecture.vocab_size
-    for start in range(0, len(features), num_rows):
-        rows = slice(start, start + num_rows)
-        yield rows, model.logits(features[rows]).log_softmax(dim=-1)

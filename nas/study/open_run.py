@@ -23,12 +23,12 @@ from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import Meta, SecondCorpus, read_meta
 from nas.run.ledger import Record, architecture_of
 from nas.searchers.anchors import SEQ_LEN, TOKENS, anchors, known_trainings, published_members
-from nas.searchers.block_scores import BlockScores
 from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.parent import parent_result
 from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from nas.training.batches import validate
+from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member, placement

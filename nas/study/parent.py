@@ -2,23 +2,19 @@
 
 from dataclasses import replace
 from pathlib import Path
-from shutil import disk_usage
 
 from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, NO_PARENT, Parent, kept_parent, load_parent, require_fit
 from nas.corpus.corpus import Corpus
 from nas.recipe.distillation import parent_architecture
-from nas.recipe.recipe import SCALES, Recipe, Scale, trained_architecture
+from nas.recipe.recipe import SCALES, Scale, trained_architecture
 from nas.run.config import StudyConfig
 from nas.run.folder import PARENT_FOLDER, Meta, ParentResult
 from nas.training.batches import validate
-from nas.training.distillation.teacher import RECORD, STREAM, Teacher
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import name_of
 from search_spaces.pricing import price_architecture
-
-MOST_KEPT_SHARE = 1 / 4  # of what is free on the disk, by what a parent says of a training's tokens
 
 
 def study_parent(config: StudyConfig, base: Architecture) -> Parent | None:
@@ -62,23 +58,3 @@ def parent_result(
         latency_s=cost.price.latency_s,
         documents=validation.documents,
     )
-
-
-def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
-    """The parent as what candidates learn from; what it says is kept beside the corpus, unless it is much."""
-    assert recipe.route is not None
-    route, architecture, num_tokens = recipe.route, parent.model.architecture, recipe.scale.seen_tokens
-    ending = f"{parent.digest}-{recipe.scale.seq_len}-{device.partition(':')[0]}.bin"
-    features = architecture.num_layers * architecture.d_model if route.streams else 0
-    return Teacher(
-        parent.decoder().to(device),
-        route.most_likely,
-        _kept(corpus, f"likely-{route.most_likely}-{ending}", num_tokens * route.most_likely * RECORD.itemsize),
-        _kept(corpus, f"streams-{ending}", num_tokens * features * STREAM.itemsize),
-    )
-
-
-def _kept(corpus: Corpus, name: str, num_bytes: int) -> Path | None:
-    """The file of what a training needs so many bytes of, if that is there or little beside what is free."""
-    path = Path(corpus.folder) / name
-    return path if path.exists() or num_bytes <= MOST_KEPT_SHARE * disk_usage(corpus.folder).free else None

@@ -15,10 +15,10 @@ from costmodel.errors import UserError
 from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
-from nas.study.library import initial_weights
-from nas.study.parent import teacher_of
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout
 from nas.study.verify_fold import second_documents, verified_form
+from nas.training.distillation.library import initial_weights
+from nas.training.distillation.teacher import teacher_of
 from nas.training.memory import TooLargeError
 from nas.training.outcome import Outcome
 from nas.training.trainer import train

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -12,10 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from nas.conversion.parent import Parent
+from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder
+from nas.recipe.recipe import Recipe
 
 LOGITS_AT_A_TIME = {"cpu": 1 << 22, "cuda": 1 << 28}  # at least one sequence's: 16 MiB of fp32, 1 GiB
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])
+MOST_CACHED_SHARE = 1 / 4  # of the free disk, for one cache of the outputs of a parent
 STREAM = np.dtype("<f2")  # of a feature that a norm leaves; its rounding is far below what candidates are off by
 WRITTEN = b"\x01"  # behind a record that is whole
 
@@ -140,3 +145,23 @@ def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Ca
             if kept:
                 kept.write(indices[place], record)
     return np.stack([record for index in indices if (record := records[index]) is not None])
+
+
+def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
+    """Return the parent as a teacher; its outputs are cached beside the corpus if the disk has room for them."""
+    assert recipe.route is not None
+    route, architecture, num_tokens = recipe.route, parent.model.architecture, recipe.scale.seen_tokens
+    ending = f"{parent.digest}-{recipe.scale.seq_len}-{device.partition(':')[0]}.bin"
+    features = architecture.num_layers * architecture.d_model if route.streams else 0
+    return Teacher(
+        parent.decoder().to(device),
+        route.most_likely,
+        _cache_path(corpus, f"likely-{route.most_likely}-{ending}", num_tokens * route.most_likely * RECORD.itemsize),
+        _cache_path(corpus, f"streams-{ending}", num_tokens * features * STREAM.itemsize),
+    )
+
+
+def _cache_path(corpus: Corpus, name: str, num_bytes: int) -> Path | None:
+    """Return the path of a cache file, or None if the cache would take too much of the free disk."""
+    path = Path(corpus.folder) / name
+    return path if path.exists() or num_bytes <= MOST_CACHED_SHARE * disk_usage(corpus.folder).free else None

@@ -5,6 +5,7 @@ from typing import Literal
 import pytest
 
 from costmodel.config import cli
+from costmodel.config.removed import REMOVED
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 
@@ -61,7 +62,7 @@ def test_flags_come_from_the_signature_and_take_hyphens_or_underscores(capsys):
 
 
 def test_a_removed_flag_names_what_to_use(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(cli.REMOVED, "how_often", "use --num-times")
+    monkeypatch.setitem(REMOVED, "how_often", "use --num-times")
     (tmp_path / "greet.yaml").write_text("how_often: 2\n")
     assert code_of(greet, "Ada", "--how-often", "2") == cli.USAGE
     assert code_of(greet, "Ada", "--config", str(tmp_path / "greet.yaml")) == cli.USAGE

@@ -21,17 +21,25 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import from_parent
-from nas.searchers.block_scores import BlockScores, Part, SubLayer, from_csv, sub_layers_of, trained_sub_layers
-from nas.study import blocks, library
-from nas.study.blocks import block_scores, scored_tokens
-from nas.study.library import (
+from nas.report.progress import share_progress
+from nas.training.batches import train_batch
+from nas.training.distillation import library
+from nas.training.distillation.block_scores import block_scores, scored_tokens
+from nas.training.distillation.library import (
     BlockwiseDistillation,
     distillation_error,
     initial_weights,
     parent_streams,
     trained_block,
 )
-from nas.training.batches import train_batch
+from nas.training.distillation.sub_layers import (
+    BlockScores,
+    Part,
+    SubLayer,
+    from_csv,
+    sub_layers_of,
+    trained_sub_layers,
+)
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.budget.feasible import within_budget
@@ -182,9 +190,9 @@ def test_what_is_fitted_learns_in_steps_that_do_not_undo_it(form: str, degree: i
 
 def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch):
     now = iter((0.0, 20.0, 60.0, 70.0))
-    monkeypatch.setattr("nas.study.blocks.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("nas.report.progress.time.monotonic", lambda: next(now))
     file = StringIO()
-    with blocks.progress(Console(file=file), "training") as tell:
+    with share_progress(Console(file=file), "training") as tell:
         for share in (0.1, 0.25, 0.5):
             tell(share)
     assert file.getvalue() == "training: 25%, ETA 3.00 min\n"

@@ -10,7 +10,7 @@ from torch import Tensor
 from nas.corpus.corpus import Corpus
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import candidate_at
-from nas.study.parent import teacher_of
+from nas.training.distillation.teacher import teacher_of
 from nas.training.objective import Objective
 from search_spaces.bases import BASES
 from search_spaces.notation import parse

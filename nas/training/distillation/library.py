@@ -34,10 +34,10 @@ from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import fitted_degree, parent_architecture
 from nas.recipe.recipe import Recipe
-from nas.searchers.block_scores import SubLayer, trained_sub_layers
 from nas.storage import replace_file
 from nas.training.batches import train_batch
 from nas.training.distillation.parts import MODULES, modules_of
+from nas.training.distillation.sub_layers import SubLayer, trained_sub_layers
 
 T = TypeVar("T")
 

@@ -1,0 +1,126 @@
+"""Block scores: the loss in the parent's predictions when one sub-layer is replaced by a trained alternative.
+
+The alternatives come from `nas.training.distillation.library`. Scoring takes a few minutes on one core at the width of
+the builtin parent, once for a parent, a corpus and the forms of a space. Scores are cached beside the corpus, layer by
+layer as they are computed, and kept with the run.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nas.conversion.parent import Parent
+from nas.corpus.corpus import Corpus
+from nas.corpus.sequences import gather, held_out_targets
+from nas.model.decoder import Block, Decoder
+from nas.storage import replace_file
+from nas.training.distillation.library import DEFAULT, FORMAT, BlockwiseDistillation, Library, room
+from nas.training.distillation.sub_layers import (
+    BlockScores,
+    SubLayer,
+    from_csv,
+    sub_layers_of,
+    to_csv,
+    trained_sub_layers,
+)
+from search_spaces.architecture import Layer
+
+SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
+MOST_PREDICTED = 1 << 27  # numbers, 512 MiB: SmolLM2 is scored on 2,688 tokens, as long as training the sub-layer takes
+LOGITS_AT_A_TIME = 1 << 24  # 64 MiB
+
+
+def block_scores(
+    parent: Parent,
+    layers: Iterable[Layer],
+    corpus: Corpus,
+    settings: BlockwiseDistillation = DEFAULT,
+    *,
+    seq_len: int,
+    first_depth: int = 0,
+    device: str = "cpu",
+    keep: bool = False,
+    on_progress: Callable[[float], None] = lambda share: None,
+) -> BlockScores:
+    """Scores of the sub-layers of these layers at every depth of the parent; from the cache, as far as they are there.
+
+    first_depth: before which layers stay the parent's, and have the scores of their own alone. keep: whether the
+    trained sub-layers are kept too, for candidates to start from (`Library`). on_progress: gets the share of the work
+    that is done. Raises UserError if the corpus is too short.
+    """
+    architecture = parent.model.architecture
+    depths, parent_sub_layers = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)
+    wanted = sorted(
+        {sub_layer for layer in layers for depth in depths for sub_layer in sub_layers_of(architecture, depth, layer)}
+        | {sub_layer for sub_layer in parent_sub_layers if sub_layer.depth < first_depth}
+    )
+    tokens = scored_tokens(corpus, seq_len, architecture.vocab_size)
+    digest = sha256(repr((settings, seq_len, tokens.numel())).encode()).hexdigest()[:12]
+    path = Path(corpus.folder) / f"blocks-{FORMAT}-{parent.digest}-{corpus.fingerprint}-{digest}.csv"
+    library = Library(parent, corpus, settings, seq_len=seq_len, device=device)
+    divergences = dict.fromkeys(parent_sub_layers, 0.0)
+    with suppress(FileNotFoundError):
+        divergences |= from_csv(path.read_text(encoding="utf-8"), str(path)).divergences
+    missing = [
+        sub_layer
+        for sub_layer in wanted
+        if sub_layer not in divergences
+        or (keep and sub_layer not in parent_sub_layers and not library.holds(sub_layer))
+    ]
+    if not missing:
+        return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
+    model = parent.decoder().to(device)
+    streams = model.streams(tokens.to(device))
+    predicted = _predicted(model, streams[-1], Path(corpus.folder))
+
+    def score(sub_layer: SubLayer, block: Block) -> float:
+        if keep:
+            library.keep(sub_layer, block)
+        return _divergence(model, streams[sub_layer.depth], predicted, block, sub_layer.depth)
+
+    for scored in library.trained(missing, score, on_progress):
+        divergences |= scored
+        with suppress(OSError):  # a cache that only others may write to
+            replace_file(path, to_csv(BlockScores(divergences=divergences)))
+    return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
+
+
+def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
+    """The tokens that scores are taken on, sequences x seq_len. Raises UserError if the corpus is too short."""
+    num_tokens = max(seq_len, min(SCORED_TOKENS, MOST_PREDICTED // vocab_size))
+    sequences = gather(corpus, "validation", held_out_targets(corpus, seq_len, num_tokens).indices, seq_len)
+    return torch.from_numpy(sequences[:, :-1].astype("int64"))
+
+
+@torch.no_grad()
+def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block, depth: int) -> float:
+    """KL(parent || parent with one layer replaced), nats per token. predicted: by the parent, rows x vocab."""
+    for layer in (block.eval(), *model.layers[depth + 1 :]):
+        stream, _ = layer(stream, False)
+    total = 0.0
+    for rows, replaced in _log_probabilities(model, stream):
+        kept = predicted[rows].to(replaced.device)
+        total += float(functional.kl_div(replaced, kept, reduction="sum", log_target=True))
+    return total / len(predicted)
+
+
+@torch.no_grad()
+def _predicted(model: Decoder, stream: Tensor, folder: Path) -> Tensor:
+    """Log-probabilities, rows x vocab."""
+    predicted = room((stream.shape[:-1].numel(), model.architecture.vocab_size), folder)
+    for rows, part in _log_probabilities(model, stream):
+        predicted[rows] = part
+    return predicted
+
+
+def _log_probabilities(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Log-probabilities of the stream that the last layer leaves, a part at a time: rows, and rows x vocab."""
+    features, num_rows = model.final_norm(stream).flatten(0, 1), LOGITS_AT_A_TIME // model.architecture.vocab_size
+    for start in range(0, len(features), num_rows):
+        rows = slice(start, start + num_rows)
+        yield rows, model.logits(features[rows]).log_softmax(dim=-1)
