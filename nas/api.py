@@ -16,7 +16,7 @@ from nas.run.ledger import Record, Table
 from nas.run.reprice import WhatIf, reprice
 from nas.run.run import Run as PlainRun
 from nas.run.tables import front_table, trial_table
-from nas.study.priced_study import PricedStudy, check_parent, price_study, with_parent
+from nas.study.priced_study import PricedStudy, price_study
 from search_spaces.budget.feasible import check_feasible
 
 # A resumed run keeps what its results depend on; only these may differ from one process to the next.
@@ -105,7 +105,7 @@ class Run(PlainRun):
         Raises UserError for another change, or if prices or data are no longer those of the run; else as
         `nas.Study.run` does.
         """
-        return self.read(_train(self.resumed(**changes), callbacks, console, folder=self.folder))
+        return self.read(_train(self.resumed(**changes), callbacks, console, run=self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,10 +198,7 @@ class Study(StudyConfig):
 
     def priced(self) -> PricedStudy:
         """The whole space with its prices; nothing is trained or written. Raises UserError as `run` does."""
-        config = with_parent(self)
-        priced = price_study(config)
-        check_parent(config, priced.feasible.space.base)
-        return priced
+        return price_study(self)
 
     def run(
         self,
@@ -227,13 +224,12 @@ def _train(
     callbacks: Sequence[Callback],
     console: Console | None,
     *,
-    folder: Path | None = None,
+    run: Run | None = None,
     output_dir: Path | None = None,
 ) -> Path:
-    """The folder of the run when it has ended. folder: of the run to go on with, or None for one in `output_dir`."""
+    """The folder of the run when it has ended. run: the one to go on with, or None for one in `output_dir`."""
     console = console or Console(quiet=True)
-    config = with_parent(config) if folder is None else config
-    priced = price_study(config, folder)
+    priced = price_study(config, run)
     for line in priced.lines:
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(priced.feasible)
@@ -241,14 +237,6 @@ def _train(
 
     calls = Calls(callbacks)
     try:
-        return run_study(
-            config,
-            priced.feasible,
-            console,
-            folder=folder,
-            output_dir=output_dir,
-            on_start=calls.started,
-            on_end=calls.trial_ended,
-        )
+        return run_study(priced, console, output_dir=output_dir, on_start=calls.started, on_end=calls.trial_ended)
     finally:
         calls.ended()

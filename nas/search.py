@@ -55,7 +55,7 @@ def search(given: dict[str, Any], console: Console) -> None:
         if not dry_run:
             run.resume(console=console, **given)
             return
-        priced = price_study(run.resumed(**given), run.folder)
+        priced = price_study(run.resumed(**given), run)
     else:
         if "budget_latency" not in given:
             raise UserError("--budget-latency is required, such as --budget-latency 5min, or 60% of a --parent.")

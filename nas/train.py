@@ -23,7 +23,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
-from nas.conversion.parent import NO_PARENT, Parent, load_initial, load_parent, require_fit
+from nas.conversion.parent import Parent, load_initial, load_parent, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
@@ -48,6 +48,7 @@ from nas.recipe.recipe import (
 )
 from nas.report.progress import share_progress
 from nas.report.summary import mark, ngram_lines
+from nas.run.config import NO_PARENT
 from nas.storage import RUNS, locked, newest, replace_file
 from nas.training.batches import validate
 from nas.training.distillation.library import initial_weights

@@ -34,7 +34,6 @@ from search_spaces.architecture import Architecture, canonical
 from search_spaces.notation import placement
 
 BUILTIN = "builtin"
-NO_PARENT = "none"  # from scratch
 BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 
 

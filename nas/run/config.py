@@ -30,6 +30,7 @@ RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", 
 
 
 USUAL_SPACE = "gpt2-small"
+NO_PARENT = "none"  # candidates are trained from scratch
 LOOKS = 3  # for each candidate that is trained to its end: half of the tokens go into either
 THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are always the same
 
@@ -164,13 +165,13 @@ class StudyConfig:
         for name in ("head_dim", "vocab_size"):
             if getattr(self.recipe.scale, name) is not None:
                 raise UserError(f"--recipe.scale.{flag(name)[2:]} is that of --scale in a search; leave it out.")
-        if self.scale == "parent" and self.parent in (None, "none"):
+        if self.scale == "parent" and self.parent in (None, NO_PARENT):
             raise UserError("--scale parent is the size of a trained model; name it by --parent.")
         shares = [text for said in self.asked.values() for text in said.values() if is_share(text)]
-        if shares and self.parent in (None, "none"):
+        if shares and self.parent in (None, NO_PARENT):
             raise UserError(f"a budget of {shares[0]} is a share of what --parent takes; name it, or give a unit.")
         _ = shares or self.budget, self.workload
-        if self.kept_layers is not None and self.parent in (None, "none"):
+        if self.kept_layers is not None and self.parent in (None, NO_PARENT):
             raise UserError("--public-layers and --client-layers are of --parent, whose weights they keep; name it.")
         if self.kept_layers is not None and self.recipe.route.spread:
             raise UserError(
@@ -205,7 +206,7 @@ class StudyConfig:
     def budget(self) -> Budget:
         """Under the first protocol, with those under the others.
 
-        Raises UserError for shares of a parent's price, which `nas.study.priced_study.with_parent` resolves.
+        Raises UserError for shares of a parent's price, which `nas.study.priced_study.price_study` resolves.
         """
         first, *others = self.budgets.values()
         return replace(first, also=tuple(zip(self.protocols[1:], others, strict=True)))

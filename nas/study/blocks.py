@@ -1,54 +1,40 @@
 """The block scores of a run: computed or read from the cache for searchers that use them, and kept with the run."""
 
-from pathlib import Path
-
 from rich.console import Console
 
-from nas.conversion.parent import Parent
-from nas.corpus.corpus import Corpus
-from nas.recipe.recipe import Recipe
 from nas.report.progress import share_progress
-from nas.run.config import StudyConfig
 from nas.storage import replace_file
+from nas.study.resolve import ResolvedStudy
 from nas.training.distillation.block_scores import block_scores
 from nas.training.distillation.library import settings_of
 from nas.training.distillation.sub_layers import BlockScores, from_csv, to_csv
-from search_spaces.budget.feasible import FeasibleSpace
 
 BLOCKS_FILE = "blocks.csv"
 READERS = ("trellis",)  # searchers that read them
 
 
-def study_blocks(
-    config: StudyConfig,
-    feasible: FeasibleSpace,
-    parent: Parent | None,
-    recipe: Recipe,
-    corpus: Corpus,
-    folder: Path,
-    console: Console,
-    device: str,
-) -> BlockScores | None:
+def study_blocks(study: ResolvedStudy, console: Console) -> BlockScores | None:
     """The scores that the searcher of a run reads; None without a parent, or where it reads none.
 
     Where candidates start from trained sub-layers, these are what is scored, and are kept. Raises UserError if the
     run's own scores are damaged.
     """
+    config, parent, recipe = study.config, study.parent, study.meta.recipe
     if parent is None or config.searcher not in READERS:
         return None
-    path = folder / BLOCKS_FILE
+    path = study.folder / BLOCKS_FILE
     if path.exists():
         return from_csv(path.read_text(encoding="utf-8"), str(path))
     settings, keep = settings_of(recipe), bool(recipe.route and recipe.route.blockwise_tokens)
     with share_progress(console, "scoring the blocks of the parent") as on_progress:
         scores = block_scores(
             parent,
-            feasible.space.layers,
-            corpus,
+            study.feasible.space.layers,
+            study.corpus,
             settings,
             seq_len=config.seq_len,
             first_depth=config.kept_layers or 0,
-            device=device,
+            device=study.device,
             keep=keep,
             on_progress=on_progress,
         )

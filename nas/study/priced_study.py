@@ -1,19 +1,20 @@
 """A study before anything is trained: what its whole space costs, and how much of it fits the budget."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from costmodel.config.units import format_count, parse_share
 from costmodel.cost import Budget
 from costmodel.data_range import describe
 from costmodel.errors import UserError
+from costmodel.estimate import Pricer
 from nas.recipe.recipe import SCALES, trained_architecture, usual_scale
-from nas.run.config import USUAL_SPACE, StudyConfig, flag, is_share
-from nas.run.folder import is_on_parent, read_meta, run_pricers, run_space
+from nas.run.config import NO_PARENT, USUAL_SPACE, StudyConfig, flag, is_share
+from nas.run.folder import is_on_parent, run_pricers, run_space
+from nas.run.run import Run
 from nas.searchers.strategy import check_searcher, searcher_of
-from search_spaces.architecture import Architecture, Layer
+from search_spaces.architecture import Architecture
 from search_spaces.bases import OWN
 from search_spaces.budget.feasible import (
     FeasibleSpace,
@@ -30,11 +31,21 @@ from search_spaces.notation import name_of, parse, placement
 from search_spaces.pricing import price_architecture
 from search_spaces.space import SearchSpace, load_space, member_of, num_members, with_first_layers, without
 
+if TYPE_CHECKING:
+    from nas.conversion.parent import Parent
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricedStudy:
-    """feasible: the space with its prices and budget. left_out: choices without a price, and why."""
+    """A study with its whole space priced, before anything is trained.
 
+    config: with what its parent decides. run: the one to go on with, or None. parent: the model that a new study names,
+    or None. feasible: the space with its prices and budget. left_out: choices without a price, and why.
+    """
+
+    config: StudyConfig
+    run: Run | None
+    parent: "Parent | None"
     feasible: FeasibleSpace
     left_out: Mapping[str, str]
 
@@ -56,88 +67,81 @@ class PricedStudy:
         return [*left_out, *overview(feasible), *_extrapolated(feasible), *_last_projection(feasible)]
 
 
-def price_study(config: StudyConfig, folder: Path | None = None) -> PricedStudy:
-    """Prices the whole space. folder: of the run to go on with, or None for a new one.
+def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
+    """Prices the whole space. run: the one to go on with, or None for a new study.
 
-    Raises UserError for a space, protocol or parent that cannot be read or priced, or a searcher that is none.
+    What a new study leaves open is taken from its parent: the space where the default one has another block, the scale
+    where it is of another size, and budgets that are shares of its price.
+
+    Raises UserError for a space, protocol or parent that cannot be read or priced, a parent that candidates cannot
+    start from, or a searcher that is none.
     """
     check_searcher(config.searcher)
     if ":" in config.searcher:  # of one's own: what is wrong with it is said before anything takes time
         searcher_of(config.searcher)
-    budgets = list(zip(run_pricers(folder, config), config.budgets.values(), strict=True))
-    space = run_space(folder, config, _tables(config, folder))
-    if folder is not None:
-        space = without(space, read_meta(folder).withheld)
+    parent = _load_parent(config.parent) if run is None and config.parent not in (None, NO_PARENT) else None
+    if parent is not None:
+        config = _with_usual_of(config, parent)
+    folder = None if run is None else run.folder
+    space, pricers = run_space(folder, config, _tables(config, run, parent)), run_pricers(folder, config)
+    if parent is not None:
+        config = _with_budgets_of(config, parent, space, pricers)
+    if run is not None:
+        space = without(space, run.meta.withheld)
     if config.kept_layers is not None:
-        space = _with_kept_layers(config, folder, space)
-    feasible, left_out = priced_within(space, budgets, config.workload, config.accounting)
-    return PricedStudy(feasible=feasible, left_out=left_out)
+        space = _with_kept_layers(config, space, _placement_of(run, parent))
+    if parent is not None:
+        _require_fit(config, parent, space)
+    feasible, left_out = priced_within(
+        space, list(zip(pricers, config.budgets.values(), strict=True)), config.workload, config.accounting
+    )
+    return PricedStudy(config=config, run=run, parent=parent, feasible=feasible, left_out=left_out)
 
 
-def _tables(config: StudyConfig, folder: Path | None) -> Architecture | None:
-    """The parent, whose vocabulary and context are priced at full size; None where those of space and scale are."""
-    if config.parent in (None, "none"):
-        return None
-    if SCALES[config.scale].vocab_size is not None and not is_on_parent(folder, config):
-        return None
-    if folder is not None:
-        return read_meta(folder).base
-    return _parent_architecture(config.parent)
+def _load_parent(name: str | None) -> "Parent":
+    from nas.conversion.parent import load_parent  # torch, which a study without a parent of one's own waits for later
+
+    assert name is not None
+    return load_parent(name)
 
 
-def _with_kept_layers(config: StudyConfig, folder: Path | None, space: SearchSpace) -> SearchSpace:
-    """The members that begin with the layers that are no secret.
+def _require_fit(config: StudyConfig, parent: "Parent", space: SearchSpace) -> None:
+    """Raises UserError if candidates of a space cannot start from the parent."""
+    from nas.conversion.parent import require_fit  # torch, which reading the parent has imported
 
-    Where a live norm reads the embedding, folding changes no basis; what has attention and an FFN is joined with
-    nothing, and keeps its number.
-    """
-    if space.definition.choices is None:
-        raise UserError(
-            f"--public-layers and --client-layers need a space that offers choices for each layer, but {space.name} "
-            f"lists its members; leave them out, or name another --space."
-        )
-    kept = _parent_layers(config, folder, space.base)[: config.kept_layers]
-    live = kept != () and reads_live_norm(space.base.block_facts, 0, kept[0])
-    if not live or any("none" in (layer.attention, layer.ffn) for layer in kept):
-        theirs = kept and placement(member_of(space, kept, entropy_regularised=False).architecture)
-        raise UserError(
-            f"--public-layers and --client-layers of a search must keep layers of --parent that have attention and an "
-            f"FFN, the first of them a live norm, since folding changes others and an embedding alone, but got "
-            f"{theirs or 'no layer'}; keep others, or leave them out."
-        )
-    return with_first_layers(space, kept)
+    require_fit(parent, trained_architecture(space.base, replace(SCALES[config.scale], seq_len=config.seq_len)))
 
 
-def _parent_layers(config: StudyConfig, folder: Path | None, base: Architecture) -> tuple[Layer, ...]:
-    """The parent's layers at the dimensions of the space."""
-    assert config.parent is not None
-    route = None if folder is None else read_meta(folder).recipe.route
-    theirs = placement(_parent_architecture(config.parent)) if route is None else route.placement
-    return parse(theirs, base).architecture.layers
-
-
-def with_parent(config: StudyConfig) -> StudyConfig:
-    """The configuration of a new study with what its parent decides.
-
-    The space is of its layers where those are not of the default space's kind, the scale of its size where that is not
-    the default's, and a budget that is a share of its price is in seconds or bytes.
-
-    Raises UserError for a parent that cannot be read or priced.
-    """
-    if config.parent in (None, "none"):
-        return config
-    parent = _parent_architecture(config.parent)
-    if config.space == USUAL_SPACE and parent.block != load_space(config.space).base.block:
+def _with_usual_of(config: StudyConfig, parent: "Parent") -> StudyConfig:
+    """The configuration with the parent's own space and scale, where the default ones are not of its kind or size."""
+    architecture = parent.model.architecture
+    if config.space == USUAL_SPACE and architecture.block != load_space(config.space).base.block:
         config = replace(config, space=OWN)
-    if config.scale == usual_scale(None):
-        config = replace(config, scale=usual_scale(parent))
+    return replace(config, scale=usual_scale(architecture)) if config.scale == usual_scale(None) else config
+
+
+def _tables(config: StudyConfig, run: Run | None, parent: "Parent | None") -> Architecture | None:
+    """The parent, whose vocabulary and context are priced at full size; None where those of space and scale are."""
+    if config.parent in (None, NO_PARENT):
+        return None
+    if SCALES[config.scale].vocab_size is not None and not is_on_parent(None if run is None else run.folder, config):
+        return None
+    if run is not None:
+        return run.meta.base
+    assert parent is not None
+    return parent.model.architecture
+
+
+def _with_budgets_of(
+    config: StudyConfig, parent: "Parent", space: SearchSpace, pricers: Sequence[Pricer]
+) -> StudyConfig:
+    """The configuration with its budgets in seconds and bytes, where they are shares of the parent's price."""
     if not any(is_share(text) for said in config.asked.values() for text in said.values()):
         return config
-    space = run_space(None, config, _tables(config, None))
-    theirs = parse(placement(parent), space.base).architecture
+    architecture = parse(placement(parent.model.architecture), space.base).architecture
     resolved: dict[str, list[str]] = {}
-    for pricer in run_pricers(None, config):
-        price = price_architecture(theirs, pricer, config.workload, config.accounting).price
+    for pricer in pricers:
+        price = price_architecture(architecture, pricer, config.workload, config.accounting).price
         said = config.asked[pricer.protocol]
         if is_share(said["budget_keys"]):
             Budget(key_bytes=1.0).check_keys(pricer.protocol, has_keys=price.key_bytes is not None)
@@ -154,20 +158,36 @@ def with_parent(config: StudyConfig) -> StudyConfig:
     return replace(config, **budgets)
 
 
-def check_parent(config: StudyConfig, base: Architecture) -> None:
-    """Raises UserError, as a search would, if candidates of a space cannot start from the parent that is named."""
-    if config.parent in (None, "none"):
-        return
-    from nas.conversion.parent import load_parent, require_fit  # needs torch
+def _placement_of(run: Run | None, parent: "Parent | None") -> str:
+    """The placement of the parent whose layers a search keeps."""
+    if parent is not None:
+        return placement(parent.model.architecture)
+    assert run is not None
+    assert run.meta.recipe.route is not None
+    return run.meta.recipe.route.placement
 
-    scale = replace(SCALES[config.scale], seq_len=config.seq_len)
-    require_fit(load_parent(config.parent), trained_architecture(base, scale))
 
+def _with_kept_layers(config: StudyConfig, space: SearchSpace, parent_placement: str) -> SearchSpace:
+    """The members that begin with the layers that are no secret.
 
-def _parent_architecture(name: str) -> Architecture:
-    from nas.conversion.parent import read_parent_architecture  # needs torch
-
-    return read_parent_architecture(name)
+    Where a live norm reads the embedding, folding changes no basis; what has attention and an FFN is joined with
+    nothing, and keeps its number.
+    """
+    if space.definition.choices is None:
+        raise UserError(
+            f"--public-layers and --client-layers need a space that offers choices for each layer, but {space.name} "
+            f"lists its members; leave them out, or name another --space."
+        )
+    kept = parse(parent_placement, space.base).architecture.layers[: config.kept_layers]
+    live = kept != () and reads_live_norm(space.base.block_facts, 0, kept[0])
+    if not live or any("none" in (layer.attention, layer.ffn) for layer in kept):
+        theirs = kept and placement(member_of(space, kept, entropy_regularised=False).architecture)
+        raise UserError(
+            f"--public-layers and --client-layers of a search must keep layers of --parent that have attention and an "
+            f"FFN, the first of them a live norm, since folding changes others and an embedding alone, but got "
+            f"{theirs or 'no layer'}; keep others, or leave them out."
+        )
+    return with_first_layers(space, kept)
 
 
 def _extrapolated(feasible: FeasibleSpace) -> list[str]:

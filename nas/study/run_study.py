@@ -18,43 +18,41 @@ from costmodel.config.bugs import bugs_reported
 from costmodel.errors import StoppedError
 from nas.report.progress import shown
 from nas.report.summary import closing_lines
-from nas.run.config import StudyConfig
 from nas.run.folder import read_ledger
 from nas.run.ledger import Record
 from nas.run.run import Run
 from nas.run.tables import write_tables
 from nas.storage import locked
+from nas.study.priced_study import PricedStudy
 from nas.study.trials import RunHaltedError, Trials
-from search_spaces.budget.feasible import FeasibleSpace
 
 
 def run_study(
-    config: StudyConfig,
-    feasible: FeasibleSpace,
+    priced: PricedStudy,
     console: Console,
     *,
-    folder: Path | None,
     output_dir: Path | None,
     on_start: Callable[[Path], None],
     on_end: Callable[[Record], None],
 ) -> Path:
     """Trains candidates until the schedule is finished, then writes tables, front and plots and logs what came out.
 
-    folder: the run to resume, or None for a new one in `output_dir`. Returns the run's folder.
+    Returns the run's folder: that of the run that goes on, else `output_dir`, or one under runs/.
     on_start: is told of the folder once that is a run, before any trial begins in this process. on_end: of every trial
     that ended, once its record is in the ledger.
     Raises UserError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
     """
-    from nas.study.start import start_study, start_trials  # torch
+    from nas.study.open_trials import start_trials  # torch
+    from nas.study.resolve import resolve_study
 
     since_s = time.monotonic()
     log = partial(console.print, soft_wrap=True, highlight=False)
-    started = start_study(config, feasible, log, folder=folder, output_dir=output_dir)
-    folder, config = started.folder, started.config
+    study = resolve_study(priced, output_dir, log)
+    folder, config = study.folder, study.config
     saved = f"what was trained is saved; continue with --resume {folder}"
     with locked(folder), bugs_reported(folder, saved), _resumable(folder, console):
-        trials = start_trials(started, console, on_end)
-        run = Run(folder=folder, config=config, meta=started.meta, records=tuple(trials.records))
+        trials = start_trials(study, console, on_end)
+        run = Run(folder=folder, config=config, meta=study.meta, records=tuple(trials.records))
         on_start(folder)
         num_baselines = sum(proposal.role == "baseline" for proposal in trials.schedule.proposals)
         log(
@@ -67,7 +65,7 @@ def run_study(
             with shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
                 budget_s = config.time_budget_s
                 left_s = None if budget_s is None else budget_s - (time.monotonic() - since_s)
-                run_trials(trials, started.resources, time_budget_s=left_s, on_change=refresh, log=log)
+                run_trials(trials, study.resources, time_budget_s=left_s, on_change=refresh, log=log)
         finally:
             # of what is on disk: an interrupt may come between a write and its note
             write_tables(replace(run, records=read_ledger(folder)))

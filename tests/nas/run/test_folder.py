@@ -13,7 +13,7 @@ from nas.run.config import StudyConfig
 from nas.run.folder import read_config, read_meta, run_pricer, run_pricers, run_space, write_config, write_meta
 from nas.run.ledger import SCHEMA_VERSION
 from nas.run.run import Run
-from nas.study.open_run import checked_meta
+from nas.study.meta import checked_meta
 from nas.study.priced_study import price_study
 
 NETWORK = "name: mine\nbandwidth_bits_per_s: 1.0e+8\nrtt_s: 0.02\nsource: a cable\n"
@@ -95,11 +95,9 @@ def test_a_run_of_another_schema_is_refused_in_a_line(tmp_path: Path, make_run) 
         Run.read(tmp_path)
 
 
-def test_results_of_other_prices_or_data_are_never_mixed(tmp_path: Path, make_meta, feasible, corpus) -> None:
-    config = StudyConfig(budget_latency="5min")
-    write_meta(tmp_path, make_meta())
+def test_results_of_other_prices_or_data_are_never_mixed(tmp_path: Path, make_run, make_meta, feasible, corpus) -> None:
+    config, run = StudyConfig(budget_latency="5min"), make_run()
     with pytest.raises(UserError, match="`cost_model_id` of .* must be the present one, 0, but is 1-m; .* never mixed"):
-        checked_meta(tmp_path, config, feasible, corpus)
-    write_meta(tmp_path, make_meta(cost_model_id="0"))
+        checked_meta(replace(run, meta=make_meta()), config, feasible, corpus)
     with pytest.raises(UserError, match="`corpus` of .*, but is c; .* start a new run"):
-        checked_meta(tmp_path, config, feasible, corpus)
+        checked_meta(replace(run, meta=make_meta(cost_model_id="0")), config, feasible, corpus)

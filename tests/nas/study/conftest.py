@@ -14,7 +14,7 @@ from nas.recipe.recipe import SCALES, trained_architecture
 from nas.run.config import StudyConfig, study_recipe
 from nas.searchers.strategy import SearchProblem, searcher_of
 from nas.study.finalists import Result
-from nas.study.open_run import proposals_of
+from nas.study.open_trials import proposals_of
 from nas.study.schedule import Proposal, TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.bases import BASES

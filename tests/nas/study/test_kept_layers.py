@@ -7,6 +7,9 @@ import pytest
 
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
+from nas.conversion.parent import Parent
+from nas.conversion.pretrained import Pretrained
+from nas.recipe.recipe import SCALES, trained_architecture
 from nas.run.config import StudyConfig
 from nas.study.priced_study import price_study
 from search_spaces.bases import BASES
@@ -19,8 +22,9 @@ from tests.nas.study.conftest import ONE_TRIAL
 
 def of_parent(monkeypatch: pytest.MonkeyPatch, notation: str, **given: Any) -> StudyConfig:
     """A study from a parent of these layers."""
-    theirs = parse(notation, BASES["tiny"]).architecture
-    monkeypatch.setattr("nas.study.priced_study._parent_architecture", lambda name: theirs)
+    theirs = trained_architecture(parse(notation, BASES["tiny"]).architecture, SCALES["smoke"])
+    model = Pretrained(architecture=theirs, weights={}, tokenizer=None)
+    monkeypatch.setattr("nas.conversion.parent.load_parent", lambda name: Parent(name, model, "digest"))
     return replace(ONE_TRIAL, parent="made", protocol="semi2k", **given)
 
 

@@ -15,7 +15,9 @@ from nas.model.weights import load_stored
 from nas.recipe.recipe import SCALES
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER
-from nas.study.parent import parent_result, study_parent
+from nas.study.meta import parent_result
+from nas.study.priced_study import price_study
+from nas.study.resolve import usual_parent
 from nas.study.worker import run_trial
 from nas.training import checkpoint
 from search_spaces.bases import BASES
@@ -34,7 +36,7 @@ def corpus(folder: Path, source_files: str) -> Corpus:
 
 
 def test_the_builtin_parent_is_the_default_where_it_fits() -> None:
-    default_parent = study_parent(StudyConfig(budget_latency="5min"), BASES["gpt2-small"])
+    default_parent = usual_parent(StudyConfig(budget_latency="5min"), BASES["gpt2-small"])
     assert default_parent is not None
     assert default_parent.name == BUILTIN
 
@@ -50,13 +52,14 @@ def test_the_builtin_parent_is_the_default_where_it_fits() -> None:
     ],
 )
 def test_elsewhere_candidates_are_trained_from_scratch(config: StudyConfig, base: str) -> None:
-    assert study_parent(config, BASES[base]) is None
+    assert usual_parent(config, BASES[base]) is None
 
 
-def test_one_that_is_asked_for_must_fit() -> None:
-    config = StudyConfig(budget_latency="5min", parent=BUILTIN)
+def test_one_that_is_asked_for_must_fit(tmp_path: Path) -> None:
+    (tmp_path / "deep.yaml").write_text("name: deep\nbase: gpt2-18l\nmembers: [SM+LN+G]\n")
+    config = StudyConfig(budget_latency="5min", parent=BUILTIN, space=str(tmp_path / "deep.yaml"))
     with pytest.raises(UserError, match=r"`num_layers` .* 18, but has 12; give another --parent, a --scale or --space"):
-        study_parent(config, BASES["gpt2-18l"])
+        price_study(config)
 
 
 @pytest.mark.parametrize("name", ["2xlSooo", "1xooLFo-1xLSlRo", "SM+ScFuFFN"])

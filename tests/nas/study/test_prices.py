@@ -14,7 +14,7 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.front import found_infeasible, front
 from nas.run.tables import write_tables
-from nas.study.priced_study import price_study, with_parent
+from nas.study.priced_study import price_study
 from nas.study.prices import prices_of
 from nas.study.worker import run_trial
 from search_spaces.budget.feasible import FeasibleSpace
@@ -56,7 +56,7 @@ def test_budgets_that_do_not_go_with_the_protocols_are_refused(changes: dict[str
 
 def test_shares_are_of_what_the_parent_takes_under_each_protocol() -> None:
     asked = StudyConfig(protocol="semi2k,sigma", budget_latency="50%", budget_comm="sigma=1GB", parent=BUILTIN)
-    whole, half = with_parent(replace(asked, budget_latency="100%")).budgets, with_parent(asked).budgets
+    whole, half = (price_study(config).config.budgets for config in (replace(asked, budget_latency="100%"), asked))
     shares = [(half[name].latency_s or 0) / (whole[name].latency_s or 1) for name in asked.protocols]
     assert shares == pytest.approx([0.5, 0.5], rel=1e-4)
     assert [half[name].sent_bytes for name in asked.protocols] == [None, 1e9]

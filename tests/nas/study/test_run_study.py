@@ -4,8 +4,8 @@ from dataclasses import replace
 from nas.recipe.papers import recipe_for
 from nas.report.html import page
 from nas.run.folder import ParentResult
+from nas.study.meta import FEW_TOKENS, start_line
 from nas.study.run_study import report_line
-from nas.study.start import FEW_TOKENS, start_line
 from tests.imports import loaded_by
 
 

@@ -11,7 +11,7 @@ from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.run.folder import SecondCorpus
 from nas.study import worker
-from nas.study.start import run_second, study_second
+from nas.study.resolve import run_second, study_second
 from nas.study.worker import run_trial
 from nas.training.trainer import TrainingRun
 from tests.nas.study.conftest import ONE_TRIAL
@@ -125,7 +125,9 @@ def test_a_completed_trial_is_validated_on_the_second_corpus(spec):
     assert all(event.second == () for event in rungs)
 
 
-def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(spec, source_files, make_meta, ngrams, tmp_path):
+def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(
+    spec, source_files, make_meta, make_run, ngrams, tmp_path
+):
     config, corpus = replace(ONE_TRIAL, data=source_files), spec.corpus
     assert study_second(config, corpus, None) is None
     assert study_second(replace(config, also_validate="none"), corpus, None) is None
@@ -137,8 +139,8 @@ def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(spec, source
     facts = SecondCorpus(
         data=second.data, fingerprint=second.fingerprint, held_out=second.held_out, ngrams=ngrams, parent_loss=None
     )
-    meta = make_meta(second=facts)
-    assert run_second(tmp_path, meta, named, corpus, None) == second
+    run = replace(make_run(), meta=make_meta(second=facts))
+    assert run_second(run, named, corpus, None) == second
     (tmp_path / "other" / "a.py").write_text("".join(f"changed_{index} = {index}\n" for index in range(200)))
     with pytest.raises(UserError, match="must be the one it was validated on, but its text has changed"):
-        run_second(tmp_path, meta, named, corpus, None)
+        run_second(run, named, corpus, None)

@@ -1,0 +1,170 @@
+"""What a run is made with, beyond its configuration: written at its start, and checked when it is resumed."""
+
+import math
+import os
+import platform
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+
+from costmodel.errors import UserError
+from nas.conversion.parent import Parent
+from nas.corpus.corpus import Corpus
+from nas.corpus.ngram_baseline import ngram_baseline
+from nas.corpus.ngrams import TRIGRAM
+from nas.provenance import versions
+from nas.recipe.distillation import parent_architecture
+from nas.recipe.recipe import Scale
+from nas.run.config import StudyConfig, study_recipe
+from nas.run.folder import Meta, ParentResult, SecondCorpus
+from nas.run.run import Run
+from nas.training.batches import validate
+from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.notation import name_of
+from search_spaces.pricing import price_architecture
+from search_spaces.space import num_members
+
+FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
+
+
+def new_meta(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    corpus: Corpus,
+    second: Corpus | None,
+    parent: Parent | None,
+    log: Callable[[str], None],
+    device: str = "cpu",
+) -> Meta:
+    """The meta of a new run. Raises UserError if a split of the corpus has no sequence.
+
+    N-grams are of the tokens that candidates see, of the whole training side if their parent saw it; what else a parent
+    has seen nobody counts.
+    """
+    assert config.budget.latency_s is not None
+    recipe = study_recipe(config, parent and parent.route)
+    scale = recipe.scale
+    ngrams = partial(
+        ngram_baseline,
+        corpus,
+        seq_len=scale.seq_len,
+        validation_tokens=scale.validation_tokens,
+        tokens=scale.seen_tokens if parent is None else None,
+        seed=config.seed,
+        log=log,
+    )
+    return Meta(
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions=versions(),
+        hardware={"machine": platform.machine(), "cores": str(len(os.sched_getaffinity(0)))},
+        cost_model_id=_cost_model_ids(feasible),
+        corpus=corpus.fingerprint,
+        tokenizer=corpus.tokenizer,
+        split=corpus.split,
+        vocab_size=corpus.vocab_size,
+        reference=(config.budget.latency_s, corpus.unigram_loss),
+        num_members=num_members(feasible.space),
+        num_feasible=feasible.num_feasible,
+        base=feasible.space.base,
+        recipe=recipe,
+        withheld=feasible.space.definition.withheld,
+        held_out=corpus.held_out,
+        parent=parent and parent_result(parent, corpus, scale, feasible, device),
+        ngrams=ngrams(),
+        second=None
+        if second is None
+        else SecondCorpus(
+            data=second.data,
+            fingerprint=second.fingerprint,
+            held_out=second.held_out,
+            ngrams=ngrams(second=second),
+            parent_loss=None if parent is None else validate(parent.decoder().to(device), second, scale).loss,
+        ),
+    )
+
+
+def parent_result(
+    parent: Parent, corpus: Corpus, scale: Scale, feasible: FeasibleSpace, device: str = "cpu"
+) -> ParentResult:
+    """The parent validated on the tokens that validate its candidates, and priced at the size of the space."""
+    priced = feasible.priced
+    architecture = parent_architecture(parent.route, priced.space.base)
+    cost = price_architecture(architecture, priced.pricer, priced.workload, priced.accounting)
+    validation = validate(parent.decoder().to(device), corpus, scale)
+    return ParentResult(
+        name=parent.name,
+        notation=name_of(architecture),
+        val_loss=validation.loss,
+        latency_s=cost.price.latency_s,
+        documents=validation.documents,
+    )
+
+
+def checked_meta(run: Run, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
+    """The meta of a run to resume, under a budget that may be another than it had.
+
+    Raises UserError if prices or data are no longer those it was made with.
+    """
+    present = {
+        "cost_model_id": _cost_model_ids(feasible),
+        "corpus": corpus.fingerprint,
+        "tokenizer": corpus.tokenizer,
+    }
+    for name, value in present.items():
+        if getattr(run.meta, name) != value:
+            raise UserError(
+                f"`{name}` of {run.folder} must be the present one, {value}, but is {getattr(run.meta, name)}; "
+                f"results of different {name} are never mixed: start a new run."
+            )
+    assert config.budget.latency_s is not None
+    reference = config.budget.latency_s, run.meta.reference[1]
+    return replace(run.meta, reference=reference, num_feasible=feasible.num_feasible)
+
+
+def _cost_model_ids(feasible: FeasibleSpace) -> str:
+    return ", ".join(constraint.priced.pricer.cost_model_id for constraint in feasible.every)
+
+
+def opening_lines(meta: Meta, corpus: Corpus, parent: Parent | None) -> list[str]:
+    """What the candidates of a new run start from, and what validates them."""
+    lines = [start_line(meta), *(() if parent is None else parent.model.notes), validation_line(corpus, parent)]
+    return lines if meta.second is None else [*lines, second_line(meta.second)]
+
+
+def validation_line(corpus: Corpus, parent: Parent | None) -> str:
+    """Says what validates, what does not as it was trained on, and of whose text nothing is known."""
+    held_out = corpus.held_out
+    line = f"validation: {corpus.num_validation_tokens:,} tokens of {len(held_out.documents)} documents"
+    if held_out.num_left_out:
+        line += f", {held_out.num_left_out} ({held_out.tokens_left_out:,} tokens) left out as copies of training text"
+    line += f"; {held_out.repeated_share:.1%} of their windows of five lines were trained on"
+    if parent is not None and parent.model.windows is None:
+        line += f", not counting what parent {parent.name} was, of which nothing is known"
+    return line
+
+
+def second_line(second: SecondCorpus) -> str:
+    """Says what completed trials are validated on too."""
+    num_tokens = sum(size for _, size in second.held_out.documents)
+    return (
+        f"completed trials are validated on {second.data} too, {num_tokens:,} tokens of other text (fingerprint "
+        f"{second.fingerprint}): the trigram {second.ngrams.perplexity(TRIGRAM):.2f}"
+        + ("" if second.parent_loss is None else f", the parent {math.exp(second.parent_loss):.2f}")
+    )
+
+
+def start_line(meta: Meta) -> str:
+    """Says where candidates start from; from scratch on few tokens, what that is good for."""
+    if meta.parent is not None:
+        return (
+            f"candidates start from parent {meta.parent.name}, {meta.parent.notation}, perplexity "
+            f"{meta.parent.perplexity:.2f} on the tokens that validate them"
+        )
+    tokens = meta.recipe.scale.tokens
+    if tokens >= FEW_TOKENS:
+        return f"candidates are trained from scratch on {tokens:,} tokens"
+    return (
+        f"note: from scratch on {tokens:,} tokens candidates are likely to know less than a trigram, so their order "
+        f"says little; start from a trained model (--parent) or give --tokens {FEW_TOKENS} or more"
+    )

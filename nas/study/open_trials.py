@@ -1,0 +1,132 @@
+"""Opens the trials of a resolved study: its searcher, schedule, baselines and ledger."""
+
+import math
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+
+from costmodel.errors import UserError
+from nas.corpus.ngrams import TRIGRAM
+from nas.provenance import versions
+from nas.recipe.distillation import parent_architecture
+from nas.run import ledger
+from nas.run.config import THREADS_PER_TRIAL, StudyConfig
+from nas.run.folder import Meta, write_config, write_meta
+from nas.run.ledger import Record, architecture_of
+from nas.searchers.anchors import anchors, published_members
+from nas.searchers.strategy import SearchProblem, searcher_of
+from nas.study.blocks import study_blocks
+from nas.study.resolve import ResolvedStudy, threads
+from nas.study.schedule import Proposal, TrialSchedule
+from nas.study.trials import Trials, TrialSetting
+from nas.training.distillation.sub_layers import BlockScores
+from search_spaces.architecture import Architecture
+from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.notation import Member, placement
+
+
+def start_trials(study: ResolvedStudy, console: Console, on_end: Callable[[Record], None]) -> Trials:
+    """Makes the folder a run, scores the blocks of the parent, and opens the trials. on_end: as `Trials` has it."""
+    write_meta(study.folder, study.meta)
+    write_config(study.folder, study.config)
+    with threads(THREADS_PER_TRIAL):
+        blocks = study_blocks(study, console)
+    return open_trials(study, blocks=blocks, on_end=on_end)
+
+
+def open_trials(
+    study: ResolvedStudy,
+    *,
+    blocks: BlockScores | None = None,
+    on_end: Callable[[Record], None] = lambda record: None,
+) -> Trials:
+    """The trials of a run, its ledger replayed.
+
+    Baselines are the published rows with LayerNorm beyond the budget, but for the parent. blocks: scores of the
+    parent's, for searchers that read them. on_end: as `Trials` has it.
+
+    Raises UserError if the ledger is damaged before its last line.
+    """
+    config, feasible, meta, folder = study.config, study.feasible, study.meta, study.folder
+    assert config.generation_size is not None
+    assert config.gpus_per_trial is not None
+    path = folder / ledger.FILE_NAME
+    records = ledger.recover(path) if path.exists() else ()
+    if not records and (folder / "trials").exists():
+        raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
+    published = published_members(feasible.space)
+    schedule = TrialSchedule(
+        strategy=searcher_of(config.searcher)(search_problem(config, feasible, meta, blocks)),
+        seed=config.seed,
+        num_trials=config.num_trials,
+        num_looks=config.most_looks,
+        baselines=[member for member in published if not feasible.fits(member) and _is_baseline(member, meta)],
+        finalist_seeds=config.finalist_seeds,
+        most_replicates=config.most_replicates,
+        reference=meta.reference,
+        parent_loss=None if meta.parent is None else meta.parent.val_loss,
+        known=proposals_of(records, feasible.space.base),
+        generation_size=config.generation_size,
+    )
+    setting = TrialSetting(
+        config=config,
+        recipe=meta.recipe,
+        folder=folder,
+        corpus=study.corpus,
+        device="cuda" if config.gpus_per_trial > 0 else "cpu",
+        versions=versions(),
+        second=study.second,
+    )
+    return Trials(schedule, feasible, setting, records, on_end)
+
+
+def search_problem(
+    config: StudyConfig,
+    feasible: FeasibleSpace,
+    meta: Meta,
+    blocks: BlockScores | None = None,
+) -> SearchProblem:
+    """Everything a searcher may know before anything is trained.
+
+    From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more. At a parent's own
+    size nothing is that has half as much perplexity again; nothing heals what the anchors lack, and block scores say
+    what to begin with.
+    """
+    route, parent = meta.recipe.route, meta.parent
+    reference_loss = meta.reference[1]
+    if parent is not None and config.scale == "parent":
+        reference_loss = parent.val_loss + math.log(1.5)
+    elif route is not None and meta.ngrams is not None:
+        reference_loss = meta.ngrams.losses[TRIGRAM - 1]
+    return SearchProblem(
+        feasible=feasible,
+        anchors=() if config.scale == "parent" else tuple(anchors(feasible, published_members(feasible.space))),
+        reference_loss=reference_loss,
+        parent=None if route is None else parent_architecture(route, feasible.space.base),
+        parent_loss=None if parent is None else parent.val_loss,
+        heals_shortly=config.scale == "parent",
+        blocks=blocks,
+    )
+
+
+def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal]:
+    """Proposals of a ledger, in order."""
+    return [
+        Proposal(
+            index=record.index,
+            generation=record.generation,
+            role=record.role,
+            member=Member(architecture=architecture_of(record, base), entropy_regularised=record.entropy_regularised),
+            is_look=record.is_look,
+            expected=record.expected_loss,
+        )
+        for record in records
+        if record.event == "proposed"
+    ]
+
+
+def _is_baseline(member: Member, meta: Meta) -> bool:
+    """Whether a published row has LayerNorm, and is not the parent, whose perplexity is known."""
+    route = meta.recipe.route
+    is_parent = route is not None and placement(member.architecture) == route.placement
+    return member.architecture.final_norm != "none" and not is_parent

@@ -1,0 +1,229 @@
+"""Resolves a study: everything that its trials read, found once, in the order in which the terminal shows it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from costmodel.config.units import format_count
+from costmodel.errors import StoppedError, UserError
+from costmodel.ops import SoftmaxForm
+from nas.attention.causal import has_native
+from nas.conversion.parent import BUILTIN, Parent, keep_parent, kept_parent, load_parent, require_fit
+from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
+from nas.conversion.verified_fold import LOG_SUMS, check_tokens
+from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import SCALES, trained_architecture
+from nas.run.config import NO_PARENT, THREADS_PER_TRIAL, StudyConfig, study_recipe
+from nas.run.folder import PARENT_FOLDER, Meta, new_folder
+from nas.run.run import Run
+from nas.study.meta import checked_meta, new_meta, opening_lines
+from nas.study.nodes import Node
+from nas.study.priced_study import PricedStudy
+from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
+from nas.study.trials import RunHaltedError
+from nas.training.memory import available_bytes, require_memory, training_memory
+from search_spaces.architecture import Architecture
+from search_spaces.budget.feasible import FeasibleSpace, check_feasible, priced_anew
+from search_spaces.definition import Withheld
+from search_spaces.space import without
+
+NO_SECOND = "none"
+WITHHELD = {"bounded": "bounded softmax", "power8": "eighth powers"}  # in words
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class ResolvedStudy:
+    """A study that is about to train.
+
+    config: with everything decided that was left open. feasible: the space, as the parent allows, with its prices.
+    resources: what trials run on. parent: what candidates start from, or None from scratch. second: the corpus that
+    completed trials are validated on too, or None. meta: what the run is made with. folder: of the run.
+    """
+
+    config: StudyConfig
+    feasible: FeasibleSpace
+    resources: Resources
+    parent: Parent | None
+    corpus: Corpus
+    second: Corpus | None
+    meta: Meta
+    folder: Path
+
+    @property
+    def device(self) -> str:
+        """Where this process scores and validates the parent: as trials are trained, if it can."""
+        return device_of(self.config)
+
+
+def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[str], None]) -> ResolvedStudy:
+    """Finds what a study trains on and from, and makes the folder of a new one, `output_dir` or one under runs/.
+
+    Raises UserError for bad input, InfeasibleError if no member within the budget holds with the parent's scores,
+    StoppedError if the cluster cannot be reached.
+    """
+    run, feasible = priced.run, priced.feasible
+    resources = study_resources(priced.config, _nodes(priced.config.ray_address))
+    config = resolved(priced.config, resources)
+    for line in resource_lines(config, resources):
+        log(line)
+    base, scale = feasible.space.base, SCALES[config.scale]
+    parent = priced.parent or (usual_parent(config, base) if run is None else run_parent(run))
+    corpus = prepare(
+        config.data,
+        vocab_size=scale.vocab_size or base.vocab_size,
+        seq_len=config.seq_len,
+        tokenizer=parent and parent.model.tokenizer,
+        of_parent=parent and parent.model.windows,
+        tokens=config.tokens or scale.tokens,
+        log=log,
+    )
+    if not config.gpus_per_trial:
+        has_native(scale.head_dim or base.head_dim)  # compiled or said here, once for all
+    if run is not None:
+        meta, folder = checked_meta(run, config, feasible, corpus), run.folder
+        second = run_second(run, config, corpus, parent)
+    else:
+        second = study_second(config, corpus, parent)
+        feasible = feasible if parent is None else _held(feasible, parent, corpus, log)
+        config = replace(
+            config,
+            parent=NO_PARENT if parent is None else parent.name,
+            also_validate=NO_SECOND if second is None else second.data,
+        )
+        recipe = study_recipe(config, parent and parent.route)
+        _check_memory(Candidate(architecture=base, recipe=recipe), config, resources, log)
+        with threads(THREADS_PER_TRIAL):
+            meta = new_meta(config, feasible, corpus, second, parent, log, device_of(config))
+        for line in opening_lines(meta, corpus, parent):
+            log(line)
+        folder = new_folder(output_dir)
+        if parent is not None:
+            keep_parent(parent, folder / PARENT_FOLDER)
+    return ResolvedStudy(
+        config=config,
+        feasible=feasible,
+        resources=resources,
+        parent=parent,
+        corpus=corpus,
+        second=second,
+        meta=meta,
+        folder=folder,
+    )
+
+
+def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
+    """The builtin parent where a new study names none, as far as it fits a space with this base; else None."""
+    if config.parent is not None or config.scale != "proxy":
+        return None
+    parent = load_parent(BUILTIN)
+    try:
+        require_fit(parent, trained_architecture(base, replace(SCALES[config.scale], seq_len=config.seq_len)))
+    except UserError:
+        return None
+    return parent
+
+
+def run_parent(run: Run) -> Parent | None:
+    """The parent of a run's candidates. Raises UserError if what the run keeps of it is damaged."""
+    route = run.meta.recipe.route
+    if route is None or run.meta.parent is None:
+        return None
+    return kept_parent(run.folder / PARENT_FOLDER, run.meta.parent.name, route.parent)
+
+
+def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
+    """The second corpus that a new study asks for, or None.
+
+    Unless one is named, DEPENDENCIES beside the builtin parent's own corpus. Raises UserError if the one named is not
+    there, is the first one's text, or is too small.
+    """
+    usual = DEPENDENCIES if parent is not None and parent.name == BUILTIN and config.data == "stdlib" else NO_SECOND
+    if (data := config.also_validate or usual) == NO_SECOND:
+        return None
+    second = second_corpus(data, second_source(data), corpus, parent and parent.model.windows)
+    require_sequences(second, config.seq_len)
+    return second
+
+
+def run_second(run: Run, config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
+    """The second corpus of a run to resume. Raises UserError if it is not what it was."""
+    if run.meta.second is None:
+        return None
+    second = study_second(config, corpus, parent)
+    if second is None or second.fingerprint != run.meta.second.fingerprint:
+        raise UserError(
+            f"the second corpus of {run.folder}, {run.meta.second.data}, must be the one it was validated on, but its "
+            f"text has changed; restore it, or start a new run."
+        )
+    return second
+
+
+def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable[[str], None]) -> FeasibleSpace:
+    """The space without bounded softmaxes and eighth powers where they would not hold with scores as the parent's.
+
+    Raises InfeasibleError if nothing is left within the budget.
+    """
+    space, priced = feasible.space, feasible.priced
+    offered = {layer.attention for layer in space.layers}
+    forms: list[SoftmaxForm] = [form for form in LOG_SUMS if form in offered]
+    if not forms:
+        return feasible
+    _, checked = check_tokens(corpus, parent.model.architecture.vocab_size, priced.seq_len)
+    tokens = bounding_tokens(corpus, checked)
+    withheld = Withheld(**{form: unheld_by_parent(parent, form, tokens) for form in forms})
+    if (narrowed := without(space, withheld)) is space:
+        return feasible
+    for form, layers in asdict(narrowed.definition.withheld).items():
+        if layers:
+            log(
+                f"no {WITHHELD[form]} in layers {', '.join(map(str, layers))} (from 0), where rows of the parent's "
+                f"scores are too far apart"
+            )
+    feasible = priced_anew(feasible, narrowed, priced.workload)
+    check_feasible(feasible)
+    log(f"{format_count(feasible.num_feasible)} members within the budget without those")
+    return feasible
+
+
+def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resources, log: Callable[[str], None]) -> None:
+    """Says what a trial takes that has all of the space's base. Raises UserError if this machine does not hold those
+    that run at a time; of a cluster's nodes nothing is known.
+    """
+    memory, device = training_memory(candidate), device_of(config)
+    log(f"{memory.line}, each trial at most about that")
+    if resources.ray_address is None:
+        on_one = int(1 / resources.gpus_per_trial) if device == "cuda" else resources.at_a_time
+        require_memory(memory, available_bytes(device), on_one)
+
+
+def device_of(config: StudyConfig) -> str:
+    """Where this process scores and validates the parent: as trials are trained, if it can."""
+    return "cuda" if config.gpus_per_trial and torch.cuda.is_available() else "cpu"
+
+
+@contextmanager
+def threads(num: int) -> Iterator[None]:
+    """Gives torch so many threads, so that what a search begins with is the same on any machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _nodes(address: str | None) -> tuple[Node, ...]:
+    """The nodes to train on. Raises StoppedError if the cluster cannot be reached."""
+    if address is None:
+        return (this_machine(),)
+    from nas.study.ray_cluster import cluster_nodes  # Ray, which a study without a cluster waits for later
+
+    try:
+        return cluster_nodes(address)
+    except RunHaltedError as error:
+        raise StoppedError(f"{error}; start it, or give another --ray-address or none") from error
