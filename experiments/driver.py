@@ -17,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from nas.study.open_run import open_trials
 from rich.console import Console
 
 from costmodel.errors import UserError
@@ -31,7 +32,6 @@ from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record
 from nas.searchers.strategy import Request, Room, searcher_of
 from nas.study import open_run
-from nas.study.open_run import open_trials
 from nas.study.priced_study import price_study
 from nas.study.schedule import GENERATION_SIZE
 from search_spaces.architecture import arch_id

@@ -277,7 +277,7 @@ def order_lines(run: Run) -> list[str]:
 
 
 def searcher_lines(run: Run) -> list[str]:
-    """Says how far the searcher's expectations came true, and what of the front it knew from another search."""
+    """Compare the losses that the searcher expected with those that were reached."""
     proposed = [record for record in run.records if record.event == "proposed" and record.expected_loss is not None]
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
     begun = {record.index for record in proposed if record.is_look}
@@ -290,14 +290,7 @@ def searcher_lines(run: Run) -> list[str]:
         pairs = [(record.expected_loss or 0.0, ends[record.index] or 0.0) for record in records if record.index in ends]
         if len(pairs) >= LEAST_EXPECTED:
             explained.append(f"R^2 {_explained(pairs):.2f} {stage} ({len(pairs)} candidates)")
-    lines = [f"{run.config.searcher}: of losses at the end it expected {', '.join(explained)}"] if explained else []
-    if run.config.knowledge == "shipped":
-        known = sum(member.first.is_known for member in run.front)
-        lines.append(
-            f"the searcher knew trainings of another search (--knowledge shipped); {known} of the {len(run.front)} "
-            f"members of the front are among them"
-        )
-    return lines
+    return [f"{run.config.searcher}: of losses at the end it expected {', '.join(explained)}"] if explained else []
 
 
 def _explained(pairs: Sequence[tuple[float, float]]) -> float:

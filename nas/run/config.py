@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from costmodel.config.units import parse_budget, parse_seconds
 from costmodel.cost import Budget
@@ -22,8 +21,6 @@ from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, layers_kept
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
-
-Knowledge = Literal["shipped", "none"]
 
 BY_PROTOCOL = ("network", "testbed", "budget_latency", "budget_comm", "budget_keys")  # may be said of each protocol
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
@@ -66,8 +63,8 @@ class StudyConfig:
         weight_masks: of semi2k, made anew in every run, or kept from an earlier one; of new tokens, from the first.
         new_tokens: asked for after the prompt, each against a cache of keys and values; prices are per new token.
         accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
-        searcher: how candidates are chosen: trellis, evolution, stratified, uniform, cheapest-first, nsga2, tpe or
-            gp, or module:Class of your own.
+        searcher: how candidates are chosen: trellis, evolution, stratified, uniform, nsga2, tpe or gp, or
+            module:Class of your own.
         generation_size: candidates that are chosen at a time; two generations are in training at once. By default 4,
             or half of what cores or GPUs can train at a time where the run is begun, up to a quarter of the trials.
         num_trials: candidates to train to their end, baselines not counted.
@@ -79,11 +76,6 @@ class StudyConfig:
             resumed, for as long again.
         trial_timeout: a trial that takes longer in one go has failed, with a unit, such as 20min.
         max_failures: stop once so many trials have failed for another reason than divergence; the run can be resumed.
-        warm_start: another run, by folder or `latest`, with whose trained candidates this one begins: of the same
-            dimensions, recipe, parent, corpus and seed. They do not count as trials; those within budget may be on the
-            front.
-        knowledge: shipped lets the searcher know the trainings that come with the builtin parent, at its own tokens and
-            length; none does not, as there are none of a parent of one's own.
         scale: how large, how long and how fast a candidate is trained; `parent` at the size of --parent, which is the
             default where that is not of the proxy's width and vocabulary.
         tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
@@ -127,8 +119,6 @@ class StudyConfig:
     time_budget: str | None = None
     trial_timeout: str | None = None
     max_failures: int | None = None
-    warm_start: str | None = None
-    knowledge: Knowledge = "none"
     scale: ScaleName = "proxy"
     tokens: int | None = None
     parent: str | None = None

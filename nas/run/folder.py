@@ -36,6 +36,7 @@ from search_spaces.space import SearchSpace, build_space
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = ("space", "network", "testbed")  # the user's own, copied
 PARENT_FOLDER = "parent"
+FORMER_FIELDS = ("warm_start", "knowledge")  # of a run.yaml that an earlier version wrote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -212,7 +213,9 @@ def read_ledger(folder: Path) -> tuple[Record, ...]:
 
 def read_config(folder: Path) -> StudyConfig:
     """Raises UserError, naming the file, if it is damaged."""
-    return decode(StudyConfig, load_mapping(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+    path = folder / CONFIG_FILE
+    data = {name: value for name, value in load_mapping(path).items() if name not in FORMER_FIELDS}
+    return decode(StudyConfig, data, str(path))
 
 
 def write_meta(folder: Path, meta: Meta) -> None:

@@ -20,7 +20,6 @@ from costmodel.cost import Costs, Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.provenance import SCHEMA_VERSION as SCHEMA_VERSION
-from nas.storage import replace_file
 from search_spaces.architecture import Architecture
 from search_spaces.notation import parse, parse_deployed
 
@@ -41,11 +40,9 @@ class Record:
         `finished` as it reports them. Replicates are not `proposed`: they follow from results.
 
     notation: for people; placement: the layers, typed, which with the base of the run are the architecture.
-    index, generation: place of the trial in the order of proposals, independent of arrival; a negative generation is
-        of another run, whose results this one began with.
+    index, generation: place of the trial in the order of proposals, independent of arrival.
     is_look: whether the trial is to pause at the first rung, where it is `paused` until it is asked for again.
-    expected_loss: at the end, nats, by the searcher that proposed it; None where it says nothing. is_known: whether the
-        searcher knew a training of it from another search.
+    expected_loss: at the end, nats, by the searcher that proposed it; None where it says nothing.
     role: a `baseline` is trained for comparison only and may lie outside the budget; a `replicate` is the candidate of
         the same index, trained with another seed.
     rung: index of the fidelity rung a `rung` record belongs to.
@@ -76,7 +73,6 @@ class Record:
     width: int
     is_look: bool = False
     expected_loss: float | None = None
-    is_known: bool = False
     rung: int | None = None
     steps: int = 0
     tokens: int = 0
@@ -156,11 +152,6 @@ def append(path: Path, *records: Record) -> None:
         os.close(descriptor)
 
 
-def write(path: Path, records: Sequence[Record]) -> None:
-    """Writes a whole ledger, through to the disk, or leaves what there was. Raises OSError."""
-    replace_file(path, _lines(records))
-
-
 def _lines(records: Sequence[Record]) -> str:
     return "".join(json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n" for record in records)
 
@@ -179,7 +170,10 @@ def read(path: Path) -> tuple[Record, ...]:
     torn = lines.pop()  # what follows the last newline: empty unless a write was cut off
     for number, line in enumerate(lines, 1):
         try:
-            records.append(decode(Record, json.loads(line), f"{path}, line {number}"))
+            data = json.loads(line)
+            if isinstance(data, dict):
+                data.pop("is_known", None)  # which former versions recorded
+            records.append(decode(Record, data, f"{path}, line {number}"))
         except UserError:
             raise
         except (ValueError, RecursionError) as error:

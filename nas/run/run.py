@@ -128,9 +128,8 @@ class Run:
 
     @property
     def num_planned(self) -> int:
-        """Candidates and baselines that are to be trained, with those that the run began with."""
+        """Candidates and baselines that are to be trained."""
         others = {record.index for record in self.records if record.role == "baseline"}
-        others |= {record.index for record in self.records if record.role == "candidate" and record.generation < 0}
         return self.config.num_trials + len(others)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Beginnings of a search: known rows and trainings, and the cheapest forms that keep a little of each kind.
+"""Beginnings of a search: known rows, and the cheapest forms that keep a little of each kind.
 
 Attention and ReLU FFNs stay in the first layers and go from the deepest, where the papers' `_ip` rows remove them
 (arXiv 2410.13060), and where the builtin parent misses them least: without its first FFN its loss rises by 6.6 nats,
@@ -8,15 +8,12 @@ Norms are frozen in training rather than absent, where the space has them: they 
 most of the training has them.
 """
 
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
 
 from costmodel.protocols.published_rows import published_rows
 from nas.searchers.draws import IDLE_SHARE
-from nas.searchers.strategy import Trained
 from search_spaces.architecture import Attention, Ffn, Layer, Norm
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest, most_expensive, price_of
@@ -26,8 +23,6 @@ from search_spaces.space import SearchSpace, contains, member_of
 
 MOST_ANCHORS = 9  # the rest of the default trials, a third, are offspring
 MOST_SHALLOW = 5  # of those, with fewer layers, each whole
-TRAININGS_FILE = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy-trainings.csv"
-TOKENS, SEQ_LEN = 327_680, 128  # that each of those was trained on, in sequences of so many
 # best first; the first that the space has
 FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "frozen-rmsnorm", "none")
 CHEAP_FFNS: tuple[Ffn, ...] = ("relu", "quadglu", "square", "bilinear")
@@ -40,25 +35,6 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
     notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
     members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
     return tuple(member for member in members if contains(space, member))
-
-
-def known_trainings(space: SearchSpace, parent_loss: float) -> tuple[Trained, ...]:
-    """Trainings from the builtin parent that come with the package, of layers that a space of its dimensions has.
-
-    They are the table of the benchmark of searchers, placements by hand, and what a longer search trained, all by the
-    evaluation of a default search, on another corpus; so they are kept as nats over what the parent loses. None is a
-    result of a run, or on its front: they tell a searcher what layers are worth, and what to begin with.
-
-    parent_loss: nats, on the corpus of a run.
-    """
-    layers = set(space.layers)
-    with TRAININGS_FILE.open(newline="", encoding="utf-8") as file:
-        rows = [(parse(row["notation"], space.base), float(row["nats_over_parent"])) for row in csv.DictReader(file)]
-    return tuple(
-        Trained(member=member, latency_s=0.0, log_perplexity=parent_loss + over)
-        for member, over in rows
-        if layers.issuperset(member.architecture.layers)
-    )
 
 
 def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:

@@ -20,7 +20,6 @@ SEARCHERS: dict[str, str] = {  # by module and class, imported when they are fir
     "evolution": "nas.searchers.evolution:Evolution",
     "stratified": "nas.searchers.uniform:Stratified",
     "uniform": "nas.searchers.uniform:Uniform",
-    "cheapest-first": "nas.searchers.uniform:CheapestFirst",
     "nsga2": "nas.searchers.optuna_samplers:Nsga2",
     "tpe": "nas.searchers.optuna_samplers:Tpe",
     "gp": "nas.searchers.optuna_samplers:GaussianProcess",
@@ -47,13 +46,11 @@ class Request(NamedTuple):
     """A training to begin, or, of a member that was looked at, to take to its end.
 
     is_look: to be trained up to the first rung only. expected: log-perplexity at the end, if the searcher says so.
-    is_known: whether it was trained before, in another search.
     """
 
     member: Member
     is_look: bool = False
     expected: float | None = None
-    is_known: bool = False
 
 
 class Room(NamedTuple):
@@ -80,8 +77,6 @@ class SearchProblem:
     parent: the model that candidates start from, of the dimensions of the space, and its loss, nats; None from scratch.
     heals_shortly: whether candidates are trained for far less than the parent was, so that what they lack stays.
     blocks: scores of the parent's, for the searchers that are in `nas.study.blocks.READERS`; None for others.
-    known: trainings from that parent by the same recipe, of before and on no front of this search; their prices are
-    not known.
     """
 
     feasible: FeasibleSpace
@@ -91,7 +86,6 @@ class SearchProblem:
     parent_loss: float | None = None
     heals_shortly: bool = False
     blocks: BlockScores | None = None
-    known: tuple[Trained, ...] = ()
 
 
 class Strategy(ABC):

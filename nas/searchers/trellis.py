@@ -21,7 +21,6 @@ from scipy.special import expit, ndtr
 
 from nas.run.pareto import Point
 from nas.searchers.draws import Draws
-from nas.searchers.early import after_trainings
 from nas.searchers.strategy import Request, Room, SearchProblem, Strategy, Trained, points_of
 from nas.searchers.surrogate import SEED_NOISE, Features, Fit, Observations, features_of, fit
 from search_spaces.notation import Member
@@ -71,9 +70,6 @@ class Trellis(Strategy):
         standing = [training.member for training in trained if training.deviation is not None and not training.goes_on]
         standing = [member for member in standing if self.draws.place_of(member).fits]
         new = self._new(fitted, rng, seen, max(1, size - len(standing)))
-        before = {training.member for training in self.problem.known}
-        standing += [member for member in new if member in before]  # as good as looked at
-        new = [member for member in new if member not in before]
         pending = [member for member in seen if member not in begun or begun[member].goes_on]
         pending = sorted((member for member in pending if self.draws.place_of(member).fits), key=repr)
         if not new and not standing:
@@ -85,17 +81,15 @@ class Trellis(Strategy):
             features=self.features,
             observed=observed,
             completes=self._completion([*new, *standing, *pending], trained),
-            known=before,
             ended=[point for _, point in points_of([training for training in trained if training.deviation is None])],
             reference=self.reference,
         )
         return auction.requests(size, num_new=len(new), num_standing=len(standing), room=room)
 
     def _observed(self, trained: Sequence[Trained]) -> dict[Member, Observed]:
-        """What was observed of every member, once; those of this search last."""
+        """What was observed of every member, once."""
         observed: dict[Member, Observed] = {}
-        known = after_trainings(self.problem.known, trained, self.problem.parent_loss or 0.0)
-        for training in (*known, *trained):
+        for training in trained:
             if training.log_perplexity is None:
                 continue
             noise = training.deviation or SEED_NOISE
@@ -112,11 +106,9 @@ class Trellis(Strategy):
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
         """Members that may be trained, each deployed form once; anchors alone, as long as there are `least`."""
-        members = [training.member for training in self.problem.known]
-        anchors = self.draws.new_of(self.problem.anchors, seen)
-        if len(anchors) >= least:
-            return self._drawn([*anchors, *self.draws.new_of(members, [*seen, *anchors])])
-        members = [*anchors, *members]
+        members = self.draws.new_of(self.problem.anchors, seen)
+        if len(members) >= least:
+            return self._drawn(members)
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
         for weights in (fitted.posterior.mean, *fitted.posterior.draws(NUM_DRAWS, rng)):
             around = (rng.random((depth, 2)) < rng.random(2)).astype(float)
@@ -138,11 +130,10 @@ class Trellis(Strategy):
         return [member for member in members if self.draws.place_of(member).slice is not None] or list(members)
 
     def _completion(self, members: Sequence[Member], trained: Sequence[Trained]) -> Floats:
-        results = [*self.problem.known, *trained]
-        if not results:
+        if not trained:
             return np.ones(len(members))
-        completed = np.array([float(training.log_perplexity is not None) for training in results])
-        weights = completion_weights(self._counts([training.member for training in results]), completed)
+        completed = np.array([float(training.log_perplexity is not None) for training in trained])
+        weights = completion_weights(self._counts([training.member for training in trained]), completed)
         return completion(self._counts(members), weights)
 
     def _counts(self, members: Sequence[Member]) -> Floats:
@@ -155,8 +146,8 @@ class Trellis(Strategy):
 class Auction:
     """Members that bid for a generation's trainings with what they are expected to add to a front.
 
-    members: new ones, then those that stand at a look or are known from before, then those in training. latency_s: of
-    each. observed: what was, of any. completes: the probability of each. known: those that were trained before.
+    members: new ones, then those that stand at a look, then those in training. latency_s: of
+    each. observed: what was, of any. completes: the probability of each.
     ended: points of what has.
     """
 
@@ -169,7 +160,6 @@ class Auction:
         features: Features,
         observed: Mapping[Member, Observed],
         completes: Floats,
-        known: Collection[Member],
         ended: Sequence[Point],
         reference: Point,
     ) -> None:
@@ -178,7 +168,7 @@ class Auction:
         pairs = [observed.get(member, Observed(0.0, math.inf)) for member in members]
         self.losses, self.variances = np.array(pairs, dtype=float).T
         self.mean, _ = self.predicted.with_own(self.losses, self.variances)
-        self.known, self.points, self.reference = known, list(ended), reference
+        self.points, self.reference = list(ended), reference
 
     def requests(self, size: int, *, num_new: int, num_standing: int, room: Room) -> list[Request]:
         """The winners, in turn."""
@@ -194,7 +184,7 @@ class Auction:
             worth = self._worth(virtual)
             best = max(bidders, key=lambda at: worth[at])
             member = self.members[best]
-            requests.append(Request(member, not is_end, float(self.mean[best]), member in self.known))
+            requests.append(Request(member, not is_end, float(self.mean[best])))
             self._take(best)
             bidders.remove(best)
             room = room.after(is_look=not is_end)

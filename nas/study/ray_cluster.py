@@ -1,24 +1,20 @@
-"""Ray itself: started or reached, its nodes listed, and each asked whether it can train."""
+"""Ray itself: started or reached, and its nodes listed."""
 
 import logging
 import os
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray._private import ray_constants
-from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from costmodel.config.bugs import described
 from nas.run.config import THREADS_PER_TRIAL
-from nas.study.nodes import Fleet, Node, Question, probe_file, problem
-from nas.study.resources import Resources
+from nas.study.resources import Node, Resources
 from nas.study.trials import RunHaltedError
 
 # Ray keeps quiet, reports nothing home and leaves the files to us.
@@ -33,15 +29,13 @@ QUIET_ENV = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
 }
 REACHED_WITHIN_S = 10.0
-ANSWERED_WITHIN_S = 120.0  # a worker starts and imports torch, on a slow disk
-LISTED_EVERY_S = 2.0
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 
 
 def cluster_nodes(address: str) -> tuple[Node, ...]:
     """The nodes of a cluster that are alive, by name. Raises RunHaltedError if it cannot be reached."""
     with _connected(address, {}):
-        return tuple(sorted(_alive(), key=lambda node: node.name))
+        return tuple(sorted(alive_nodes(), key=lambda node: node.name))
 
 
 @contextmanager
@@ -115,7 +109,8 @@ def _check_reachable(address: str) -> None:
         raise RunHaltedError(f"Ray cannot be reached at {address}: {reason}") from None
 
 
-def _alive() -> list[Node]:
+def alive_nodes() -> list[Node]:
+    """The nodes with cores of the cluster that this process is connected to."""
     return [
         Node(
             node_id=node["NodeID"],
@@ -124,67 +119,5 @@ def _alive() -> list[Node]:
             num_gpus=int(node["Resources"].get("GPU", 0)),
         )
         for node in ray.nodes()  # type: ignore[no-untyped-call]
-        if node["Alive"]
+        if node["Alive"] and node["Resources"].get("CPU")
     ]
-
-
-class NodeWatch:
-    """Asks every node of a cluster that comes whether it can train, and admits it or leaves it out.
-
-    log: takes what is said of nodes that are left out, a line each.
-    """
-
-    def __init__(self, fleet: Fleet, asked: Question, gpus_per_trial: float, log: Callable[[str], None]) -> None:
-        self._fleet, self._asked, self._share, self._log = fleet, asked, gpus_per_trial, log
-        self._unanswered: dict[Any, tuple[Node, float]] = {}  # by reference: of whom, until when
-        self._seen: set[str] = set()
-        self._listed_s = -LISTED_EVERY_S
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a node that may be admitted has not answered yet."""
-        return bool(self._unanswered)
-
-    def poll(self) -> None:
-        """Looks what nodes came and went, and what was answered."""
-        if time.monotonic() - self._listed_s >= LISTED_EVERY_S:
-            self._listed_s = time.monotonic()
-            alive = {node.node_id: node for node in _alive()}
-            for node_id in set(self._fleet.admitted) - set(alive):
-                self._fleet.gone(node_id)
-            for node_id in sorted(set(alive) - self._seen):
-                self._ask(alive[node_id])
-        if self._unanswered:
-            ready, _ = ray.wait(list(self._unanswered), timeout=0)
-            for reference in ready:
-                self._hear(reference)
-            for reference, (node, until_s) in list(self._unanswered.items()):
-                if time.monotonic() >= until_s:
-                    del self._unanswered[reference]
-                    ray.cancel(reference, force=True)
-                    self._log(self._fleet.leave_out(node, f"it did not answer within {ANSWERED_WITHIN_S:.0f} s"))
-
-    def _ask(self, node: Node) -> None:
-        self._seen.add(node.node_id)
-        if not node.num_cpus or (self._share and not node.num_gpus):
-            return  # no trial fits on it
-        strategy = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
-        remote = ray.remote(problem).options(
-            num_cpus=0, num_gpus=self._share, max_retries=0, scheduling_strategy=strategy
-        )
-        self._unanswered[remote.remote(self._asked, node.node_id)] = node, time.monotonic() + ANSWERED_WITHIN_S
-
-    def _hear(self, reference: Any) -> None:
-        node, _ = self._unanswered.pop(reference)
-        left = probe_file(self._asked.folder, node.node_id)
-        try:
-            reason = ray.get(reference)
-            if reason is None and not left.exists():
-                reason = f"its {self._asked.folder} is another folder than the one here"
-        except (RayError, ImportError, RuntimeError) as error:  # of a package that is not there, several
-            reason = described(error)
-        left.unlink(missing_ok=True)
-        if reason is None:
-            self._fleet.admit(node)
-        else:
-            self._log(self._fleet.leave_out(node, reason))

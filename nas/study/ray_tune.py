@@ -21,15 +21,15 @@ from ray.tune.search import Searcher
 from costmodel.config.bugs import described, headed, traceback_kept
 from nas.run.config import THREADS_PER_TRIAL
 from nas.study.finalists import Key
-from nas.study.nodes import Fleet, Question
-from nas.study.ray_cluster import NodeWatch, ray_session
+from nas.study.ray_cluster import alive_nodes, ray_session
 from nas.study.resources import Resources
 from nas.study.trials import RunHaltedError, TrialEvent, Trials, TrialSpec, over_timeout
-from nas.study.worker import run_trial, worker_env
+from nas.study.worker import out_of_reach, run_trial, worker_env
 
 DEAD_WORKER = (RayActorError, WorkerCrashedError, OutOfMemoryError)
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-ON_ONE_OF = "ray.io/node-id"  # a label that Ray gives every node
+NODE_LABEL = "ray.io/node-id"  # which Ray gives every node
+MOST_NODES = 3  # on which the same trial fails: then it is the trial
 
 
 def run_trials(
@@ -38,11 +38,8 @@ def run_trials(
     *,
     time_budget_s: float | None = None,
     on_change: Callable[[], None] = lambda: None,
-    log: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Runs trials until the schedule is finished or the time is up; `on_change` is called as things happen.
-
-    log: takes a line of each node that is left out.
 
     Raises RunHaltedError if the run cannot go on (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
@@ -50,7 +47,7 @@ def run_trials(
         ray_session(resources, worker_env(THREADS_PER_TRIAL)),
         tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch,
     ):
-        _fit(trials, resources, scratch, time_budget_s, _Places(trials, resources, log), on_change)
+        _fit(trials, resources, scratch, time_budget_s, _Places(trials, resources), on_change)
     if trials.halted:
         raise RunHaltedError(trials.halted)
 
@@ -95,79 +92,70 @@ def _fit(
 
 
 class _Places:
-    """Nodes on which trials are, and may be. On this machine alone there is nothing to choose."""
+    """Where trials are, and which nodes each failed on: it is tried on others, on MOST_NODES in all."""
 
-    def __init__(self, trials: Trials, resources: Resources, log: Callable[[str], None]) -> None:
-        self._trials, self._log = trials, log
+    def __init__(self, trials: Trials, resources: Resources) -> None:
+        self._trials = trials
         self._bundle = {"CPU": THREADS_PER_TRIAL, "GPU": resources.gpus_per_trial}
-        self.fleet = Fleet()
-        self._watch: NodeWatch | None = None
-        self._waiting: dict[Key, tuple[str, ...]] = {}  # asked for, not started: where it may be
+        self._is_cluster = resources.ray_address is not None
+        self._failed_on: dict[Key, set[str]] = {}
+        self._waiting: set[Key] = set()  # to be tried again, and not started yet
         self._began_s: dict[Key, float] = {}
         self._node: dict[Key, str] = {}
-        if resources.ray_address is not None:
-            setting = trials.setting
-            asked = Question(folder=setting.folder, corpus=setting.corpus, device=setting.device, second=setting.second)
-            self._watch = NodeWatch(self.fleet, asked, resources.gpus_per_trial, log)
 
     def request(self, spec: TrialSpec) -> dict[str, Any]:
         """The configuration of a trial for Tune: plain data, as Tune makes its resources of a copy."""
-        nodes = self.fleet.nodes_for(spec.proposal.key)
-        if self._watch is not None:
-            self._waiting[spec.proposal.key] = nodes
-        return {"spec": spec, "bundle": self._bundle, "nodes": nodes}
+        failed_on = sorted(self._failed_on.get(spec.proposal.key, ()))
+        return {"spec": spec, "bundle": self._bundle, "not_on": failed_on, "is_cluster": self._is_cluster}
 
-    def are_known(self) -> bool:
-        """Whether there is a node to ask a trial for; halts the run where there will be none."""
-        if self._watch is None:
-            return True
-        self._watch.poll()
-        stuck = any(not set(nodes) & set(self.fleet.admitted) for nodes in self._waiting.values())
-        if (stuck or not self.fleet.admitted) and not self._watch.is_waiting:
-            reasons = "; ".join(self.fleet.left_out.values()) or "the cluster has lost its nodes"
-            self._trials.halted = self._trials.halted or f"no node is left to train on: {reasons}"
-        return bool(self.fleet.admitted)
+    def check(self) -> None:
+        """Halts the run if a trial waits for a node that it has not failed on, and there is none any more."""
+        for key in self._waiting:
+            if {node.node_id for node in alive_nodes()} <= self._failed_on[key]:
+                self._trials.halted = "no node is left to train on: a trial has failed on all that are there"
+                return
 
     def started(self, spec: TrialSpec) -> None:
-        self._waiting.pop(spec.proposal.key, None)
+        self._waiting.discard(spec.proposal.key)
         self._began_s[spec.proposal.key] = time.monotonic()
 
     def is_on(self, spec: TrialSpec, node_id: str) -> None:
         self._node[spec.proposal.key] = node_id
 
-    def ended(self, spec: TrialSpec, event: TrialEvent) -> bool:
-        """A trial has ended; whether it is to be tried on another node."""
-        failed = event.status == "failed" and event.elsewhere
-        node_id = self._left(spec, failed=failed, reason=event.reason or "")
-        return failed and node_id is not None and self.fleet.may_try_again(spec.proposal.key, node_id)
-
-    def lost(self, spec: TrialSpec, reason: str) -> None:
-        self._left(spec, failed=True, reason=reason)
+    def is_tried_elsewhere(self, spec: TrialSpec, event: TrialEvent) -> bool:
+        """Whether a trial that has ended is to be tried on another node."""
+        key = spec.proposal.key
+        node_id = self._node.pop(key, None)
+        if not (self._is_cluster and event.status == "failed" and event.elsewhere and node_id):
+            return False
+        failed_on = self._failed_on.setdefault(key, set())
+        failed_on.add(node_id)
+        others = {node.node_id for node in alive_nodes()} - failed_on
+        if len(failed_on) >= MOST_NODES or not others:
+            return False
+        self._waiting.add(key)
+        return True
 
     def seconds(self, spec: TrialSpec) -> float:
         """Since a trial was started."""
         return time.monotonic() - self._began_s.get(spec.proposal.key, math.inf)
 
-    def _left(self, spec: TrialSpec, *, failed: bool, reason: str) -> str | None:
-        self._waiting.pop(spec.proposal.key, None)
-        node_id = self._node.pop(spec.proposal.key, None)
-        if node_id is not None:
-            line = self.fleet.ended(node_id, failed=failed, seconds=self.seconds(spec), reason=reason)
-            if line is not None:
-                self._log(line)
-        return node_id
-
 
 def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
-    """The resources that a trial takes of a node, and the nodes it may be on."""
-    selector = {ON_ONE_OF: f"in({','.join(config['nodes'])})"} if config["nodes"] else {}
+    """The resources that a trial takes of a node, and the nodes it must not be on."""
+    selector = {NODE_LABEL: f"!in({','.join(config['not_on'])})"} if config["not_on"] else {}
     return tune.PlacementGroupFactory([config["bundle"]], bundle_label_selector=[selector])
 
 
 def _trainable(config: dict[str, Any]) -> None:
     """One trial in a worker process; every event goes back through Tune."""
     tune.report({"node": ray.get_runtime_context().get_node_id()})
-    for event in run_trial(config["spec"]):
+    spec: TrialSpec = config["spec"]
+    if config["is_cluster"] and (reason := out_of_reach(spec)):
+        failed = TrialEvent(event="finished", status="failed", reason=reason, elsewhere=True)
+        tune.report({"trial_event": failed})
+        return
+    for event in run_trial(spec):
         tune.report({"trial_event": event})
 
 
@@ -188,8 +176,6 @@ class _Asker(_Unpickled, Searcher):
     def suggest(self, trial_id: str) -> Any:
         if self._trials.halted:
             return Searcher.FINISHED
-        if not self._places.are_known():
-            return None
         spec = self._trials.next_spec()
         if spec is None:  # what is running may be lost, and is asked for again then
             return Searcher.FINISHED if self._trials.finished and not self._trials.running else None
@@ -232,15 +218,14 @@ class _Recorder(_Unpickled, tune.Callback):
         elif spec.timeout_s is not None and self._places.seconds(spec) >= spec.timeout_s:
             self._happened(spec, TrialEvent(event="finished", status="failed", reason=over_timeout(spec.timeout_s)))
         else:
-            self._places.lost(spec, reason)
             self._trials.lost(spec, reason)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
-        self._places.are_known()
+        self._places.check()
         self._on_change()
 
     def _happened(self, spec: TrialSpec, event: TrialEvent) -> None:
-        again = event.event == "finished" and self._places.ended(spec, event)
+        again = event.event == "finished" and self._places.is_tried_elsewhere(spec, event)
         self._trials.happened(spec, event, again=again)
 
 

@@ -22,9 +22,8 @@ from nas.run.config import NO_PARENT, THREADS_PER_TRIAL, StudyConfig, study_reci
 from nas.run.folder import PARENT_FOLDER, Meta, new_folder
 from nas.run.run import Run
 from nas.study.meta import checked_meta, new_meta, opening_lines
-from nas.study.nodes import Node
 from nas.study.priced_study import PricedStudy
-from nas.study.resources import Resources, resolved, resource_lines, study_resources, this_machine
+from nas.study.resources import Node, Resources, resolved, resource_lines, study_resources, this_machine
 from nas.study.trials import RunHaltedError
 from nas.training.memory import available_bytes, require_memory, training_memory
 from search_spaces.architecture import Architecture

@@ -9,10 +9,19 @@ import torch
 
 from costmodel.errors import UserError
 from nas.run.config import StudyConfig
-from nas.study.nodes import Node
 from nas.study.schedule import GENERATION_SIZE
 
 LEAST_GENERATIONS = 4  # of a search that learns: the first two know no result
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A machine of a cluster. name: for people."""
+
+    node_id: str
+    name: str
+    num_cpus: int
+    num_gpus: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -65,7 +65,7 @@ def run_study(
             with shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
                 budget_s = config.time_budget_s
                 left_s = None if budget_s is None else budget_s - (time.monotonic() - since_s)
-                run_trials(trials, study.resources, time_budget_s=left_s, on_change=refresh, log=log)
+                run_trials(trials, study.resources, time_budget_s=left_s, on_change=refresh)
         finally:
             # of what is on disk: an interrupt may come between a write and its note
             write_tables(replace(run, records=read_ledger(folder)))

@@ -30,7 +30,7 @@ class Proposal:
     """A training of a candidate. `index` numbers candidates and baselines in order; baselines are for comparison only.
 
     replicate: how many seeds after the run's own; a replicate has the index of its candidate. is_look: up to the first
-    rung. expected: log-perplexity at the end, by the searcher. is_known: to it, from another search.
+    rung. expected: log-perplexity at the end, by the searcher.
     """
 
     index: int
@@ -40,7 +40,6 @@ class Proposal:
     replicate: int = 0
     is_look: bool = False
     expected: float | None = None
-    is_known: bool = False
 
     @property
     def key(self) -> Key:
@@ -48,7 +47,7 @@ class Proposal:
 
     @property
     def request(self) -> Request:
-        return Request(self.member, self.is_look, self.expected, self.is_known)
+        return Request(self.member, self.is_look, self.expected)
 
 
 class TrialSchedule:
@@ -59,8 +58,7 @@ class TrialSchedule:
         most_replicates: how many those are in all.
     reference: of the hypervolume. parent_loss: nats, of what candidates start from.
     known: what a ledger says was proposed, by index. It stands, also where this version would propose otherwise: a
-        generation that is there as a whole is not proposed again. Those of a negative generation are results of
-        another run, which count for all but `num_trials`.
+        generation that is there as a whole is not proposed again.
     baselines: of a run that has proposed nothing yet.
     """
 
@@ -96,11 +94,11 @@ class TrialSchedule:
         self._known: dict[int, list[Request]] = {}
         self._indexes: dict[Member, int] = {}
         for proposal in known:
-            if proposal.generation < 0 or proposal.role == "baseline":
+            if proposal.role == "baseline":
                 self._add(proposal)
             else:
                 self._known.setdefault(proposal.generation, []).append(proposal.request)
-        if all(proposal.generation < 0 for proposal in known):
+        if not known:
             requests = [Request(member) for member in baselines if member not in self._indexes]
             self._add_all(0, "baseline", requests)
 
@@ -213,7 +211,6 @@ class TrialSchedule:
                     member=request.member,
                     is_look=request.is_look,
                     expected=request.expected,
-                    is_known=request.is_known,
                 )
             )
 
@@ -221,5 +218,5 @@ class TrialSchedule:
         self.proposals.append(proposal)
         self._untold[proposal.key] = proposal.generation
         self._indexes.setdefault(proposal.member, proposal.index)
-        if proposal.role == "candidate" and proposal.generation >= 0:
+        if proposal.role == "candidate":
             self.room = self.room.after(is_look=proposal.is_look)

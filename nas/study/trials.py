@@ -298,7 +298,6 @@ class Trials:
             role=spec.proposal.role,
             is_look=spec.is_look,
             expected_loss=spec.proposal.expected,
-            is_known=spec.proposal.is_known,
             status=event.status,
             reason=event.reason,
             scale=spec.candidate.recipe.scale.name,

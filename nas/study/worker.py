@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from platform import node
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from costmodel.errors import UserError
 from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
+from nas.run.folder import CONFIG_FILE
 from nas.study.trials import TrialEvent, TrialSpec, over_timeout
 from nas.study.verify_fold import second_documents, verified_form
 from nas.training.distillation.library import initial_weights
@@ -31,6 +33,21 @@ TIMED_OUT = 75  # the exit code of that
 def worker_env(threads: int) -> Mapping[str, str]:
     """Environment that a worker process starts in: as many threads as it may use."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def out_of_reach(spec: TrialSpec) -> str | None:
+    """Why this machine cannot train: it does not see the run's folder or the corpus, or its GPU is gone; else None."""
+    run_folder = spec.folder.parents[1]
+    if not (run_folder / CONFIG_FILE).is_file():
+        return f"the run folder {run_folder} is not on {node()}; all nodes must share it"
+    for corpus in filter(None, (spec.corpus, spec.second)):
+        try:
+            int(corpus.tokens("validation")[-1])
+        except (OSError, ValueError) as error:
+            return f"the corpus {corpus.folder} is not on {node()} ({error}); all nodes must share the cache folder"
+    if spec.device == "cuda" and not torch.cuda.is_available():
+        return f"{node()} has no CUDA device that torch can use"
+    return None
 
 
 def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:

@@ -59,7 +59,6 @@ RULES = (
     Rule("python -m nas.search --budget-latency 5min --parent ./gpt2", more="--space parent --seq-len 32 --dry-run"),
     Rule("python -m nas.search --budget-latency 5min --searcher my_searcher:FewNorms", more=SMALL_PRICES),
     Rule("python -m nas.search --budget-latency 5min --space my-space.yaml", more="--dry-run"),
-    Rule("python -m nas.search --budget-latency 4min --warm-start latest", more=SMALL_PRICES),
     Rule("python -m nas.search --resume latest", more="--dry-run"),
     Rule("python -m nas.search --help"),
     Rule("python -m nas.search --budget-latency 5min --scale smoke", more=SMALL_SEARCH),

@@ -207,28 +207,16 @@ def test_a_finished_run_is_extended(finished, search_here):
     assert read_config(folder).num_trials == NUM_TRIALS + 2
 
 
-def test_a_run_begins_with_what_another_has_trained(finished, root, search_here, capsys):
-    """With all of it known, two new candidates within a smaller budget; and what is known can be exported."""
-    whole, _ = finished
-    folder = root / "warm"
-    args = ("--budget-latency", "6.2s", *SPACE, "--finalist-seeds", "0", "--num-trials", "2", "--max-concurrent", "1")
-    where = ("--data", str(root / "corpus"), "--output-dir", str(folder), "--warm-start", str(whole))
-    printed = search_here(*args, *where).out
-    before, after = ({record.candidate_id: record for record in candidates(run)} for run in (whole, folder))
-    assert set(before) < set(after)
-    assert len(after) == len(before) + 2
-    assert all(
-        (after[name].val_loss, after[name].latency_s) == (record.val_loss, record.latency_s)
-        for name, record in before.items()
-    )
-    num_known = sum(record.role != "baseline" for record in ledger.completed(finished_records(whole)))
-    assert f"begins with {num_known} trials of {whole}" in printed
-    status.status(str(folder))
-    assert "nothing is running" not in capsys.readouterr().out
-    export.export(str(folder), pick=next(iter(before.values())).arch_id, output_dir=str(root / "warm-export"))
-    search_here("--resume", str(folder), "--budget-latency", "6.22s", "--num-trials", "3", "--max-concurrent", "1")
-    assert len(candidates(folder)) == len(before) + 3
-    assert read_meta(folder).reference[0] == read_config(folder).budget.latency_s == 6.22
+def test_a_resumed_run_takes_another_budget(finished, root, search_here):
+    """What was trained stays; new candidates and the front are within the new budget."""
+    folder = root / "other-budget"
+    shutil.copytree(finished[0], folder)
+    before = {record.candidate_id: record.val_loss for record in candidates(folder)}
+    search_here("--resume", str(folder), "--budget-latency", "6.2s", "--num-trials", str(NUM_TRIALS + 2))
+    after = {record.candidate_id: record for record in candidates(folder)}
+    assert {name: after[name].val_loss for name in before} == before
+    assert all(record.latency_s <= 6.2 for name, record in after.items() if name not in before)
+    assert read_meta(folder).reference[0] == read_config(folder).budget.latency_s == 6.2
 
 
 def finished_records(folder: Path) -> tuple[ledger.Record, ...]:
@@ -383,7 +371,7 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 5min --trial-timeout 20", "--trial-timeout must be a positive number with a unit"),
         ("--budget-latency 5min --time-budget 1min --trial-timeout 5min", "must be at most the --time-budget, 1min"),
         ("--budget-latency 5min --max-failures 0", "--max-failures must be at least 1"),
-        ("--budget-latency 6.22s --warm-start /no/such/run", "RUN must be the folder of a run"),
+        ("--budget-latency 6.22s --warm-start runs", "--warm-start was removed; continue a run by --resume RUN"),
         ("--budget-latency 6.22s --ray-address x.yaml", "--ray-address must be auto, HOST:PORT or ray://HOST:PORT"),
         ("--budget-latency 6.22s --data=", "data must be stdlib"),
         ("--budget-latency 6.22s --seed 99999999999999999999", "--seed must be from 0 to"),

@@ -188,13 +188,12 @@ def test_of_ops_beyond_their_measurements_the_most_is_said():
     assert outside_data(pricer, graphs).count("Softmax") == 1
 
 
-def test_says_how_well_ends_were_expected_and_what_of_the_front_was_known(make_run, make_record):
+def test_says_how_well_ends_were_expected(make_run, make_record):
     records = []
     for index in range(9):
-        end = make_record(index, latency_s=100.0 + index, val_loss=3.0 - index / 10, is_known=index == 0)
+        end = make_record(index, latency_s=100.0 + index, val_loss=3.0 - index / 10)
         proposed = replace(end, event="proposed", status="proposed", val_loss=None, expected_loss=3.1 - index / 10)
         records += [replace(proposed, is_look=True, expected_loss=2.0), proposed, end]
-    first, known = searcher_lines(make_run(records, knowledge="shipped"))
+    (first,) = searcher_lines(make_run(records))
     assert "R^2 -5.40 when first proposed (9 candidates), R^2 0.85 after a look (9 candidates)" in first
-    assert "1 of the 9 members of the front are among them" in known
     assert searcher_lines(make_run(records[:12])) == []

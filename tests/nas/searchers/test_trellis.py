@@ -267,26 +267,6 @@ def most_expensive(problem) -> Member:
     return member
 
 
-def test_trainings_of_before_are_known_but_are_no_results(problem):
-    """The best of them are as good as looked at, and one is trained first; looks go to what may be better."""
-    rng = np.random.default_rng(7)
-    known = [sample(problem.feasible.space, rng) for _ in range(40)]
-    before = trained(problem, known)
-    told = Trellis(replace(problem, known=tuple(before)))
-    ends = told.requests(4, rng, [most_expensive(problem)], [], Room(looks=0, ends=8))
-    assert {request.member for request in ends} <= set(known)
-    fitting = [training for training in before if told.draws.place_of(training.member).slice is not None]
-    best = min(fitting, key=lambda training: training.log_perplexity)
-    assert best.log_perplexity in {
-        training.log_perplexity for training in before if training.member in [end[0] for end in ends]
-    }
-    first, *looks = told.requests(4, rng, [most_expensive(problem)], [], Room(looks=32, ends=8))
-    assert first == ends[0]
-    assert not {request.member for request in looks} & set(known)
-    assert [request.is_known for request in (*ends, *looks)] == [True] * 4 + [False] * 3
-    assert all(request.is_look for request in looks)
-
-
 def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
     draws = Draws(problem.feasible)
     members = [member for member in problem.feasible.members() if draws.place_of(member).slice is not None]

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,10 +23,9 @@ from ray.cluster_utils import Cluster
 from nas.run import ledger
 from nas.run.folder import CONFIG_FILE, read_config
 from nas.study import ray_tune
-from nas.study.nodes import Question
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
-from nas.study.trials import RunHaltedError, TrialEvent, Trials
+from nas.study.trials import TrialEvent, Trials
 from nas.training.outcome import Outcome
 from tests.conftest import write_email
 from tests.nas.study.conftest import ONE_TRIAL
@@ -69,16 +68,34 @@ def dying(config):
     tune.report({"trial_event": TrialEvent(event="finished", status="completed", measured=outcome)})
 
 
-def test_nodes_with_other_code_are_left_out_before_any_trial(cluster, trials, monkeypatch):
-    lines: list[str] = []
-    monkeypatch.setattr(ray_tune, "Question", partial(Question, sources="0" * 12))
-    resources = Resources(slots=2, max_concurrent=None, ray_address=cluster.address)
-    with pytest.raises(
-        RunHaltedError, match="no node is left to train on: node .* its copy of this package is another"
-    ):
-        run_trials(trials, resources, log=lines.append)
-    assert len(lines) == 2
-    assert "started" not in {record.event for record in trials.records}
+def blind(config):
+    """The first node to take a trial does not see the run; all others complete theirs."""
+    spec, node_id = config["spec"], ray.get_runtime_context().get_node_id()
+    tune.report({"node": node_id})
+    with suppress(FileExistsError), (spec.folder.parents[1] / "blind").open("x") as file:
+        file.write(node_id)
+    if (spec.folder.parents[1] / "blind").read_text() in ("", node_id):
+        failed = TrialEvent(event="finished", status="failed", reason="no run folder", elsewhere=True)
+        tune.report({"trial_event": failed})
+        return
+    outcome = Outcome(status="completed", steps=1, tokens=8, seconds=1.0, val_loss=3.0, perplexity=20.0)
+    tune.report({"trial_event": TrialEvent(event="finished", status="completed", measured=outcome)})
+
+
+def test_a_trial_is_tried_on_another_node_where_one_does_not_see_the_run(cluster, trials, monkeypatch):
+    monkeypatch.setattr(ray_tune, "_trainable", blind)
+    run_trials(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address))
+    ends = [record for record in trials.records if record.event == "finished"]
+    assert {end.index: end.status for end in ends} == dict.fromkeys(range(NUM_TRIALS), "completed")
+    assert {end.reason for end in ends if end.status == "failed"} == {"no run folder"}
+
+
+def test_where_no_node_sees_the_run_a_trial_fails_with_the_reason(cluster, trials):
+    (trials.setting.folder / CONFIG_FILE).unlink()
+    run_trials(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address))
+    reasons = {record.reason for record in trials.records if record.status == "failed"}
+    assert all(re.fullmatch(r"the run folder .* is not on .*; all nodes must share it", reason) for reason in reasons)
+    assert len(reasons) == 1
 
 
 def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monkeypatch):
@@ -99,7 +116,6 @@ def test_a_worker_and_a_node_that_are_killed_cost_no_trial(cluster, trials, monk
     assert sorted((end.index, end.status) for end in ends) == [(index, "completed") for index in range(NUM_TRIALS)]
     runs = {end.index: len(list((sign.parent / end.trial_id).iterdir())) for end in ends}
     assert runs == {0: 2, 1: 2, 2: 1, 3: 1}
-    assert not list(trials.setting.folder.glob(".node-*"))
 
 
 def search(root: Path, *args: str) -> list[str]:

@@ -1,8 +1,7 @@
 import pytest
 
 from nas.run.config import StudyConfig
-from nas.study.nodes import Node
-from nas.study.resources import resolved, resource_lines, study_resources
+from nas.study.resources import Node, resolved, resource_lines, study_resources
 
 CLUSTER = "127.0.0.1:6379"
 

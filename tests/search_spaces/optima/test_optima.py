@@ -10,7 +10,6 @@ from costmodel.errors import UserError
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.deployed import deployed
-from search_spaces.optima.cheapest_first import cheapest_first
 from search_spaces.optima.optima import best, frontier, member_of_optimum
 from search_spaces.optima.stages import stages_of
 
@@ -85,20 +84,11 @@ def test_the_frontier_is_what_nothing_dominates(stages, listed, seed):
     assert [point[0] for point in frontier_points] == sorted(point[0] for point in frontier_points)
 
 
-def test_cheapest_first_is_all_of_them_by_price(stages, listed):
-    ordered_members = list(cheapest_first(stages))
-    prices = [price_of(stages.feasible.priced, member).latency_s for member in ordered_members]
-    assert prices == sorted(prices)
-    assert len(ordered_members) == len({forms for _, forms, *_ in listed})
-    assert {forms_of(member) for member in ordered_members} == {forms for _, forms, *_ in listed}
-
-
 def test_nothing_within_the_budget_is_no_optimum(priced):
     stages = stages_of(within_budget(priced, Budget(latency_s=1.0)))
     scores = np.zeros(stages.shape)
     assert best(stages, scores) is None
     assert frontier(stages, scores) == []
-    assert list(cheapest_first(stages)) == []
 
 
 @pytest.mark.parametrize(
