@@ -11,21 +11,9 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import (
-    across_widths,
-    driver,
-    fidelity,
-    link_seconds,
-    pricing,
-    protocols,
-    seconds,
-    smollm2,
-    step_cost,
-    throughput,
-    width,
-)
+from experiments import bench, seconds, smollm2
 from experiments.papers import run as papers
-from experiments.searchers import benchmark, exact_programs, placements, prior, table
+from experiments.searchers import benchmark, prior, table
 from nas.recipe.recipe import ScaleName
 from nas.report.terminal import table_console
 
@@ -37,23 +25,13 @@ PAPER = "paper"  # their kind
 # as an experiment's YAML states it, which is decoded to the module's `Settings`; its `run` takes the experiment's name,
 # these and a console
 KINDS: dict[str, ModuleType] = {
-    "across-widths": across_widths,
-    "driver": driver,
-    "exact-programs": exact_programs,
-    "fidelity": fidelity,
-    "link-seconds": link_seconds,
+    "bench": bench,
     PAPER: papers,
-    "pricing": pricing,
     "prior": prior,
-    "protocols": protocols,
     "search-benchmark": benchmark,
     "seconds": seconds,
-    "table": table,
-    "table-placements": placements,
-    "throughput": throughput,
     "smollm2": smollm2,
-    "step-cost": step_cost,
-    "width": width,
+    "table": table,
 }
 
 

@@ -113,16 +113,13 @@ def own_children() -> Iterator[None]:
 
 
 @contextmanager
-def child_of(threads: int, prefix: Sequence[str] = ()) -> Iterator[Child]:
-    """A child for a job; it ends with the block, come what may, unless it is free again and children are kept.
-
-    prefix: the command that it runs under.
-    """
-    idle = None if prefix else _idle.get()
+def child_of(threads: int) -> Iterator[Child]:
+    """A child for a job; it ends with the block, come what may, unless it is free again and children are kept."""
+    idle = _idle.get()
     waiting = [] if idle is None else idle.setdefault(threads, [])
     while waiting and waiting[-1].process.poll() is not None:
         waiting.pop().ending.close()
-    child = waiting.pop() if waiting else _started(threads, prefix)
+    child = waiting.pop() if waiting else _started(threads)
     try:
         yield child
     finally:
@@ -133,12 +130,12 @@ def child_of(threads: int, prefix: Sequence[str] = ()) -> Iterator[Child]:
             child.ending.close()
 
 
-def _started(threads: int, prefix: Sequence[str]) -> Child:
+def _started(threads: int) -> Child:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="party-")))
         read_end, write_end = os.pipe()
         answers = stack.enter_context(os.fdopen(read_end))
-        command = [*prefix, sys.executable, "-m", "costmodel.engine.party", str(folder), str(write_end)]
+        command = [sys.executable, "-m", "costmodel.engine.party", str(folder), str(write_end)]
         with os.fdopen(write_end), (folder / LOG).open("ab") as log:
             process = subprocess.Popen(
                 command,

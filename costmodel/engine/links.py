@@ -18,21 +18,13 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """A condition of a link that can hold messages for a time, one way, or carry so many bits a second.
-
-    bandwidth_bits_per_s: per direction between two parties; None is no limit.
-
-    Raises UserError for a negative delay, or a bandwidth that is not positive.
-    """
+    """A condition of a link that can hold messages for a time, one way. Raises UserError for a negative delay."""
 
     delay_s: float = 0.0
-    bandwidth_bits_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.delay_s < float("inf"):
             raise UserError(f"`delay_s` must be finite and not negative, but got {self.delay_s}.")
-        if self.bandwidth_bits_per_s is not None and not 0 < self.bandwidth_bits_per_s < float("inf"):
-            raise UserError(f"`bandwidth_bits_per_s` must be positive and finite, but got {self.bandwidth_bits_per_s}.")
 
 
 UNHINDERED = Condition()
@@ -41,18 +33,17 @@ UNHINDERED = Condition()
 def refuse_condition(condition: Condition) -> None:
     """Conditions of a link that only carries. Raises UserError for any other condition than none."""
     if condition != UNHINDERED:
-        raise UserError(f"this link neither delays nor limits messages, but got {condition}.")
+        raise UserError(f"this link does not delay messages, but got {condition}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Wiring:
     """addresses: of each rank (row) what it knows every rank (column) by; its own is where it listens.
 
-    prefixes: of each party, the command that it runs under. set_condition: between passes only.
+    set_condition: between passes only.
     """
 
     addresses: tuple[tuple[str, ...], ...]
-    prefixes: tuple[tuple[str, ...], ...]
     set_condition: Callable[[Condition], None] = refuse_condition
 
 
@@ -62,20 +53,16 @@ Link: TypeAlias = Callable[[int], AbstractContextManager[Wiring]]
 @contextmanager
 def tcp(num_parties: int) -> Iterator[Wiring]:
     """Free ports of this machine."""
-    yield Wiring(addresses=(free_addresses(num_parties),) * num_parties, prefixes=((),) * num_parties)
+    yield Wiring(addresses=(free_addresses(num_parties),) * num_parties)
 
 
 @contextmanager
 def delayed(num_parties: int) -> Iterator[Wiring]:
     """Links as `tcp` does, but every connection passes a relay that can hold what it carries, in both directions."""
     addresses = free_addresses(num_parties)
-    with started_relay((sys.executable,)) as relay:
+    with started_relay() as relay:
 
         def delay(condition: Condition) -> None:
-            if condition.bandwidth_bits_per_s is not None:
-                raise UserError(
-                    f"this link limits no bandwidth, but got {condition}; use `costmodel.engine.shaped_link`."
-                )
             relay.set_delay(condition.delay_s)
 
         # of a rank its own address, and a port of the relay's for every other
@@ -85,7 +72,7 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
             )
             for rank in range(num_parties)
         ]
-        yield Wiring(addresses=tuple(known), prefixes=((),) * num_parties, set_condition=delay)
+        yield Wiring(addresses=tuple(known), set_condition=delay)
 
 
 def free_addresses(count: int) -> tuple[str, ...]:

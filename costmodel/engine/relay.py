@@ -45,9 +45,9 @@ class Relay:
 
 
 @contextmanager
-def started_relay(python: Sequence[str]) -> Iterator[Relay]:
-    """A relay that runs until the end of the block. python: the interpreter, after what it is to run under."""
-    command = [*python, "-m", "costmodel.engine.relay"]
+def started_relay() -> Iterator[Relay]:
+    """A relay that runs until the end of the block."""
+    command = [sys.executable, "-m", "costmodel.engine.relay"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield Relay(process=process)

@@ -146,7 +146,7 @@ class Session:
 
 
 @contextmanager
-def started(assignments: Sequence[Assignment], prefixes: Sequence[Sequence[str]] = ()) -> Iterator[Session]:
+def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
     """A process for each of these parties, which end with the block.
 
     Raises UserError for an engine that is not installed.
@@ -154,8 +154,8 @@ def started(assignments: Sequence[Assignment], prefixes: Sequence[Sequence[str]]
     check_installed()
     with ExitStack() as stack:
         children = {}
-        for assignment, prefix in zip(assignments, prefixes or [()] * len(assignments), strict=True):
-            child = stack.enter_context(child_of(assignment.setting.threads, prefix))
+        for assignment in assignments:
+            child = stack.enter_context(child_of(assignment.setting.threads))
             files = {} if assignment.weights is None else {WEIGHTS: assignment.weights}
             child.begin({**files, ASSIGNMENT: replace(assignment, weights=None)})
             children[assignment.rank] = child
@@ -184,7 +184,7 @@ def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[tuple[Sess
             addresses = tuple(str(folder / str(rank)) for rank in range(client.num_parties))
             parts = [part_of(replace(client, addresses=addresses), rank) for rank in range(client.num_parties)]
             parts = [replace(part, links=row) for part, row in zip(parts, wiring.addresses, strict=True)]
-            session = stack.enter_context(started(parts, wiring.prefixes))
+            session = stack.enter_context(started(parts))
             session.set_condition = wiring.set_condition
             try:
                 ready = session.await_ready()

@@ -23,7 +23,6 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 from experiments.bars import Figure, figure_table, table
-from experiments.searchers.block_quality import quality_lines
 from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay, replay_halving
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
@@ -109,8 +108,6 @@ def run(name: str, settings: Settings, console: Console) -> None:
                 title = f"part {part_name}, {pool_name}: {len(pool)} architectures"
                 console.print(title, style="bold")
                 best = best_by_slice(problem.feasible, list(pool.values()))
-                for line in quality_lines(problem, pool):
-                    console.print(line, soft_wrap=True, highlight=False)
                 for shown in tables(curves, best, marks):
                     console.print(shown)
                 console.print(figure_table("", verdicts(curves, settings.judged, marks)))

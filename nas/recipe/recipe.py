@@ -111,7 +111,7 @@ SCALES: dict[ScaleName, Scale] = {
         validation_tokens=2_048,
     ),
     # A laptop CPU: depth, heads and placement of the real model, everything else narrow. Chosen for ranking published
-    # rows as the papers do (`python -m experiments run fidelity` and `fidelity-levers`): tokens count most. The rate is
+    # rows as the papers do (docs/proxies.md): tokens count most. The rate is
     # Muon's and made for these tokens; with AdamW placements without norms diverge at it.
     "proxy": Scale(
         name="proxy",
@@ -319,7 +319,7 @@ class Recipe:
 def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
     """The recipe that starts from a trained parent, whose weights ask for smaller steps, and fewer, than drawn ones.
 
-    Chosen at scale `proxy` by `python -m experiments run fidelity-levers`: AdamW, an eighth of the rate, half the
+    Chosen at scale `proxy` by `experiments/data/fidelity-levers.csv`: AdamW, an eighth of the rate, half the
     batch, five eighths of the tokens, and norms that freeze early, so that most of the training heals. Scale `parent`
     is made for one: sub-layers that are new are trained by themselves first, and they alone learn.
     """

@@ -95,7 +95,6 @@ RULES = (
     Rule("python -m experiments list"),
     parsed("python -m experiments run", TRAINS),
     Rule("python -m experiments run aero-steps"),
-    parsed("python -m experiments run protocols", "half a minute; tests/experiments/test_protocols.py runs a part"),
     Rule("python -m experiments run flops-share"),
     Rule("python -m experiments run prior"),
     # set-up

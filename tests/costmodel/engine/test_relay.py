@@ -37,7 +37,7 @@ def echo() -> Iterator[str]:
 
 @pytest.fixture
 def relay() -> Iterator[Relay]:
-    with started_relay((sys.executable,)) as started:
+    with started_relay() as started:
         yield started
 
 
@@ -90,7 +90,7 @@ def test_it_ends_with_its_stdin_and_says_so(relay: Relay) -> None:
 
 
 def test_one_that_ended_is_said_to_have() -> None:
-    with started_relay((sys.executable,)) as relay:
+    with started_relay() as relay:
         relay.process.kill()
         relay.process.wait()
         with pytest.raises(StoppedError, match=r"^the relay of messages ended \(status -9\)\.$"):
