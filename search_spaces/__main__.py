@@ -23,7 +23,6 @@ from search_spaces.budget.feasible import (
     format_budget,
     format_left_out,
     format_price,
-    num_deployed,
     priced_within,
 )
 from search_spaces.budget.priced_space import (
@@ -50,18 +49,17 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
     feasible = _feasible(space, **asked)
     priced, size = feasible.priced, num_members(feasible.space)
     ends = {"cheapest": cheapest(priced), "most_expensive": most_expensive(priced)}
-    whole, within = num_deployed(feasible) if priced.accounting == "deployed" else (None, None)
     if format == "json":
         share = feasible.num_feasible / size
-        counts = {"num_deployed": whole, "num_deployed_feasible": within, "feasible_share": share}
-        _print_json({**_setting(feasible), **counts, **{end: _member(feasible, ends[end]) for end in ends}})
+        _print_json(
+            {**_setting(feasible), "feasible_share": share, **{end: _member(feasible, ends[end]) for end in ends}}
+        )
     else:
         recipes = " and ".join(("plain", "entropy-regularised")[recipe] for recipe in feasible.space.recipes)
         architectures = f"{num_architectures(feasible.space):,} architectures, recipes {recipes}"
         print(f"{feasible.space.name}: {size:,} members, {architectures}")
         print(_within(feasible))
         if priced.accounting == "deployed":
-            print(f"{whole:,} deployed architectures, {within:,} of them within")
             parts = price_by_part(priced, ends["cheapest"]).items()
             seconds = ", ".join(f"{part} {format_seconds(price.latency_s)}" for part, price in parts)
             print(f"seconds of the cheapest: {seconds}")

@@ -1,22 +1,19 @@
 """`python -m costmodel diff`."""
 
 import json
-import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import Any, Literal
 
 from rich.table import Table
 
 from costmodel.commands.output import print_blocks, print_csv
-from costmodel.config.units import format_bits_per_s, format_bytes, format_seconds
+from costmodel.config.units import format_bytes, format_seconds
 from costmodel.data_range import describe
-from costmodel.difference import BreakEven, Change, break_even, changes, network_use
+from costmodel.difference import Change, changes
 from costmodel.ops import shape
 from costmodel.pricing.asked import asked_model
 from costmodel.pricing.price import price
 from costmodel.pricing.priced import PricedModel
-from costmodel.protocols.derived import Derived
 from costmodel.protocols.primitives import Holder
 from costmodel.report.estimates import total_document
 from costmodel.report.tables import table
@@ -36,7 +33,7 @@ def diff(
     format: Literal["table", "json", "csv"] = "table",
     **model: Any,
 ) -> None:
-    """Say what makes B cheaper than A, op by op, and on which network they break even.
+    """Say what makes B cheaper than A, op by op.
 
     The same architecture twice, with --versus, compares two protocols.
 
@@ -54,31 +51,16 @@ def diff(
     asked = (asked_model(a, **model), asked_model(b, **model))
     on: dict[str, Any] = {"network": network, "bandwidth": bandwidth, "rtt": rtt, "weights": weights}
     first, second = price(asked[0], protocol=protocol, **on), price(asked[1], protocol=versus or protocol, **on)
-    differing, even = changes(first.estimate, second.estimate), _break_even(first, second)
+    differing = changes(first.estimate, second.estimate)
     if format == "json":
-        print(json.dumps(_document(first, second, differing, even), allow_nan=False))
+        print(json.dumps(_document(first, second, differing), allow_nan=False))
     elif format == "csv":
         print_csv([_change_record(change) for change in differing])
     else:
-        print_blocks([*_summary(first, second), *_break_even_lines(even)], [_changes_table(differing)])
+        print_blocks(_summary(first, second), [_changes_table(differing)])
 
 
-def _break_even(first: PricedModel, second: PricedModel) -> BreakEven | None:
-    """None where a network is fitted in."""
-    before, after = first.pricer, second.pricer
-    if not (isinstance(before, Derived) and isinstance(after, Derived)):
-        return None
-    return break_even(
-        network_use(first.graph, before),
-        network_use(second.graph, after),
-        at_bandwidth_bits_per_s=before.link.bandwidth_bits_per_s,
-        at_rtt_s=before.link.rtt_s,
-    )
-
-
-def _document(
-    first: PricedModel, second: PricedModel, differing: Sequence[Change], even: BreakEven | None
-) -> dict[str, Any]:
+def _document(first: PricedModel, second: PricedModel, differing: Sequence[Change]) -> dict[str, Any]:
     """The difference as JSON data, second less first, in SI numbers; `changes` sum to the difference of the totals."""
     sides = [
         {
@@ -95,13 +77,7 @@ def _document(
         "first": sides[0],
         "second": sides[1],
         "changes": [_change_record(change) for change in differing],
-        "break_even": even and {key: _finite(value) for key, value in asdict(even).items()},
     }
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity, which the bandwidth of loopback is."""
-    return None if value == math.inf else value
 
 
 def _change_record(change: Change) -> dict[str, Any]:
@@ -134,30 +110,6 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
     )
     trusts = [described(priced.trust) + priced.asked.whose for priced in (first, second)]
     return [*lines, *(f"trust: {trust}" for trust in dict.fromkeys(trusts))]
-
-
-def _break_even_lines(even: BreakEven | None) -> list[str]:
-    """Which of both is faster on which side of the network at hand."""
-    if even is None:
-        return []
-    rtt, bandwidth = f"{even.at_rtt_s * 1e3:g} ms", format_bits_per_s(even.at_bandwidth_bits_per_s)
-    return [
-        f"break-even at a round trip of {rtt}: "
-        + _sides(
-            even.faster_below_bandwidth,
-            None if even.bandwidth_bits_per_s is None else format_bits_per_s(even.bandwidth_bits_per_s),
-            "bandwidth",
-        ),
-        f"break-even at {bandwidth}: "
-        + _sides(even.faster_below_rtt, None if even.rtt_s is None else f"{even.rtt_s * 1e3:.3g} ms", "round trip"),
-    ]
-
-
-def _sides(faster: str, value: str | None, what: str) -> str:
-    if faster == "equal":
-        return "both take equally long"
-    below, above = ("A", "B") if faster == "first" else ("B", "A")
-    return f"{below} is faster at every {what}" if value is None else f"{below} is faster below {value}, {above} above"
 
 
 def _changes_table(differing: Iterable[Change]) -> Table:

@@ -7,7 +7,6 @@ from typing import Literal, TypeAlias
 from rich.table import Table
 
 from costmodel.calibration.printed_rows import PrintedRow, printed_checks, printed_rows
-from costmodel.calibration.second_opinion import Opinion, opinions
 from costmodel.calibration.sigma_rows import SigmaRow, sigma_rows
 from costmodel.calibration.validate_published import (
     NOTES,
@@ -75,7 +74,6 @@ def _published() -> Validation:
         latency_s=pricer.latency_s,
         num_flops_wrong=sum(not flops[row.name].matches(row) for row in rows),
     )
-    second = opinions()
     held_out = held_out_rows()
     held_out_counts = _counts(held_out)
     values = {"sent_bytes": pricer.sent_bytes, "latency_s": pricer.latency_s}
@@ -91,8 +89,6 @@ def _published() -> Validation:
         *(f"- {note}" for note in NOTES),
         "\nfirst principles (protocol cheetah, GPT-2 small at T=128):",
         _derived_table(pricer.sent_bytes),
-        "\nsecond opinion (MP-SPDZ 0.4.2 at compile time, protocols semi2k and aby3; other fraction and sign bits):",
-        _opinions_table(second),
         "\nidentified by a prior alone:",
         *(
             f"- {quantity} of {term}: {constant.source}"
@@ -103,7 +99,7 @@ def _published() -> Validation:
         "\nnot identified by the rows:",
         *(f"- {text}" for text in testbed.not_identified),
     ]
-    return parts, (*figures, *(opinion.check for opinion in second))
+    return parts, tuple(figures)
 
 
 def row_graph(row: PublishedRow) -> OpGraph:
@@ -165,25 +161,6 @@ def _derived_table(sent_bytes: Mapping[str, float]) -> Table:
     shown = table(["bytes per unit of"], ["fitted", "derived", "of the derived bytes"], lines)
     shown.columns[-1].justify = "left"
     return shown
-
-
-def _opinions_table(second: Iterable[Opinion]) -> Table:
-    """Another framework's bytes of the same op, beside the formulas', and how far apart they are."""
-    return table(
-        ["bytes of all parties"],
-        ["MP-SPDZ", "here", "ratio", "bar", "verdict"],
-        [
-            (
-                opinion.title,
-                format_bytes(opinion.other_bytes),
-                format_bytes(opinion.own_bytes),
-                f"{opinion.own_bytes / opinion.other_bytes:.2f}",
-                "" if opinion.bar is None else f"{opinion.bar:.0%}",
-                verdict(opinion.check),
-            )
-            for opinion in second
-        ],
-    )
 
 
 def _sigma() -> Validation:

@@ -4,7 +4,6 @@ A link is a function that, for a number of parties, sets everything up, yields a
 """
 
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass

@@ -21,7 +21,6 @@ from search_spaces.budget.feasible import (
     format_budget,
     format_left_out,
     format_price,
-    num_deployed,
     priced_anew,
     priced_within,
 )
@@ -228,8 +227,7 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         + format_left_out(feasible)
     ]
     if priced.accounting == "deployed":
-        whole, num_within = map(format_count, num_deployed(feasible))
-        lines.append(f"deployed architectures: {whole}, {num_within} of them within; prices are of those")
+        lines.append("prices are of the architectures that members deploy to")
     for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
         outside = describe(extrapolated(priced, member))

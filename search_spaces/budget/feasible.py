@@ -22,19 +22,17 @@ from costmodel.errors import InfeasibleError, UserError
 from costmodel.estimate import Pricer
 from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths, windowed
 from search_spaces.budget.cost_counts import Cost, added
-from search_spaces.budget.deployed_graph import deployed_graph
 from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
     UNITS_PER,
     Accounting,
     PricedSpace,
     cheapest,
-    deployed_costs,
     most_expensive,
     price_of,
     price_space,
 )
-from search_spaces.graph import Vertex, completions, source
+from search_spaces.graph import Vertex
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
 from search_spaces.workload import Workload
@@ -198,16 +196,6 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
     edges = [begin + (most - begin) * place // num_slices for place in range(num_slices + 1)]
     slices = [replace(feasible, paths=windowed(paths, *ends)) for ends in pairwise(edges) if ends[0] < ends[1]]
     return tuple(part for part in slices if part.num_feasible)
-
-
-def num_deployed(feasible: FeasibleSpace) -> tuple[int, int]:
-    """How many deployed architectures the space holds, and how many of them are within the budget, exactly."""
-    graph = deployed_graph(feasible.space)
-    every = [deployed_costs(constraint.priced, graph) for constraint in feasible.every]
-    counted = {vertex: _counted([costs[vertex] for costs in every], feasible.every) for vertex in every[0]}
-    bounded = {vertex: _stepped(cost, feasible.step) for vertex, cost in counted.items()}
-    within = bounded_paths(graph, bounded, feasible.paths.limit).num_paths
-    return completions(graph)[source(graph)], within
 
 
 def check_feasible(feasible: FeasibleSpace) -> None:

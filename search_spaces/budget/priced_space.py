@@ -89,13 +89,6 @@ def price_space(
     return priced
 
 
-def deployed_costs(priced: PricedSpace, graph: nx.DiGraph) -> dict[Vertex, Cost]:
-    """The costs of the vertices of a space's deployed graph, in the same units as those of the space."""
-    layer_prices = LayerPrices(priced.space.base, priced.pricer, priced.workload, "deployed")
-    ops = layer_prices.by_vertex(graph, lambda choice: choice.layer)
-    return _costs(ops, priced.workload.new_tokens)
-
-
 def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
     """What of a member, as it is priced, lies outside the data of its prices, in words."""
     graphs = graphs_of(priced, member)

@@ -50,10 +50,9 @@ def test_count_says_size_share_and_both_ends(capsys: pytest.CaptureFixture[str])
         "gpt2-papers: 246,820,614,034,552,271,142,912 members, 123,410,307,017,276,135,571,456 arch"
     )
     assert lines[1].startswith("within 5.00 min and 8.00 GB per token at T=128, protocol published: ")
-    assert lines[2].endswith(" of them within")
-    assert lines[3].startswith("seconds of the cheapest: embedding ")
-    assert lines[4].startswith("cheapest: SM_i12  ")
-    assert lines[5].startswith("most expensive: SM+LN+G  ")
+    assert lines[2].startswith("seconds of the cheapest: embedding ")
+    assert lines[3].startswith("cheapest: SM_i12  ")
+    assert lines[4].startswith("most expensive: SM+LN+G  ")
     assert len(lines) == 6
 
 
@@ -78,18 +77,16 @@ def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert code == 0
     assert document["num_members"] == 2 * 310**12
     assert document["accounting"] == "deployed"
-    assert 0 < document["num_deployed_feasible"] < document["num_deployed"] < document["num_architectures"]
     assert document["num_feasible"] == pytest.approx(document["feasible_share"] * document["num_members"])
     assert document["budget"] == {"latency_s": 300.0, "sent_bytes": None, "key_bytes": None}
     assert document["cheapest"]["latency_s"] < 300 < document["most_expensive"]["latency_s"]
 
 
 def test_a_space_of_members_is_counted_as_written_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    """The ladder deploys to LN+G, LN+R, and attention alone with and without a temperature."""
     written = json.loads(run(capsys, "count", "ladder", "--format", "json")[1])
-    assert (written["accounting"], written["num_deployed"]) == ("written", None)
+    assert written["accounting"] == "written"
     deployed = json.loads(run(capsys, "count", "ladder", "--accounting", "deployed", "--format", "json")[1])
-    assert (deployed["accounting"], deployed["num_deployed"]) == ("deployed", 4)
+    assert deployed["accounting"] == "deployed"
     assert deployed["cheapest"]["latency_s"] < written["cheapest"]["latency_s"]
     assert deployed["most_expensive"] == written["most_expensive"]  # SM+LN+G keeps all that the printed rows price
 

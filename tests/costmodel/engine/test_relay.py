@@ -1,7 +1,6 @@
 """The relay carries every byte, in order, and no sooner than it was told to."""
 
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator

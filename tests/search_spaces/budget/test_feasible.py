@@ -19,13 +19,11 @@ from search_spaces.budget.feasible import (
     Bounded,
     FeasibleSpace,
     check_feasible,
-    num_deployed,
     price_slices,
     within_budget,
 )
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.definition import Definition, load_definition
-from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 from search_spaces.space import SearchSpace, build_space, load_space, members, num_members
 
@@ -232,7 +230,6 @@ def test_deep_spaces_are_counted_in_steps_of_the_budget(
     listed = set(feasible_space.members())
     assert surely <= listed <= set(exact.members())
     assert len(listed) == feasible_space.num_feasible < exact.num_feasible
-    assert num_deployed(feasible_space)[1] <= num_deployed(exact)[1]
     assert sum(part.num_feasible for part in price_slices(feasible_space, 4)) == feasible_space.num_feasible
 
 
@@ -291,7 +288,6 @@ def test_members_within_the_budgets_of_two_protocols(keyed: PricedSpace, shares:
     assert set(feasible_space.members()) == expected
     assert feasible_space.num_feasible == len(expected)
     assert all(feasible_space.fits(member) for member in expected)
-    assert num_deployed(feasible_space)[1] == len({deployed(member.architecture) for member in expected})
 
 
 def test_nothing_within_two_budgets_names_the_cheapest_under_each(keyed: PricedSpace) -> None:
