@@ -51,16 +51,14 @@ class Run(PlainRun):
         columns, rows = self.table(of)
         return pandas.DataFrame(list(rows), columns=list(columns))
 
-    def plot(self, **prices: Any) -> tuple[Path, ...]:
-        """Draws the figures of `python -m nas.plot` into the folder's `plots/` and returns their paths.
+    def plot(self) -> tuple[Path, ...]:
+        """Draws the Pareto front into the folder's `plots/` and returns the paths of the files.
 
-        prices: as `reprice` takes them; with any, the figures are of the run as it would be under those.
-
-        Raises UserError if no trial is completed, or as `reprice` does.
+        Raises UserError if no trial is completed.
         """
         from nas.report.plot_files import plot_run  # matplotlib, which no other use of a run waits for
 
-        return self.reprice(**prices).plot() if prices else plot_run(self)
+        return plot_run(self)
 
     def reprice(self, **prices: Any) -> "RepricedRun":
         """The run's trials under other prices; nothing is trained again, and the ledger stays as it is.
@@ -124,12 +122,6 @@ class RepricedRun:
     def table(self) -> TextTable:
         """Every member of either front, what became of it, and both prices."""
         return what_if_table(self.what_if)
-
-    def plot(self) -> tuple[Path, ...]:
-        """Draws both fronts, and the breakdown and sensitivity at the other prices; returns the paths."""
-        from nas.report.plot_files import plot_what_if  # matplotlib
-
-        return plot_what_if(self.what_if)
 
 
 def load_run(run: str | Path) -> Run:

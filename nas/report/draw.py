@@ -8,7 +8,7 @@ from typing import Any
 
 import matplotlib
 
-from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines, WhatIfFigure, WhatIfPanel
+from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines
 from nas.report.panels import OTHER, BarPanel, HeatPanel, LinePanel, PanelFigure
 
 matplotlib.use("Agg")
@@ -50,19 +50,6 @@ def draw_front(data: FrontFigure) -> Figure:
     _draw_ended_early(figure.add_subplot(grid[0, 0], sharex=axes), data)
     _draw_published(figure.add_subplot(grid[:, 1]), data)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
-    return figure
-
-
-def draw_what_if(data: WhatIfFigure) -> Figure:
-    """The two fronts side by side, perplexity on one axis."""
-    figure, panels = plt.subplots(1, 2, figsize=(11, 5.5), dpi=100, layout="constrained", sharey=True)
-    figure.suptitle(data.title, fontsize=9)
-    for axes, panel in zip(panels, (data.before, data.after), strict=True):
-        _draw_panel(axes, panel)
-        _draw_ngrams(axes, data.ngrams)
-    _label_perplexity(panels[0])
-    handles, names = panels[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 
@@ -181,26 +168,6 @@ def _mark(axes: Axes, marks: Iterable[tuple[str, float]]) -> None:
             ha="left" if value < CLOSE * before else "right", fontsize=7, color="0.35",
         )  # fmt: skip
         before = value
-
-
-def _draw_panel(axes: Axes, panel: WhatIfPanel) -> None:
-    axes.set_title(panel.title, fontsize=9, loc="left")
-    _draw_group(axes, panel.others, color="0.7", marker="o", label="on neither front")
-    _draw_step(axes, panel.front, COLOURS[0])
-    for group, colour, marker, label in (
-        (panel.kept, COLOURS[0], "o", "on both fronts"),
-        (panel.gone, COLOURS[5], "X", "on the first front alone"),
-        (panel.new, COLOURS[2], "^", "on the second front alone"),
-    ):
-        axes.plot([], [], color=colour, marker=marker, linestyle="", label=label)
-        _draw_group(axes, group, color=colour, marker=marker, label="_")
-        _label(axes, group)
-    if panel.budget_min is not None:
-        axes.axvline(panel.budget_min, color="k", linestyle="--", linewidth=1)
-        axes.text(panel.budget_min, 0.01, " budget", transform=axes.get_xaxis_transform(), fontsize=7)
-    axes.set_xlabel("predicted latency per token (minutes); numbers as in the table")
-    axes.set_yscale("log")
-    axes.grid(alpha=0.2)
 
 
 def _label_perplexity(axes: Axes) -> None:

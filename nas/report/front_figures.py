@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
-from costmodel.cost import Budget
 from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.trust import caption
 from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult
 from nas.run.members import TrainedMember
-from nas.run.reprice import WhatIf
 from nas.run.run import Run
 from search_spaces.budget.feasible import format_budget
 
@@ -62,27 +60,6 @@ class FrontFigure(NamedTuple):
     parent: ParentResult | None
 
 
-class WhatIfPanel(NamedTuple):
-    """One set of prices. kept: on both fronts; gone: on the first alone; new: on the second alone; others: on none."""
-
-    title: str
-    budget_min: float | None
-    front: Group
-    kept: Group
-    gone: Group
-    new: Group
-    others: Group
-
-
-class WhatIfFigure(NamedTuple):
-    """The same trials under two sets of prices; a trial has the same number in both."""
-
-    title: str
-    before: WhatIfPanel
-    after: WhatIfPanel
-    ngrams: NgramLines
-
-
 def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
     """The data of the Pareto plot of a run."""
     assert run.budget.latency_s is not None
@@ -111,17 +88,6 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
     )
 
 
-def what_if_figure(what_if: WhatIf) -> WhatIfFigure:
-    """The data of the plot of a re-priced run."""
-    run = what_if.run
-    return WhatIfFigure(
-        title=title(run.members),
-        before=_panel(what_if, run.members, what_if.before, run.budget, f"as searched: {what_if.title_before}"),
-        after=_panel(what_if, what_if.repriced, what_if.after, what_if.budget, f"re-priced: {what_if.title_after}"),
-        ngrams=drawn_ngrams(run.ngrams, run.members),
-    )
-
-
 def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember]) -> NgramLines:
     """The ngrams to draw beside these members: those of `DRAWN_NGRAMS`, and the low orders that are among them."""
     if ngrams is None:
@@ -146,28 +112,6 @@ def title(trained: Sequence[TrainedMember]) -> str:
 def label(member: TrainedMember) -> str:
     """The papers' name, or the arch_id where the placement is too long for a label."""
     return member.notation if len(member.notation) <= LONGEST_NAME else member.arch_id
-
-
-def _panel(
-    what_if: WhatIf, trials: Sequence[TrainedMember], on_front: Sequence[TrainedMember], budget: Budget, title: str
-) -> WhatIfPanel:
-    first, second = ({record.trial_id for record in side} for side in (what_if.before, what_if.after))
-    numbers = {record.trial_id: str(number) for number, record in enumerate(what_if.shown, 1)}
-
-    def group(chosen: set[str]) -> Group:
-        drawn = [record for record in trials if record.trial_id in chosen]
-        marks = zip(drawn, _group(drawn), strict=True)
-        return tuple(mark._replace(name=numbers.get(record.trial_id, "")) for record, mark in marks)
-
-    return WhatIfPanel(
-        title=title,
-        budget_min=None if budget.latency_s is None else budget.latency_s / 60,
-        front=_group(on_front),
-        kept=group(first & second),
-        gone=group(first - second),
-        new=group(second - first),
-        others=group({record.trial_id for record in trials} - first - second),
-    )
 
 
 def _group(trained: Sequence[TrainedMember]) -> Group:

@@ -94,7 +94,7 @@ def _closing(trials: Trials, run: Run) -> list[str]:
 
     Raises StoppedError if no trial was completed.
     """
-    from nas.report.plot_files import plot_front, remove_plots  # matplotlib
+    from nas.report.plot_files import plot_run, remove_plots  # matplotlib
     from nas.training import checkpoint  # torch
 
     unfinished = trials.running or not trials.finished
@@ -108,7 +108,7 @@ def _closing(trials: Trials, run: Run) -> list[str]:
         for record in run.finished:
             if record.status == "paused":
                 shutil.rmtree(run.folder / "trials" / record.trial_id / checkpoint.FOLDER, ignore_errors=True)
-    lines = [*closing_lines(run, plot_front(run)), resume, report_line(run)]
+    lines = [*closing_lines(run, plot_run(run)), resume, report_line(run)]
     return [line for line in lines if line]
 
 

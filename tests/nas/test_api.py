@@ -61,7 +61,6 @@ def test_other_prices_leave_the_run_as_it_is(run: nas.Run) -> None:
     assert {member.trial_id for member in wan.what_if.repriced} == {member.trial_id for member in run.members}
     for far, near in zip(wan.what_if.repriced, loopback.what_if.repriced, strict=True):
         assert far.latency_s > near.latency_s
-    assert run.folder / "plots" / "what-if-semi2k-wan-T32.png" in run.plot(protocol="semi2k", network="wan")
     assert nas.load_run(run.folder).records == before
 
 

@@ -53,7 +53,7 @@ def test_count_says_size_share_and_both_ends(capsys: pytest.CaptureFixture[str])
     assert lines[2].startswith("seconds of the cheapest: embedding ")
     assert lines[3].startswith("cheapest: SM_i12  ")
     assert lines[4].startswith("most expensive: SM+LN+G  ")
-    assert len(lines) == 6
+    assert len(lines) == 5
 
 
 def test_members_within_the_budgets_of_several_protocols(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from costmodel.estimate import Pricer, outside_data
 from costmodel.ops import OpGraph
 from costmodel.protocols import PROTOCOLS, load_pricer
 from costmodel.trust import caption
-from nas.report.cost_figures import by_part, kind_of
+from nas.report.cost_parts import by_part, kind_of
 from nas.report.html.points import Point
 from nas.run.front import is_eligible
 from nas.run.pareto import nondominated

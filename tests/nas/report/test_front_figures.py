@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from costmodel.protocols import load_pricer
 from costmodel.protocols.published_rows import published_rows
-from nas.report.draw import draw_front, draw_what_if
-from nas.report.front_figures import front_figure, label, what_if_figure
+from nas.report.draw import draw_front
+from nas.report.front_figures import front_figure, label
 from nas.run.folder import ParentResult
 from nas.run.members import members
-from nas.run.reprice import WhatIf
-from nas.run.run import Run
 from search_spaces.bases import base_architecture
-from search_spaces.workload import Workload
 
 BUDGET = Budget(latency_s=300.0)
 
@@ -106,42 +102,13 @@ def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(
 
 
 def test_the_ngrams_are_lines_with_names(make_run, records, ngrams) -> None:
-    """Named in the plot of a run and in both panels of one that is priced anew."""
     front = draw_front(front_figure(make_run(records, meta={"ngrams": ngrams}), ()))
-    both = draw_what_if(what_if_figure(what_if(make_run(records[:4], meta={"ngrams": ngrams}), members(records[:4]))))
     without = draw_front(front_figure(make_run(records), ()))
-    for figure, times in ((front, 1), (both, 2), (without, 0)):
+    for figure, times in ((front, 1), (without, 0)):
         texts = [text.get_text() for axes in figure.axes for text in axes.texts]
         assert (texts.count("trigram 18"), texts.count("5-gram 14")) == (times, times)
-
-
-def what_if(run: Run, repriced, on_front=(0, 1), prompt_len: int = 128, budget: Budget = BUDGET) -> WhatIf:
-    after, workload = tuple(repriced[place] for place in on_front), Workload(prompt_len=prompt_len)
-    return WhatIf(run=run, repriced=repriced, after=after, pricer=load_pricer(), workload=workload, budget=budget)
 
 
 def test_long_placements_are_labelled_by_id(make_record) -> None:
     named, unnamed = members([make_record(6, notation="SM+LN+G"), make_record(7, notation="1xLSLGo-" * 4)])
     assert (label(named), label(unnamed)) == ("SM+LN+G", "a7")
-
-
-def test_a_trial_has_one_number_in_both_panels(make_run, records, make_record) -> None:
-    """The first gets dearer and leaves, the baseline gets cheap and enters, the second stays."""
-    trials = members(records[:4])
-    prices = (400.0, 200.0, 270.0, 220.0)
-    after = members(
-        make_record(index, latency_s=latency_s, val_loss=trial.mean_loss, perplexity=trial.perplexity, role=trial.role)
-        for index, (trial, latency_s) in enumerate(zip(trials, prices, strict=True))
-    )
-    other = what_if(make_run(records[:4]), after, (1, 3), prompt_len=64, budget=Budget())
-    data = what_if_figure(other)
-    assert (data.before.budget_min, data.after.budget_min) == (5.0, None)
-    assert "T=128" in data.before.title
-    assert "T=64" in data.after.title
-    for panel, minutes in ((data.before, (240 / 60, 120 / 60, 480 / 60)), (data.after, (200 / 60, 400 / 60, 220 / 60))):
-        marks = [*panel.kept, *panel.gone, *panel.new]
-        assert [mark.name for mark in marks] == ["1", "3", "2"]
-        assert tuple(mark.latency_min for mark in marks) == pytest.approx(minutes)
-        assert len(panel.others) == 1
-    assert [mark.latency_min for mark in data.before.front] == [2.0, 4.0]
-    assert [mark.latency_min for mark in data.after.front] == pytest.approx([200 / 60, 220 / 60])

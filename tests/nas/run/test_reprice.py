@@ -177,24 +177,19 @@ def run(records, make_run) -> Path:
     return made.folder
 
 
-def test_plotting_leaves_the_run_as_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pricing_anew_leaves_the_run_as_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / ledger.FILE_NAME).read_bytes()
     plot(str(run), protocol="semi2k", network="wan", seq_len=64, budget_latency="5min")
     out = capsys.readouterr().out
     assert "enters" in out
-    drawn = {"what-if-semi2k-wan-T64", "breakdown-semi2k-wan-T64", "sensitivity-semi2k-wan-T64"}
-    assert {path.name for path in (run / "plots").iterdir()} == {
-        f"{name}.{kind}" for name in drawn for kind in ("png", "svg")
-    }
-    assert all(str(path) in out for path in (run / "plots").iterdir())
+    assert not (run / "plots").exists()
     assert (run / ledger.FILE_NAME).read_bytes() == before
     assert not (run / "pareto.csv").exists()
 
 
 def test_a_run_is_priced_anew_without_torch(run: Path) -> None:
     loaded = loaded_by(f"from nas.plot import plot; plot({str(run)!r}, protocol='semi2k')")
-    assert not loaded & {"torch", "ray", "jax"}
-    assert (run / "plots" / "what-if-semi2k-lan-T128.png").exists()
+    assert not loaded & {"torch", "ray", "jax", "matplotlib"}
 
 
 @pytest.fixture
