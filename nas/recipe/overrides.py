@@ -1,7 +1,10 @@
 """Changes of a user to the recipe that a scale and its data come with. Nothing stated, nothing changed."""
 
-from collections.abc import Collection
+import sys
+from argparse import SUPPRESS, Action
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from textwrap import fill, indent
 from typing import Any, TypeAlias
 
 from costmodel.config import cli
@@ -145,11 +148,35 @@ class RecipeChanges:
 
 
 def add_recipe_flags(parser: cli.Parser, skip: Collection[str] = ()) -> None:
-    """A flag `--recipe.*` for every change. skip: of those of the scale."""
+    """Add a flag `--recipe.*` for every change; `--recipe.help` lists them, and the help of the command names that one.
+
+    skip: of those of the scale.
+    """
     parts = {part.name: type(part.default) for part in fields(RecipeChanges) if is_dataclass(part.default)}
     parser.add_class_arguments(RecipeChanges, "recipe", skip=set(parts))
     for name, part in parts.items():
         parser.add_class_arguments(part, f"recipe.{name}", skip=set(skip) if name == "scale" else set())
+    lines = []
+    for action in parser._actions:
+        if action.dest.split(".")[0] == "recipe":
+            if "." in action.dest and action.help != SUPPRESS:
+                name = action.dest.replace("_", "-")
+                lines.append(f"  --{name} VALUE\n{indent(fill(str(action.help), 100), ' ' * 8)}")
+            action.help = SUPPRESS
+    parser.add_argument("--recipe.help", action=_RecipeHelp, text="\n".join(lines))
+
+
+class _RecipeHelp(Action):
+    """Prints the flags of the recipe and exits."""
+
+    def __init__(self, option_strings: Sequence[str], text: str = "", **rest: Any) -> None:
+        help = "list the flags --recipe.KEY VALUE, each of which changes one part of the recipe, and exit"
+        super().__init__(option_strings, dest=SUPPRESS, default=SUPPRESS, nargs=0, help=help)
+        self.text = text
+
+    def __call__(self, *args: Any, **rest: Any) -> None:
+        print(self.text)
+        sys.exit(0)
 
 
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
