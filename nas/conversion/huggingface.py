@@ -6,6 +6,7 @@ Needs the extra `hf`, which is imported when a function is called. Weights here 
 import logging
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ def load_pretrained(path: str) -> Pretrained:
     """
     config, architecture = _read_config(path)
     load = _transformers().AutoModelForCausalLM.from_pretrained
-    model, info = _read(_what(path), lambda: load(path, config=config, output_loading_info=True))
+    model, info = _read(
+        _what(path), lambda: load(path, config=config, output_loading_info=True, trust_remote_code=False)
+    )
     if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
         raise UserError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}.")
     state = model.state_dict()
@@ -42,6 +45,9 @@ def load_pretrained(path: str) -> Pretrained:
     if config.model_type == OUR_TYPE:
         weights = model.decoder.state_dict()
     else:
+        head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+        if architecture.tied_embeddings and not head.equal(table):  # which transformers does not tie either
+            architecture = replace(architecture, tied_embeddings=False)
         weights = from_theirs(FAMILIES[config.model_type], architecture, state)
     copies = {name: value.float().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     return Pretrained(architecture, copies, _tokenizer(path))
@@ -54,15 +60,23 @@ def read_pretrained_architecture(path: str) -> Architecture:
 
 def _read_config(path: str) -> tuple[Any, Architecture]:
     transformers = _transformers()
+    if not os.path.exists(path) and _is_a_path(path):  # the hub would be asked for half a minute
+        raise UserError(f"{_what(path)}, but there is no such folder.")
     if os.path.exists(path) and not os.path.isfile(Path(path, "config.json")):
         raise UserError(f"{_what(path)}, but the folder has no config.json.")
-    config = _read(_what(path), lambda: transformers.AutoConfig.from_pretrained(path))
+    config = _read(_what(path), lambda: transformers.AutoConfig.from_pretrained(path, trust_remote_code=False))
     if config.model_type == OUR_TYPE:
         architecture = decode(Architecture, config.architecture, "`architecture` of config.json")
     else:
         architecture = architecture_of(config, path)
     require_memory(architecture, path)  # before a model of any size is made
     return config, architecture
+
+
+def _is_a_path(name: str) -> bool:
+    """Whether a name can only be a path: an id on the hub is NAME or OWNER/NAME."""
+    first, *others = name.split("/")
+    return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
 
 
 def _what(path: str) -> str:
@@ -75,6 +89,8 @@ def _tokenizer(path: str) -> GivenTokenizer | None:
         theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
     except Exception:  # none there, or one in another form
         return None
+    theirs.backend_tokenizer.no_truncation()
+    theirs.backend_tokenizer.no_padding()
     name = Path(path).resolve().name if os.path.exists(path) else path  # of a folder, or an id on the hub
     return GivenTokenizer(
         name=name, json=theirs.backend_tokenizer.to_str(), end_of_text=theirs.eos_token or END_OF_TEXT
@@ -85,6 +101,8 @@ def _read(what: str, load: Callable[[], Any]) -> Any:
     try:
         return load()
     except Exception as error:  # whatever a foreign file provokes is the user's bad input
+        if "trust_remote_code" in str(error):
+            raise UserError(f"{what} without code of its own, which is never run here; convert it first.") from None
         raise UserError(f"{what} that can be read, but: {' '.join(str(error).split()):.300}") from None
 
 

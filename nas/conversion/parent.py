@@ -42,6 +42,8 @@ def load_initial(path: str) -> Pretrained:
 
     Raises UserError if there is none, a file is not as it was written, or its weights are not whole and finite.
     """
+    if Path(path).name == "config.json" and Path(path).is_file():
+        path = str(Path(path).parent)
     if is_export(Path(path)):
         return read_export(Path(path))
     if is_gguf(path):

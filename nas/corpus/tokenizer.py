@@ -65,6 +65,8 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
         tokenizer = Tokenizer.from_str(given.json)
     except Exception as error:  # the package raises plain Exception
         raise UserError(f"the tokenizer of {given.name} must be a whole tokenizer.json, but: {error}.") from None
+    tokenizer.no_truncation()  # a call with `max_length` before save_pretrained leaves both in the file
+    tokenizer.no_padding()
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size > vocab_size:
         raise UserError(

@@ -35,9 +35,11 @@ class EntropyPenalty(nn.Module):
         return self.settings.form == "published-code"
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
-        """The scalar penalty of row entropies, of each layer batch x heads x T, in nats; some have a head."""
+        """The scalar penalty of row entropies, of each layer batch x heads x T, in nats; 0 where none has a head."""
         num_heads = [layer.shape[1] for layer in layers]
-        if len(set(num_heads)) == 1:
+        if not any(num_heads):  # the gates of all attention have closed
+            return 0.0 * self.thresholds.sum()
+        if set(num_heads) == {self.thresholds.shape[1]}:
             entropies = torch.stack(tuple(layers))  # layers x batch x heads x T
             thresholds = self.thresholds[:, None, :, None]
         else:  # all heads as those of one layer

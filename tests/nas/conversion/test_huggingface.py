@@ -15,12 +15,13 @@ from torch import Tensor
 
 transformers = pytest.importorskip("transformers")
 
+from costmodel.errors import UserError  # noqa: E402
 from nas.conversion import checkpoint_memory  # noqa: E402
 from nas.conversion.huggingface import load_pretrained, save_model, to_transformers  # noqa: E402
 from nas.conversion.huggingface_model import CACHE  # noqa: E402
 from nas.model.decoder import Decoder, build  # noqa: E402
 from nas.model.norms import frozen_norms  # noqa: E402
-from nas.model.weights import deployed_weights  # noqa: E402
+from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from search_spaces.architecture import Architecture, canonical  # noqa: E402
 from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
 from search_spaces.notation import parse  # noqa: E402
@@ -295,3 +296,44 @@ def test_the_tokenizer_must_be_there(tmp_path: Path) -> None:
     model = made(GPT2, "SM")
     with pytest.raises(ValueError, match="the tokenizer of the corpus must be in"):
         save_model(model.architecture, deployed_weights(model), tmp_path, tmp_path / "out")
+
+
+def saved_llama(folder: Path, **settings: Any) -> Any:
+    """A small Llama of transformers' own in a folder."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlamaConfig(vocab_size=40, max_position_embeddings=16, **sizes, **settings)
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def test_a_head_that_differs_from_the_tied_table_is_not_tied(tmp_path: Path) -> None:
+    """As a merge that saved the head leaves it; transformers does not tie it either."""
+    model = saved_llama(tmp_path, tie_word_embeddings=False)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    loaded, tokens = load_pretrained(str(tmp_path)), torch.arange(12)[None]
+    assert not loaded.architecture.tied_embeddings
+    ours = Decoder(loaded.architecture)
+    load_deployed(ours, loaded.weights)
+    assert_same_logits(model, ours, tokens)
+
+
+def test_code_of_a_checkpoint_is_never_run(tmp_path: Path) -> None:
+    saved_llama(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    mine = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(config | mine))
+    (tmp_path / "mine.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(UserError, match="without code of its own, which is never run here"):
+        load_pretrained(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["./mistyped", "/no/such/folder", "runs/a/b", "~/model"])
+def test_a_path_that_is_not_there_is_refused_without_asking_the_hub(name: str, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *args, **rest: pytest.fail("asked the hub"))
+    with pytest.raises(UserError, match="but there is no such folder"):
+        load_pretrained(name)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from nas.corpus.documents import Batch, Document, DocumentSource, Stream
 from nas.corpus.tokenizer import Encoder, id_type, train_tokenizer, trained_encoder
@@ -35,3 +36,14 @@ def test_a_document_is_cut_into_sequences_and_their_next_token(length: int) -> N
 @pytest.mark.parametrize(("vocab_size", "kind"), [(512, np.uint16), (65_536, np.uint16), (65_537, np.uint32)])
 def test_ids_are_as_small_as_the_vocabulary_allows(vocab_size: int, kind: type) -> None:
     assert id_type(vocab_size) == kind
+
+
+def test_truncation_and_padding_of_a_file_are_switched_off() -> None:
+    """A call with `max_length` before save_pretrained leaves both in a tokenizer.json."""
+    plain = encoder()
+    cut = Tokenizer.from_str(plain.tokenizer.to_str())
+    cut.enable_truncation(4)
+    cut.enable_padding(length=64)
+    for text in ("line 1\nline 2\n" * 10, "line"):
+        (expected,), (ids,) = plain.encode([text]), trained_encoder(cut.to_str(), None).encode([text])
+        assert ids.tolist() == expected.tolist()

@@ -114,3 +114,13 @@ def test_non_finite_entropies_are_refused() -> None:
 def test_impossible_settings_are_refused(bad: dict) -> None:
     with pytest.raises(ValueError, match="entropy regularisation needs"):
         EntropyRegularisation(**bad)
+
+
+@pytest.mark.parametrize("num_heads", [0, 1])
+def test_layers_may_all_have_fewer_heads_than_there_are_thresholds(num_heads: int) -> None:
+    """So it is once the gates of attention have closed, in all layers or all but half of the heads."""
+    module = EntropyPenalty(EntropyRegularisation(), num_layers=2, num_heads=2)
+    value = module([torch.full((3, num_heads, 4), 0.1, requires_grad=True)] * 2)
+    value.backward()
+    assert value.isfinite()
+    assert (value > 0) == (num_heads > 0)
