@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import sysconfig
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -116,23 +117,43 @@ def stdlib_source() -> DocumentSource:
     return _source("stdlib", *_listed(folder, stdlib_files(folder), None))
 
 
-def folder_source(name: str, folder: Path) -> DocumentSource:
-    """Every text and table under a folder, split by hash. Raises UserError if there is no text."""
-    return _source(name, *listed(folder, None))
+def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> DocumentSource:
+    """Every text and table under a folder, split by hash.
+
+    Texts that would all fall on one side are cut instead, and the end of each validates, unless `whole_files` is set.
+
+    Raises UserError if there is no text.
+    """
+    files, content = listed(folder, None)
+    names = [relative for relative, _ in content]
+    is_text = all(Path(relative).suffix.lower() not in ROW_READERS for relative in names)
+    if whole_files or not is_text or len(set(map(by_hash, names))) > 1:
+        return _source(name, files, content)
+    warnings.warn(f"{folder} has too few files to hold some out: the end of each validates.", stacklevel=1)
+    return _source(name, [_cut_file(folder / relative, relative) for relative in names], [*content, "cut"])
 
 
 def txt_source(name: str, path: Path) -> DocumentSource:
-    """One text: the first lines are trained on, the last ones held out."""
+    """One text: its beginning is trained on, its end held out."""
     raw = _read(path)
     _decoded(raw, path)
 
     def documents() -> Iterator[Document]:
-        lines = _decoded(_read(path), path).splitlines(keepends=True)
-        cut = len(lines) - round(VALIDATION_SHARE * len(lines))
-        yield Document("train", "".join(lines[:cut]), path.name)
-        yield Document("validation", "".join(lines[cut:]), path.name)
+        train, validation = _halves(_decoded(_read(path), path))
+        yield Document("train", train, path.name)
+        yield Document("validation", validation, path.name)
 
     return _source(name, [File(len(raw), documents)], [".txt", hashlib.sha256(raw).hexdigest()])
+
+
+def _halves(text: str) -> tuple[str, str]:
+    """The beginning of a text, and its end, VALIDATION_SHARE of its lines, or of its words if it has too few lines."""
+    lines = text.splitlines(keepends=True)
+    if held_out := round(VALIDATION_SHARE * len(lines)):
+        return "".join(lines[:-held_out]), "".join(lines[-held_out:])
+    cut = len(text) - round(VALIDATION_SHARE * len(text))
+    cut = text.find(" ", cut) + 1 or cut
+    return text[:cut], text[cut:]
 
 
 def rows_source(name: str, path: Path) -> DocumentSource:
@@ -150,7 +171,7 @@ def listed(folder: Path, split: Split | None) -> tuple[list[File], list[Any]]:
 
     split: of all documents, or None to decide by hash. Raises UserError if there is no text.
     """
-    paths = (path for path in folder.rglob("*") if path.suffix in FILE_SUFFIXES and path.is_file())
+    paths = (path for path in folder.rglob("*") if path.suffix.lower() in FILE_SUFFIXES and path.is_file())
     return _listed(folder, paths, split)
 
 
@@ -189,19 +210,26 @@ def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[l
     """Every UTF-8 text once, by relative path, then every file of rows once; of exact copies the first."""
     texts: dict[str, tuple[str, Path]] = {}  # digest of the contents -> relative path, path
     tables: dict[str, tuple[str, Path]] = {}  # the same of files that are read row by row
-    any_text = False
+    any_text, others = False, list[str]()
     for relative, path in sorted((path.relative_to(folder).as_posix(), path) for path in paths):
-        if path.suffix in ROW_READERS:
+        if path.suffix.lower() in ROW_READERS:
             tables.setdefault(digest(path), (relative, path))
             continue
         raw = _read(path)
         try:
             any_text |= bool(raw.decode("utf-8"))
         except UnicodeDecodeError:
-            continue  # not text
+            others.append(relative)
+            continue
         texts.setdefault(hashlib.sha256(raw).hexdigest(), (relative, path))
+    first, rest = (others or [""])[0], len(others) - 1
+    bad = f"{first} is not UTF-8" if not rest else f"{first} and {rest} other files are not UTF-8"
     if not tables and not any_text:
-        raise UserError(f"{folder} must hold text in {', '.join(FILE_SUFFIXES)} files (UTF-8), but there is none.")
+        raise UserError(
+            f"{folder} must hold text in {', '.join(FILE_SUFFIXES)} files (UTF-8), but {bad if others else 'there is none'}."
+        )
+    if others:
+        warnings.warn(f"{folder}: {bad}, and left out; convert what should be read.", stacklevel=1)
     unique = [(relative, path, digest) for kind in (texts, tables) for digest, (relative, path) in kind.items()]
     files = [_file(path, relative, split) for relative, path, _ in unique]
     return files, [[relative, digest] for relative, _, digest in unique]
@@ -220,11 +248,20 @@ def stdlib_files(folder: Path) -> Iterator[Path]:
 
 def _file(path: Path, relative: str, split: Split | None) -> File:
     def documents() -> Iterator[Document]:
-        if path.suffix in ROW_READERS:
-            rows = enumerate(ROW_READERS[path.suffix](path), 1)
+        if path.suffix.lower() in ROW_READERS:
+            rows = enumerate(ROW_READERS[path.suffix.lower()](path), 1)
             yield from (Document(split or by_hash(text), text, f"{relative}:{row}") for row, text in rows)
         else:
             yield Document(split or by_hash(relative), _decoded(_read(path), path), relative)
+
+    return File(path.stat().st_size, documents)
+
+
+def _cut_file(path: Path, relative: str) -> File:
+    def documents() -> Iterator[Document]:
+        train, validation = _halves(_decoded(_read(path), path))
+        yield Document("train", train, relative)
+        yield Document("validation", validation, relative)
 
     return File(path.stat().st_size, documents)
 

@@ -49,7 +49,7 @@ def second_source(data: str) -> SecondSource:
     """The documents of `dependencies`, or the first of a source as `--data` names it. Raises UserError as it does."""
     if data == DEPENDENCIES:
         return _dependencies()
-    source = open_source(data)
+    source = open_source(data, whole_files=True)
     return SecondSource(source.fingerprint, list(_first_documents(source)))
 
 

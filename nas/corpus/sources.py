@@ -79,8 +79,10 @@ PAPER_CORPORA: dict[str, PaperCorpus] = {
 }
 
 
-def open_source(data: str) -> DocumentSource:
+def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
     """The source named `stdlib`, `codeparrot`, `languini`, by a path, or by NAME:FOLDER for a local copy.
+
+    whole_files: keep the files of a folder whole, also where they are too few to hold some out.
 
     Raises UserError, in one line, for anything else and for a source that cannot be read or reached; rows that
     cannot be read raise it when they are reached.
@@ -95,10 +97,10 @@ def open_source(data: str) -> DocumentSource:
         return stdlib_source()
     path = Path(data)
     if os.path.isdir(path):
-        return folder_source(data, path)
-    if os.path.isfile(path) and path.suffix == ".txt":
+        return folder_source(data, path, whole_files=whole_files)
+    if os.path.isfile(path) and path.suffix.lower() == ".txt":
         return txt_source(data, path)
-    if os.path.isfile(path) and path.suffix in ROW_READERS:
+    if os.path.isfile(path) and path.suffix.lower() in ROW_READERS:
         return rows_source(data, path)
     raise UserError(
         f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "

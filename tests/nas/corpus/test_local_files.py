@@ -170,3 +170,36 @@ def test_a_batch_of_books_is_small(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr("nas.corpus.documents.BATCH_CHARACTERS", 100)
     (stream,) = open_source(str(write_files(tmp_path / "files"))).streams
     assert {len(batch.documents) for batch in stream.batches(None)} == {1}
+
+
+def test_a_text_of_one_line_is_cut_between_words(tmp_path: Path) -> None:
+    path = tmp_path / "text8.TXT"
+    path.write_text(" ".join(f"word{index}" for index in range(200)))
+    source = open_source(str(path))
+    (train,), (validation,) = texts(source, "train"), texts(source, "validation")
+    assert train + validation == path.read_text()
+    assert train.endswith(" ")
+    assert 0.03 < len(validation) / len(train + validation) < 0.07
+
+
+def test_the_end_of_each_file_validates_where_they_are_too_few(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.TXT"):
+        (tmp_path / name).write_text("".join(f"{name} {index}\n" for index in range(100)))
+    with pytest.warns(UserWarning, match="too few files to hold some out: the end of each validates"):
+        source = open_source(str(tmp_path))
+    assert [text.splitlines()[0] for text in texts(source, "validation")] == ["a.txt 95", "b.TXT 95"]
+    assert len("".join(all_texts(tmp_path / "a.txt"))) == len((tmp_path / "a.txt").read_text())
+    whole = open_source(str(tmp_path), whole_files=True)
+    assert len(list(texts(whole, "train"))) == 2
+    assert whole.fingerprint != source.fingerprint
+
+
+def test_files_that_are_not_utf8_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    folder = write_files(tmp_path / "files")
+    (folder / "latin.txt").write_bytes("café".encode("latin-1"))
+    with pytest.warns(UserWarning, match="latin.txt is not UTF-8, and left out; convert what"):
+        open_source(str(folder))
+    for path in folder.iterdir():
+        path.write_bytes(b"\xe9\xff")
+    with pytest.raises(ValueError, match="and 60 other files are not UTF-8"):
+        open_source(str(folder))
