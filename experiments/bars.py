@@ -1,10 +1,8 @@
 """What benchmarks share: seconds, ratios of ways that take turns, and figures beside the bars that they must meet."""
 
-import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 from rich.table import Table
@@ -57,15 +55,6 @@ def cpu_s(work: Callable[[], object]) -> float:
     return time.process_time() - since_s
 
 
-def median_cpu_s(work: Callable[[], object], repeats: int) -> float:
-    return statistics.median(cpu_s(work) for _ in range(repeats))
-
-
 def median_ratio(above: Iterable[float], below: Iterable[float]) -> float:
     """The median over rounds, in which two ways take turns, of one figure over the other."""
     return statistics.median(numerator / other for numerator, other in zip(above, below, strict=True))
-
-
-def fresh_process() -> ProcessPoolExecutor:
-    """A process that has imported and allocated nothing yet."""
-    return ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))

@@ -225,9 +225,8 @@ def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[l
     first, rest = (others or [""])[0], len(others) - 1
     bad = f"{first} is not UTF-8" if not rest else f"{first} and {rest} other files are not UTF-8"
     if not tables and not any_text:
-        raise UserError(
-            f"{folder} must hold text in {', '.join(FILE_SUFFIXES)} files (UTF-8), but {bad if others else 'there is none'}."
-        )
+        suffixes, found = ", ".join(FILE_SUFFIXES), bad if others else "there is none"
+        raise UserError(f"{folder} must hold text in {suffixes} files (UTF-8), but {found}.")
     if others:
         warnings.warn(f"{folder}: {bad}, and left out; convert what should be read.", stacklevel=1)
     unique = [(relative, path, digest) for kind in (texts, tables) for digest, (relative, path) in kind.items()]
