@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,6 +30,7 @@ QUIET_ENV = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
 }
 REACHED_WITHIN_S = 10.0
+MOST_TEMPORARY = 40  # characters; Ray adds 60 to them, and a socket has 107
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 
 
@@ -84,6 +86,8 @@ def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> N
         _check_reachable(address)
     # Ray has no public switch on Linux to stay off the network; this one makes it bind to loopback only.
     ray_constants.ENABLE_RAY_CLUSTER = address is not None
+    if address is None and (own := _short_folder(tempfile.gettempdir())) is not None:
+        local["_temp_dir"] = own
     try:
         ray.init(
             address=address or "local",  # whatever RAY_ADDRESS says
@@ -95,6 +99,12 @@ def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> N
     except (OSError, RuntimeError, ValueError) as error:  # Ray's types for what its own processes run into
         where = "on this machine" if address is None else f"at {address}"
         raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
+
+
+def _short_folder(temporary: str) -> str | None:
+    """A folder for Ray where the system's is none for its sockets, whose paths are short and ASCII; else None."""
+    is_short = temporary.isascii() and len(temporary) <= MOST_TEMPORARY
+    return None if is_short or not os.access("/tmp", os.W_OK) else f"/tmp/ray-{os.getuid()}"
 
 
 def _check_reachable(address: str) -> None:

@@ -6,7 +6,7 @@ import ray
 from ray import tune
 
 from nas.run import ledger
-from nas.study import ray_tune
+from nas.study import ray_cluster, ray_tune
 from nas.study.ray_cluster import cluster_nodes, ray_session
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
@@ -93,3 +93,9 @@ def test_a_cluster_is_not_taken_for_the_one_that_this_process_is_connected_to(mo
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     with pytest.raises(RunHaltedError, match="connected to Ray already and cannot go to 127.0.0.1:1"):
         cluster_nodes("127.0.0.1:1")
+
+
+def test_ray_gets_a_short_folder_where_the_temporary_one_is_long_or_not_ascii():
+    assert ray_cluster._short_folder("/tmp") is None
+    for folder in ("/tmp/" + "long/" * 20, "/tmp/ö"):
+        assert ray_cluster._short_folder(folder) == f"/tmp/ray-{os.getuid()}"
