@@ -135,12 +135,19 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
         "rope.dimension_count": head_size,
         "rope.scaling.type": "none",
         "attention.value_length": head_size,
-        "attention.sliding_window": 0,
         "expert_count": 0,
     }
+    if setting("attention.sliding_window", 0) < setting("context_length"):  # a wider one hides no position
+        usual["attention.sliding_window"] = 0
     for name, value in usual.items():
         if (given := setting(name, value)) != value:
             raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {given!r}; it cannot be imported.")
+    factor = setting("rope.scaling.factor", setting("rope.scale_linear", 0))  # 0 stands for none
+    if factor not in (0, 1) and setting("rope.scaling.type", "linear") != "none":
+        raise UserError(
+            f"`rope.scaling.factor` of {path!r} must be 1 where no type of scaling is given, since that is linear then, "
+            f"but is {factor:g}; it cannot be imported."
+        )
     return imported(
         path,
         LLAMA_LAYER,

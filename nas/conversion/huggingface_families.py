@@ -1,5 +1,6 @@
 """The models of transformers that a block of ours computes: their settings, the names and layout of their weights."""
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -208,6 +209,9 @@ def architecture_of(config: Any, path: str) -> Architecture:
         known = ", ".join(FAMILIES)
         raise UserError(f"{path!r} must be a model of type {known} or an export of ours, but is {config.model_type!r}.")
     family, settings = FAMILIES[config.model_type], config.to_dict()
+    window = settings.get("sliding_window")
+    if window is not None and window >= (settings.get("max_position_embeddings") or math.inf):  # it hides no position
+        settings |= {"sliding_window": None, "use_sliding_window": False}
     for name, value in {**family.fixed, **family.read_only}.items():
         if settings.get(name, value) != value:
             raise UserError(

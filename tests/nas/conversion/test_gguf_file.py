@@ -158,6 +158,9 @@ def test_its_tokenizer_is_that_of_the_metadata_or_beside_it(tmp_path: Path) -> N
         ({"attention__head_count_kv": 3}, r"tiny.gguf' must have .* but: `num_kv_heads` must divide `num_heads`"),
         ({"attention__head_count": 0}, "`attention.head_count` of .* must divide the width, 32, but is 0"),
         ({"rope__scaling__type": "yarn"}, "`rope.scaling.type` of .* must be 'none', but is 'yarn'"),
+        ({"rope__scaling__factor": 4.0}, "`rope.scaling.factor` of .* is linear then, but is 4; it cannot be imported"),
+        ({"rope__scale_linear": 2.0}, "`rope.scaling.factor` of .* is linear then, but is 2; it cannot be imported"),
+        ({"attention__sliding_window": 8}, "`attention.sliding_window` of .* must be 0, but is 8"),
         ({"rope__dimension_count": 4}, "`rope.dimension_count` of .* must be 8, but is 4"),
         ({"tokenizer__ggml__pre": "viking"}, "but is 'gpt2' of 'viking'; put its tokenizer.json beside the file"),
         ({"tokenizer__ggml__model": "llama"}, "must be 'gpt2' of kind .*, but is 'llama' of 'smollm'"),
@@ -191,3 +194,18 @@ def test_what_gguf_cannot_read_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     path.write_bytes(path.read_bytes()[:400])
     with pytest.raises(ValueError, match=r"must be a whole GGUF file, but: .*[^.]; get it again, or convert it\.$"):
         load_gguf(str(path))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope__scaling__factor": 1.0},
+        {"rope__scale_linear": 0.0},
+        {"rope__scaling__type": "none", "rope__scaling__factor": 4.0},
+        {"attention__sliding_window": 16},
+    ],
+)
+def test_settings_that_change_nothing_are_taken(tmp_path: Path, changes: dict[str, Any]) -> None:
+    path = tmp_path / "tiny.gguf"
+    write(path, **changes)
+    assert arch_id(load_gguf(str(path)).architecture) == arch_id(LLAMA)
