@@ -171,18 +171,6 @@ def test_baselines_of_a_ledger_stand_too(feasible):
     assert run(feasible, again) == whole
 
 
-def test_results_of_another_run_are_known_from_the_start_and_do_not_count(feasible):
-    members = run(feasible, schedule(feasible, seed=5))[:9]
-    plan = schedule(feasible, known=[replace(proposal, generation=-LAG) for proposal in proposed(members)])
-    for _ in members:
-        plan.tell(outcome(feasible, plan.ask()))
-    first = plan.ask()
-    assert (first.index, first.generation) == (9, 0)
-    assert len(plan.trained(-LAG)) == 9
-    rest = run(feasible, plan) if plan.tell(outcome(feasible, first)) is None else []
-    assert len(rest) == len(set(rest)) == 9 + 12
-
-
 def test_diverged_trials_have_no_offspring(feasible):
     plan = schedule(feasible)
     for _ in range(GENERATION_SIZE):
