@@ -145,7 +145,7 @@ def _architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architectur
     factor = setting("rope.scaling.factor", setting("rope.scale_linear", 0))  # 0 stands for none
     if factor not in (0, 1) and setting("rope.scaling.type", "linear") != "none":
         raise UserError(
-            f"`rope.scaling.factor` of {path!r} must be 1 where no type of scaling is given, since that is linear then, "
+            f"`rope.scaling.factor` of {path!r} must be 1 where no type of scaling is given, since it is linear then, "
             f"but is {factor:g}; it cannot be imported."
         )
     return imported(
