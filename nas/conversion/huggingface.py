@@ -87,8 +87,11 @@ def _tokenizer(path: str) -> GivenTokenizer | None:
     """The one beside the weights, if it is one that the package tokenizers can run."""
     try:
         theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
-    except Exception:  # none there, or one in another form
-        return None
+    except Exception as error:
+        if not Path(path, TOKENIZER_FILE).is_file():  # none there, or one in another form
+            return None
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path!r} must have a {TOKENIZER_FILE} that can be read, but: {reason:.200}.") from None
     theirs.backend_tokenizer.no_truncation()
     theirs.backend_tokenizer.no_padding()
     name = Path(path).resolve().name if os.path.exists(path) else path  # of a folder, or an id on the hub

@@ -356,3 +356,11 @@ def test_a_window_as_wide_as_the_context_is_taken(kind: str, switch: dict[str, A
         ours = Decoder(loaded.architecture)
         load_deployed(ours, loaded.weights)
         assert_same_logits(model, ours, torch.arange(16)[None])
+
+
+def test_a_broken_tokenizer_is_not_said_to_be_missing(tmp_path: Path) -> None:
+    saved_llama(tmp_path)
+    assert load_pretrained(str(tmp_path)).tokenizer is None
+    (tmp_path / "tokenizer.json").write_text('{"model": ')
+    with pytest.raises(UserError, match=r"must have a tokenizer.json that can be read, but: Expecting value"):
+        load_pretrained(str(tmp_path))
