@@ -3,6 +3,7 @@
 Outside of runs it is in the folder where this package keeps what no run folder holds.
 """
 
+import errno
 import os
 import platform
 import shlex
@@ -19,6 +20,7 @@ from costmodel.errors import StoppedError, UserError
 TRACEBACK_FILE = "traceback.txt"  # in the folder of a run, a trial or a training
 PACKAGE = "private-inference-nas"
 EXPECTED = (UserError, StoppedError, OSError, MemoryError)  # the user's or the machine's; anything else is a bug
+CACHE_REMEDY = "name one that can be written to in the environment variable XDG_CACHE_HOME."
 MAX_CHARS = 300  # of an exception's own text in the line
 
 
@@ -27,9 +29,23 @@ class BugError(RuntimeError):
 
 
 def default_cache_dir() -> Path:
-    """Corpora, compiled code and reports of bugs: under XDG_CACHE_HOME, else ~/.cache. RuntimeError without a home."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / PACKAGE
+    """Corpora, compiled code and reports of bugs: under XDG_CACHE_HOME, else ~/.cache. UserError without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / PACKAGE
+    except RuntimeError:  # a user without a passwd entry
+        raise UserError(f"the cache must have a folder, but this user has no home; {CACHE_REMEDY}") from None
+
+
+def require_writable_cache() -> None:
+    """Makes the cache folder. Raises UserError, with the remedy, if it cannot be made or written to."""
+    folder, reason = default_cache_dir(), os.strerror(errno.EACCES)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return
+    except OSError as error:
+        reason = error.strerror or str(error)
+    raise UserError(f"the cache {folder} must be a folder that can be written to, but: {reason}; {CACHE_REMEDY}")
 
 
 @contextmanager
@@ -52,7 +68,7 @@ def report_bug(error: BaseException) -> str:
     text = report(error)
     try:
         path = default_cache_dir() / "bugs" / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}-{os.getpid()}.txt"
-    except RuntimeError:  # there is no home
+    except UserError:  # there is no home
         path = None
     written = path and write_traceback(text, path)
     if not written:

@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from costmodel.config.bugs import default_cache_dir
+from costmodel.errors import UserError
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TIMEOUT_S = 120
@@ -42,7 +43,7 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
                 path.unlink()
         _compile([*compiler, *flags, str(source), *runtime], path)
         return ctypes.CDLL(str(path))
-    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+    except (OSError, RuntimeError, UserError) as error:  # UserError: there is no home
         raise NotCompiledError(" ".join(str(error).split())) from error
 
 

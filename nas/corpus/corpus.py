@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import __version__ as tokenizers_version
 
-from costmodel.config.bugs import default_cache_dir
+from costmodel.config.bugs import default_cache_dir, require_writable_cache
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
@@ -136,6 +136,8 @@ def prepare(
     with suppress(UserError):  # torn: dealt with under the lock
         if corpus := _cached(entry, level):
             return corpus
+    if cache_dir is None:
+        require_writable_cache()
     with locked(entry, log):
         try:
             if corpus := _anew_if_torn(entry, lambda: _cached(entry, level)):  # prepared meanwhile by another process

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from costmodel.config.bugs import default_cache_dir
+from costmodel.config.bugs import default_cache_dir, require_writable_cache
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
@@ -71,6 +71,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
     sizes = [(document.name, len(tokens)) for document, tokens in zip(kept, ids, strict=True) if len(tokens)]
     held_out = HeldOut(documents=grouped(sizes), num_left_out=len(source.documents) - len(kept))
     corpus = _beside(first, data, key, entry, held_out)
+    require_writable_cache()
     entry.mkdir(parents=True, exist_ok=True)
     replace_file(corpus.file("validation"), np.concatenate([*ids, np.zeros(0, encoder.dtype)]).tobytes())
     replace_file(entry / "held-out.json", json.dumps(asdict(held_out)))

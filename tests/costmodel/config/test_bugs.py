@@ -1,7 +1,7 @@
 import pytest
 
 from costmodel.config import cli
-from costmodel.config.bugs import MAX_CHARS, BugError, bugs_reported, described, report_bug
+from costmodel.config.bugs import MAX_CHARS, BugError, bugs_reported, described, report_bug, require_writable_cache
 from costmodel.errors import StoppedError, UserError
 
 
@@ -50,3 +50,19 @@ def test_without_a_home_the_traceback_goes_to_stderr(monkeypatch, capsys):
 
 def test_an_exception_with_a_long_text_is_cut():
     assert len(described(KeyError("x" * 10 * MAX_CHARS))) < MAX_CHARS + 50
+
+
+def test_a_cache_that_cannot_be_written_to_names_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    require_writable_cache()
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UserError, match=r"but: Permission denied; name one .* in the environment variable XDG_CACHE_H"):
+        require_writable_cache()
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(UserError, match=r"but: Not a directory; name one"):
+        require_writable_cache()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr("pathlib.Path.home", lambda: fail(RuntimeError("no home")))
+    with pytest.raises(UserError, match="this user has no home; name one"):
+        require_writable_cache()
