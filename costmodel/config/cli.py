@@ -112,6 +112,9 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
 
     The traceback of a bug goes into a file that the line names, unless `debug` asks for the exception itself.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # it was closed before this process began
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning

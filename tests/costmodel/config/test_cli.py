@@ -1,4 +1,6 @@
 import platform
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Literal
 
@@ -255,3 +257,10 @@ def test_a_flag_of_type_bool_needs_no_value(args, expected, capsys):
     with pytest.raises(SystemExit):
         cli.run(command, prog="x", args=args)
     assert capsys.readouterr().out == f"{expected}\n"
+
+
+@pytest.mark.parametrize(("redirections", "arch", "code"), [(">&-", "SM", 0), ("2>&-", "none such", 2)])
+def test_output_that_is_closed_from_the_start_is_no_bug(redirections, arch, code):
+    command = f'exec "$0" -m costmodel estimate "{arch}" --format csv {redirections}'
+    done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
