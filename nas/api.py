@@ -12,6 +12,7 @@ from rich.table import Table as TextTable
 from costmodel.errors import UserError
 from nas.report.what_if import what_if_lines, what_if_table
 from nas.run.config import StudyConfig, flag
+from nas.run.folder import require_free
 from nas.run.ledger import Record, Table
 from nas.run.reprice import WhatIf, reprice
 from nas.run.run import Run as PlainRun
@@ -207,7 +208,9 @@ class Study(StudyConfig):
         Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
         or OSError if the run cannot go on; what was trained is saved, and `load_run(folder).resume()` goes on.
         """
-        folder = None if output_dir is None else Path(output_dir)
+        folder = None if output_dir is None else Path(output_dir).absolute()
+        if folder is not None:
+            require_free(folder)  # before anything is read
         return Run.read(_train(self, callbacks, console, output_dir=folder))
 
 

@@ -1,9 +1,12 @@
 """A torch module to the program that the tracer reads: exported to ATen, and sorted into secret and public values."""
 
 import inspect
+import logging
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from io import StringIO
 from typing import Any, TypeAlias
 
 from costmodel.errors import UserError
@@ -46,6 +49,18 @@ def _check_one_stack(model: Module, name: str) -> None:
     )
 
 
+@contextmanager
+def _without_logs() -> Iterator[None]:
+    """Keeps torch from logging and printing whole graphs where an export fails, which is told in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with redirect_stderr(StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
 def _exported(model: Module, seq_len: int, name: str) -> Any:
     import torch
 
@@ -66,7 +81,7 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
     tokens = torch.zeros(1, seq_len, dtype=torch.long, device=device)
     was_training = model.training
     try:
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), warnings.catch_warnings(), _without_logs():
             warnings.simplefilter("ignore")  # torch warns of its own deprecations while it exports
             exported = torch.export.export(Logits().eval(), (tokens,), strict=False)
             graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]

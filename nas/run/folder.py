@@ -4,6 +4,7 @@ run.yaml meta.json parent/ blocks.csv trials.jsonl trials.csv pareto.csv archite
 report.html, what `nas.export` makes of it in exports/, and of the user's own network, testbed and space a copy
 """
 
+import errno
 import json
 import math
 import os
@@ -112,10 +113,7 @@ def new_folder(output_dir: Path | None) -> Path:
     Raises UserError if it already holds a run or cannot be written.
     """
     folder = (output_dir or RUNS / datetime.now(UTC).strftime("%Y-%m-%dT%H%M%SZ")).absolute()
-    if _is_file(folder / CONFIG_FILE):
-        raise UserError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
-    if _is_file(folder / ledger.FILE_NAME):
-        raise UserError(f"--output-dir {folder} has a run without its {CONFIG_FILE}; choose another.")
+    require_free(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe = folder / f".writable-{os.getpid()}"
@@ -124,6 +122,19 @@ def new_folder(output_dir: Path | None) -> Path:
     except OSError as error:
         raise UserError(f"--output-dir {folder} must be a folder we can write to: {error.strerror}.") from None
     return folder
+
+
+def require_free(folder: Path) -> None:
+    """Raises UserError if a folder holds a run already, or plainly cannot be made or written to; writes nothing."""
+    if _is_file(folder / CONFIG_FILE):
+        raise UserError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
+    if _is_file(folder / ledger.FILE_NAME):
+        raise UserError(f"--output-dir {folder} has a run without its {CONFIG_FILE}; choose another.")
+    there = next((path for path in (folder, *folder.parents) if os.path.exists(path)), folder)
+    if not os.path.isdir(there):
+        raise UserError(f"--output-dir {folder} must be a folder we can write to: {os.strerror(errno.ENOTDIR)}.")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"--output-dir {folder} must be a folder we can write to: {os.strerror(errno.EACCES)}.")
 
 
 def find_run(run: str) -> Path:

@@ -30,7 +30,7 @@ QUIET_ENV = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
 }
 REACHED_WITHIN_S = 10.0
-MOST_TEMPORARY = 40  # characters; Ray adds 60 to them, and a socket has 107
+MOST_TEMPORARY = 38  # characters; Ray adds up to 68 to them, and the path of a socket has 107
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 
 
@@ -104,7 +104,7 @@ def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> N
 def _short_folder(temporary: str) -> str | None:
     """A folder for Ray where the system's is none for its sockets, whose paths are short and ASCII; else None."""
     is_short = temporary.isascii() and len(temporary) <= MOST_TEMPORARY
-    return None if is_short or not os.access("/tmp", os.W_OK) else f"/tmp/ray-{os.getuid()}"
+    return None if is_short or not os.access("/tmp", os.W_OK) else tempfile.mkdtemp(prefix="nas-", dir="/tmp")
 
 
 def _check_reachable(address: str) -> None:

@@ -60,6 +60,9 @@ def run_study(
             f"then {config.finalist_seeds} more seeds for each member of the front"
         )
         try:
+            from nas.study.ray_home import require_home
+
+            require_home()
             from nas.study.ray_tune import run_trials  # Ray
 
             with shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:

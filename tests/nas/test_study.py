@@ -108,3 +108,16 @@ def test_callbacks_are_told_of_the_end_of_a_run_that_stops(source_files: str, tm
     with pytest.raises(StoppedError, match="No space left on device"):
         study.run(callbacks=[seen], output_dir=tmp_path / "run")
     assert seen.events == [("started", 0), ("over", ())]
+
+
+def test_an_output_folder_that_cannot_be_used_is_refused_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("nas.api.price_study", lambda *args: pytest.fail("priced"))
+    study = nas.Study(budget_latency="5min", **SETTINGS)
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "in" / "it"):
+        with pytest.raises(UserError, match="must be a folder we can write to: Not a directory"):
+            study.run(output_dir=folder)
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(UserError, match="must be a folder we can write to: Permission denied"):
+        study.run(output_dir=tmp_path / "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
