@@ -133,10 +133,10 @@ def trials_here() -> Iterator[None]:
     """Searches train one trial after another in this process; none starts Ray, or workers that import torch."""
 
     def run_trials(trials: Trials, *resources: object, **settings: object) -> None:
-        while (spec := trials.next_spec()) is not None:
-            trials.started(spec)
-            for event in run_trial(spec):
-                trials.happened(spec, event)
+        while (trial := trials.next_trial()) is not None:
+            trials.started(trial)
+            for record in run_trial(trial):
+                trials.happened(record)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nas.study.ray_tune.run_trials", run_trials)

@@ -8,6 +8,7 @@ every searcher has the same exact budget.
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +16,9 @@ import numpy as np
 from experiments.trainings import Rung
 from nas.recipe.recipe import SCALES
 from nas.run.config import LOOKS
-from nas.run.ledger import Status
 from nas.run.pareto import Point, hypervolume, nondominated, ranks
-from nas.searchers.strategy import SearchProblem, searcher_of
+from nas.searchers.strategy import Observation, SearchProblem, searcher_of
 from nas.searchers.uniform import Stratified
-from nas.study.finalists import Result
 from nas.study.schedule import TrialSchedule
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.notation import Member
@@ -79,29 +78,22 @@ def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry
         entry = entries[proposal.member]
         begun = proposal.index in drawn
         training = drawn.setdefault(proposal.index, entry.trainings[int(rng.integers(len(entry.trainings)))])
+        observed = Observation(
+            member=entry.member,
+            index=proposal.index,
+            status="completed" if training.loss is not None else "diverged",
+            latency_s=entry.latency_s,
+            log_perplexity=training.loss,
+            rung_losses=tuple(rung.loss for rung in training.rungs),
+        )
         if proposal.is_look and training.rungs:
             progress.stopped(training, FIRST_RUNG)
-            look = tuple(rung.loss for rung in training.rungs[:1])
-            result = Result(
-                index=proposal.index, status="paused", latency_s=entry.latency_s, log_perplexity=None, rung_losses=look
-            )
+            observed = replace(observed, status="paused", log_perplexity=None, rung_losses=observed.rung_losses[:1])
         else:
             progress.add(entry, training, begun=begun)
-            result = _end(proposal.index, entry, training)
-        schedule.tell(result)
+        schedule.tell(observed)
         progress.score()
     return progress.curve()
-
-
-def _end(index: int, entry: Entry, training: Training) -> Result:
-    status: Status = "diverged" if training.loss is None else "completed"
-    return Result(
-        index=index,
-        status=status,
-        latency_s=entry.latency_s,
-        log_perplexity=training.loss,
-        rung_losses=tuple(rung.loss for rung in training.rungs),
-    )
 
 
 def budget_of(entries: Mapping[Member, Entry], num_trials: int) -> int:

@@ -63,8 +63,8 @@ class StudyConfig:
         weight_masks: of semi2k, made anew in every run, or kept from an earlier one; of new tokens, from the first.
         new_tokens: asked for after the prompt, each against a cache of keys and values; prices are per new token.
         accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
-        searcher: how candidates are chosen: trellis, evolution, stratified, uniform, nsga2, tpe or gp, or
-            module:Class of your own.
+        searcher: how candidates are chosen: trellis, evolution, stratified, uniform, nsga2, tpe, gp,
+            optuna:NAME of another sampler, or module:Class of your own.
         generation_size: candidates that are chosen at a time; two generations are in training at once. By default 4,
             or half of what cores or GPUs can train at a time where the run is begun, up to a quarter of the trials.
         num_trials: candidates to train to their end, baselines not counted.

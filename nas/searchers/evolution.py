@@ -7,7 +7,7 @@ import numpy as np
 
 from nas.run.pareto import ranks
 from nas.searchers.draws import Draws
-from nas.searchers.strategy import SearchProblem, Strategy, Trained, points_of
+from nas.searchers.strategy import Observation, SearchProblem, Strategy, points_of
 from search_spaces.notation import Member
 from search_spaces.variation import crossover, mutate
 
@@ -29,7 +29,7 @@ class Evolution(Strategy):
         self.draws = Draws(problem.feasible)
 
     def propose(
-        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
         chosen = self.draws.new_of(self.anchors, seen)[:size]
         parents = _parents(trained)
@@ -51,7 +51,7 @@ class Evolution(Strategy):
         return mutate(self.feasible.space, first, rng)
 
 
-def _parents(trained: Iterable[Trained]) -> list[Member]:
+def _parents(trained: Iterable[Observation]) -> list[Member]:
     """The members of the best fronts, whole fronts at a time, until there are PARENTS of them."""
     points = points_of(list(trained))
     order = ranks([point for _, point in points])

@@ -1,70 +1,77 @@
-"""Searchers of optuna behind the same ask and tell: NSGA-II, TPE and a Gaussian process. Needs the extra `searchers`.
+"""Samplers of optuna behind the interface of a searcher. Needs the extra `searchers`.
 
-A study is built anew for every generation from the results there are, so that proposals are a function of them. Every
-choice of every layer is a categorical parameter. A suggestion beyond the budget, or that is there already, is told as
-failed; if suggestions go on so, the last one is moved step by step to a member that is new and within the budget.
+Every choice of every layer is a categorical parameter, latency and log-perplexity are minimised together. A study is
+built anew for every generation from the results so far, so that proposals are a function of them. A suggestion beyond
+the budget, or one that was made before, is told as failed; after SUGGESTIONS of them, the last one is moved step by
+step to a member that is new and within the budget.
 """
 
 import warnings
-from abc import abstractmethod
-from collections.abc import Collection, Sequence
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, final
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from costmodel.errors import UserError
 from nas.searchers.draws import Draws
-from nas.searchers.strategy import SearchProblem, Strategy, Trained
+from nas.searchers.strategy import Observation, SearchProblem, Strategy
 from search_spaces.architecture import Layer
 from search_spaces.notation import Member
 from search_spaces.space import contains, member_of
 from search_spaces.variation import mutate
 
-if TYPE_CHECKING:
+try:
     import optuna
+except ImportError:
+    raise UserError(
+        "searchers nsga2, tpe, gp and optuna:NAME need optuna; run: "
+        "python -m pip install 'private-inference-nas[searchers]'"
+    ) from None
 
 SUGGESTIONS = 8  # for a place, before the last one is moved to what may be trained
 MOVES = 64  # of a suggestion, before a place is filled by a draw
-POPULATION = 8  # of NSGA-II: optuna's 50 are more than most searches train
 FIELDS = ("norm1", "attention", "norm2", "ffn", "stabiliser")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "NSGAIISampler": {"population_size": 8},
+    "TPESampler": {"multivariate": True},
+}  # by optuna 50
 
 
 class OptunaStrategy(Strategy):
-    """A sampler of optuna. Raises UserError if optuna is not installed."""
+    """A sampler of optuna by the name of its class, such as TPESampler. Raises UserError if optuna has no such."""
 
-    def __init__(self, problem: SearchProblem) -> None:
-        if find_spec("optuna") is None:
-            raise UserError(
-                "searchers nsga2, tpe and gp need optuna; run: python -m pip install 'private-inference-nas[searchers]'"
+    def __init__(self, problem: SearchProblem, sampler: str) -> None:
+        made = getattr(optuna.samplers, sampler, None)
+        if not (isinstance(made, type) and issubclass(made, optuna.samplers.BaseSampler)):
+            raise UserError(f"--searcher optuna:{sampler} must name a class of optuna.samplers, but there is none.")
+        self.sampler: Callable[..., optuna.samplers.BaseSampler] = partial(made, **SETTINGS.get(sampler, {}))
+        self.feasible, self.reference_loss, self.draws = (
+            problem.feasible,
+            problem.reference_loss,
+            Draws(problem.feasible),
+        )
+        self.space = space = problem.feasible.space
+        given, listed = space.definition.first_layers, space.definition.members is not None
+        self.listed = list(problem.feasible.members()) if listed else None
+        self.options: dict[str, optuna.distributions.BaseDistribution] = {
+            f"{name}.{depth}": optuna.distributions.CategoricalDistribution(
+                sorted({getattr(layer, name) for layer in given[depth : depth + 1] or space.layers})
             )
-        self.feasible, self.reference_loss = problem.feasible, problem.reference_loss
-        self.draws = Draws(problem.feasible)
-        space, given = problem.feasible.space, problem.feasible.space.definition.first_layers
-        self.options = {
-            f"{name}.{depth}": sorted({getattr(layer, name) for layer in given[depth : depth + 1] or space.layers})
             for depth in range(space.base.num_layers)
             for name in FIELDS
         }
-        listed = space.definition.members is not None
-        self.listed = list(problem.feasible.members()) if listed else None
-
-    @abstractmethod
-    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
-        """One of this seed."""
 
     def propose(
-        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        import optuna
-
         study = self._study(int(rng.integers(2**31)), trained)
         chosen: list[Member] = []
         for _ in range(size):
             known = [*seen, *chosen]
             for _ in range(SUGGESTIONS):
-                trial = study.ask()
-                layers = self._suggested(trial)
+                trial = study.ask(self.options)
+                layers = tuple(_layer(trial.params, depth) for depth in range(self.space.base.num_layers))
                 if members := self._nearest_new(layers, known):
                     break
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
@@ -73,35 +80,32 @@ class OptunaStrategy(Strategy):
             chosen += members
         return self.draws.filled(chosen, size, rng, seen)
 
-    def _suggested(self, trial: "optuna.Trial") -> tuple[Layer, ...]:
-        depth = self.feasible.space.base.num_layers
-        return tuple(self._layer(trial, index) for index in range(depth))
-
-    def _layer(self, trial: "optuna.Trial", index: int) -> Layer:
-        """What is removed takes its norm and its stabiliser with it."""
-        options = {name: f"{name}.{index}" for name in FIELDS}
-        drawn = {name: trial.suggest_categorical(key, self.options[key]) for name, key in options.items()}
-        drawn |= {"norm1": "none"} if drawn["attention"] == "none" else {}
-        drawn |= {"norm2": "none", "stabiliser": "none"} if drawn["ffn"] == "none" else {}
-        return Layer(**drawn)
+    def _study(self, seed: int, trained: Sequence[Observation]) -> optuna.Study:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler = self.sampler(seed=seed)
+            study = optuna.create_study(directions=["minimize", "minimize"], sampler=sampler)
+        for training in trained:
+            loss = self.reference_loss if training.log_perplexity is None else training.log_perplexity
+            layers = enumerate(training.member.architecture.layers)
+            params = {f"{name}.{depth}": getattr(layer, name) for depth, layer in layers for name in FIELDS}
+            values = [training.latency_s, loss]
+            study.add_trial(optuna.trial.create_trial(values=values, params=params, distributions=self.options))
+        return study
 
     def _nearest_new(self, layers: tuple[Layer, ...], known: Collection[Member]) -> list[Member]:
         """The member with these layers if it may be trained; of a space that lists its members, the nearest to them."""
-        space = self.feasible.space
         if self.listed is None:
-            member = member_of(space, layers, entropy_regularised=space.recipes[0])
-            return self.draws.new_of([member], known)
+            return self.draws.new_of([member_of(self.space, layers)], known)
         new = self.draws.new_of(self.listed, known)
-        return [min(new, key=lambda member: _num_changes(layers, member.architecture.layers))] if new else []
+        return sorted(new, key=lambda member: _num_changes(layers, member.architecture.layers))[:1]
 
     def _moved(self, layers: tuple[Layer, ...], known: Collection[Member], rng: np.random.Generator) -> list[Member]:
         """A member that may be trained, reached by moves that do not raise its price while it is beyond the budget."""
-        space = self.feasible.space
-        member = member_of(space, layers, entropy_regularised=space.recipes[0])
-        if not contains(space, member):
-            return []
-        for _ in range(MOVES):
-            other = mutate(space, member, rng)
+        member = member_of(self.space, layers)
+        for _ in range(MOVES if contains(self.space, member) else 0):
+            other = mutate(self.space, member, rng)
             if new := self.draws.new_of([other], known):
                 return new
             place = self.draws.place_of(member)
@@ -109,63 +113,14 @@ class OptunaStrategy(Strategy):
                 member = other
         return []
 
-    def _study(self, seed: int, trained: Sequence[Trained]) -> "optuna.Study":
-        import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            study = optuna.create_study(directions=["minimize", "minimize"], sampler=self.sampler(seed))
-        for training in trained:
-            loss = self.reference_loss if training.log_perplexity is None else training.log_perplexity
-            study.add_trial(
-                optuna.trial.create_trial(
-                    values=[training.latency_s, loss],
-                    params=self._parameters(training.member),
-                    distributions=self._distributions(),
-                )
-            )
-        return study
-
-    def _distributions(self) -> dict[str, Any]:
-        import optuna
-
-        return {name: optuna.distributions.CategoricalDistribution(options) for name, options in self.options.items()}
-
-    def _parameters(self, member: Member) -> dict[str, str]:
-        layers = enumerate(member.architecture.layers)
-        return {f"{name}.{index}": getattr(layer, name) for index, layer in layers for name in FIELDS}
+def _layer(params: dict[str, Any], depth: int) -> Layer:
+    """A suggested layer. What is removed takes its norm and its stabiliser with it."""
+    drawn = {name: params[f"{name}.{depth}"] for name in FIELDS}
+    drawn |= {"norm1": "none"} if drawn["attention"] == "none" else {}
+    drawn |= {"norm2": "none", "stabiliser": "none"} if drawn["ffn"] == "none" else {}
+    return Layer(**drawn)
 
 
 def _num_changes(layers: Sequence[Layer], other: Sequence[Layer]) -> int:
     return sum(getattr(a, name) != getattr(b, name) for a, b in zip(layers, other, strict=True) for name in FIELDS)
-
-
-@final
-class Nsga2(OptunaStrategy):
-    """Deb et al. 2002, https://doi.org/10.1109/4235.996017."""
-
-    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
-        from optuna.samplers import NSGAIISampler
-
-        return NSGAIISampler(seed=seed, population_size=POPULATION)
-
-
-@final
-class Tpe(OptunaStrategy):
-    """Tree-structured Parzen estimators. Ozaki et al. 2022, https://doi.org/10.1613/jair.1.13188."""
-
-    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
-        from optuna.samplers import TPESampler
-
-        return TPESampler(seed=seed, multivariate=True)
-
-
-@final
-class GaussianProcess(OptunaStrategy):
-    """A Gaussian process, by the logarithm of expected hypervolume improvement. Ament et al. 2023, arXiv 2310.20708."""
-
-    def sampler(self, seed: int) -> "optuna.samplers.BaseSampler":
-        from optuna.samplers import GPSampler
-
-        return GPSampler(seed=seed)

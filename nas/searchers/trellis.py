@@ -21,7 +21,7 @@ from scipy.special import expit, ndtr
 
 from nas.run.pareto import Point
 from nas.searchers.draws import Draws
-from nas.searchers.strategy import Request, Room, SearchProblem, Strategy, Trained, points_of
+from nas.searchers.strategy import Observation, Room, SearchProblem, Strategy, Suggestion, points_of
 from nas.searchers.surrogate import SEED_NOISE, Features, Fit, Observations, features_of, fit
 from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
@@ -57,13 +57,13 @@ class Trellis(Strategy):
         self.reference = (max(edges) + BEYOND * (max(edges) - min(edges)), problem.reference_loss)
 
     def propose(
-        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        return [request.member for request in self.requests(size, rng, seen, trained, Room(looks=0, ends=size))]
+        return [request.member for request in self.suggestions(size, rng, seen, trained, Room(looks=0, ends=size))]
 
-    def requests(
-        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained], room: Room
-    ) -> list[Request]:
+    def suggestions(
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation], room: Room
+    ) -> list[Suggestion]:
         observed = self._observed(trained)
         fitted = self._fit(observed)
         begun = {training.member: training for training in trained}
@@ -84,9 +84,9 @@ class Trellis(Strategy):
             ended=[point for _, point in points_of([training for training in trained if training.deviation is None])],
             reference=self.reference,
         )
-        return auction.requests(size, num_new=len(new), num_standing=len(standing), room=room)
+        return auction.suggestions(size, num_new=len(new), num_standing=len(standing), room=room)
 
-    def _observed(self, trained: Sequence[Trained]) -> dict[Member, Observed]:
+    def _observed(self, trained: Sequence[Observation]) -> dict[Member, Observed]:
         """What was observed of every member, once."""
         observed: dict[Member, Observed] = {}
         for training in trained:
@@ -129,7 +129,7 @@ class Trellis(Strategy):
         """Those of prices that are drawn from, if there are any."""
         return [member for member in members if self.draws.place_of(member).slice is not None] or list(members)
 
-    def _completion(self, members: Sequence[Member], trained: Sequence[Trained]) -> Floats:
+    def _completion(self, members: Sequence[Member], trained: Sequence[Observation]) -> Floats:
         if not trained:
             return np.ones(len(members))
         completed = np.array([float(training.log_perplexity is not None) for training in trained])
@@ -170,13 +170,13 @@ class Auction:
         self.mean, _ = self.predicted.with_own(self.losses, self.variances)
         self.points, self.reference = list(ended), reference
 
-    def requests(self, size: int, *, num_new: int, num_standing: int, room: Room) -> list[Request]:
+    def suggestions(self, size: int, *, num_new: int, num_standing: int, room: Room) -> list[Suggestion]:
         """The winners, in turn."""
         new, standing = list(range(num_new)), list(range(num_new, num_new + num_standing))
         for place in range(num_new + num_standing, len(self.members)):
             self._take(place)
-        requests: list[Request] = []
-        while len(requests) < size and room.ends > 0 and (new or standing):
+        suggestions: list[Suggestion] = []
+        while len(suggestions) < size and room.ends > 0 and (new or standing):
             keeps_pace = bool(standing) and room.looks <= room.per_end * (room.ends - 1)
             is_end = keeps_pace or not self.points or not new or room.looks <= 0
             bidders = (standing or new) if is_end else new
@@ -184,11 +184,11 @@ class Auction:
             worth = self._worth(virtual)
             best = max(bidders, key=lambda at: worth[at])
             member = self.members[best]
-            requests.append(Request(member, not is_end, float(self.mean[best])))
+            suggestions.append(Suggestion(member, not is_end, float(self.mean[best])))
             self._take(best)
             bidders.remove(best)
             room = room.after(is_look=not is_end)
-        return requests
+        return suggestions
 
     def _worth(self, virtual: Sequence[Point]) -> Floats:
         _, deviation = self.predicted.with_own(self.losses, self.variances)

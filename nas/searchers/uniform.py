@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from nas.searchers.draws import TRIES, Draws
-from nas.searchers.strategy import SearchProblem, Strategy, Trained
+from nas.searchers.strategy import Observation, SearchProblem, Strategy
 from search_spaces.notation import Member
 
 
@@ -18,7 +18,7 @@ class Stratified(Strategy):
         self.draws = Draws(problem.feasible)
 
     def propose(
-        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
         return self.draws.filled([], size, rng, seen)
 
@@ -31,7 +31,7 @@ class Uniform(Strategy):
         self.feasible, self.draws = problem.feasible, Draws(problem.feasible)
 
     def propose(
-        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Trained]
+        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
         drawn = [self.feasible.sample(rng) for _ in range(size * TRIES)]
         return self.draws.filled(self.draws.new_of(drawn, seen)[:size], size, rng, seen)

@@ -10,43 +10,17 @@ trained to their end.
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
-from nas.run.ledger import Status
 from nas.run.pareto import Point, nondominated, point_of_seeds
-
-Key: TypeAlias = tuple[int, int]  # index of a candidate, and how many seeds after the run's own
+from nas.searchers.strategy import Key, Observation
 
 TINY = 1e-12  # nats: a deviation of next to nothing
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Result:
-    """How a trial ended, `paused` after a look. log_perplexity is None unless it completed; rung_losses are nats per
-    token, by rung.
-
-    latency_s: verified, if it completed. feasible: whether its folded form holds and is within the budget.
-    replicate: how many seeds after the run's own.
-    """
-
-    index: int
-    status: Status
-    latency_s: float
-    log_perplexity: float | None
-    rung_losses: tuple[float, ...] = ()
-    replicate: int = 0
-    feasible: bool = True
-
-    @property
-    def key(self) -> Key:
-        return self.index, self.replicate
-
-
 def next_round(
-    results: Sequence[Result], asked: Collection[Key], *, seeds: int, most: int, size: int, reference: Point
+    results: Sequence[Observation], asked: Collection[Key], *, seeds: int, most: int, size: int, reference: Point
 ) -> list[Key]:
     """The replicates to train next, at most `size`, those that are worth most first; empty if none is wanted.
 
@@ -83,7 +57,7 @@ def _worth_of_a_seed(index: int, points: Mapping[int, Point], num_seeds: int, re
     return float(expected - known)
 
 
-def finalists(results: Iterable[Result]) -> list[int]:
+def finalists(results: Iterable[Observation]) -> list[int]:
     """The candidates on the front of the means over seeds, cheapest first, as `nas.run.front.front` has it."""
     points = _means(results)
     ordered = sorted(points, key=lambda index: (points[index], index))
@@ -91,9 +65,9 @@ def finalists(results: Iterable[Result]) -> list[int]:
     return [index for index, keep in zip(ordered, kept, strict=True) if keep]
 
 
-def _means(results: Iterable[Result]) -> dict[int, Point]:
+def _means(results: Iterable[Observation]) -> dict[int, Point]:
     """The points of the candidates that may be on the front, by index."""
-    by_index: dict[int, list[Result]] = {}
+    by_index: dict[int, list[Observation]] = {}
     for result in results:
         by_index.setdefault(result.index, []).append(result)
     return {
@@ -105,7 +79,7 @@ def _means(results: Iterable[Result]) -> dict[int, Point]:
     }
 
 
-def _may_be_on_the_front(trials: Sequence[Result]) -> bool:
+def _may_be_on_the_front(trials: Sequence[Observation]) -> bool:
     statuses = {trial.status for trial in trials}
     feasible = all(trial.feasible for trial in trials if trial.status == "completed")
     return "completed" in statuses and "diverged" not in statuses and feasible

@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nas.study.finalists import Result
+from nas.searchers.strategy import Observation
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ FROM_PARENT = Line((-0.1, 0.74), (0.2, 0.15), around=0.025)
 FROM_SCRATCH = Line((-0.1, 0.74), (0.4, 0.3), around=0.025)  # where nothing is known of what candidates can reach
 
 
-def ends_after_looks(results: Sequence[Result], parent_loss: float | None) -> list[End | None]:
+def ends_after_looks(results: Sequence[Observation], parent_loss: float | None) -> list[End | None]:
     """The ends that are expected of the results that are looks; None for the others.
 
     parent_loss: nats, of what they start from; None from scratch, where the least loss at a rung takes its place.

@@ -14,10 +14,10 @@ from nas.run.config import THREADS_PER_TRIAL, StudyConfig
 from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record, architecture_of
 from nas.searchers.anchors import anchors, published_members
-from nas.searchers.strategy import SearchProblem, searcher_of
+from nas.searchers.strategy import SearchProblem, Suggestion, searcher_of
 from nas.study.blocks import study_blocks
 from nas.study.resolve import ResolvedStudy, threads
-from nas.study.schedule import Proposal, TrialSchedule
+from nas.study.schedule import TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.architecture import Architecture
@@ -109,10 +109,10 @@ def search_problem(
     )
 
 
-def proposals_of(records: Sequence[Record], base: Architecture) -> list[Proposal]:
+def proposals_of(records: Sequence[Record], base: Architecture) -> list[Suggestion]:
     """Proposals of a ledger, in order."""
     return [
-        Proposal(
+        Suggestion(
             index=record.index,
             generation=record.generation,
             role=record.role,

@@ -15,15 +15,15 @@ import ray
 from ray import cloudpickle, tune
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError, WorkerCrashedError
 from ray.tune.error import TuneError
-from ray.tune.experiment import Trial
+from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.search import Searcher
 
 from costmodel.config.bugs import described, headed, traceback_kept
 from nas.run.config import THREADS_PER_TRIAL
-from nas.study.finalists import Key
+from nas.run.ledger import Record, TrialKey
 from nas.study.ray_cluster import alive_nodes, ray_session
 from nas.study.resources import Resources
-from nas.study.trials import RunHaltedError, TrialEvent, Trials, TrialSpec, over_timeout
+from nas.study.trials import RunHaltedError, Trial, Trials, over_timeout
 from nas.study.worker import out_of_reach, run_trial, worker_env
 
 DEAD_WORKER = (RayActorError, WorkerCrashedError, OutOfMemoryError)
@@ -98,47 +98,48 @@ class _Places:
         self._trials = trials
         self._bundle = {"CPU": THREADS_PER_TRIAL, "GPU": resources.gpus_per_trial}
         self._is_cluster = resources.ray_address is not None
-        self._failed_on: dict[Key, set[str]] = {}
-        self._waiting: set[Key] = set()  # to be tried again, and not started yet
-        self._began_s: dict[Key, float] = {}
-        self._node: dict[Key, str] = {}
+        self._failed_on: dict[TrialKey, set[str]] = {}
+        self._waiting: set[TrialKey] = set()  # to be tried again, and not started yet
+        self._began_s: dict[TrialKey, float] = {}
+        self._node: dict[TrialKey, str] = {}
 
-    def request(self, spec: TrialSpec) -> dict[str, Any]:
+    def request(self, trial: Trial) -> dict[str, Any]:
         """The configuration of a trial for Tune: plain data, as Tune makes its resources of a copy."""
-        failed_on = sorted(self._failed_on.get(spec.proposal.key, ()))
-        return {"spec": spec, "bundle": self._bundle, "not_on": failed_on, "is_cluster": self._is_cluster}
+        failed_on = sorted(self._failed_on.get(trial.key, ()))
+        return {"trial": trial, "bundle": self._bundle, "not_on": failed_on, "is_cluster": self._is_cluster}
 
     def check(self) -> None:
         """Halts the run if a trial waits for a node that it has not failed on, and there is none any more."""
         for key in self._waiting:
             if {node.node_id for node in alive_nodes()} <= self._failed_on[key]:
-                self._trials.halted = "no node is left to train on: a trial has failed on all that are there"
+                self._trials.halt("no node is left to train on: a trial has failed on all that are there")
                 return
 
-    def started(self, spec: TrialSpec) -> None:
-        self._waiting.discard(spec.proposal.key)
-        self._began_s[spec.proposal.key] = time.monotonic()
+    def started(self, trial: Trial) -> None:
+        self._waiting.discard(trial.key)
+        self._began_s[trial.key] = time.monotonic()
 
-    def is_on(self, spec: TrialSpec, node_id: str) -> None:
-        self._node[spec.proposal.key] = node_id
+    def is_on(self, trial: Trial, node_id: str) -> None:
+        self._node[trial.key] = node_id
 
-    def is_tried_elsewhere(self, spec: TrialSpec, event: TrialEvent) -> bool:
+    def is_tried_elsewhere(self, trial: Trial, record: Record) -> bool:
         """Whether a trial that has ended is to be tried on another node."""
-        key = spec.proposal.key
-        node_id = self._node.pop(key, None)
-        if not (self._is_cluster and event.status == "failed" and event.elsewhere and node_id):
+        node_id = self._node.pop(trial.key, None)
+        timeout_s = trial.setting.config.trial_timeout_s
+        is_late = timeout_s is not None and record.reason == over_timeout(timeout_s)
+        if not (self._is_cluster and record.status == "failed" and node_id) or is_late:
             return False
-        failed_on = self._failed_on.setdefault(key, set())
+        failed_on = self._failed_on.setdefault(trial.key, set())
         failed_on.add(node_id)
         others = {node.node_id for node in alive_nodes()} - failed_on
         if len(failed_on) >= MOST_NODES or not others:
             return False
-        self._waiting.add(key)
+        self._waiting.add(trial.key)
         return True
 
-    def seconds(self, spec: TrialSpec) -> float:
+    def seconds(self, trial: Trial) -> float:
         """Since a trial was started."""
-        return time.monotonic() - self._began_s.get(spec.proposal.key, math.inf)
+        return time.monotonic() - self._began_s.get(trial.key, math.inf)
 
 
 def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -148,15 +149,17 @@ def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
 
 
 def _trainable(config: dict[str, Any]) -> None:
-    """One trial in a worker process; every event goes back through Tune."""
+    """One trial in a worker process; every record goes back through Tune."""
     tune.report({"node": ray.get_runtime_context().get_node_id()})
-    spec: TrialSpec = config["spec"]
-    if config["is_cluster"] and (reason := out_of_reach(spec)):
-        failed = TrialEvent(event="finished", status="failed", reason=reason, elsewhere=True)
-        tune.report({"trial_event": failed})
+    trial: Trial = config["trial"]
+    if config["is_cluster"] and (reason := out_of_reach(trial)):
+        tune.report({"record": trial.ended("failed", reason)})
         return
-    for event in run_trial(spec):
-        tune.report({"trial_event": event})
+    try:
+        for record in run_trial(trial):
+            tune.report({"record": record})
+    except RunHaltedError as error:
+        tune.report({"halted": str(error)})
 
 
 class _Unpickled:
@@ -176,10 +179,10 @@ class _Asker(_Unpickled, Searcher):
     def suggest(self, trial_id: str) -> Any:
         if self._trials.halted:
             return Searcher.FINISHED
-        spec = self._trials.next_spec()
-        if spec is None:  # what is running may be lost, and is asked for again then
+        trial = self._trials.next_trial()
+        if trial is None:  # what is running may be lost, and is asked for again then
             return Searcher.FINISHED if self._trials.finished and not self._trials.running else None
-        return self._places.request(spec)
+        return self._places.request(trial)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Nothing: the recorder tells the schedule."""
@@ -198,35 +201,37 @@ class _Recorder(_Unpickled, tune.Callback):
         self._trials, self._places = trials, places
         self._on_change = on_change
 
-    def on_trial_start(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        self._places.started(_spec(trial))
-        self._trials.started(_spec(trial))
+    def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        self._places.started(_ours(trial))
+        self._trials.started(_ours(trial))
 
     def on_trial_result(
-        self, iteration: int, trials: list[Trial], trial: Trial, result: dict[str, Any], **info: Any
+        self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any
     ) -> None:
         if node_id := result.get("node"):
-            self._places.is_on(_spec(trial), node_id)
-        if event := result.get("trial_event"):
-            self._happened(_spec(trial), event)
+            self._places.is_on(_ours(trial), node_id)
+        if record := result.get("record"):
+            self._happened(_ours(trial), record)
+        if reason := result.get("halted"):
+            self._trials.halt(reason)
 
-    def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
-        spec, error = _spec(trial), _error_of(trial)
-        reason = loss_reason(error, spec.folder)
+    def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
+        ours, error = _ours(trial), _error_of(trial)
+        reason, timeout_s = loss_reason(error, ours.folder), ours.setting.config.trial_timeout_s
         if not isinstance(error, DEAD_WORKER):
-            self._happened(spec, TrialEvent(event="finished", status="failed", reason=reason, elsewhere=True))
-        elif spec.timeout_s is not None and self._places.seconds(spec) >= spec.timeout_s:
-            self._happened(spec, TrialEvent(event="finished", status="failed", reason=over_timeout(spec.timeout_s)))
+            self._happened(ours, ours.ended("failed", reason))
+        elif timeout_s is not None and self._places.seconds(ours) >= timeout_s:
+            self._happened(ours, ours.ended("failed", over_timeout(timeout_s)))
         else:
-            self._trials.lost(spec, reason)
+            self._trials.lost(ours, reason)
 
-    def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
+    def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
         self._places.check()
         self._on_change()
 
-    def _happened(self, spec: TrialSpec, event: TrialEvent) -> None:
-        again = event.event == "finished" and self._places.is_tried_elsewhere(spec, event)
-        self._trials.happened(spec, event, again=again)
+    def _happened(self, trial: Trial, record: Record) -> None:
+        again = record.event == "finished" and self._places.is_tried_elsewhere(trial, record)
+        self._trials.happened(record, again=again)
 
 
 class _Stopper(_Unpickled, tune.Stopper):
@@ -252,7 +257,7 @@ def loss_reason(error: Exception, folder: Path) -> str:
     return f"bug: {described(cause)}; {traceback_kept(headed(text), folder)}"
 
 
-def _error_of(trial: Trial) -> Exception:
+def _error_of(trial: TuneTrial) -> Exception:
     """The error of a trial: `Trial.get_error` reads the run's storage, where it is only after this callback."""
     path = trial.pickled_error_file or trial.error_file
     if path is None:
@@ -264,7 +269,7 @@ def _error_of(trial: Trial) -> Exception:
     return error
 
 
-def _spec(trial: Trial) -> TrialSpec:
-    spec = trial.config["spec"]
-    assert isinstance(spec, TrialSpec)
-    return spec
+def _ours(trial: TuneTrial) -> Trial:
+    ours = trial.config["trial"]
+    assert isinstance(ours, Trial)
+    return ours

@@ -10,14 +10,13 @@ generations apart, so that each depends on all there was before it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from nas.run.ledger import Role
 from nas.run.pareto import Point
-from nas.searchers.strategy import Request, Room, Strategy, Trained
-from nas.study.finalists import Key, Result, next_round
+from nas.searchers.strategy import Key, Observation, Room, Strategy, Suggestion
+from nas.study.finalists import next_round
 from nas.study.looks import ends_after_looks
 from search_spaces.notation import Member
 
@@ -25,33 +24,8 @@ GENERATION_SIZE = 2  # two workers finish a generation in one round; larger ones
 LAG = 2  # generation g sees the results of generations up to g - LAG
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
-    """A training of a candidate. `index` numbers candidates and baselines in order; baselines are for comparison only.
-
-    replicate: how many seeds after the run's own; a replicate has the index of its candidate. is_look: up to the first
-    rung. expected: log-perplexity at the end, by the searcher.
-    """
-
-    index: int
-    generation: int
-    role: Role
-    member: Member
-    replicate: int = 0
-    is_look: bool = False
-    expected: float | None = None
-
-    @property
-    def key(self) -> Key:
-        return self.index, self.replicate
-
-    @property
-    def request(self) -> Request:
-        return Request(self.member, self.is_look, self.expected)
-
-
 class TrialSchedule:
-    """Ask for the next proposal, tell how it ended; knows the generations and the lag.
+    """Ask for the next suggestion, tell how its training ended; knows the generations and the lag.
 
     num_trials: candidates that are trained to their end; num_looks: candidates that are looked at.
     finalist_seeds: how many more seeds a member of the front is trained with at most, once all candidates have ended;
@@ -74,7 +48,7 @@ class TrialSchedule:
         most_replicates: int = 0,
         reference: Point,
         parent_loss: float | None = None,
-        known: Sequence[Proposal] = (),
+        known: Sequence[Suggestion] = (),
         generation_size: int = GENERATION_SIZE,
     ) -> None:
         self.strategy = strategy
@@ -83,34 +57,35 @@ class TrialSchedule:
         self.finalist_seeds, self.most_replicates = finalist_seeds, most_replicates
         self.reference, self.parent_loss = reference, parent_loss
         self.generation_size = generation_size
-        self.proposals: list[Proposal] = []
-        self.looks: dict[int, Result] = {}
-        self.results: dict[Key, Result] = {}  # of what was trained to its end, or diverged or failed on the way
+        self.proposals: list[Suggestion] = []
+        self.looks: dict[int, Observation] = {}
+        self.results: dict[Key, Observation] = {}  # of what was trained to its end, or diverged or failed on the way
         self._untold: dict[Key, int] = {}  # generation of what has not ended yet
         self._asked = 0
         self._generation = 0
         self._exhausted = False
         self._replicated = 0 in (finalist_seeds, most_replicates)
-        self._known: dict[int, list[Request]] = {}
+        self._known: dict[int, list[Suggestion]] = {}
         self._indexes: dict[Member, int] = {}
         for proposal in known:
             if proposal.role == "baseline":
                 self._add(proposal)
             else:
-                self._known.setdefault(proposal.generation, []).append(proposal.request)
+                self._known.setdefault(proposal.generation, []).append(proposal)
         if not known:
-            requests = [Request(member) for member in baselines if member not in self._indexes]
-            self._add_all(0, "baseline", requests)
+            for member in baselines:
+                if member not in self._indexes:
+                    self._add(Suggestion(member, generation=0, role="baseline", index=len(self._indexes)))
 
-    def ask(self) -> Proposal | None:
-        """The next proposal, or None: nothing until more results are told, or nothing at all (`finished`)."""
+    def ask(self) -> Suggestion | None:
+        """The next suggestion, or None: nothing until more results are told, or nothing at all (`finished`)."""
         if self._asked == len(self.proposals) and not self._extend():
             return None
         proposal = self.proposals[self._asked]
         self._asked += 1
         return proposal
 
-    def tell(self, result: Result) -> None:
+    def tell(self, result: Observation) -> None:
         if result.status == "paused":
             self.looks[result.index] = result
         else:
@@ -135,24 +110,26 @@ class TrialSchedule:
         return not self._replicated and self._visible(generation) and self._extend_replicates(generation)
 
     def _extend_candidates(self) -> bool:
-        requests = self._known.get(self._generation, [])
-        if len(requests) < self.generation_size:
-            requests = self._completed_generation(requests)
-            self._exhausted = len(requests) < self.generation_size
-        self._add_all(self._generation, "candidate", requests)
+        suggestions = self._known.get(self._generation, [])
+        if len(suggestions) < self.generation_size:
+            suggestions = self._completed_generation(suggestions)
+            self._exhausted = len(suggestions) < self.generation_size
+        for suggestion in suggestions:
+            index = self._indexes.get(suggestion.member, len(self._indexes))
+            self._add(replace(suggestion, index=index, generation=self._generation))
         self._generation += 1
-        return bool(requests) or self._extend()
+        return bool(suggestions) or self._extend()
 
-    def _completed_generation(self, begun: list[Request]) -> list[Request]:
+    def _completed_generation(self, begun: list[Suggestion]) -> list[Suggestion]:
         """A generation as proposed now, but for what the ledger has of it."""
         rng = np.random.default_rng([self.seed, self._generation])
         trained, size = self.trained(self._generation - LAG), self.generation_size
-        requests = self.strategy.requests(size, rng, self._indexes.keys(), trained, self.room)
-        members = {request.member for request in begun}
-        return [*begun, *(request for request in requests if request.member not in members)][:size]
+        suggestions = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.room)
+        members = {suggestion.member for suggestion in begun}
+        return [*begun, *(suggestion for suggestion in suggestions if suggestion.member not in members)][:size]
 
     def _extend_replicates(self, generation: int) -> bool:
-        candidates = {proposal.index: proposal.member for proposal in self.proposals if proposal.role == "candidate"}
+        candidates = {proposal.index: proposal for proposal in self.proposals if proposal.role == "candidate"}
         asked = [proposal.key for proposal in self.proposals if proposal.role == "replicate"]
         results = [result for key, result in sorted(self.results.items()) if key[0] in candidates]
         keys = next_round(
@@ -164,10 +141,8 @@ class TrialSchedule:
             reference=self.reference,
         )
         for index, replicate in keys:
-            member = candidates[index]
-            self._add(
-                Proposal(index=index, generation=generation, role="replicate", member=member, replicate=replicate)
-            )
+            again = replace(candidates[index], generation=generation, role="replicate", replicate=replicate)
+            self._add(replace(again, is_look=False, expected=None))
         self._replicated = not keys
         return bool(keys)
 
@@ -175,46 +150,27 @@ class TrialSchedule:
         """Whether every result that a generation depends on has been told."""
         return min(self._untold.values(), default=generation) > generation - LAG
 
-    def trained(self, generation: int | None = None) -> list[Trained]:
-        """How candidates of generations up to this one ended, or stand, in the order in which they were proposed."""
-        asked: dict[int, list[Proposal]] = {}
+    def trained(self, generation: int | None = None) -> list[Observation]:
+        """What is known of candidates of generations up to this one, in the order in which they were proposed."""
+        asked: dict[int, list[Suggestion]] = {}
         for proposal in self.proposals:
             if proposal.role == "candidate":
                 asked.setdefault(proposal.index, []).append(proposal)
-        states: list[tuple[Member, Result, bool]] = []
+        states: list[Observation] = []
         for index, proposals in asked.items():
             seen = [stage for stage in proposals if generation is None or stage.generation <= generation]
             ended = self.results.get((index, 0)) if len(seen) == len(proposals) else None
-            result = ended or (self.looks.get(index) if any(stage.is_look for stage in seen) else None)
-            if result is not None:
-                states.append((proposals[0].member, result, ended is None and len(proposals) > 1))
-        ends = ends_after_looks([result for _, result, _ in states], self.parent_loss)
+            state = ended or (self.looks.get(index) if any(stage.is_look for stage in seen) else None)
+            if state is not None:
+                states.append(replace(state, goes_on=ended is None and len(proposals) > 1))
+        ends = ends_after_looks(states, self.parent_loss)
         return [
-            Trained(
-                member=member,
-                latency_s=result.latency_s,
-                log_perplexity=end.mean if end else result.log_perplexity,
-                deviation=end and end.deviation,
-                goes_on=goes_on,
-            )
-            for (member, result, goes_on), end in zip(states, ends, strict=True)
-            if result.status != "failed"
+            replace(state, log_perplexity=end.mean, deviation=end.deviation) if end else state
+            for state, end in zip(states, ends, strict=True)
+            if state.status != "failed"
         ]
 
-    def _add_all(self, generation: int, role: Role, requests: Sequence[Request]) -> None:
-        for request in requests:
-            self._add(
-                Proposal(
-                    index=self._indexes.get(request.member, len(self._indexes)),
-                    generation=generation,
-                    role=role,
-                    member=request.member,
-                    is_look=request.is_look,
-                    expected=request.expected,
-                )
-            )
-
-    def _add(self, proposal: Proposal) -> None:
+    def _add(self, proposal: Suggestion) -> None:
         self.proposals.append(proposal)
         self._untold[proposal.key] = proposal.generation
         self._indexes.setdefault(proposal.member, proposal.index)

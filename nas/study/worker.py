@@ -17,7 +17,8 @@ from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
 from nas.run.folder import CONFIG_FILE
-from nas.study.trials import TrialEvent, TrialSpec, over_timeout
+from nas.run.ledger import Record
+from nas.study.trials import RunHaltedError, Trial, over_timeout
 from nas.study.verify_fold import second_documents, verified_form
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
@@ -35,46 +36,40 @@ def worker_env(threads: int) -> Mapping[str, str]:
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-def out_of_reach(spec: TrialSpec) -> str | None:
+def out_of_reach(trial: Trial) -> str | None:
     """Why this machine cannot train: it does not see the run's folder or the corpus, or its GPU is gone; else None."""
-    run_folder = spec.folder.parents[1]
-    if not (run_folder / CONFIG_FILE).is_file():
-        return f"the run folder {run_folder} is not on {node()}; all nodes must share it"
-    for corpus in filter(None, (spec.corpus, spec.second)):
+    setting = trial.setting
+    if not (setting.folder / CONFIG_FILE).is_file():
+        return f"the run folder {setting.folder} is not on {node()}; all nodes must share it"
+    for corpus in filter(None, (setting.corpus, setting.second)):
         try:
             int(corpus.tokens("validation")[-1])
         except (OSError, ValueError) as error:
             return f"the corpus {corpus.folder} is not on {node()} ({error}); all nodes must share the cache folder"
-    if spec.device == "cuda" and not torch.cuda.is_available():
+    if setting.device == "cuda" and not torch.cuda.is_available():
         return f"{node()} has no CUDA device that torch can use"
     return None
 
 
-def run_trial(spec: TrialSpec) -> Iterator[TrialEvent]:
-    """Trains the candidate of `spec`; yields a `rung` event per rung and one `finished` event.
+def run_trial(trial: Trial) -> Iterator[Record]:
+    """Trains a candidate; yields a `rung` record per rung and one `finished` record.
 
-    What goes wrong with the candidate is a `failed` event with a reason, and so is a bug, whose traceback is written
-    into the trial's folder; what goes wrong with the machine (disk full) is a `halted` event, after which the run must
-    stop.
+    What goes wrong with the candidate is a `failed` record with a reason, and so is a bug, whose traceback is written
+    into the trial's folder. Raises RunHaltedError for what goes wrong with the machine (disk full).
     """
     try:
-        with _deadline(spec.timeout_s) as is_over:
+        with _deadline(trial.setting.config.trial_timeout_s) as is_over:
             torch.set_num_threads(THREADS_PER_TRIAL)
             keep_freed_memory()
-            yield from _train(spec, is_over)
+            yield from _train(trial, is_over)
     except (UserError, TooLargeError) as error:
-        yield _failed(" ".join(str(error).split()))
+        yield trial.ended("failed", " ".join(str(error).split()))
     except Exception as error:  # of any type: the run goes on, and its user finds the traceback
         if isinstance(error, OSError) and error.errno in NO_WRITE:
-            reason = f"trial {spec.trial_id} stops at {error.filename or spec.folder}: {error.strerror}"
-            yield TrialEvent(event=None, status="failed", halted=True, reason=reason)
-            return
+            where = error.filename or trial.folder
+            raise RunHaltedError(f"trial {trial.record.trial_id} stops at {where}: {error.strerror}") from error
         bug = "" if isinstance(error, OSError) else "bug: "
-        yield _failed(f"{bug}{described(error)}; {traceback_kept(report(error), spec.folder)}")
-
-
-def _failed(reason: str) -> TrialEvent:
-    return TrialEvent(event="finished", status="failed", reason=reason, elsewhere=True)
+        yield trial.ended("failed", f"{bug}{described(error)}; {traceback_kept(report(error), trial.folder)}")
 
 
 @contextmanager
@@ -93,48 +88,47 @@ def _deadline(timeout_s: float | None) -> Iterator[Callable[[], bool]]:
         watchdog.cancel()
 
 
-def _train(spec: TrialSpec, is_over: Callable[[], bool]) -> Iterator[TrialEvent]:
+def _train(trial: Trial, is_over: Callable[[], bool]) -> Iterator[Record]:
+    candidate, setting = trial.candidate, trial.setting
     records = train(
-        spec.candidate,
-        spec.corpus,
-        seed=spec.seed,
-        folder=spec.folder,
-        device=spec.device,
+        candidate,
+        setting.corpus,
+        seed=trial.record.seed,
+        folder=trial.folder,
+        device=setting.device,
         stop=is_over,
-        **_parent_of(spec),
+        **_parent_of(trial),
     )
-    for record in records:
-        if isinstance(record, Outcome):
+    for measured in records:
+        if isinstance(measured, Outcome):
             records.close()  # and with it what trained, as checking a fold takes as much
             release_freed_memory()
-            whole, second = record.status == "completed", spec.second
-            folds = whole and spec.deployed is not None
-            yield TrialEvent(
-                event="finished",
-                status=record.status,
-                reason=record.reason,
-                measured=record,
-                verified=verified_form(spec.candidate, spec.corpus, spec.folder) if folds else None,
-                second=second_documents(spec.candidate, second, spec.folder, spec.device) if whole and second else (),
+            whole, second, folds = measured.status == "completed", setting.second, trial.record.deployed is not None
+            yield trial.ended(
+                measured.status,
+                measured.reason,
+                measured=measured,
+                verified=verified_form(candidate, setting.corpus, trial.folder) if whole and folds else None,
+                second=second_documents(candidate, second, trial.folder, setting.device) if whole and second else (),
             )
             return
-        yield TrialEvent(event="rung", status="running", measured=record)
-        if spec.is_look and record.share < 1:
+        yield trial.at_rung(measured)
+        if trial.record.is_look and measured.share < 1:
             records.close()
-            reason = f"looked at, after {record.share:.0%} of the tokens"
-            yield TrialEvent(event="finished", status="paused", reason=reason, measured=record)
+            yield trial.ended("paused", f"looked at, after {measured.share:.0%} of the tokens", measured=measured)
             return
-    assert spec.timeout_s is not None
-    yield TrialEvent(event="finished", status="failed", reason=over_timeout(spec.timeout_s))
+    timeout_s = setting.config.trial_timeout_s
+    assert timeout_s is not None
+    yield trial.ended("failed", over_timeout(timeout_s))
 
 
-def _parent_of(spec: TrialSpec) -> dict[str, Any]:
+def _parent_of(trial: Trial) -> dict[str, Any]:
     """Arguments of training that come from the parent."""
-    route = spec.candidate.recipe.route
-    if route is None or spec.parent is None:
+    candidate, setting, folder = trial.candidate, trial.setting, trial.parent
+    if (route := candidate.recipe.route) is None or folder is None:
         return {}
-    parent = kept_parent(spec.parent, str(spec.parent), route.parent)
+    parent = kept_parent(folder, str(folder), route.parent)
     return {
-        "initial": initial_weights(parent, spec.candidate, spec.corpus, device=spec.device),
-        "teacher": teacher_of(parent, spec.corpus, spec.candidate.recipe, spec.device),
+        "initial": initial_weights(parent, candidate, setting.corpus, device=setting.device),
+        "teacher": teacher_of(parent, setting.corpus, candidate.recipe, setting.device),
     }

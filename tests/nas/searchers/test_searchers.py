@@ -7,10 +7,9 @@ import pytest
 
 from costmodel.cost import Budget
 from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
-from nas.searchers.optuna_samplers import OptunaStrategy
-from nas.searchers.strategy import SEARCHERS, Request, SearchProblem, Strategy, Trained, searcher_of
-from nas.study.finalists import Result
-from nas.study.schedule import LAG, Proposal, TrialSchedule
+from nas.searchers.optuna_samplers import OptunaStrategy, _layer
+from nas.searchers.strategy import SEARCHERS, Observation, SearchProblem, Strategy, Suggestion, searcher_of
+from nas.study.schedule import LAG, TrialSchedule
 from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import price_slices, within_budget
 from search_spaces.budget.priced_space import price_of, price_space
@@ -38,8 +37,7 @@ def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), 
 def proposed(members):
     """Candidates as a ledger would have them."""
     return [
-        Proposal(index=index, generation=index // GENERATION_SIZE, role="candidate", member=member)
-        for index, member in enumerate(members)
+        Suggestion(member, index=index, generation=index // GENERATION_SIZE) for index, member in enumerate(members)
     ]
 
 
@@ -48,7 +46,13 @@ def outcome(feasible, proposal, status="completed"):
     latency_s = 99.0 if proposal.role == "baseline" else price_of(feasible.priced, proposal.member).latency_s
     loss = 5.0 - latency_s / 20 + 0.01 * proposal.index
     completed = status == "completed"
-    return Result(index=proposal.index, status=status, latency_s=latency_s, log_perplexity=loss if completed else None)
+    return Observation(
+        member=proposal.member,
+        index=proposal.index,
+        status=status,
+        latency_s=latency_s,
+        log_perplexity=loss if completed else None,
+    )
 
 
 def run(feasible, plan, order=lambda count: 0):
@@ -98,12 +102,20 @@ def test_samplers_suggest_layers_that_all_members_begin_with(feasible, searcher)
     begun = within_budget(priced, Budget(latency_s=99.0))
     members = run(begun, schedule(begun, searcher))
     strategy = searcher_of(searcher)(SearchProblem(feasible=begun, anchors=(), reference_loss=6.0))
-    known = [Trained(member=member, latency_s=9.0, log_perplexity=5.0) for member in members]
+    known = [Observation(member=member, latency_s=9.0, log_perplexity=5.0) for member in members]
     assert isinstance(strategy, OptunaStrategy)
     study = strategy._study(0, known)
-    suggested = [strategy._suggested(study.ask()) for _ in range(8)]
-    assert all(layers[:1] == kept for layers in suggested)
-    assert len({layers[1] for layers in suggested}) > 1
+    suggested = [study.ask(strategy.options).params for _ in range(8)]
+    assert all(_layer(params, 0) == kept[0] for params in suggested)
+    assert len({_layer(params, 1) for params in suggested}) > 1
+
+
+def test_any_sampler_of_optuna_is_a_searcher_by_its_name(feasible):
+    members = run(feasible, schedule(feasible, "optuna:RandomSampler"))
+    assert len(set(members)) == len(members)
+    problem = SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)
+    with pytest.raises(ValueError, match=r"optuna:NoSampler must name a class of optuna\.samplers, but there is none"):
+        searcher_of("optuna:NoSampler")(problem)
 
 
 def test_as_written_every_member_is_one_answer(feasible):
@@ -192,11 +204,11 @@ class Looking(Strategy):
     def propose(self, size, rng, seen, trained):
         return self.draws.filled([], size, rng, seen)
 
-    def requests(self, size, rng, seen, trained, room):
+    def suggestions(self, size, rng, seen, trained, room):
         standing = [outcome.member for outcome in trained if outcome.deviation is not None and not outcome.goes_on]
-        ends = [Request(member) for member in standing[:1] if room.looks < 3 * room.ends]
+        ends = [Suggestion(member) for member in standing[:1] if room.looks < 3 * room.ends]
         looks = self.propose(min(size - len(ends), room.looks), rng, seen, trained)
-        return [*ends, *(Request(member, is_look=True, expected=5.0) for member in looks)]
+        return [*ends, *(Suggestion(member, is_look=True, expected=5.0) for member in looks)]
 
 
 def looking(feasible, known=()):

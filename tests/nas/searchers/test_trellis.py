@@ -13,7 +13,7 @@ from costmodel.protocols import load_pricer
 from nas.run.pareto import hypervolume
 from nas.searchers import surrogate
 from nas.searchers.draws import Draws
-from nas.searchers.strategy import Room, SearchProblem, Trained, points_of
+from nas.searchers.strategy import Observation, Room, SearchProblem, points_of
 from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit, gap_share, gap_shares_closed
 from nas.searchers.trellis import Trellis, completion, completion_weights, expected_improvement
 from nas.searchers.uniform import Stratified
@@ -56,7 +56,7 @@ def prior(features, worth):
 
 def trained(problem, members):
     return [
-        Trained(
+        Observation(
             member=member,
             latency_s=price_of(problem.feasible.priced, member).latency_s,
             log_perplexity=loss_of(member),
@@ -217,15 +217,15 @@ def test_an_end_comes_first_then_looks_keep_pace_and_the_best_of_them_go_on(prob
     price.
     """
     strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=12, ends=4, per_end=4.0)
-    known: dict[Member, Trained] = {}
+    known: dict[Member, Observation] = {}
     looks, ends = list[Member](), list[Member]()
     while room.ends:
-        (request,) = strategy.requests(1, rng, [*known], [*known.values()], room)
-        (end,) = trained(problem, [request.member])
-        room = room.after(is_look=request.is_look)
-        known[request.member] = replace(end, deviation=0.02) if request.is_look else end
-        (looks if request.is_look else ends).append(request.member)
-        assert request.is_look or request.member in looks or len(known) == 1
+        (suggestion,) = strategy.suggestions(1, rng, [*known], [*known.values()], room)
+        (end,) = trained(problem, [suggestion.member])
+        room = room.after(is_look=suggestion.is_look)
+        known[suggestion.member] = replace(end, deviation=0.02) if suggestion.is_look else end
+        (looks if suggestion.is_look else ends).append(suggestion.member)
+        assert suggestion.is_look or suggestion.member in looks or len(known) == 1
         assert len(looks) >= 4 * (len(ends) - 1)
     assert (len(looks), len(ends)) == (12, 4)
     points = dict(points_of([*known.values()]))
@@ -235,14 +235,14 @@ def test_an_end_comes_first_then_looks_keep_pace_and_the_best_of_them_go_on(prob
 
 def test_more_looks_for_each_end_do_not_put_the_ends_off(problem):
     strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=40, ends=5, per_end=10.0)
-    known: dict[Member, Trained] = {}
+    known: dict[Member, Observation] = {}
     is_look: list[bool] = []
     while is_look.count(False) < 2:
-        (request,) = strategy.requests(1, rng, [*known], [*known.values()], room)
-        room = room.after(is_look=request.is_look)
-        (end,) = trained(problem, [request.member])
-        known[request.member] = replace(end, deviation=0.02) if request.is_look else end
-        is_look.append(request.is_look)
+        (suggestion,) = strategy.suggestions(1, rng, [*known], [*known.values()], room)
+        room = room.after(is_look=suggestion.is_look)
+        (end,) = trained(problem, [suggestion.member])
+        known[suggestion.member] = replace(end, deviation=0.02) if suggestion.is_look else end
+        is_look.append(suggestion.is_look)
     assert is_look[0] is False
     assert 10 <= is_look.count(True) <= 15
 
@@ -252,10 +252,10 @@ def test_what_goes_on_is_not_asked_for_again(problem):
     members = [sample(problem.feasible.space, rng) for _ in range(6)]
     members = [member for member in dict.fromkeys(members) if problem.feasible.fits(member)]
     looks = [replace(outcome, deviation=0.02) for outcome in trained(problem, members)]
-    (first,) = strategy.requests(1, rng, members, looks, Room(looks=0, ends=4))
+    (first,) = strategy.suggestions(1, rng, members, looks, Room(looks=0, ends=4))
     assert first.member in members
     looks = [replace(outcome, goes_on=outcome.member == first.member) for outcome in looks]
-    assert strategy.requests(1, rng, members, looks, Room(looks=0, ends=3))[0].member != first.member
+    assert strategy.suggestions(1, rng, members, looks, Room(looks=0, ends=3))[0].member != first.member
 
 
 def most_expensive(problem) -> Member:

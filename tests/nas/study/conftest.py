@@ -12,10 +12,9 @@ from nas.model.decoder import build
 from nas.model.weights import deployed_weights
 from nas.recipe.recipe import SCALES, trained_architecture
 from nas.run.config import StudyConfig, study_recipe
-from nas.searchers.strategy import SearchProblem, searcher_of
-from nas.study.finalists import Result
+from nas.searchers.strategy import Observation, SearchProblem, Suggestion, searcher_of
 from nas.study.open_trials import proposals_of
-from nas.study.schedule import Proposal, TrialSchedule
+from nas.study.schedule import TrialSchedule
 from nas.study.trials import Trials, TrialSetting
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -59,10 +58,10 @@ def parent(texts: Corpus) -> Parent:
 
 
 def run_schedule(
-    plan: TrialSchedule, outcome: Callable[[Proposal], Result], order: Callable[[int], int]
-) -> tuple[Proposal, ...]:
+    plan: TrialSchedule, outcome: Callable[[Suggestion], Observation], order: Callable[[int], int]
+) -> tuple[Suggestion, ...]:
     """Runs a schedule, two trials at a time; `order` says which of the running trials ends next."""
-    running: list[Proposal] = []
+    running: list[Suggestion] = []
     while True:
         while len(running) < 2 and (proposal := plan.ask()) is not None:
             running.append(proposal)

@@ -25,13 +25,14 @@ from nas.run.folder import CONFIG_FILE, read_config
 from nas.study import ray_tune
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
-from nas.study.trials import TrialEvent, Trials
+from nas.study.trials import Trials
 from nas.training.outcome import Outcome
 from tests.conftest import write_email
 from tests.nas.study.conftest import ONE_TRIAL
 
 NUM_TRIALS = 4
 NUM_KILLS = 20
+OUTCOME = Outcome(status="completed", steps=1, tokens=8, seconds=1.0, val_loss=3.0, perplexity=20.0)
 
 
 @pytest.fixture(scope="module")
@@ -55,31 +56,28 @@ def trials(make_trials, corpus, tmp_path) -> Trials:
 
 def dying(config):
     """Its first worker dies, on the second trial with its node; a file in the trial's folder says how often it ran."""
-    spec = config["spec"]
-    spec.folder.mkdir(parents=True, exist_ok=True)
-    runs = len(list(spec.folder.iterdir()))
-    (spec.folder / f"run-{runs}").write_text("")
-    if runs == 0 and spec.proposal.index == 0:
+    trial = config["trial"]
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    runs = len(list(trial.folder.iterdir()))
+    (trial.folder / f"run-{runs}").write_text("")
+    if runs == 0 and trial.record.index == 0:
         os.kill(os.getpid(), signal.SIGKILL)
-    if runs == 0 and spec.proposal.index == 1:
-        (spec.folder.parent / "take-the-node").write_text(ray.get_runtime_context().get_node_id())
+    if runs == 0 and trial.record.index == 1:
+        (trial.folder.parent / "take-the-node").write_text(ray.get_runtime_context().get_node_id())
         time.sleep(60)
-    outcome = Outcome(status="completed", steps=1, tokens=8, seconds=1.0, val_loss=3.0, perplexity=20.0)
-    tune.report({"trial_event": TrialEvent(event="finished", status="completed", measured=outcome)})
+    tune.report({"record": trial.ended("completed", measured=OUTCOME)})
 
 
 def blind(config):
     """The first node to take a trial does not see the run; all others complete theirs."""
-    spec, node_id = config["spec"], ray.get_runtime_context().get_node_id()
+    trial, node_id = config["trial"], ray.get_runtime_context().get_node_id()
     tune.report({"node": node_id})
-    with suppress(FileExistsError), (spec.folder.parents[1] / "blind").open("x") as file:
+    with suppress(FileExistsError), (trial.setting.folder / "blind").open("x") as file:
         file.write(node_id)
-    if (spec.folder.parents[1] / "blind").read_text() in ("", node_id):
-        failed = TrialEvent(event="finished", status="failed", reason="no run folder", elsewhere=True)
-        tune.report({"trial_event": failed})
+    if (trial.setting.folder / "blind").read_text() in ("", node_id):
+        tune.report({"record": trial.ended("failed", "no run folder")})
         return
-    outcome = Outcome(status="completed", steps=1, tokens=8, seconds=1.0, val_loss=3.0, perplexity=20.0)
-    tune.report({"trial_event": TrialEvent(event="finished", status="completed", measured=outcome)})
+    tune.report({"record": trial.ended("completed", measured=OUTCOME)})
 
 
 def test_a_trial_is_tried_on_another_node_where_one_does_not_see_the_run(cluster, trials, monkeypatch):

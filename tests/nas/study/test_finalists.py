@@ -7,16 +7,20 @@ import pytest
 
 from costmodel.cost import Budget
 from nas.run.front import front
-from nas.searchers.strategy import SearchProblem, searcher_of
-from nas.study.finalists import Result, finalists, next_round
-from nas.study.schedule import LAG, Proposal, TrialSchedule
+from nas.searchers.strategy import Observation, SearchProblem, Suggestion, searcher_of
+from nas.study.finalists import finalists, next_round
+from nas.study.schedule import LAG, TrialSchedule
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
 from tests.nas.study.conftest import run_schedule
 
+MEMBER = parse("SM+LN+G", BASES["tiny"])
 
-def result(index: int, loss: float | None, *, latency_s: float, replicate: int = 0, **changes) -> Result:
+
+def result(index: int, loss: float | None, *, latency_s: float, replicate: int = 0, **changes) -> Observation:
     status = "diverged" if loss is None else "completed"
-    fields = {"status": status, "latency_s": latency_s, "log_perplexity": loss, **changes}
-    return Result(index=index, replicate=replicate, **fields)
+    fields = {"member": MEMBER, "status": status, "latency_s": latency_s, "log_perplexity": loss, **changes}
+    return Observation(index=index, replicate=replicate, **fields)
 
 
 CHEAP, MIDDLE, DEAR = (result(index, 3.0 - index, latency_s=10.0 + index) for index in range(3))
@@ -89,11 +93,12 @@ def test_the_schedule_and_the_report_see_one_front(over_seeds, seed):
     assert front_indices
 
 
-def outcome(proposal: Proposal) -> Result:
+def outcome(proposal: Suggestion) -> Observation:
     """A made-up result with noise that depends on candidate and seed alone."""
     noise = random.Random(f"{proposal.key}").gauss(0, 0.3)
     loss = 5.0 + noise if proposal.replicate != 2 or noise < 0.4 else None
-    return result(proposal.index, loss, latency_s=10.0 + proposal.index % 5, replicate=proposal.replicate)
+    latency_s = 10.0 + proposal.index % 5
+    return result(proposal.index, loss, latency_s=latency_s, replicate=proposal.replicate, member=proposal.member)
 
 
 def run(feasible, order, *, num_trials: int = 12, finalist_seeds: int = 2):

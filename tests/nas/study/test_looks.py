@@ -3,16 +3,20 @@
 import numpy as np
 import pytest
 
-from nas.study.finalists import Result
+from nas.searchers.strategy import Observation
 from nas.study.looks import FROM_PARENT, ends_after_looks
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+
+MEMBER = parse("SM+LN+G", BASES["tiny"])
 
 
-def look(loss: float) -> Result:
-    return Result(index=0, status="paused", latency_s=1.0, log_perplexity=None, rung_losses=(loss,))
+def look(loss: float) -> Observation:
+    return Observation(member=MEMBER, status="paused", latency_s=1.0, log_perplexity=None, rung_losses=(loss,))
 
 
-def end(at_rung: float, at_end: float) -> Result:
-    return Result(index=1, status="completed", latency_s=1.0, log_perplexity=at_end, rung_losses=(at_rung, at_end))
+def end(at_rung: float, at_end: float) -> Observation:
+    return Observation(member=MEMBER, latency_s=1.0, log_perplexity=at_end, rung_losses=(at_rung, at_end))
 
 
 def test_without_results_the_prior_says_it():
@@ -42,5 +46,5 @@ def test_from_scratch_the_best_look_is_what_others_are_measured_by():
 
 
 def test_what_failed_has_no_end():
-    failed = Result(index=2, status="failed", latency_s=1.0, log_perplexity=None)
+    failed = Observation(member=MEMBER, status="failed", latency_s=1.0, log_perplexity=None)
     assert ends_after_looks([failed], 1.9) == [None]

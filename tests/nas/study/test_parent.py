@@ -71,11 +71,11 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
     recipe = study_recipe(ONE_TRIAL, parent.route)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
     trials = make_trials(tmp_path, corpus, recipe=recipe, anchors=[name])
-    spec = trials.next_spec()
-    assert spec is not None
-    *_, last = run_trial(spec)
+    trial = trials.next_trial()
+    assert trial is not None
+    *_, last = run_trial(trial)
     assert (last.status, last.reason) == ("completed", None)
-    load_stored(Decoder(spec.candidate.trained), checkpoint.load_latest(spec.folder).weights)
+    load_stored(Decoder(trial.candidate.trained), checkpoint.load_latest(trial.folder).weights)
     assert list(Path(corpus.folder).glob("likely-*.bin"))
 
 
@@ -83,9 +83,9 @@ def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
-    spec = make_trials(tmp_path, corpus, route=parent.route).next_spec()
-    assert spec is not None
-    *_, last = run_trial(spec)
+    trial = make_trials(tmp_path, corpus, route=parent.route).next_trial()
+    assert trial is not None
+    *_, last = run_trial(trial)
     assert last.status == "failed"
     assert "must be as it was written" in last.reason
 

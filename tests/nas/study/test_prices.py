@@ -15,10 +15,11 @@ from nas.run.config import StudyConfig
 from nas.run.front import found_infeasible, front
 from nas.run.tables import write_tables
 from nas.study.priced_study import price_study
-from nas.study.prices import prices_of
+from nas.study.trials import price_fields
 from nas.study.worker import run_trial
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import price_of
+from search_spaces.deployed import deployed
 from search_spaces.space import members
 from tests.nas.study.conftest import ONE_TRIAL
 
@@ -65,12 +66,12 @@ def test_shares_are_of_what_the_parent_takes_under_each_protocol() -> None:
 
 def test_a_trial_is_priced_under_each(feasible, make_trials, make_run, corpus, tmp_path) -> None:
     trials = make_trials(tmp_path, corpus, BOTH)
-    spec = trials.next_spec()
-    trials.started(spec)
-    for event in run_trial(spec):
-        trials.happened(spec, event)
+    trial = trials.next_trial()
+    trials.started(trial)
+    for record in run_trial(trial):
+        trials.happened(record)
     run = make_run(ledger.read(trials.path), protocol=BOTH.protocol, budget_latency=BOTH.budget_latency)
-    (record,), costs = run.completed, prices_of(spec.deployed, feasible).also["sigma"]
+    (record,), costs = run.completed, price_fields(deployed(trial.member.architecture), feasible)["also"]["sigma"]
     assert record.also == record.predicted_also == {"sigma": costs}
     (member,) = run.front
     assert "; under sigma " in sent_text(member)

@@ -10,7 +10,7 @@ from nas.study import ray_cluster, ray_tune
 from nas.study.ray_cluster import cluster_nodes, ray_session
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Resources
-from nas.study.trials import RunHaltedError, TrialEvent
+from nas.study.trials import RunHaltedError
 
 RESOURCES = Resources(slots=1, max_concurrent=1)
 
@@ -75,13 +75,13 @@ def test_only_a_worker_that_died_is_said_to_have(session, trials, monkeypatch, t
         assert "\x1b" not in path.read_text()
 
 
-@pytest.mark.parametrize("callback", ["happened", "next_spec"])
+@pytest.mark.parametrize("callback", ["happened", "next_trial"])
 def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, callback):
     def broken(*args, **rest):
         raise TypeError("here")
 
     def one_result(config):
-        tune.report({"trial_event": TrialEvent(event="rung", status="running")})
+        tune.report({"record": config["trial"].ended("completed")})
 
     monkeypatch.setattr(ray_tune, "_trainable", one_result)
     monkeypatch.setattr(trials, callback, broken)

@@ -2,6 +2,7 @@ import errno
 import math
 import os
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,9 @@ from nas.corpus.held_out import HeldOut
 from nas.recipe.distillation import DistillationSchedule
 from nas.run import ledger
 from nas.run.config import StudyConfig
+from nas.run.ledger import Record
 from nas.study.schedule import GENERATION_SIZE
-from nas.study.trials import MAX_LOSSES, TrialEvent, Trials, TrialSpec
+from nas.study.trials import MAX_LOSSES, Trial, Trials
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
 CONFIG = StudyConfig(
@@ -46,8 +48,8 @@ def trials_in(make_trials):
 ENTROPY = EntropySummary(head_means=((1.0, 2.0),), num_collapsed=0, quarter_shares=(0.0, 0.5, 0.0, 0.5))
 
 
-def rung(index: int, val_loss: float) -> TrialEvent:
-    return TrialEvent(event="rung", status="running", measured=rung_record(index, val_loss))
+Report = Callable[[Trial], Record]  # what a worker reports of a trial
+OUTCOME = Outcome(status="completed", steps=8, tokens=64, seconds=2.0, val_loss=3.0, perplexity=20.0, entropy=ENTROPY)
 
 
 def rung_record(index: int, val_loss: float) -> RungRecord:
@@ -56,34 +58,41 @@ def rung_record(index: int, val_loss: float) -> RungRecord:
     )
 
 
-DONE = TrialEvent(
-    event="finished",
-    status="completed",
-    measured=Outcome(
-        status="completed", steps=8, tokens=64, seconds=2.0, val_loss=3.0, perplexity=20.0, entropy=ENTROPY
-    ),
-)
+def rung(trial: Trial, val_loss: float = 4.0) -> Record:
+    return trial.at_rung(rung_record(0, val_loss))
 
 
-def next_spec(trials: Trials, *events: TrialEvent) -> TrialSpec:
+def done(trial: Trial) -> Record:
+    return trial.ended("completed", measured=OUTCOME)
+
+
+def failed(trial: Trial) -> Record:
+    return trial.ended("failed", "no corpus")
+
+
+def looked_at(trial: Trial, val_loss: float = 4.0) -> Record:
+    return trial.ended("paused", "looked at", measured=rung_record(0, val_loss))
+
+
+def next_trial(trials: Trials, *reports: Report) -> Trial:
     """The next trial, started where something is to happen to it."""
-    spec = trials.next_spec()
-    assert spec is not None
-    if events:
-        trials.started(spec)
-    for event in events:
-        trials.happened(spec, event)
-    return spec
+    trial = trials.next_trial()
+    assert trial is not None
+    if reports:
+        trials.started(trial)
+    for report in reports:
+        trials.happened(report(trial))
+    return trial
 
 
 def run_until(trials: Trials, stop_after: int) -> list[str]:
     """Runs trials one at a time; returns the ids handed out."""
     handed: list[str] = []
-    while len(handed) < stop_after and (spec := trials.next_spec()) is not None:
-        handed.append(spec.trial_id)
-        trials.started(spec)
-        trials.happened(spec, rung(0, 4.0))
-        trials.happened(spec, DONE)
+    while len(handed) < stop_after and (trial := trials.next_trial()) is not None:
+        handed.append(trial.record.trial_id)
+        trials.started(trial)
+        trials.happened(rung(trial))
+        trials.happened(done(trial))
     return handed
 
 
@@ -92,40 +101,36 @@ def events(trials: Trials) -> list[str]:
     return [record.event for record in ledger.read(trials.path) if record.event != "proposed"]
 
 
-FAILED = TrialEvent(event="finished", status="failed", reason="no corpus", elsewhere=True)
-
-
 def test_a_resumed_run_hands_out_only_what_did_not_finish(trials_in, tmp_path):
     whole = run_until(trials_in(tmp_path / "a"), 100)
     first = trials_in(tmp_path / "b")
     before = run_until(first, 3)
-    interrupted = next_spec(first, rung(0, 4.0))
+    interrupted = next_trial(first, rung)
     resumed = trials_in(tmp_path / "b", ledger.recover(first.path))
     after = run_until(resumed, 100)
-    assert after[0] == interrupted.trial_id
+    assert after[0] == interrupted.record.trial_id
     assert before + after == whole
     assert resumed.finished
 
 
 def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    next_spec(trials, rung(0, 4.0), rung(0, 4.0))
+    next_trial(trials, rung, rung)
     assert events(trials) == ["started", "rung"]
 
 
 LOOKING = replace(CONFIG, num_trials=2, num_looks=None)
-LOOKED_AT = TrialEvent(event="finished", status="paused", reason="looked at", measured=rung_record(0, 4.0))
 
 
 def run_looking(trials: Trials, stop_after: int) -> list[tuple[str, bool]]:
     """Runs trials one at a time; returns ids and whether each was a look."""
     handed: list[tuple[str, bool]] = []
-    while len(handed) < stop_after and (spec := trials.next_spec()) is not None:
-        handed.append((spec.trial_id, spec.is_look))
-        loss = 3.0 + spec.proposal.index / 10
-        trials.started(spec)
-        trials.happened(spec, rung(0, loss))
-        trials.happened(spec, replace(LOOKED_AT, measured=rung_record(0, loss)) if spec.is_look else DONE)
+    while len(handed) < stop_after and (trial := trials.next_trial()) is not None:
+        handed.append((trial.record.trial_id, trial.record.is_look))
+        loss = 3.0 + trial.record.index / 10
+        trials.started(trial)
+        trials.happened(rung(trial, loss))
+        trials.happened(looked_at(trial, loss) if trial.record.is_look else done(trial))
     return handed
 
 
@@ -139,9 +144,7 @@ def test_what_was_looked_at_goes_on_as_the_same_trial_after_any_kill(trials_in, 
     for stop_after in range(1, len(whole)):
         first = trials_in(tmp_path / str(stop_after), config=LOOKING)
         before = run_looking(first, stop_after)
-        interrupted = next_spec(first)
-        first.started(interrupted)
-        first.happened(interrupted, rung(0, 3.0 + interrupted.proposal.index / 10))
+        next_trial(first, lambda trial: rung(trial, 3.0 + trial.record.index / 10))
         resumed = trials_in(tmp_path / str(stop_after), ledger.recover(first.path), config=LOOKING)
         assert before + run_looking(resumed, 100) == whole
         assert resumed.finished
@@ -150,17 +153,14 @@ def test_what_was_looked_at_goes_on_as_the_same_trial_after_any_kill(trials_in, 
 def test_a_look_stands_where_its_end_failed(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=LOOKING)
     while True:
-        spec = next_spec(trials)
-        trials.started(spec)
-        trials.happened(spec, rung(0, 3.0))
-        trials.happened(spec, LOOKED_AT if spec.is_look else FAILED)
-        if not spec.is_look:
+        trial = next_trial(trials, rung, lambda trial: (looked_at if trial.record.is_look else failed)(trial))
+        if not trial.record.is_look:
             break
     resumed = trials_in(tmp_path, ledger.read(trials.path), config=LOOKING)
-    again = next_spec(resumed)
-    while again.proposal.index != spec.proposal.index:
-        again = next_spec(resumed)
-    assert not again.is_look
+    again = next_trial(resumed)
+    while again.record.index != trial.record.index:
+        again = next_trial(resumed)
+    assert not again.record.is_look
 
 
 def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
@@ -176,13 +176,13 @@ def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
 
 def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    first = next_spec(trials)
+    first = next_trial(trials)
     assert [(record.event, record.index) for record in ledger.read(trials.path)] == [
         ("proposed", index) for index in range(GENERATION_SIZE)
     ]
-    assert ledger.read(trials.path)[0].trial_id == first.trial_id
+    assert ledger.read(trials.path)[0].trial_id == first.record.trial_id
     trials.started(first)
-    next_spec(trials_in(tmp_path, ledger.read(trials.path)))
+    next_trial(trials_in(tmp_path, ledger.read(trials.path)))
     assert [record.event for record in ledger.read(trials.path)] == ["proposed"] * GENERATION_SIZE + ["started"]
 
 
@@ -199,58 +199,60 @@ def test_proposals_of_another_version_stand_on_resume(trials_in, tmp_path):
 
 def test_a_trial_that_lost_its_worker_goes_on_until_it_has_lost_too_many(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    spec = next_spec(trials)
+    trial = next_trial(trials)
     for _ in range(MAX_LOSSES + 1):
-        trials.started(spec)
-        trials.lost(spec, "the worker process died")
+        trials.started(trial)
+        trials.lost(trial, "the worker process died")
         assert not trials.finished
-        again = next_spec(trials)
-        assert (again.trial_id == spec.trial_id) == (trials.running.get(spec.proposal.key) is again)
+        again = next_trial(trials)
+        assert (again.key == trial.key) == (trials.running.get(trial.key) is again)
     record = ledger.read(trials.path)[-1]
     assert (record.status, record.reason) == ("failed", f"the worker process died, {MAX_LOSSES + 1} times")
-    assert again.trial_id != spec.trial_id  # the run goes on
+    assert again.key != trial.key  # the run goes on
 
 
 def test_a_failure_that_another_node_may_not_have_is_tried_anew(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    spec = next_spec(trials)
-    trials.started(spec)
-    trials.happened(spec, FAILED, again=True)
-    anew = next_spec(trials, DONE)
-    assert (anew.candidate, anew.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
+    trial = next_trial(trials)
+    trials.started(trial)
+    trials.happened(failed(trial), again=True)
+    anew = next_trial(trials, done)
+    assert (anew.key, anew.record.trial_id) == (trial.key, trial.record.trial_id.replace("-a0", "-a1"))
     assert [record.status for record in ledger.finished(trials.records)] == ["completed"]
 
 
 def test_enough_failures_stop_the_run_and_a_divergence_is_none(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=replace(CONFIG, max_failures=2))
-    ends = [FAILED, TrialEvent(event="finished", status="diverged", reason="non-finite loss"), FAILED]
-    for event in ends:
+    for end in (failed, lambda trial: trial.ended("diverged", "non-finite loss"), failed):
         assert trials.halted is None
-        spec = next_spec(trials, event)
-    assert trials.halted == f"2 trials failed (--max-failures), the last, {spec.trial_id}: no corpus"
+        trial = next_trial(trials, end)
+    assert trials.halted == f"2 trials failed (--max-failures), the last, {trial.record.trial_id}: no corpus"
     assert [record.status for record in ledger.finished(ledger.read(trials.path))] == ["failed", "diverged", "failed"]
 
 
 def test_a_failure_is_tried_again_on_resume_under_another_name(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    spec = next_spec(trials, FAILED)
-    again = trials_in(tmp_path, ledger.read(trials.path)).next_spec()
-    assert (again.candidate, again.trial_id) == (spec.candidate, spec.trial_id.replace("-a0", "-a1"))
+    trial = next_trial(trials, failed)
+    again = next_trial(trials_in(tmp_path, ledger.read(trials.path)))
+    assert (again.key, again.record.trial_id) == (trial.key, trial.record.trial_id.replace("-a0", "-a1"))
 
 
 def test_a_failure_that_later_proposals_depend_on_is_final(trials_in, tmp_path):
     config = replace(CONFIG, num_trials=12)
     trials = trials_in(tmp_path, config=config)
-    next_spec(trials, FAILED)
+    next_trial(trials, failed)
     run_until(trials, 8)  # the eighth is of generation 2, proposed knowing that the first had failed
     resumed = trials_in(tmp_path, ledger.read(trials.path), config=config)
-    assert resumed.next_spec().proposal.index == 9
+    assert next_trial(resumed).record.index == 9
 
 
 def test_a_halt_records_no_end_so_the_trial_is_resumable(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    spec = next_spec(trials, TrialEvent(event=None, status="failed", halted=True, reason="disk full"))
-    trials.lost(spec, "the worker process died")
+    trial = next_trial(trials)
+    trials.started(trial)
+    trials.halt("disk full")
+    trials.happened(done(trial))
+    trials.lost(trial, "the worker process died")
     assert trials.halted == "disk full"
     assert events(trials) == ["started"]
 
@@ -258,14 +260,14 @@ def test_a_halt_records_no_end_so_the_trial_is_resumable(trials_in, tmp_path):
 def test_a_ledger_that_cannot_be_written_halts_the_run(trials_in, tmp_path):
     trials = trials_in(tmp_path / "missing")
     trials.setting.folder.rmdir()
-    trials.started(next_spec(trials))
+    trials.started(next_trial(trials))
     assert "cannot write" in trials.halted
 
 
 def test_a_ledger_of_other_candidates_is_refused(trials_in, tmp_path, make_record):
     trials = trials_in(tmp_path, (make_record(0, candidate_id="0" * 12),))
     with pytest.raises(ValueError, match="must be candidate .* the ledger holds 000000000000"):
-        trials.next_spec()
+        trials.next_trial()
 
 
 def test_records_carry_price_and_provenance(trials_in, tmp_path):
@@ -309,36 +311,34 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, mo
 SEEDED = replace(CONFIG, finalist_seeds=2)
 
 
-def noisy(spec: TrialSpec) -> TrialEvent:
+def noisy(trial: Trial) -> Record:
     """An end whose loss depends on candidate and seed alone."""
-    loss = 3.0 + random.Random(spec.trial_id).gauss(0, 0.2)
-    assert isinstance(DONE.measured, Outcome)
-    return replace(DONE, measured=replace(DONE.measured, val_loss=loss, perplexity=math.exp(loss)))
+    loss = 3.0 + random.Random(trial.record.trial_id).gauss(0, 0.2)
+    return trial.ended("completed", measured=replace(OUTCOME, val_loss=loss, perplexity=math.exp(loss)))
 
 
 def run_noisily(trials: Trials, stop_after: int) -> list[str]:
     """Two trials at a time, the later of which ends first; the last ones may be left without an end."""
     handed: list[str] = []
-    running: list[TrialSpec] = []
+    running: list[Trial] = []
     while True:
-        while len(running) < 2 and len(handed) < stop_after and (spec := trials.next_spec()) is not None:
-            handed.append(spec.trial_id)
-            trials.started(spec)
-            running.append(spec)
+        while len(running) < 2 and len(handed) < stop_after and (trial := trials.next_trial()) is not None:
+            handed.append(trial.record.trial_id)
+            trials.started(trial)
+            running.append(trial)
         if not running or len(handed) == stop_after:
             return handed
-        spec = running.pop()
-        trials.happened(spec, noisy(spec))
+        trials.happened(noisy(running.pop()))
 
 
-def run_all(trials: Trials) -> list[TrialSpec]:
+def run_all(trials: Trials) -> list[Trial]:
     """One trial at a time."""
-    specs = []
-    while (spec := trials.next_spec()) is not None:
-        specs.append(spec)
-        trials.started(spec)
-        trials.happened(spec, noisy(spec))
-    return specs
+    handed = []
+    while (trial := trials.next_trial()) is not None:
+        handed.append(trial)
+        trials.started(trial)
+        trials.happened(noisy(trial))
+    return handed
 
 
 def ends(path: Path) -> list[tuple[str, str, float | None]]:
@@ -349,7 +349,7 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_p
     whole = trials_in(tmp_path / "whole", config=SEEDED)
     handed = run_noisily(whole, 100)
     assert whole.finished
-    replicates = [spec for spec in ends(whole.path) if spec[1] == "replicate"]
+    replicates = [end for end in ends(whole.path) if end[1] == "replicate"]
     assert len(replicates) >= 2
     assert {name.split("-s")[1] for name, role, _ in replicates} <= {"1-a0", "2-a0"}
     for stop_after in range(1, len(handed) + 1):
@@ -365,12 +365,12 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_p
 def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
     route = DistillationSchedule(parent="digest", placement="2xLSLGo")
     trials = trials_in(tmp_path, config=SEEDED, route=route)
-    specs = run_all(trials)
-    assert {spec.proposal.role for spec in specs} == {"candidate", "replicate"}
-    assert {spec.parent for spec in specs} == {tmp_path / "parent"}
-    assert {spec.candidate.recipe.route for spec in specs} == {replace(route, streams=10.0)}
+    handed = run_all(trials)
+    assert {trial.record.role for trial in handed} == {"candidate", "replicate"}
+    assert {trial.parent for trial in handed} == {tmp_path / "parent"}
+    assert {trial.candidate.recipe.route for trial in handed} == {replace(route, streams=10.0)}
     resumed = trials_in(tmp_path, ledger.read(trials.path), config=SEEDED, route=route)
-    assert resumed.next_spec() is None
+    assert resumed.next_trial() is None
     assert resumed.finished
 
 

@@ -8,7 +8,7 @@ from nas.corpus.corpus import Corpus
 from nas.run import ledger
 from nas.run.front import found_infeasible, front
 from nas.run.ledger import deployed_of
-from nas.study.trials import Trials, TrialSpec
+from nas.study.trials import Trial, Trials
 from nas.study.verify_fold import verified_form
 from nas.study.worker import run_trial
 from search_spaces.architecture import arch_id
@@ -17,26 +17,26 @@ from search_spaces.notation import parse
 from tests.nas.study.conftest import ONE_TRIAL
 
 
-def run(trials: Trials) -> TrialSpec:
-    spec = trials.next_spec()
-    assert spec is not None
-    trials.started(spec)
-    for event in run_trial(spec):
-        trials.happened(spec, event)
-    return spec
+def run(trials: Trials) -> Trial:
+    trial = trials.next_trial()
+    assert trial is not None
+    trials.started(trial)
+    for record in run_trial(trial):
+        trials.happened(record)
+    return trial
 
 
 def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, corpus: Corpus, tmp_path: Path) -> None:
-    spec = run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
+    trial = run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
     (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
-    assert spec.deployed is not None
-    assert (record.deployed_id, record.deployed) == (arch_id(spec.deployed), "1xoSoRo-1xoSooo")
+    by_rule = deployed(trial.member.architecture)
+    assert (record.deployed_id, record.deployed) == (arch_id(by_rule), "1xoSoRo-1xoSooo")
     assert record.fold_holds
     assert record.left_unfolded == ()
-    assert record.latency_s == record.predicted_latency_s == spec.prices.price.latency_s
+    assert record.latency_s == record.predicted_latency_s == trial.record.latency_s
     assert record.fold_logits_error is not None
     assert record.fold_logits_error < 1e-4
-    assert deployed_of(record, feasible.space.base) == spec.deployed
+    assert deployed_of(record, feasible.space.base) == by_rule
 
 
 def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus: Corpus, tmp_path: Path, monkeypatch) -> None:

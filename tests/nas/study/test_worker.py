@@ -12,17 +12,18 @@ from nas.corpus.corpus import prepare
 from nas.run.folder import SecondCorpus
 from nas.study import worker
 from nas.study.resolve import run_second, study_second
+from nas.study.trials import RunHaltedError
 from nas.study.worker import run_trial
 from nas.training.trainer import TrainingRun
 from tests.nas.study.conftest import ONE_TRIAL
 
 
 @pytest.fixture
-def spec(make_trials, source_files, tmp_path):
-    return make_trials(tmp_path, prepare(source_files, vocab_size=512)).next_spec()
+def trial(make_trials, source_files, tmp_path):
+    return make_trials(tmp_path, prepare(source_files, vocab_size=512)).next_trial()
 
 
-def test_what_trained_is_gone_before_a_fold_is_checked(spec, monkeypatch):
+def test_what_trained_is_gone_before_a_fold_is_checked(trial, monkeypatch):
     runs, made = [], TrainingRun.__init__
 
     def observed(run, *args, **kwargs):
@@ -34,19 +35,18 @@ def test_what_trained_is_gone_before_a_fold_is_checked(spec, monkeypatch):
 
     monkeypatch.setattr(TrainingRun, "__init__", observed)
     monkeypatch.setattr(worker, "verified_form", verified)
-    assert spec.deployed is not None
-    assert list(run_trial(spec))[-1].status == "completed"
+    assert list(run_trial(trial))[-1].status == "completed"
 
 
-def test_a_look_pauses_at_the_first_rung_and_ends_as_if_it_had_not(spec, tmp_path):
-    whole = list(run_trial(replace(spec, folder=tmp_path / "whole")))
-    look = replace(spec, is_look=True)
-    events = list(run_trial(look))
-    assert [event.status for event in events] == ["running", "paused"]
-    assert events[-1].reason == "looked at, after 25% of the tokens"
-    assert events[-1].measured.val_loss == events[0].measured.val_loss
-    assert list(run_trial(look))[-1] == events[-1]  # asked for again before it was written down
-    assert list(run_trial(spec))[-1].measured.val_loss == whole[-1].measured.val_loss
+def test_a_look_pauses_at_the_first_rung_and_ends_as_if_it_had_not(trial, tmp_path):
+    whole = list(run_trial(replace(trial, setting=replace(trial.setting, folder=tmp_path / "whole"))))
+    look = replace(trial, record=replace(trial.record, is_look=True))
+    records = list(run_trial(look))
+    assert [record.status for record in records] == ["running", "paused"]
+    assert records[-1].reason == "looked at, after 25% of the tokens"
+    assert records[-1].val_loss == records[0].val_loss
+    assert list(run_trial(look))[-1] == records[-1]  # asked for again before it was written down
+    assert list(run_trial(trial))[-1].val_loss == whole[-1].val_loss
 
 
 def raising(error):
@@ -56,18 +56,18 @@ def raising(error):
     return broken
 
 
-def test_a_full_disk_halts_the_run(spec, monkeypatch):
+def test_a_full_disk_halts_the_run(trial, monkeypatch):
     monkeypatch.setattr(worker, "train", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
-    (event,) = run_trial(spec)
-    assert (event.event, event.status, event.halted) == (None, "failed", True)
-    assert event.reason == f"trial {spec.trial_id} stops at {spec.folder}: No space left on device"
+    with pytest.raises(RunHaltedError) as raised:
+        list(run_trial(trial))
+    assert str(raised.value) == f"trial {trial.record.trial_id} stops at {trial.folder}: No space left on device"
 
 
-def test_a_candidate_that_cannot_be_trained_fails_with_the_reason_alone(spec, monkeypatch):
+def test_a_candidate_that_cannot_be_trained_fails_with_the_reason_alone(trial, monkeypatch):
     monkeypatch.setattr(worker, "train", raising(UserError("`heads` must\n  divide.")))
-    (event,) = run_trial(spec)
-    assert (event.event, event.status, event.reason) == ("finished", "failed", "`heads` must divide.")
-    assert not spec.folder.exists()
+    (record,) = run_trial(trial)
+    assert (record.event, record.status, record.reason) == ("finished", "failed", "`heads` must divide.")
+    assert not trial.folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -81,54 +81,57 @@ def test_a_candidate_that_cannot_be_trained_fails_with_the_reason_alone(spec, mo
         (OSError(errno.EIO, os.strerror(errno.EIO)), "OSError: [Errno 5] Input/output error; "),
     ],
 )
-def test_anything_else_fails_the_trial_and_leaves_its_traceback(spec, monkeypatch, error, reason):
+def test_anything_else_fails_the_trial_and_leaves_its_traceback(trial, monkeypatch, error, reason):
     monkeypatch.setattr("nas.training.objective.Objective.backward", raising(error))
-    (event,) = run_trial(spec)
-    assert (event.event, event.status, event.halted) == ("finished", "failed", False)
-    path = spec.folder / "traceback.txt"
-    assert event.reason == f"{reason}traceback in {path}"
+    (record,) = run_trial(trial)
+    assert (record.event, record.status) == ("finished", "failed")
+    path = trial.folder / "traceback.txt"
+    assert record.reason == f"{reason}traceback in {path}"
     assert "in broken\n    raise error" in path.read_text()
 
 
-def test_a_trial_that_memory_does_not_hold_fails_and_halts_nothing(spec, monkeypatch):
+def test_a_trial_that_memory_does_not_hold_fails_and_halts_nothing(trial, monkeypatch):
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
     monkeypatch.setattr("nas.training.objective.Objective.backward", raising(error))
-    (event,) = run_trial(spec)
-    assert (event.event, event.status, event.halted) == ("finished", "failed", False)
-    assert event.reason.startswith("out of memory on cpu with ")
+    (record,) = run_trial(trial)
+    assert (record.event, record.status) == ("finished", "failed")
+    assert record.reason.startswith("out of memory on cpu with ")
 
 
-def test_a_trial_over_its_time_fails_with_that_reason_and_keeps_what_it_has(spec):
-    events = list(run_trial(replace(spec, timeout_s=1e-9)))
-    assert [(event.event, event.status, event.reason) for event in events] == [
-        ("finished", "failed", "over --trial-timeout 1e-09 s")
-    ]
-    assert not events[0].elsewhere
-    assert list(spec.folder.rglob("optimizer.safetensors"))  # it could go on
-    assert list(run_trial(replace(spec, timeout_s=600.0)))[-1].status == "completed"
+def with_timeout(trial, timeout_s):
+    config = replace(trial.setting.config, trial_timeout=f"{timeout_s:.2e}s")
+    return replace(trial, setting=replace(trial.setting, config=config))
 
 
-def test_a_trial_that_hangs_ends_its_process(spec, monkeypatch):
+def test_a_trial_over_its_time_fails_with_that_reason_and_keeps_what_it_has(trial):
+    (record,) = run_trial(with_timeout(trial, 1e-9))
+    assert (record.event, record.status, record.reason) == ("finished", "failed", "over --trial-timeout 1e-09 s")
+    assert list(trial.folder.rglob("optimizer.safetensors"))  # it could go on
+    assert list(run_trial(with_timeout(trial, 600.0)))[-1].status == "completed"
+
+
+def test_a_trial_that_hangs_ends_its_process(trial, monkeypatch):
     ended = threading.Event()
     monkeypatch.setattr(worker, "HANGS_S", 0.05)
     monkeypatch.setattr("os._exit", lambda code: ended.set())
     monkeypatch.setattr(worker, "train", lambda *args, **kwargs: iter([]) if ended.wait(10) else None)
-    assert list(run_trial(replace(spec, timeout_s=0.05)))[-1].status == "failed"
+    assert list(run_trial(with_timeout(trial, 0.05)))[-1].status == "failed"
     assert ended.is_set()
 
 
-def test_a_completed_trial_is_validated_on_the_second_corpus(spec):
+def test_a_completed_trial_is_validated_on_the_second_corpus(trial):
     """The corpus it was trained on, as a second one, has the losses that it ended with."""
-    *rungs, last = run_trial(replace(spec, second=spec.corpus))
-    assert np.array(last.second) == pytest.approx(np.array(last.measured.documents))
-    assert len(last.second) == len(spec.corpus.held_out.documents)
-    assert all(event.second == () for event in rungs)
+    corpus = trial.setting.corpus
+    *rungs, last = run_trial(replace(trial, setting=replace(trial.setting, second=corpus)))
+    assert np.array(last.second_documents) == pytest.approx(np.array(last.documents))
+    assert len(last.second_documents) == len(corpus.held_out.documents)
+    assert all(record.second_documents == () for record in rungs)
 
 
 def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(
-    spec, source_files, make_meta, make_run, ngrams, tmp_path
+    trial, source_files, make_meta, make_run, ngrams, tmp_path
 ):
-    config, corpus = replace(ONE_TRIAL, data=source_files), spec.corpus
+    config, corpus = replace(ONE_TRIAL, data=source_files), trial.setting.corpus
     assert study_second(config, corpus, None) is None
     assert study_second(replace(config, also_validate="none"), corpus, None) is None
     (tmp_path / "other").mkdir()
