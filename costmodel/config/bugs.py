@@ -10,7 +10,7 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,7 @@ TRACEBACK_FILE = "traceback.txt"  # in the folder of a run, a trial or a trainin
 PACKAGE = "private-inference-nas"
 EXPECTED = (UserError, StoppedError, OSError, MemoryError)  # the user's or the machine's; anything else is a bug
 CACHE_REMEDY = "name one that can be written to in the environment variable XDG_CACHE_HOME."
+UNWRITTEN = "the traceback could not be written"
 MAX_CHARS = 300  # of an exception's own text in the line
 
 
@@ -56,30 +57,23 @@ def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
     except (*EXPECTED, BugError):
         raise
     except Exception as error:
-        line = bug_line(error, write_traceback(report(error), folder / TRACEBACK_FILE))
+        line = _bug_line(error, traceback_kept(report(error), folder))
         raise BugError(f"{line}; {remedy}" if remedy else line) from error
 
 
 def report_bug(error: BaseException) -> str:
-    """Writes an unexpected exception under the cache and returns the line for its user.
-
-    Where that cannot be written to, the traceback goes to stderr.
-    """
-    text = report(error)
-    try:
-        path = default_cache_dir() / "bugs" / f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}-{os.getpid()}.txt"
-    except UserError:  # there is no home
-        path = None
-    written = path and write_traceback(text, path)
-    if not written:
+    """Writes an unexpected exception under the cache, else to stderr, and returns the line for its user."""
+    text, kept = report(error), UNWRITTEN
+    with suppress(UserError):  # there is no home
+        name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}-{os.getpid()}.txt"
+        kept = traceback_kept(text, default_cache_dir() / "bugs", name)
+    if kept == UNWRITTEN:
         print(text, file=sys.stderr)
-    return bug_line(error, written)
+    return _bug_line(error, kept)
 
 
-def bug_line(error: BaseException, path: Path | None) -> str:
-    """`unexpected TypeError: ...; this is a bug: the traceback is in PATH`."""
-    where = "the traceback could not be written" if path is None else f"the traceback is in {path}"
-    return f"unexpected {described(error)}; this is a bug: {where}"
+def _bug_line(error: BaseException, kept: str) -> str:
+    return f"unexpected {described(error)}; this is a bug: {kept}"
 
 
 def described(error: BaseException) -> str:
@@ -107,18 +101,12 @@ def headed(text: str) -> str:
     )
 
 
-def traceback_kept(text: str, folder: Path) -> str:
-    """Writes a report into the folder of a trial; what the trial's reason says of it."""
-    path = write_traceback(text, folder / TRACEBACK_FILE)
-    return "its traceback could not be written" if path is None else f"traceback in {path}"
-
-
-def write_traceback(text: str, path: Path) -> Path | None:
-    """Appends to a file, so that an earlier report is kept; None if that cannot be."""
+def traceback_kept(text: str, folder: Path, name: str = TRACEBACK_FILE) -> str:
+    """Appends a report to a file, so that an earlier one is kept, and says where it is."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(text)
     except (OSError, ValueError):  # ValueError: a path that is none
-        return None
-    return path
+        return UNWRITTEN
+    return f"the traceback is in {folder / name}"

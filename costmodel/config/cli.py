@@ -20,7 +20,6 @@ from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
 from costmodel.config.removed import REMOVED
-from costmodel.config.schema import is_text
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
@@ -30,25 +29,24 @@ DEBUG = "--debug"
 
 MAX_LINE = 1000  # characters; a value of thousands must not hide what is wrong with it
 
-_RESERVED = {  # keys that the parser takes from a file and does not set a flag with
-    "config": "give --config once for each file",
-    "debug": f"give {DEBUG} on the command line",
-    "subcommand": "give the subcommand on the command line",
-    "print_shtab": "it is no setting",
-    "init_args": "it is no setting",
-    "__path__": "it is no setting",
-}
+# keys that the parser takes from a file and does not set a flag with
+_RESERVED = {"config", "debug", "subcommand", "print_shtab", "init_args", "__path__"}
 _NO_KEYS = ("help", SUPPRESS, "config", "print_config", "print_shtab")  # flags that a file cannot set
+
+_PLAIN = {  # what the parser says -> in the user's terms
+    r"Does not validate .*Subtypes: \[(.*?)\]\s+Errors:.*Given value: (.*)": r"Expected one of \1. Got value: \2",
+    r"a typing\.Literal(\[.*?\])\. Got": r"one of \1. Got",
+    r"typing\.Literal\[(.*?)\]": r"\1",
+    r"<class '(?:[a-z]+\.)?(\w+)'>": r"\1",
+    r"\bNoneType\b": "null",
+    r'^Parser key "([\w.]+)":\s+Expected(?: a\b)?': r"--\1 must be",
+}
 
 STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
 
 class _Debug(Action):
     """A flag that is no setting: `guarded` is told of it, and it is in no configuration."""
-
-    def __init__(self, option_strings: Sequence[str], **rest: Any) -> None:
-        help = "show the traceback of a bug, instead of writing it to a file"
-        super().__init__(option_strings, dest=SUPPRESS, default=SUPPRESS, nargs=0, help=help)
 
     def __call__(self, *args: Any, **rest: Any) -> None:
         """Nothing."""
@@ -62,7 +60,9 @@ class Parser(ArgumentParser):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **settings})
-        self.add_argument(DEBUG, action=_Debug)
+        no_setting = {"dest": SUPPRESS, "default": SUPPRESS, "nargs": 0}
+        help = "show the traceback of a bug, instead of writing it to a file"
+        self.add_argument(DEBUG, action=_Debug, help=help, **no_setting)
 
     def add_argument(self, *args: Any, **settings: Any) -> Any:
         """A flag of type bool needs no value."""
@@ -75,7 +75,7 @@ class Parser(ArgumentParser):
         """Raises UserError if an argument is no text or the file of a `--config` not plain YAML, else ArgumentError."""
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for argument in arguments:
-            if not is_text(argument):
+            if "\0" in argument or argument != argument.encode(errors="ignore").decode():
                 raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
         commands = _commands(self)
         for path in _config_files(arguments):
@@ -87,11 +87,17 @@ class Parser(ArgumentParser):
         return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        for name in re.findall(r"(?:^Option |--)'?([a-z][\w.]*)", message):
-            if name in REMOVED and ("nrecognized" in message or "not accept" in message):
-                raise ArgumentError(None, _hyphened(f"--{name} was removed; {REMOVED[name]}.")) from ex
-        known = [action.dest for action in (getattr(ex, "subcommand_parser", None) or self)._actions]
-        raise ArgumentError(None, _plain(message, [name for name in known if name not in _NO_KEYS])) from ex
+        unknown = re.match(r"(?:Subcommand '\w+' does not accept option|Option) '([\w.]+)'", message)
+        names = [unknown[1]] if unknown else re.findall(r"--([a-z][\w.]*)", message) * ("unrecognized" in message)
+        if removed := next((name for name in names if name in REMOVED), None):
+            message = f"--{removed} was removed; {REMOVED[removed]}."
+        elif unknown:
+            actions = (getattr(ex, "subcommand_parser", None) or self)._actions
+            known = ", ".join(action.dest for action in actions if action.dest not in _NO_KEYS)
+            message = f"the file of --config has the unknown key {unknown[1]!r}; known keys are {known}."
+        for pattern, plain in _PLAIN.items():
+            message = re.sub(pattern, plain, message, flags=re.DOTALL)
+        raise ArgumentError(None, _hyphened(message)) from ex
 
     def format_help(self, *args: Any) -> str:
         return _hyphened(str(super().format_help(*args)))
@@ -202,12 +208,11 @@ def _commands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
 
 
 def _check_config(path: Path, commands: Container[str]) -> None:
-    """What the parser's own reader lets pass: aliases, duplicate keys, and keys of its own, say for a further file."""
+    """What the parser's own reader lets pass: duplicate keys, and keys of its own, say for a further file."""
     data = load_mapping(path)
     for keys in (data, *(value for value in data.values() if isinstance(value, dict))):
-        for key, remedy in _RESERVED.items():
-            if key in keys:
-                raise UserError(f"{path} must not have the key {key!r}; {remedy}.")
+        if reserved := _RESERVED & keys.keys():
+            raise UserError(f"{path} must not have the key {min(reserved)!r}, which is no setting; leave it out.")
     for key, value in data.items():
         if key in commands and not isinstance(value, dict):
             raise UserError(f"`{key}` of {path} must be a mapping of flags to values, but got {value!r:.80}.")
@@ -222,26 +227,6 @@ def _check_nulls(parser: ArgumentParser, parsed: Namespace) -> None:
 
 def _hyphened(text: str) -> str:
     return re.sub(r"--(?!print_config)[a-z][a-z0-9_.]*", lambda match: match[0].rstrip("_").replace("_", "-"), text)
-
-
-def _plain(message: str, known: Sequence[str] = ()) -> str:
-    """The parser's messages in the user's terms: flags for keys, types without their Python."""
-    message = re.sub(
-        r"^(?:Subcommand '\w+' does not accept option|Option) '([\w.]+)'(?: is not accepted)?$",
-        rf"the file of --config has the unknown key '\1'; known keys are {', '.join(known)}.",
-        message,
-    )
-    message = re.sub(
-        r"Does not validate against any of the Union subtypes\s+Subtypes: \[(.*?)\]\s+Errors:.*Given value: (.*)",
-        r"Expected one of \1. Got value: \2",
-        message,
-        flags=re.DOTALL,
-    )
-    message = re.sub(r"<class '(?:[a-z]+\.)?(\w+)'>", r"\1", message).replace("a typing.Literal", "one of ")
-    message = re.sub(r"typing\.Literal\[(.*?)\]", r"\1", message)
-    message = re.sub(r'^Parser key "([\w.]+)":', r"--\1:", message).replace("NoneType", "null")
-    message = re.sub(r":\s+Expected(?: a\b)?", " must be", message)
-    return _hyphened(message)
 
 
 def _say(message: str, code: int) -> int:

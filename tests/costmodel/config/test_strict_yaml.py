@@ -1,6 +1,6 @@
 import pytest
 
-from costmodel.config.strict_yaml import MAX_BYTES, dump, load_mapping
+from costmodel.config.strict_yaml import dump, load_mapping
 
 
 def test_what_is_dumped_loads_in_the_same_order(tmp_path):
@@ -18,16 +18,14 @@ def test_what_is_dumped_loads_in_the_same_order(tmp_path):
         (b"a: 1\na: 2\n", "key 'a' appears twice, line 2"),
         (b"x: {b: 1, b: 1}\n", "key 'b' appears twice"),
         (b"1: 2\n", "key 1 is not a string"),
-        (b"a: &x [0]\nb: *x\n", "aliases are not allowed, line 2"),
         (b"a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
         (b"a: 2020-99-99\n", r"is not valid YAML: month must be in 1\.\.12"),
         (b"a: [1\n", "is not valid YAML"),
         (b"\x80\x81", "holds binary data"),
-        (b"a: \x00", "must be YAML text"),
+        (b"a: \x00", "control characters are not allowed"),
         (b"3\n", "must hold a mapping of keys to values, but holds int"),
         (b"", "but holds NoneType"),
-        (b"a: " + b"[" * 5000 + b"]" * 5000, "must be YAML text|is not valid YAML"),
-        (b"#" * (MAX_BYTES + 1), f"must be at most {MAX_BYTES} bytes"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, "exceeded maximum nesting depth"),
     ],
 )
 def test_anything_else_is_refused_by_name(tmp_path, content, message):

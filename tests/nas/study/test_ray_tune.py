@@ -57,7 +57,7 @@ def killed(config):
 @pytest.mark.parametrize(
     ("trainable", "reason"),
     [
-        (mistaken, "bug: TypeError: no length; traceback in {path}"),
+        (mistaken, "bug: TypeError: no length; the traceback is in {path}"),
         (killed, "the worker process died (out of memory?), 1 times"),
     ],
 )

@@ -86,7 +86,7 @@ def test_anything_else_fails_the_trial_and_leaves_its_traceback(trial, monkeypat
     (record,) = run_trial(trial)
     assert (record.event, record.status) == ("finished", "failed")
     path = trial.folder / "traceback.txt"
-    assert record.reason == f"{reason}traceback in {path}"
+    assert record.reason == f"{reason}the traceback is in {path}"
     assert "in broken\n    raise error" in path.read_text()
 
 
