@@ -58,9 +58,22 @@ BASES: dict[str, Architecture] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Dimensions:
-    """Free dimensions and forms that override a base's; None keeps the base's; of d_ff, its ratio to d_model."""
+    """Free dimensions and forms that override a base's.
+
+    Args:
+        layers: number of layers, instead of the base's.
+        heads: attention heads per layer, instead of the base's.
+        kv_heads: heads of keys and of values that those share, instead of the base's.
+        head_size: features of a head, instead of the base's (d_model / heads unless that says otherwise).
+        d_model: features of the residual stream, instead of the base's.
+        d_ff: features inside the FFN (as many times d_model as the base has unless given: 4, GPT-2).
+        vocab: tokens in the vocabulary, instead of the base's.
+        context: tokens that the model reads, instead of the base's.
+        gelu: the form of every GELU, instead of the base's.
+        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
+    """
 
     layers: int | None = None
     heads: int | None = None

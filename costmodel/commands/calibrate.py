@@ -22,7 +22,7 @@ from costmodel.commands.validate import row_graph
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
-from costmodel.pricing.asked import USUAL_FLAGS, asked_model
+from costmodel.pricing.asked import ModelOptions, asked_model
 from costmodel.protocols import published, sigma
 from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
@@ -82,7 +82,8 @@ def calibrate(
         threads: that each party computes with.
         memory: measure the peak memory of parties instead, on a few models, and write that.
     """
-    if for_ is None and (USUAL_FLAGS | model, weights) != (USUAL_FLAGS, "secret"):
+    options = ModelOptions(context=None, **model)
+    if for_ is None and (options, weights) != (ModelOptions(), "secret"):
         raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
     if (protocol in FITTED) != (engine is None):
         raise UserError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
@@ -97,7 +98,7 @@ def calibrate(
         if (for_, weights, threads) != (None, "secret", 1):
             raise UserError("--memory is measured of models of its own, on one thread; leave all other flags out.")
         return _calibrate_memory(protocol, output)
-    asked = None if for_ is None else asked_model(for_, **model)
+    asked = None if for_ is None else asked_model(for_, options)
     measured = [] if asked is None else [asked, asked.folded]  # `estimate` prices what folding leaves of it too
     graphs = [part.graph for part in measured if part is not None]
     return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
@@ -108,7 +109,8 @@ def _calibrate_memory(protocol: str, output: Path | None) -> None:
     check_engine()
     graphs = [
         asked_model(
-            "SM+LN+R", layers=layers, heads=max(1, d_model // 64), d_model=d_model, vocab=1000, seq_len=seq_len
+            "SM+LN+R",
+            ModelOptions(layers=layers, heads=max(1, d_model // 64), d_model=d_model, vocab=1000, seq_len=seq_len),
         ).graph
         for d_model, layers, seq_len in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]
     ]

@@ -16,11 +16,11 @@ from costmodel.engine.measured_rounds import parse_delays
 from costmodel.errors import UserError
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
-from costmodel.network import link
 from costmodel.ops import OpGraph
 from costmodel.pricing.asked import asked_model
-from costmodel.protocols import SETTINGS, load_pricer, setting_of
-from costmodel.protocols.primitives import Comm, Holder, WeightMasks, total_comm
+from costmodel.pricing.price import PriceOptions
+from costmodel.protocols import SETTINGS, load_pricer
+from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report import comparisons
 
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
@@ -29,48 +29,31 @@ LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a m
 def compare(
     arch: str,
     protocol: str = "semi2k",
-    weights: Holder | None = None,
-    weight_masks: WeightMasks | None = None,
     weights_file: Path | None = None,
-    ring_bits: int | None = None,
-    fraction_bits: int | None = None,
     delays: str | None = None,
-    network: str | None = None,
-    bandwidth: str | None = None,
-    rtt: str | None = None,
-    testbed: Path | None = None,
     format: Literal["table", "json", "csv"] = "table",
-    **model: Any,
+    **options: Any,
 ) -> None:
     """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
 
     Tokens, and weights unless a file is given, are drawn with seed 0. Needs the engine: SecretFlow-SPU, or
-    CrypTen for protocol crypten.
+    CrypTen for protocol crypten. The run is on this machine; with a network, seconds on it are predicted too.
 
     Args:
         arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
         protocol: semi2k, aby3, cheetah or crypten.
-        weights: secret-shared before the run (the default), or held by the server alone.
-        weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first).
         weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
-        ring_bits: bits of a secret-shared integer; 64 unless given.
-        fraction_bits: bits after the binary point; 18 unless given, or 16 under crypten.
         delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes two runs for
             each, and two more. CrypTen counts its rounds.
-        network: predict seconds on this network too, named or a .yaml file; the run itself is on this machine.
-        bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
-        rtt: of that network, with a unit, such as 4ms, instead of its own.
-        testbed: predict with compute seconds from `calibrate`, instead of the committed ones.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
-    asked = asked_model(arch, **model)
+    given = PriceOptions(context=None, protocol=protocol, threads=None, new_tokens=None, **options)
+    asked = asked_model(arch, given)
     graph, deployment = asked.graph, asdict(asked.deployment)
     engine = engine_of(protocol)
-    said = {"ring_bits": ring_bits, "fraction_bits": fraction_bits, "weights": weights, "weight_masks": weight_masks}
-    setting = setting_of(protocol, **said) or SETTINGS[protocol]()
-    on_network = None
-    if (other := link(network, bandwidth, rtt)) is not None:
-        on_network = price_graph(graph, load_pricer(protocol, other, testbed, setting))
+    setting = given.setting or SETTINGS[protocol]()
+    other, testbed = given.link, given.testbed
+    on_network = None if other is None else price_graph(graph, load_pricer(protocol, other, testbed, setting))
     if delays is not None and not engine.is_timed:
         raise UserError(f"--delays measures rounds, which {engine.module.PACKAGE} counts itself; leave it out.")
     delays_s = None if delays is None else parse_delays(delays)

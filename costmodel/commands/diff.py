@@ -11,10 +11,8 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.data_range import describe
 from costmodel.difference import Change, changes
 from costmodel.ops import shape
-from costmodel.pricing.asked import asked_model
 from costmodel.pricing.price import price
 from costmodel.pricing.priced import PricedModel
-from costmodel.protocols.primitives import Holder
 from costmodel.report.estimates import total_document
 from costmodel.report.tables import table
 from costmodel.report.trust import trust_document
@@ -26,12 +24,8 @@ def diff(
     b: str,
     protocol: str = "published",
     versus: str | None = None,
-    network: str | None = None,
-    bandwidth: str | None = None,
-    rtt: str | None = None,
-    weights: Holder | None = None,
     format: Literal["table", "json", "csv"] = "table",
-    **model: Any,
+    **options: Any,
 ) -> None:
     """Say what makes B cheaper than A, op by op.
 
@@ -42,15 +36,22 @@ def diff(
         b: another one.
         protocol: published, semi2k, aby3, cheetah, sigma or crypten.
         versus: the protocol of B, if it is another one.
-        network: a named network or a .yaml file, as `estimate` takes it.
-        bandwidth: of the link, with a unit, such as 1Gbps, instead of the network's.
-        rtt: of the link, with a unit, such as 4ms, instead of the network's.
-        weights: secret-shared (the default), or held by the server alone.
         format: tables for people, one JSON document, or CSV, a line an op; in SI units.
     """
-    asked = (asked_model(a, **model), asked_model(b, **model))
-    on: dict[str, Any] = {"network": network, "bandwidth": bandwidth, "rtt": rtt, "weights": weights}
-    first, second = price(asked[0], protocol=protocol, **on), price(asked[1], protocol=versus or protocol, **on)
+    first, second = (
+        price(
+            model,
+            protocol=under,
+            testbed=None,
+            weight_masks=None,
+            threads=None,
+            ring_bits=None,
+            fraction_bits=None,
+            new_tokens=None,
+            **options,
+        )
+        for model, under in ((a, protocol), (b, versus or protocol))
+    )
     differing = changes(first.estimate, second.estimate)
     if format == "json":
         print(json.dumps(_document(first, second, differing), allow_nan=False))

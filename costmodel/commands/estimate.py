@@ -2,35 +2,21 @@
 
 import json
 import math
-from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes, parse_bytes
 from costmodel.errors import InfeasibleError, UserError
-from costmodel.pricing.asked import asked_model
 from costmodel.pricing.price import price
 from costmodel.pricing.priced import PricedModel
-from costmodel.protocols.primitives import Holder, WeightMasks
 
 
 def estimate(
     arch: str,
-    protocol: str = "published",
-    network: str | None = None,
-    bandwidth: str | None = None,
-    rtt: str | None = None,
-    testbed: Path | None = None,
-    weights: Holder | None = None,
-    weight_masks: WeightMasks | None = None,
-    threads: int | None = None,
-    ring_bits: int | None = None,
-    fraction_bits: int | None = None,
     budget_keys: str | None = None,
     egress_price: float | None = None,
-    new_tokens: int | None = None,
     format: Literal["table", "json", "csv"] = "table",
-    **model: Any,
+    **options: Any,
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
 
@@ -39,40 +25,13 @@ def estimate(
     Args:
         arch: an existing .yaml file, the folder of an export, module:factory (an Architecture, or a torch module of
             token ids, which is traced), or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
-        protocol: published, semi2k, aby3, cheetah, sigma or crypten.
-        network: loopback, lan (the default), wan, another preset (cheetah-lan, bumblebee-wan, aero-stated, sigma-lan,
-            sigma-wan) or a .yaml file; `published` has its own fitted in and takes none.
-        bandwidth: of the link, with a unit, such as 1Gbps, instead of the network's.
-        rtt: of the link, with a unit, such as 4ms, instead of the network's.
-        testbed: compute seconds from `calibrate`, instead of the committed ones.
-        weights: secret-shared (the default), or held by the server alone.
-        weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first); of new
-            tokens, from the first.
-        threads: of each party, for a testbed that was measured so (default 1).
-        ring_bits: of a number; 64, or 50 under sigma. A testbed is of one ring, but for sigma's.
-        fraction_bits: of it behind the point; 18, 12 under sigma or 16 under crypten.
         budget_keys: most bytes of a dealer's keys that a party can keep, with a unit, such as 8GB; more is refused.
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
-        new_tokens: price so many, the first from the prompt, of which the last logits alone are read then, each other
-            one by a run of its own against the keys and values of all before it.
         format: tables for people, one JSON document, or CSV, a line an op, or a new token where they are asked for; in
             SI units.
     """
     check_egress_price(egress_price)
-    priced = price(
-        asked_model(arch, **model),
-        protocol=protocol,
-        network=network,
-        bandwidth=bandwidth,
-        rtt=rtt,
-        testbed=testbed,
-        weights=weights,
-        weight_masks=weight_masks,
-        threads=threads,
-        ring_bits=ring_bits,
-        fraction_bits=fraction_bits,
-        new_tokens=new_tokens,
-    )
+    priced = price(arch, **options)
     if budget_keys is not None:
         check_keys(priced, parse_bytes(budget_keys, "--budget-keys"))
     if format == "json":

@@ -18,25 +18,24 @@ RunRows = Literal["all", "needed"]
 NOT_DECODED = "--new-tokens counts from the whole prompt, so it does not go with phase decode; drop one."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Deployment:
     """How a model is run: choices that change its price and not its function.
 
-    embedding: the client one-hot encodes its tokens, or they are looked up under the protocol.
-    projection: logits of all tokens, or of the last one alone, which is what generation reads.
-    phase: the whole prompt at once, or one new token after seq_len - 1 others whose keys and values are kept.
-    rows: all tokens go through every layer, or each only as far as the logits of the last one need it: in the last
-        layer with attention the others leave their keys and values.
-    query_block: so many queries at a time go through attention, each block against the keys up to its own end, so that
-        less of what the mask hides is computed; None for all at once.
-    batch: so many sequences of the same length at once. Ops on rows take the rows of all; attention takes their heads,
-        each sequence's against its own keys, so that bytes multiply, and messages only those of products per head.
-
-    vocab_blocks: so many blocks of vocabulary entries are projected onto one after the other, each by a product that
-        the engine need not cut to tiles; logits are joined.
-    public_layers: whose weights all parties have, such as `0-5,7`; `embed` and `head` are layers too. None: no layer's.
-    client_layers: so many first layers are computed by the client in the clear, with the embedding, and it shares the
-        stream behind them; None for none of it.
+    Args:
+        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
+        projection: logits of all tokens, or of the last one, which is what generation reads.
+        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
+        rows: all tokens through every layer, or each only as far as the logits of the last one need it: in the last
+            layer with attention the others leave their keys and values.
+        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
+        batch: sequences at once, of seq_len tokens each. Bytes multiply, messages only in products per head.
+        vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves; each is a
+            product that the engine need not cut to tiles.
+        public_layers: whose weights all parties have, as of a checkpoint that nobody fine-tuned: numbers from 0 and
+            ranges, embed and head, such as 0-5,7.
+        client_layers: so many first layers, and the embedding, that the client computes in the clear by weights that it
+            has; 0 for the embedding alone.
 
     Raises UserError for choices that do not go together, a block, batch or number of blocks below 1, or layers that are
     not written so.

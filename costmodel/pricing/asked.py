@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property, partial
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypeVar
 
-from costmodel.deployment.deploy import NOT_DECODED, Deployment, Phase, Projection, RunRows, deploy, generation
+from costmodel.deployment.deploy import NOT_DECODED, Deployment, deploy, generation
 from costmodel.errors import UserError
-from costmodel.ops import Encoding, GeluForm, OpGraph, SoftmaxForm, TokenEmbedding
+from costmodel.ops import OpGraph, TokenEmbedding
 from costmodel.tracing.export import Module
 from costmodel.tracing.trace import trace
 from costmodel.trust import shown
@@ -21,33 +21,27 @@ from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
 
 # a notation, the path of a .yaml file or of an export, `module:factory`, or the model itself
 Model: TypeAlias = str | os.PathLike[str] | Architecture | OpGraph | Module
+T = TypeVar("T", Dimensions, Deployment)
 GRAPH = "op graph"  # what an op graph is called, which has no name
 BASE, SEQ_LEN = "gpt2-small", 128  # unless given
 
 
-class ModelFlags(TypedDict, total=False):
-    """What may be said of a model beside its name, as `asked_model` describes it."""
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions(Deployment, Dimensions):
+    """What may be said of a model beside its name: dimensions, and how it is run.
 
-    base: str | None
-    layers: int | None
-    heads: int | None
-    kv_heads: int | None
-    head_size: int | None
-    d_model: int | None
-    d_ff: int | None
-    vocab: int | None
-    gelu: GeluForm | None
-    softmax: SoftmaxForm | None
-    seq_len: int | None
-    embedding: Encoding
-    projection: Projection
-    phase: Phase
-    rows: RunRows
-    query_block: int | None
-    batch: int
-    vocab_blocks: int
-    public_layers: str | None
-    client_layers: int | None
+    Args:
+        base: the model whose dimensions a name is placed on (gpt2-small unless given).
+        seq_len: tokens of the prompt (128 unless given, or those of an op graph).
+    """
+
+    base: str | None = None
+    seq_len: int | None = None
+
+    def part(self, kind: type[T]) -> T:
+        """The fields of `Dimensions` or `Deployment` alone."""
+        names = [field.name for field in fields(kind)]
+        return kind(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,116 +117,48 @@ class AskedModel:
         )
 
 
-def asked_model(
-    model: Model,
-    *,
-    base: str | None = None,
-    layers: int | None = None,
-    heads: int | None = None,
-    kv_heads: int | None = None,
-    head_size: int | None = None,
-    d_model: int | None = None,
-    d_ff: int | None = None,
-    vocab: int | None = None,
-    gelu: GeluForm | None = None,
-    softmax: SoftmaxForm | None = None,
-    seq_len: int | None = None,
-    embedding: Encoding = "one-hot",
-    projection: Projection = "all",
-    phase: Phase = "prefill",
-    rows: RunRows = "all",
-    query_block: int | None = None,
-    batch: int = 1,
-    vocab_blocks: int = 1,
-    public_layers: str | None = None,
-    client_layers: int | None = None,
-) -> AskedModel:
-    """The model that a name, or a model itself, and its flags stand for. The commands have these flags of here.
+def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedModel:
+    """The model that a name, or a model itself, and its options stand for.
 
-    Raises UserError for an unknown architecture or base, dimensions that do not fit, a flag that a model of its own
+    Raises UserError for an unknown architecture or base, dimensions that do not fit, an option that a model of its own
     dimensions or tokens cannot take, or a way that it cannot be run in.
 
     Args:
         model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder,
             module:factory, an Architecture, the op graph of a prompt, or a torch module of 1 x T token ids.
-        base: the model whose dimensions a name is placed on (gpt2-small unless given).
-        layers: number of layers, instead of the base's.
-        heads: attention heads per layer, instead of the base's.
-        kv_heads: heads of keys and of values that those share, instead of the base's.
-        head_size: features of a head, instead of the base's (d_model / heads unless that says otherwise).
-        d_model: features of the residual stream, instead of the base's.
-        d_ff: features inside the FFN (as many times d_model as the base has unless given: 4, GPT-2).
-        vocab: tokens in the vocabulary, instead of the base's.
-        gelu: the form of every GELU, instead of the base's.
-        softmax: softmax in every layer, or a form that takes its place, instead of the base's.
-        seq_len: tokens of the prompt (128 unless given, or those of an op graph).
-        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
-        projection: logits of all tokens, or of the last one.
-        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
-        rows: all tokens through every layer, or each only as far as the logits of the last one need it.
-        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
-        batch: sequences at once, of seq_len tokens each.
-        vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves.
-        public_layers: whose weights all parties have, as of a checkpoint that nobody fine-tuned: numbers from 0 and
-            ranges, embed and head, such as 0-5,7.
-        client_layers: so many first layers, and the embedding, that the client computes in the clear by weights that it
-            has; 0 for the embedding alone.
+        options: of the model, and how it is run.
     """
-    dimensions = Dimensions(
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_size=head_size,
-        d_model=d_model,
-        d_ff=d_ff,
-        vocab=vocab,
-        gelu=gelu,
-        softmax=softmax,
-    )
-    deployment = Deployment(
-        embedding=embedding,
-        projection=projection,
-        phase=phase,
-        rows=rows,
-        query_block=query_block,
-        batch=batch,
-        vocab_blocks=vocab_blocks,
-        public_layers=public_layers,
-        client_layers=client_layers,
-    )
+    dimensions, deployment = options.part(Dimensions), options.part(Deployment)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
     is_named = name is not None and is_notation(name)
-    if not is_named and (base is not None or dimensions != Dimensions()):
+    if not is_named and (options.base is not None or dimensions != Dimensions()):
         shown = type(model).__name__ if name is None else repr(name)
         raise UserError(
             f"architecture {shown} brings its own dimensions; leave out the flags that give or change them."
         )
+    tokens = SEQ_LEN if options.seq_len is None else options.seq_len
     made = call_factory(name) if name is not None and is_factory(name) else model if name is None else None
-    if isinstance(made, Architecture):
-        member = Member(architecture=made, entropy_regularised=False)
-    elif made is not None:
-        return _of_module_or_graph(made, name, seq_len, deployment)
-    else:
-        base = BASE if base is None else base
-        member = resolve(str(name), base_architecture(base, dimensions))
-    return AskedModel(
-        name=name_of(member.architecture, entropy_regularised=member.entropy_regularised),
-        base=base if is_named else None,
-        seq_len=SEQ_LEN if seq_len is None else seq_len,
-        deployment=deployment,
-        architecture=member.architecture,
-        whole=partial(lower, member.architecture),
-    )
-
-
-def _of_module_or_graph(made: Module, name: str | None, seq_len: int | None, deployment: Deployment) -> AskedModel:
-    """The model of an op graph, which has its own tokens, or of a torch module. Raises UserError for anything else."""
-    tokens = SEQ_LEN if seq_len is None else seq_len
+    if made is None or isinstance(made, Architecture):
+        base = BASE if options.base is None else options.base
+        if made is None:
+            member = resolve(str(name), base_architecture(base, dimensions))
+        else:
+            member = Member(architecture=made, entropy_regularised=False)
+        return AskedModel(
+            name=name_of(member.architecture, entropy_regularised=member.entropy_regularised),
+            base=base if is_named else None,
+            seq_len=tokens,
+            deployment=deployment,
+            architecture=member.architecture,
+            whole=partial(lower, member.architecture),
+        )
     whole: Callable[[int], OpGraph]
     if isinstance(made, OpGraph):
         tokens = next((node.op.tokens for node in made if isinstance(node.op, TokenEmbedding)), tokens)
-        if seq_len not in (None, tokens):
-            raise UserError(f"an op graph of {tokens} tokens is priced at these, but got {seq_len=}; leave it out.")
+        if options.seq_len not in (None, tokens):
+            raise UserError(
+                f"an op graph of {tokens} tokens is priced at these, but got seq_len={options.seq_len}; leave it out."
+            )
         name, whole = name or GRAPH, partial(_of_length, made, tokens)
     else:
         name = name or type(made).__name__
@@ -248,7 +174,3 @@ def _of_length(graph: OpGraph, known: int, tokens: int) -> OpGraph:
             "the architecture or the torch module."
         )
     return graph
-
-
-# the flags of a model as they are if none is given
-USUAL_FLAGS: dict[str, Any] = asked_model.__kwdefaults__ or {}

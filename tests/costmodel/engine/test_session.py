@@ -28,7 +28,6 @@ from costmodel.engine.runtimes import SERVER, make_shares, owner_of_weights, pac
 from costmodel.engine.session import on_this_machine, started
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution import interpreter
-from costmodel.pricing.asked import ModelFlags
 from costmodel.pricing.price import price
 from costmodel.protocols.primitives import EngineSetting
 
@@ -78,8 +77,8 @@ def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(client, weight
             assert token.cost.sent_bytes == expected.sent_bytes
     if protocol != "cheetah":  # an estimate has shares of batches that a session makes whole
         (architecture,) = asked.graph_of.args
-        whole: ModelFlags = {"seq_len": 5, "projection": "last", "rows": "needed"}
-        priced = price(architecture, protocol=protocol, new_tokens=3, **whole, **setting)
+        whole = {"seq_len": 5, "projection": "last", "rows": "needed", **setting}
+        priced = price(architecture, protocol=protocol, new_tokens=3, **whole)
         assert [cost.sent_bytes for cost in priced.tokens.by_token] == [token.cost.sent_bytes for token, _ in answer]
         assert [cost.messages for cost in priced.tokens.by_token] == [token.cost.messages for token, _ in answer]
     clear = ClearRun(weights)  # greedy, in the clear

@@ -1,15 +1,12 @@
 """`costmodel.price`, and that the command `estimate` says the same."""
 
-import inspect
 import json
 import sys
-from typing import get_type_hints
 
 import pytest
 
 import costmodel
 from costmodel.network import NETWORKS
-from costmodel.pricing.asked import ModelFlags, asked_model
 from search_spaces.architecture import dump_architecture
 from search_spaces.bases import base_architecture
 from search_spaces.lower import lower
@@ -76,8 +73,6 @@ def test_new_tokens_cost_the_same_however_the_model_is_given():
     assert [price.sent_bytes for price in named.tokens.by_token] == [row["sent_bytes"] for row in named.to_records()]
     assert sum(row["sent_bytes"] for row in named.to_records()) == named.sent_bytes
     assert named.asked.deployment.projection == "last"
-    asked = asked_model("SM+LN+G", base="tiny", seq_len=8)
-    assert costmodel.price(asked, protocol="semi2k", new_tokens=3).to_records() == named.to_records()
 
 
 def test_an_op_graph_answers_with_one_token():
@@ -138,16 +133,3 @@ def test_bad_input_is_one_line(model, keywords, message):
     with pytest.raises(costmodel.UserError, match=message) as refused:
         costmodel.price(model, **keywords)
     assert "\n" not in str(refused.value)
-
-
-def test_an_asked_model_takes_no_more_flags():
-    asked = asked_model("SM", base="tiny", seq_len=8)
-    assert costmodel.price(asked).total == costmodel.price("SM", base="tiny", seq_len=8).total
-    with pytest.raises(costmodel.UserError, match="has its flags already, but got seq_len; give `asked_model` them"):
-        costmodel.price(asked, seq_len=9)
-
-
-def test_typed_flags_are_those_of_a_model():
-    hints = get_type_hints(asked_model)
-    named = [name for name, flag in inspect.signature(asked_model).parameters.items() if flag.kind is flag.KEYWORD_ONLY]
-    assert get_type_hints(ModelFlags) == {name: hints[name] for name in named}
