@@ -32,19 +32,23 @@ FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-
 class DistillationSchedule:
     """The steps by which a candidate is made from its parent.
 
-    parent: digest of the parent's weights (`nas.conversion.parent`). placement: the parent's layers, typed.
-    start_share, end_share: of the steps, between which the gates of what goes fall from 1 to 0, linearly.
-    distillation: share of the parent's predictions in what the loss compares with; the rest is the next token.
-    spread: whether layers before a tail of empty ones take the weights of the parent's evenly over its depth (see
-        `spread_layers`), or those of its first ones.
-    linear_fit_tokens: of training, over which parts are fitted to the parent's (`nas.conversion.linear_fit`).
-    most_likely: tokens of each of the parent's predictions; the rest of the vocabulary counts as one more.
-    trainable: what of the model is trained: all; `changed`, the attention, FFNs and final norm that are not the
-        parent's, with the neighbours of those that go; `neighbours`, these with what is just before and after each.
-    blockwise_tokens: over which each sub-layer that is not the parent's is first trained by itself on the parent's
-        streams (`nas.training.distillation.library`); 0 to start from the parent's weights.
-    kept_layers: so many first layers stay the parent's to the bit, with its embedding; None where any may be trained.
-    streams: weight of how far the stream that each layer leaves is from the parent's (`nas.training.objective`).
+    Args:
+        parent: digest of the parent's weights (`nas.conversion.parent`).
+        placement: the parent's layers, typed.
+        start_share: share of the steps before the gates of what goes begin to fall from 1 to 0, linearly.
+        end_share: share of the steps before they are at 0.
+        distillation: share of the parent's predictions in what the loss compares with; the rest is the next token.
+        spread: whether layers before a tail of empty ones take the weights of the parent's evenly over its depth (see
+            `spread_layers`), or those of its first ones.
+        linear_fit_tokens: of training, over which parts are fitted to the parent's (`nas.conversion.linear_fit`).
+        most_likely: tokens of each of the parent's predictions; the rest of the vocabulary counts as one more.
+        trainable: what of the model is trained: all; changed, the attention, FFNs and final norm that are not the
+            parent's, with the neighbours of those that go; neighbours, these with what is just before and after each.
+        blockwise_tokens: over which each sub-layer that is not the parent's is first trained by itself on the parent's
+            streams (`nas.training.distillation.library`); 0 to start from the parent's weights.
+        kept_layers: so many first layers stay the parent's to the bit, with its embedding; None where any may be
+            trained.
+        streams: weight of how far the stream that each layer leaves is from the parent's (`nas.training.objective`).
 
     Raises UserError if a number is out of its range.
     """

@@ -3,148 +3,71 @@
 import sys
 from argparse import SUPPRESS, Action
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, make_dataclass, replace
 from textwrap import fill, indent
-from typing import Any, TypeAlias
+from typing import Any, get_type_hints
 
 from costmodel.config import cli
 from costmodel.errors import UserError
-from nas.recipe.distillation import Trainable
-from nas.recipe.recipe import EntropyMaximum, Foldable, OptimizerName, PenaltyForm, Precision, RateSchedule, Recipe
+from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.recipe import EntropyRegularisation, Foldable, Freezing, Recipe, Scale
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScaleChanges:
-    """Changes to the scale.
+def _changes(kind: type, *names: str, **parts: type) -> Any:
+    """A dataclass of some fields of another, or of all, with its descriptions; None for what a user does not state.
 
-    Args:
-        head_dim: features per head of the trained model.
-        vocab_size: entries of the tokenizer.
-        batch: sequences per optimizer step.
-        micro_batch: sequences per forward pass, a divisor of it; fewer need less memory.
-        learning_rate: its peak.
-        warmup_share: share of the steps before the peak.
-        validation_tokens: at most this many.
+    parts: fields that have changes of their own.
     """
-
-    head_dim: int | None = None
-    vocab_size: int | None = None
-    batch: int | None = None
-    micro_batch: int | None = None
-    learning_rate: float | None = None
-    warmup_share: float | None = None
-    validation_tokens: int | None = None
+    hints = get_type_hints(kind)
+    stated = [(field.name, hints[field.name] | None, None) for field in fields(kind) if field.name in (names or hints)]
+    within = [(name, part, part()) for name, part in parts.items()]
+    return make_dataclass(
+        kind.__name__, [*within, *stated], frozen=True, kw_only=True, namespace={"__doc__": kind.__doc__}
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EntropyChanges:
-    """Changes to the entropy regulariser of an EReg candidate.
-
-    Args:
-        form: mean (Algorithm 1 of the paper) or published-code, which sums over rows and sequences.
-        maximum: ln-t, or causal, what each row can reach.
-        weight: factor of the penalty in the loss.
-        warmup_share: share of the steps over which the weight rises to that.
-        margin: half the width of the band that is not penalised, in units of the largest entropy.
-        threshold_init: its centre at the start.
-    """
-
-    form: PenaltyForm | None = None
-    maximum: EntropyMaximum | None = None
-    weight: float | None = None
-    warmup_share: float | None = None
-    margin: float | None = None
-    threshold_init: float | None = None
+_OF_SCALE = ("head_dim", "vocab_size", "batch", "micro_batch", "learning_rate", "warmup_share", "validation_tokens")
+_OF_ROUTE = (
+    *("start_share", "end_share", "distillation", "spread", "most_likely", "trainable", "blockwise_tokens"),
+    "streams",
+)
+_OF_RECIPE = (
+    *("optimizer", "schedule", "final_rate_share", "beta1", "beta2", "eps", "weight_decay", "clip_norm"),
+    *("temperature_init", "precision", "recompute"),
+)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FoldableChanges:
-    """Has linear FFNs that fold away kept foldable; stating either turns it on.
-
-    Args:
-        floor: smallest singular value of a layer's map of the residual stream; without an FFN all are 1.
-        every: so many optimizer steps.
-    """
-
-    floor: float | None = None
-    every: int | None = None
+class ScaleChanges(_changes(Scale, *_OF_SCALE)):  # type: ignore[misc]
+    """Changes to the scale."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FreezingChanges:
-    """When norms are frozen that an architecture has frozen, one after another.
-
-    Args:
-        start_share: share of the steps before the first.
-        end_share: share of the steps before the last.
-    """
-
-    start_share: float | None = None
-    end_share: float | None = None
+class EntropyChanges(_changes(EntropyRegularisation)):  # type: ignore[misc]
+    """Changes to the entropy regulariser of an EReg candidate."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DistillationChanges:
-    """Changes to the distillation schedule from a parent.
-
-    Args:
-        start_share: share of the steps before attention, FFNs and nonlinearities that go begin to.
-        end_share: share of the steps before they have gone.
-        distillation: share of the parent's predictions in what the loss compares with.
-        spread: whether layers before a tail of empty ones start as the parent's evenly over its depth, or as its first.
-        most_likely: tokens of each of the parent's predictions that are kept.
-        trainable: all of the model, what is changed, or with that its neighbours.
-        blockwise_tokens: over which each sub-layer that is not the parent's is trained by itself first; 0 for none.
-        streams: weight of how far what each layer leaves is from what the parent's does, beside the predictions.
-    """
-
-    start_share: float | None = None
-    end_share: float | None = None
-    distillation: float | None = None
-    spread: bool | None = None
-    most_likely: int | None = None
-    trainable: Trainable | None = None
-    blockwise_tokens: int | None = None
-    streams: float | None = None
+class FoldableChanges(_changes(Foldable)):  # type: ignore[misc]
+    """Has linear FFNs that fold away kept foldable; stating either turns it on."""
 
 
-Changes: TypeAlias = ScaleChanges | EntropyChanges | FoldableChanges | FreezingChanges | DistillationChanges
+class FreezingChanges(_changes(Freezing)):  # type: ignore[misc]
+    """When norms are frozen that an architecture has frozen, one after another."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecipeChanges:
-    """Changes to how a candidate is trained.
+class DistillationChanges(_changes(DistillationSchedule, *_OF_ROUTE)):  # type: ignore[misc]
+    """Changes to the distillation schedule from a parent."""
 
-    Args:
-        optimizer: of the weights of the layers' linears; everything else is AdamW's.
-        schedule: how the learning rate falls after warm-up.
-        final_rate_share: last learning rate over the peak.
-        beta1: AdamW's decay of the mean gradient.
-        beta2: AdamW's decay of the mean squared gradient.
-        eps: AdamW's smallest denominator.
-        weight_decay: of the weights of linears and tables.
-        clip_norm: largest norm of the whole gradient.
-        temperature_init: first value of every learned softmax temperature.
-        precision: of products; what is stored stays in single precision. tf32 is for GPUs.
-        recompute: compute layers again for their gradients, which takes less memory and a third more time.
-    """
 
-    scale: ScaleChanges = ScaleChanges()
-    entropy: EntropyChanges = EntropyChanges()
-    foldable: FoldableChanges = FoldableChanges()
-    freezing: FreezingChanges = FreezingChanges()
-    route: DistillationChanges = DistillationChanges()
-    optimizer: OptimizerName | None = None
-    schedule: RateSchedule | None = None
-    final_rate_share: float | None = None
-    beta1: float | None = None
-    beta2: float | None = None
-    eps: float | None = None
-    weight_decay: float | None = None
-    clip_norm: float | None = None
-    temperature_init: float | None = None
-    precision: Precision | None = None
-    recompute: bool | None = None
+_PARTS = {
+    "scale": ScaleChanges,
+    "entropy": EntropyChanges,
+    "foldable": FoldableChanges,
+    "freezing": FreezingChanges,
+    "route": DistillationChanges,
+}
+
+
+class RecipeChanges(_changes(Recipe, *_OF_RECIPE, **_PARTS)):  # type: ignore[misc]
+    """Changes to how a candidate is trained."""
 
 
 def add_recipe_flags(parser: cli.Parser, skip: Collection[str] = ()) -> None:
@@ -152,9 +75,8 @@ def add_recipe_flags(parser: cli.Parser, skip: Collection[str] = ()) -> None:
 
     skip: of those of the scale.
     """
-    parts = {part.name: type(part.default) for part in fields(RecipeChanges) if is_dataclass(part.default)}
-    parser.add_class_arguments(RecipeChanges, "recipe", skip=set(parts))
-    for name, part in parts.items():
+    parser.add_class_arguments(RecipeChanges, "recipe", skip=set(_PARTS))
+    for name, part in _PARTS.items():
         parser.add_class_arguments(part, f"recipe.{name}", skip=set(skip) if name == "scale" else set())
     lines = []
     for action in parser._actions:
@@ -208,6 +130,6 @@ def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
     )
 
 
-def _stated(changes: Changes | RecipeChanges) -> dict[str, Any]:
+def _stated(changes: Any) -> dict[str, Any]:
     values = {field.name: getattr(changes, field.name) for field in fields(changes)}
     return {name: value for name, value in values.items() if value is not None and not is_dataclass(value)}

@@ -30,15 +30,19 @@ MAX_SIZE = 2**28  # of one dimension: of two, three times over, the bytes of a t
 class Scale:
     """Size, length and rate of a candidate's training.
 
-    head_dim: features per head of the trained model, whose width is heads x head_dim; None keeps the architecture's.
-    vocab_size: entries of the tokenizer; None keeps the architecture's.
-    seq_len: tokens per sequence.
-    tokens: training tokens of a run at full fidelity.
-    batch: sequences per optimizer step; micro_batch: sequences per forward pass, a divisor of it.
-    learning_rate: its peak, after warmup_share of the steps.
-    rungs: shares of the tokens at which the model is validated, ending with 1.
-    validation_tokens: at the end at most this many, as many of one document as of another as far as they go
-        (`nas.corpus.sequences`); at the rungs before, a quarter.
+    Args:
+        head_dim: features per head of the trained model, whose width is heads x head_dim; None keeps the
+            architecture's.
+        vocab_size: entries of the tokenizer; None keeps the architecture's.
+        seq_len: tokens per sequence.
+        tokens: training tokens of a run at full fidelity.
+        batch: sequences per optimizer step.
+        micro_batch: sequences per forward pass, a divisor of the batch; fewer need less memory.
+        learning_rate: its peak.
+        warmup_share: share of the steps before the peak.
+        rungs: shares of the tokens at which the model is validated, ending with 1.
+        validation_tokens: at the end at most this many, as many of one document as of another as far as they go
+            (`nas.corpus.sequences`); at the rungs before, a quarter.
 
     Raises UserError if a number is out of its range.
     """
@@ -168,15 +172,17 @@ SCALES: dict[ScaleName, Scale] = {
 class EntropyRegularisation:
     """Pulls every head's attention entropy into a band around a learned share of its largest value E_max, in nats.
 
-    form: `mean` penalises a head's mean entropy and averages over sequences, heads and layers (Algorithm 1 of the
-        paper, independent of batch and length); `published-code` is what the authors' code does, which penalises
-        every query row and sums over rows and sequences, so that its weight means less the smaller the batch. Every
-        recipe of this toolkit takes `mean`.
-    maximum: E_max. `ln-t`, as in the paper, is ln(seq_len) for every row; `causal` is what a row can reach, ln i for
-        row i, and ln(T!) / T for a head's mean.
-    weight: lambda, the factor of the penalty in the loss.
-    warmup_share: share of the steps over which the weight rises linearly from 0 to that; 0 for a constant weight.
-    margin: gamma, half the width of the band in units of E_max. threshold_init: theta, its centre, learned.
+    Args:
+        form: mean penalises a head's mean entropy and averages over sequences, heads and layers (Algorithm 1 of the
+            paper, independent of batch and length); published-code is what the authors' code does, which penalises
+            every query row and sums over rows and sequences, so that its weight means less the smaller the batch. Every
+            recipe of this toolkit takes mean.
+        maximum: E_max. ln-t, as in the paper, is ln(seq_len) for every row; causal is what a row can reach, ln i for
+            row i, and ln(T!) / T for a head's mean.
+        weight: lambda, the factor of the penalty in the loss.
+        warmup_share: share of the steps over which the weight rises linearly from 0 to that; 0 for a constant weight.
+        margin: gamma, half the width of the band in units of E_max.
+        threshold_init: theta, the centre of the band at the start; it is learned.
 
     Source: arXiv 2501.03489, Algorithm 1.
     """
@@ -222,7 +228,9 @@ class Normalisation:
 class Freezing:
     """When the norms that an architecture has frozen become so: one after another, evenly spread.
 
-    start_share, end_share: of the steps, after which the first and the last one are frozen.
+    Args:
+        start_share: share of the steps before the first is frozen.
+        end_share: share of the steps before the last is frozen.
 
     Source: arXiv 2507.02559, which takes one norm after another out of trained models.
     """
@@ -241,8 +249,10 @@ class Freezing:
 class Foldable:
     """Keeps linear FFNs invertible enough to be folded into the stream's basis (`nas.training.distillation.foldable`).
 
-    floor: smallest singular value that a layer's map of the stream may have; without an FFN all are 1.
-    every: so many optimizer steps, and after the last one, it is seen to.
+    Args:
+        floor: smallest singular value that a layer's map of the stream may have; without an FFN all are 1. Stating it
+            turns this on.
+        every: so many optimizer steps, and after the last one, it is seen to. Stating it turns this on.
     """
 
     floor: float = 0.5  # 0.3 leaves two linears above the bar of folding (nas/training/distillation/foldable.py)
@@ -260,19 +270,26 @@ class Foldable:
 class Recipe:
     """Everything about training that leaves the deployed model's price unchanged.
 
-    entropy: the entropy regulariser, or None to train on cross-entropy alone.
-    data: `stdlib`, `codeparrot`, `languini` or a path.
-    normalisation: of the weights of linears, or None.
-    freezing: of the norms that the architecture has frozen; without effect where it has none.
-    foldable: keeps linear FFNs so that they fold, or None; without effect where `layers_kept_foldable` are none.
-    route: the distillation schedule from a trained parent, or None to train from scratch.
-    slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
-    optimizer: `muon` moves the weights of the layers' linears by Muon, at AdamW's rate, and the rest by AdamW.
-    temperature_init: first value of every learned softmax temperature.
-    clip_norm: largest norm of the whole gradient. final_rate_share: last learning rate over the peak.
-    precision: of products. tf32 is that of float32 on a CPU.
-    recompute: whether layers are computed again for their gradients, which saves most of the memory of activations,
-        costs a third of the time and changes no number.
+    Args:
+        data: stdlib, codeparrot, languini or a path.
+        entropy: the entropy regulariser, or None to train on cross-entropy alone.
+        normalisation: of the weights of linears, or None.
+        freezing: of the norms that the architecture has frozen; without effect where it has none.
+        foldable: keeps linear FFNs so that they fold, or None; without effect where `layers_kept_foldable` are none.
+        route: the distillation schedule from a trained parent, or None to train from scratch.
+        slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
+        optimizer: muon moves the weights of the layers' linears by Muon, at AdamW's rate, and the rest by AdamW.
+        schedule: how the learning rate falls after warm-up.
+        final_rate_share: last learning rate over the peak.
+        beta1: AdamW's decay of the mean gradient.
+        beta2: AdamW's decay of the mean squared gradient.
+        eps: AdamW's smallest denominator.
+        weight_decay: of the weights of linears and tables.
+        clip_norm: largest norm of the whole gradient.
+        temperature_init: first value of every learned softmax temperature.
+        precision: of products; what is stored stays in single precision. tf32 is for GPUs, and float32 on a CPU.
+        recompute: compute layers again for their gradients, which saves most of the memory of activations, costs a
+            third of the time and changes no number.
 
     Raises UserError if a number is out of its range.
     """
