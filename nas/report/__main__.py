@@ -1,8 +1,7 @@
 """`python -m nas.report RUN`: a run as one HTML page, which needs nothing but a browser.
 
-The answer comes first: which model for this budget, what it keeps layer by layer, its price, its perplexity. Then the
-front under every protocol, network and prompt length, placements, where costs come from, how training went, what to
-distrust, and how to do it again.
+The answer comes first: which model for this budget, what it keeps layer by layer, its price, its perplexity. Then come
+the front, its members layer by layer, where costs come from, what to distrust, and how to repeat the search.
 """
 
 from functools import partial

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -39,6 +40,15 @@ def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
         figure.set_layout_engine("none")  # it is laid out
     plt.close(figure)
     return paths
+
+
+def svg_text(figure: Figure) -> str:
+    """Return a figure as an SVG element for an HTML page and close it; equal figures give equal text."""
+    text = StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "a fixed salt, for ids that do not change"}):
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    plt.close(figure)
+    return text.getvalue()[text.getvalue().index("<svg") :]
 
 
 def draw_front(data: FrontFigure) -> Figure:

@@ -1,6 +1,8 @@
-"""Data of the perplexity-latency figures: what a run found, and what of it stays under other prices. No drawing."""
+"""Data of a run's figures: perplexity against latency, and where the latency comes from. No drawing."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
@@ -8,10 +10,13 @@ from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import PublishedRow
 from costmodel.trust import caption
 from nas.corpus.ngrams import NgramBaseline
+from nas.report.panels import BarPanel, PanelFigure
 from nas.run.folder import ParentResult
 from nas.run.members import TrainedMember
 from nas.run.run import Run
 from search_spaces.budget.feasible import format_budget
+from search_spaces.deployed import deployed
+from search_spaces.notation import parse
 
 PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
 LONGEST_NAME = 24  # characters of a label
@@ -86,6 +91,31 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
         ngrams=drawn_ngrams(run.ngrams, whole),
         parent=run.parent,
     )
+
+
+def cost_figure(run: Run) -> PanelFigure:
+    """Stacked bars of the predicted minutes a token by kind of op, of the front, the baselines and the parent."""
+    forms = {
+        f"{number}  {label(member)}": run.priced_form(member.most_expensive)
+        for number, member in enumerate(run.front, 1)
+    }
+    for member in run.members:
+        if member.role == "baseline":
+            forms[label(member)] = run.priced_form(member.most_expensive)
+    if run.parent is not None:
+        given = parse(run.parent.notation, run.base).architecture
+        forms[f"parent {run.parent.notation}"] = deployed(given) if run.config.accounting == "deployed" else given
+    price = cache(run.pricer.price)  # layers repeat their ops
+    minutes: dict[str, list[float]] = {}  # a kind of op -> one number a form
+    for place, form in enumerate(forms.values()):
+        for node in chain.from_iterable(run.workload.graphs(form)):
+            of_kind = minutes.setdefault(node.op.label or type(node.op).__name__, [0.0] * len(forms))
+            of_kind[place] += price(node.op).latency_s / 60 / run.workload.new_tokens
+    series = sorted(
+        ((kind, tuple(values)) for kind, values in minutes.items() if any(values)), key=lambda one: -sum(one[1])
+    )
+    panel = BarPanel("", "predicted latency per token (minutes)", tuple(forms), tuple(series), stacked=True)
+    return PanelFigure("", (panel,), row_height=0.8 + 0.3 * len(forms))
 
 
 def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember]) -> NgramLines:

@@ -1,29 +1,26 @@
 """The answer: which model for this budget, and what stands beside it."""
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from costmodel.config.units import format_bytes, format_seconds
-from nas.report.html.grid import Setting
+from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
 from nas.report.html.placements import kept_words
-from nas.report.html.points import Point
 from nas.report.summary import IN_NOISE, against_parent, also_texts, mark, noise_marks, perplexity_text
 from nas.run.front import crosses, picked
 from nas.run.ledger import architecture_of
 from nas.run.members import TrainedMember, verdict
 from nas.run.run import Run
+from search_spaces.notation import parse
+from search_spaces.pricing import price_architecture
 
 DRAWN_NGRAMS = ("5-gram", "trigram")  # orders that are worth a row
 
-# kind of a row -> what is said beside its name; of several, the first
+# kind of a row -> what is said beside its name; of several rows of one name, the first kind is shown
 NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", "paper": "", "n-gram": "n-gram"}
-RANKED = {"parent": "parent", "paper": "paper"}
-
-_Priced: TypeAlias = tuple[Point, tuple[float | None, ...]]
 
 
 class Row(NamedTuple):
-    """One model beside the pick. kind: pick, parent, trained, paper or n-gram; what a column does not have is empty."""
+    """One model beside the pick. kind: a key of NOTES. Columns that a model does not have are empty."""
 
     kind: str
     name: str
@@ -38,14 +35,13 @@ class Row(NamedTuple):
 def answer_of(run: Run) -> dict[str, Any] | None:
     """The pick in words: the member of the front of lowest perplexity; None if the front is empty.
 
-    place: of its point. verdicts: what is known of it, most important first.
+    verdicts: what is known of it, most important first.
     """
     if not run.front:
         return None
     best = run.front[-1]
     perplexity, _, seeds = perplexity_text(best).partition(" (")
     return {
-        "place": len(run.front) - 1,
         "name": best.notation,
         "runs_as": best.deployed or best.first.placement,
         "keeps": kept_words(architecture_of(best.first, run.base), run.config.accounting),
@@ -58,22 +54,39 @@ def answer_of(run: Run) -> dict[str, Any] | None:
     }
 
 
-def rows_beside(run: Run, points: Sequence[Point], setting: Setting) -> list[Row]:
+def rows_beside(run: Run) -> list[Row]:
     """The pick among the parent, what was trained for comparison, the papers' ladder and n-grams, most expensive first.
 
     A row of the papers that this run has trained, or started from, is one row.
     """
-    papers = {point.name for point in points if point.role == "paper"}
-    pick = points[len(run.front) - 1] if run.front else None
-    by_name: dict[str, list[_Priced]] = {}
-    for point, totals in sorted(zip(points, setting.totals, strict=True), key=lambda priced: -(priced[1][0] or 0.0)):
-        if point is pick or point.name in papers or point.role in ("baseline", "parent"):
-            by_name.setdefault(point.name, []).append((point, totals))
-    rows = [_row(group, pick) for group in by_name.values()]
+    papers = {row.notation: row for row in rows_of(run)}
+    models = [("pick", member.notation, *_known(member)) for member in run.front[-1:]]
+    compared = [member for member in run.members if member.role == "baseline" or member.notation in papers]
+    models += [("trained", member.notation, *_known(member)) for member in compared]
+    if run.parent is not None:
+        models.append(
+            ("parent", run.parent.notation, *_priced(run, run.parent.notation), f"{run.parent.perplexity:.2f}")
+        )
+    models += [("paper", name, *_priced(run, name), "") for name in papers]
+    models.sort(key=lambda model: list(NOTES).index(model[0]), reverse=True)
+    shown = {model[1]: model for model in models}
+    rows = []
+    for kind, name, latency_s, sent_bytes, here in sorted(shown.values(), key=lambda model: -model[2]):
+        row, price, sent = papers.get(name), format_seconds(latency_s), format_bytes(sent_bytes)
+        printed_price = "" if row is None else format_seconds(row.latency_s)
+        printed = "" if row is None else "diverged" if row.perplexity is None else f"{row.perplexity:.2f}"
+        rows.append(Row(kind, name, NOTES[kind], price, sent, printed_price, here, printed))
     known = {} if run.ngrams is None else run.ngrams.perplexities
     return rows + [
         Row("n-gram", name, NOTES["n-gram"], "", "", "", f"{known[name]:.2f}", "") for name in DRAWN_NGRAMS if known
     ]
+
+
+def rows_of(run: Run) -> list[PublishedRow]:
+    """The papers' own rows of the run's depth, width and prompt; those never fitted too."""
+    size = (run.base.num_layers, run.base.d_model, run.seq_len)
+    rows = (*published_rows(), *held_out_rows())
+    return [row for row in rows if (row.num_layers, row.d_model, row.seq_len) == size and row.own_method]
 
 
 def marks_of(run: Run) -> list[str]:
@@ -85,28 +98,16 @@ def marks_of(run: Run) -> list[str]:
     return marks
 
 
-def _row(group: Sequence[_Priced], pick: Point | None) -> Row:
-    """Points of one name are one row: the pick before the parent, that before others trained here, then the papers'."""
-    kinds = ["pick" if point is pick else RANKED.get(point.role, "trained") for point, _ in group]
-    kind, (first, totals) = min(zip(kinds, group, strict=True), key=lambda pair: list(NOTES).index(pair[0]))
-    paper = next((point for point, _ in group if point.role == "paper"), None)
-    latency_s, sent_bytes = totals[0], totals[1]
-    assert latency_s is not None
-    assert sent_bytes is not None
-    return Row(
-        kind=kind,
-        name=first.name,
-        note=NOTES[kind],
-        price=format_seconds(latency_s),
-        sent=format_bytes(sent_bytes),
-        printed_price="" if paper is None or paper.printed_s is None else format_seconds(paper.printed_s),
-        here="" if first is paper else _perplexity(first),
-        printed="" if paper is None else "diverged" if paper.printed is None else f"{paper.printed:.2f}",
-    )
+def _known(member: TrainedMember) -> tuple[float, float, str]:
+    """Seconds and bytes a token of a trained member, and its perplexity."""
+    return member.latency_s, member.sent_bytes, perplexity_text(member).partition(" (")[0]
 
 
-def _perplexity(point: Point) -> str:
-    return f"{point.perplexity:.2f}" if point.member is None else perplexity_text(point.member).partition(" (")[0]
+def _priced(run: Run, notation: str) -> tuple[float, float]:
+    """Seconds and bytes a token of a placement, under the run's prices."""
+    architecture = parse(notation, run.base).architecture
+    price = price_architecture(architecture, run.pricer, run.workload, run.config.accounting).price
+    return price.latency_s, price.sent_bytes
 
 
 def _verdicts(run: Run, best: TrainedMember) -> list[str]:

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 from costmodel.config.units import format_seconds
 from costmodel.estimate import outside_data
 from costmodel.trust import described, shown
-from nas.report.html.grid import Grid
-from nas.report.html.points import rows_of
+from nas.report.html.answer import rows_of
 from nas.report.summary import (
     infeasible_lines,
     order_lines,
@@ -19,7 +18,7 @@ from nas.run.run import Run
 from search_spaces.bases import base_architecture
 
 
-def caveats(run: Run, grid: Grid) -> dict[str, list[str]]:
+def caveats(run: Run) -> dict[str, list[str]]:
     """What limits the answer, by subject, most important first; subjects with nothing to say are left out."""
     whose = shown(run.config.public_layers, run.config.client_layers)
     known = {
@@ -31,7 +30,6 @@ def caveats(run: Run, grid: Grid) -> dict[str, list[str]]:
         "Prices": list(_prices(run)),
         "Trust": [f"{pricer.protocol}: {described(pricer.trust)}{whose}" for pricer in run.pricers],
         "Folding": [*infeasible_lines(run), *unstable_lines(run)],
-        "Other settings": _other_settings(run, grid),
     }
     return {subject: lines for subject, lines in known.items() if lines}
 
@@ -105,8 +103,8 @@ def _prices(run: Run) -> Iterator[str]:
     present = ", ".join(pricer.cost_model_id for pricer in run.pricers)
     if run.meta.cost_model_id != present:
         yield (
-            f"The ledger was priced by cost model {run.meta.cost_model_id}; breakdowns and other settings on this page "
-            f"are of {present}, which may price alike or not."
+            f"The ledger was priced by cost model {run.meta.cost_model_id}; what this page prices itself is of "
+            f"{present}, which may price alike or not."
         )
     ranges = [(member.latency_s, member.latency_s_range) for member in run.front]
     widths = [max(high - price, price - low) / price for price, span in ranges if span for low, high in [span]]
@@ -123,13 +121,3 @@ def _prices(run: Run) -> Iterator[str]:
         yield f"Up to {max(shares):.1%} of a member's seconds rest on priors, not on data."
     if words := outside_data(run.pricer, graphs):
         yield f"The front's prices are {words}."
-
-
-def _other_settings(run: Run, grid: Grid) -> list[str]:
-    if not grid.settings:
-        return []
-    lines = [
-        f"All trials were trained on sequences of {run.seq_len} tokens; at other prompt lengths the page shows other "
-        f"prices beside the same perplexities. Other networks and protocols use the committed testbeds."
-    ]
-    return [*lines, *(f"Not priced: {reason}" for reason in grid.left_out)]

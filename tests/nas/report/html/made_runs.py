@@ -1,6 +1,5 @@
 """Records and folders of runs as a search leaves them, priced as it prices, with losses that no model has."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -100,7 +99,7 @@ def write_run(folder: Path, records: Sequence[Record], *, meta: dict[str, Any] |
 
 
 def write_whole_run(folder: Path) -> Path:
-    """A front of four, one for comparison, one that diverged; curves of the first."""
+    """A front of four, one for comparison, one that diverged."""
     records = [
         record(0, "SM+LN+G", "candidate", 0, None, reason="loss above the first one", tokens=512),
         *(
@@ -113,15 +112,4 @@ def write_whole_run(folder: Path) -> Path:
             )
         ),
     ]
-    write_run(folder, records)
-    trial = folder / "trials" / "trial1-s0-a0"
-    trial.mkdir(parents=True)
-    rows = ["step,tokens,learning_rate,train_loss,penalty,gradient_norm,seconds,val_loss"]
-    rows += [f"{step},{8 * step},0.1,{3 - step / 512},0.0,1.0,{step / 10},  " for step in range(1, 513)]
-    (trial / "metrics.csv").write_text("\n".join(rows) + "\n")
-    heads = [
-        [[step / 1024 + 0.2 * head + 0.1 * layer for head in range(6)] for layer in range(12)] for step in (256, 512)
-    ]
-    lines = [json.dumps({"step": 256 * place, "head_entropies": entropies}) for place, entropies in enumerate(heads, 1)]
-    (trial / "diagnostics.jsonl").write_text("\n".join(lines) + "\n")
-    return folder
+    return write_run(folder, records)
