@@ -10,7 +10,9 @@ from typing import NamedTuple
 
 from costmodel import ops
 from costmodel.calibration.fit_published import QUANTITIES, coefficients
-from costmodel.ops import Op
+from costmodel.config.units import BYTES, SECONDS
+from costmodel.cost import Price
+from costmodel.ops import Op, OpGraph
 from costmodel.protocols import cheetah, published
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow
@@ -31,9 +33,13 @@ GROUPS: dict[str, Callable[[PublishedRow], int]] = {
     "tokens": lambda row: row.seq_len,
 }
 
-# FLOPs per token and d_model**2 of one layer's FFN (FLOP = 2 x MAC, d_ff = 4 d_model). Source: derived from every
-# printed digit of arXiv 2410.13060 table 3.
-FFN_FLOPS = {"gelu": 16, "relu": 16, "leaky-relu": 16, "identity": 16, "fused": 2, "none": 0}
+# what a paper prints of a row -> the field of `PublishedRow` that has it
+PRINTED = {
+    "FFN GFLOP": "ffn_gflop",
+    "attention GFLOP": "attention_gflop",
+    "communication GB": "sent_gigabytes",
+    "latency min": "latency_min",
+}
 
 # Terms that are there because the rows ask for them; `validate` shows what each one buys.
 EXAMINED_TERMS = ("linear_rows", "shaped_scores")
@@ -96,17 +102,6 @@ class Check:
         return self.bar is None or self.value <= self.bar
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RowFlops:
-    """FLOPs of a row in the papers' convention, in printed units and to printed digits."""
-
-    ffn_gflop: Decimal
-    attention_gflop: Decimal
-
-    def matches(self, row: PublishedRow) -> bool:
-        return (self.ffn_gflop, self.attention_gflop) == (row.ffn_gflop, row.attention_gflop)
-
-
 class PaperFlops(NamedTuple):
     """FLOPs of all blocks in the papers' convention. products: of queries with keys and of scores with values."""
 
@@ -119,29 +114,38 @@ class PaperFlops(NamedTuple):
         return self.linears + self.products
 
 
-def paper_flops(ffns: Sequence[str], *, d_model: int, seq_len: int, simplified: bool) -> PaperFlops:
-    """Blocks only, no embedding or projection, T x T products counted 3 times of 4.
+def paper_flops(graph: OpGraph) -> PaperFlops:
+    """FLOPs of the blocks alone, without embedding and projection; a multiplication and its addition are 2.
 
-    ffns: the FFN of every layer, as FFN_FLOPS names them. simplified: He and Hofmann's block.
+    The two T x T products of attention are counted 3 times of 4; in He and Hofmann's block 2 times of 4, and the value
+    projection of its first layer is not counted. Source: derived from every printed digit of arXiv 2410.13060 table 3.
     """
-    linears, products = (4, 2) if simplified else (8, 3)
-    return PaperFlops(
-        ffn=sum(FFN_FLOPS[kind] for kind in ffns) * seq_len * d_model**2,
-        linears=linears * seq_len * d_model**2 * len(ffns),
-        products=products * seq_len**2 * d_model * len(ffns),
-    )
+    is_shaped = any(isinstance(node.op, ops.ShapedAttention) for node in graph)
+    ffn = linears = products = 0
+    for node in graph:
+        if isinstance(node.op, ops.Linear):
+            flops = 2 * node.op.rows * node.op.in_features * node.op.out_features
+            if ".ffn." in node.name:
+                ffn += flops
+            elif not (is_shaped and node.name.endswith("attention.v")):
+                linears += flops
+        elif isinstance(node.op, ops.AttentionMix):
+            products += (2 if is_shaped else 3) * node.op.heads * node.op.queries * node.op.keys * node.op.head_dim
+    return PaperFlops(ffn, linears, products)
 
 
-def flops_published(row: PublishedRow, ffns: Sequence[str], *, simplified: bool) -> RowFlops:
-    """The papers' FLOP columns of a row, to its printed digits. Arguments as of `paper_flops`."""
-    flops = paper_flops(ffns, d_model=row.d_model, seq_len=row.seq_len, simplified=simplified)
-    return RowFlops(
-        ffn_gflop=_printed(flops.ffn, row.ffn_gflop), attention_gflop=_printed(flops.attention, row.attention_gflop)
-    )
+def row_costs(graph: OpGraph, price: Price) -> dict[str, float]:
+    """Our numbers for those of PRINTED. price: of the whole graph."""
+    flops = paper_flops(graph)
+    ours = (flops.ffn / 1e9, flops.attention / 1e9, price.sent_bytes / BYTES["GB"], price.latency_s / SECONDS["min"])
+    return dict(zip(PRINTED, ours, strict=True))
 
 
-def _printed(flops: int, like: Decimal) -> Decimal:
-    return (Decimal(flops) / 10**9).quantize(like, rounding=ROUND_HALF_UP)
+def flops_as_printed(row: PublishedRow, costs: Mapping[str, float]) -> tuple[Decimal, Decimal]:
+    """FFN and attention GFLOP of `row_costs`, rounded to the digits that the row prints."""
+    printed = {what: getattr(row, PRINTED[what]) for what in ("FFN GFLOP", "attention GFLOP")}
+    ffn, attention = (Decimal(costs[what]).quantize(like, rounding=ROUND_HALF_UP) for what, like in printed.items())
+    return ffn, attention
 
 
 def fit_errors(

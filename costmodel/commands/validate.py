@@ -10,26 +10,25 @@ from costmodel.calibration.printed_rows import PrintedRow, printed_checks, print
 from costmodel.calibration.sigma_rows import SigmaRow, sigma_rows
 from costmodel.calibration.validate_published import (
     NOTES,
+    PRINTED,
     Check,
-    RowCounts,
-    RowFlops,
     checks,
     derived_terms,
-    fit_errors,
-    flops_published,
+    flops_as_printed,
     held_out_checks,
     left_out_group_checks,
+    row_costs,
 )
 from costmodel.calibration.validate_sigma import checked, sigma_checks
 from costmodel.commands.output import console
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.estimate import estimate
 from costmodel.ops import OpGraph
 from costmodel.protocols import published
 from costmodel.protocols.published import load_testbed
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
 from costmodel.report.tables import table
-from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -66,24 +65,19 @@ def _published() -> Validation:
     testbed = load_testbed(published.TESTBED)
     pricer = published.load()
     rows = published_rows()
-    counts, flops = _counts(rows), _flops(rows)
-    figures = checks(
-        rows,
-        counts,
-        sent_bytes=pricer.sent_bytes,
-        latency_s=pricer.latency_s,
-        num_flops_wrong=sum(not flops[row.name].matches(row) for row in rows),
-    )
+    counts, costs = _counts(rows), _costs(rows, pricer)
+    wrong = [row for row in rows if flops_as_printed(row, costs[row.name]) != (row.ffn_gflop, row.attention_gflop)]
+    figures = checks(rows, counts, sent_bytes=pricer.sent_bytes, latency_s=pricer.latency_s, num_flops_wrong=len(wrong))
     held_out = held_out_rows()
     held_out_counts = _counts(held_out)
     values = {"sent_bytes": pricer.sent_bytes, "latency_s": pricer.latency_s}
     unfitted = [*held_out_checks(held_out, held_out_counts, values), *left_out_group_checks(rows, counts)]
     parts: list[Table | str] = [
-        _rows_table(rows, counts, flops, pricer),
+        _rows_table(rows, costs),
         "",
         checks_table(figures),
         "\nheld out, never fitted:",
-        _rows_table(held_out, held_out_counts, _flops(held_out), pricer),
+        _rows_table(held_out, _costs(held_out, pricer)),
         "",
         checks_table(unfitted),
         *(f"- {note}" for note in NOTES),
@@ -104,49 +98,30 @@ def _published() -> Validation:
 
 def row_graph(row: PublishedRow) -> OpGraph:
     """The op graph of a printed row."""
-    return lower(_architecture(row), row.seq_len)
-
-
-def _architecture(row: PublishedRow) -> Architecture:
     dimensions = Dimensions(layers=row.num_layers, heads=row.num_heads, d_model=row.d_model, vocab=row.vocab_size)
-    return parse(row.notation, base_architecture("gpt2-small", dimensions)).architecture
+    return lower(parse(row.notation, base_architecture("gpt2-small", dimensions)).architecture, row.seq_len)
 
 
 def _counts(rows: Iterable[PublishedRow]) -> dict[str, dict[str, int]]:
     return {row.name: published.graph_counts(row_graph(row)) for row in rows}
 
 
-def _flops(rows: Iterable[PublishedRow]) -> dict[str, RowFlops]:
-    flops = {}
-    for row in rows:
-        whole = _architecture(row)
-        ffns, simplified = [layer.ffn for layer in whole.layers], whole.block_facts.is_shaped
-        flops[row.name] = flops_published(row, ffns, simplified=simplified)
-    return flops
+def _costs(rows: Iterable[PublishedRow], pricer: published.Published) -> dict[str, dict[str, float]]:
+    graphs = {row.name: row_graph(row) for row in rows}
+    return {name: row_costs(graph, estimate(graph, pricer).total) for name, graph in graphs.items()}
 
 
-def _rows_table(
-    rows: Sequence[PublishedRow], counts: RowCounts, flops: Mapping[str, RowFlops], pricer: published.Published
-) -> Table:
-    """Every printed row: printed and predicted communication and latency, FLOPs, errors in percent."""
-    byte_errors = fit_errors("sent_bytes", rows, counts, pricer.sent_bytes)
-    latency_errors = fit_errors("latency_s", rows, counts, pricer.latency_s)
+def _rows_table(rows: Sequence[PublishedRow], costs: Mapping[str, Mapping[str, float]]) -> Table:
+    """Every printed row: printed and predicted communication and latency, errors in percent, FLOPs."""
     lines = []
-    for row, byte_error, latency_error in zip(rows, byte_errors, latency_errors, strict=True):
-        ours = flops[row.name]
-        lines.append(
-            [
-                row.name,
-                str(row.sent_gigabytes),
-                f"{float(row.sent_gigabytes) * (1 + byte_error):.2f}",
-                f"{byte_error:+.2%}",
-                str(row.latency_min),
-                f"{float(row.latency_min) * (1 + latency_error):.2f}",
-                f"{latency_error:+.2%}",
-                f"{ours.ffn_gflop}",
-                f"{ours.attention_gflop}{'' if ours.matches(row) else ' (not as printed)'}",
-            ]
-        )
+    for row in rows:
+        line = [row.name]
+        for what in ("communication GB", "latency min"):
+            printed, ours = getattr(row, PRINTED[what]), costs[row.name][what]
+            line += [str(printed), f"{ours:.2f}", f"{ours / float(printed) - 1:+.2%}"]
+        ffn, attention = flops_as_printed(row, costs[row.name])
+        differs = "" if (ffn, attention) == (row.ffn_gflop, row.attention_gflop) else " (not as printed)"
+        lines.append([*line, f"{ffn}", f"{attention}{differs}"])
     numbers = ["GB", "predicted", "error", "min", "predicted", "error", "FFN GFLOP", "attention GFLOP"]
     return table(["row"], numbers, lines)
 

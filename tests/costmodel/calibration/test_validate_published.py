@@ -1,27 +1,35 @@
 from dataclasses import replace
 from decimal import Decimal
 
-from costmodel.calibration.validate_published import checks, fit_errors, flops_published, left_out_errors
+from costmodel.calibration.validate_published import (
+    checks,
+    fit_errors,
+    flops_as_printed,
+    left_out_errors,
+    paper_flops,
+    row_costs,
+)
+from costmodel.cost import Price
 from costmodel.protocols import published
 
 PRICER = published.load()
 
 
-def test_flops_written_out(rows):
+def test_flops_written_out(rows, row_graphs):
     # 12 layers, T = 128, d = 768: FFN 16 * 128 * 768^2 * 12 = 14.496 GFLOP, fused 2 * ... = 1.812, pruned by 6 0.906;
     # attention (8 * 128 * 768^2 + 3 * 128^2 * 768) * 12 = 7.701, simplified (4 ..., 2 ...) * 12 = 3.926.
     by_name = {row.name: row for row in rows}
-    plain = flops_published(by_name["SM+LN+G L=12 T=128"], ["gelu"] * 12, simplified=False)
-    assert (plain.ffn_gflop, plain.attention_gflop) == (Decimal("14.5"), Decimal("7.7"))
-    pruned = flops_published(by_name["SM+ScFuFFN_i6 L=12 T=128"], ["fused"] * 6 + ["none"] * 6, simplified=False)
-    assert pruned.ffn_gflop == Decimal("0.9")
-    simplified = flops_published(by_name["HH(SM+ScFuFFN) L=12 T=128"], ["fused"] * 12, simplified=True)
-    assert (simplified.ffn_gflop, simplified.attention_gflop) == (Decimal("1.8"), Decimal("3.9"))
-
-
-def test_a_wrong_digit_is_noticed(rows):
-    row = replace(rows[0], ffn_gflop=Decimal("14.6"))
-    assert not flops_published(row, ["gelu"] * 12, simplified=False).matches(row)
+    graphs = {name: row_graphs[f"{name} L=12 T=128"] for name in ("SM+LN+G", "SM+ScFuFFN_i6", "HH(SM+ScFuFFN)")}
+    plain, pruned, simplified = map(paper_flops, graphs.values())
+    assert (plain.ffn, plain.attention) == (16 * 128 * 768**2 * 12, (8 * 128 * 768**2 + 3 * 128**2 * 768) * 12)
+    assert pruned.ffn == 2 * 128 * 768**2 * 6
+    assert (simplified.ffn, simplified.attention) == (2 * 128 * 768**2 * 12, (4 * 128 * 768 + 2 * 128**2) * 768 * 12)
+    costs = row_costs(graphs["SM+LN+G"], Price(latency_s=60.0, sent_bytes=1e9))
+    assert flops_as_printed(by_name["SM+LN+G L=12 T=128"], costs) == (Decimal("14.5"), Decimal("7.7"))
+    wrong = replace(by_name["SM+LN+G L=12 T=128"], ffn_gflop=Decimal("14.50"))
+    assert flops_as_printed(wrong, costs) == (Decimal("14.50"), Decimal("7.7"))
+    assert flops_as_printed(wrong, costs | {"FFN GFLOP": 14.51}) != (wrong.ffn_gflop, wrong.attention_gflop)
+    assert (costs["communication GB"], costs["latency min"]) == (1.0, 1.0)
 
 
 def test_every_bar_is_met(rows, row_counts):
