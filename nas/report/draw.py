@@ -1,7 +1,7 @@
 """Figure data to matplotlib and to files; its only importer."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from textwrap import fill
@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib
 
 from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines
-from nas.report.panels import OTHER, BarPanel, HeatPanel, LinePanel, PanelFigure
+from nas.report.panels import BarPanel, HeatPanel, LinePanel, PanelFigure
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -22,13 +22,9 @@ ERRORS = "± two standard errors over seeds and files"
 LABELLED = 12  # front members named in the legend; the rest are in pareto.csv
 # Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-ENDS = {"embed": COLOURS[1], "head": COLOURS[3]}  # what is before and after numbered layers
-OTHER_COLOUR = "0.75"
 FLOOR_COLOUR = "0.35"
 LINES = ("-", "--", "-.", ":")
-NUMBER_SHARE, WORD_SHARE = 0.03, 0.07  # of an axis: the room that the label of a part of a bar needs
 MOST_MARKED = 40  # points of a series; one of more is a line alone
-CLOSE = 1.5  # ratio of marks below which their names would meet between them
 
 
 def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
@@ -69,10 +65,10 @@ def draw_panels(data: PanelFigure) -> Figure:
     rows = -(-len(data.panels) // columns)
     figure, grid = plt.subplots(
         rows, columns, figsize=(12.6 if columns > 1 else 7.5, 0.8 + data.row_height * rows), dpi=100,
-        layout="constrained", squeeze=False, sharey="row" if data.share_y else "none",
+        layout="constrained", squeeze=False,
     )  # fmt: skip
     figure.suptitle(fill(data.title, TITLE_WIDTH), fontsize=9)
-    listed = [panel for panel in data.panels if not isinstance(panel, HeatPanel) and not _is_named(panel)]
+    listed = [panel for panel in data.panels if not isinstance(panel, HeatPanel)]
     names = dict.fromkeys(series[0] for panel in listed for series in panel.series)
     places = {name: place for place, name in enumerate(names)}
     legend: dict[str, Any] = {}
@@ -85,8 +81,7 @@ def draw_panels(data: PanelFigure) -> Figure:
             image = _draw_heat(axes, panel)
             continue
         _draw_bars(axes, panel, places) if isinstance(panel, BarPanel) else _draw_lines(axes, panel, places)
-        if not _is_named(panel):
-            legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     for axes in grid.flat[len(data.panels) :]:
         axes.axis("off")
     if image is not None:
@@ -94,10 +89,6 @@ def draw_panels(data: PanelFigure) -> Figure:
     if len(legend) > 1:
         figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, fontsize=8)
     return figure
-
-
-def _is_named(panel: LinePanel | BarPanel) -> bool:
-    return isinstance(panel, BarPanel) and panel.named
 
 
 def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None:
@@ -120,24 +111,17 @@ def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None
         axes.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 1)))
     axes.set_ylabel(panel.y_label, fontsize=8)
     axes.grid(alpha=0.2)
-    _mark(axes, panel.marks)
 
 
 def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
     """The first group on top."""
     height = 0.8 if panel.stacked else 0.8 / len(panel.series)
     lefts = [0.0] * len(panel.groups)
-    longest = max(sum(values) for values in zip(*(values for _, values in panel.series), strict=True))
-    last = sum(name.isdigit() for name, _ in panel.series) - 1
     for index, (name, values) in enumerate(panel.series):
-        shift = 0.0 if panel.stacked else (index - (len(panel.series) - 1) / 2) * height
-        at = [place + shift for place in range(len(panel.groups))]
-        bars = axes.barh(at, values, height, left=lefts, label=name, **_bar_style(name, places, last))
-        if panel.named:
-            least = (NUMBER_SHARE if name.isdigit() else WORD_SHARE) * longest
-            texts = [name if value > least else "" for value in values]
-            dark = name.isdigit() and 2 * int(name) > last
-            axes.bar_label(bars, texts, label_type="center", fontsize=7, color="white" if dark else "black")
+        place, shift = places[name], 0.0 if panel.stacked else (index - (len(panel.series) - 1) / 2) * height
+        style = {"color": COLOURS[place % len(COLOURS)], "hatch": "//" * (place // len(COLOURS)), "edgecolor": "white"}
+        at = [group + shift for group in range(len(panel.groups))]
+        bars = axes.barh(at, values, height, left=lefts, label=name, **style)
         if panel.stacked:
             lefts = [left + value for left, value in zip(lefts, values, strict=True)]
         else:
@@ -147,37 +131,10 @@ def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
     axes.margins(x=0.1 if not panel.stacked else 0.0)
 
 
-def _bar_style(name: str, places: Mapping[str, int], last: int) -> dict[str, Any]:
-    """The style by place in the legend or, of what has none, light to dark from 0 to the last."""
-    if name in places and name != OTHER:
-        place = places[name]
-        return {"color": COLOURS[place % len(COLOURS)], "hatch": "//" * (place // len(COLOURS)), "edgecolor": "white"}
-    if name.isdigit():
-        return {"color": plt.get_cmap("viridis_r")(0.1 + 0.8 * int(name) / max(1, last))}
-    return {"color": ENDS.get(name, OTHER_COLOUR)}
-
-
 def _draw_heat(axes: Axes, panel: HeatPanel) -> Any:
     cells = [[math.nan if cell is None else cell for cell in row] for row in panel.cells]
     axes.set_ylabel(panel.y_label, fontsize=8)
     return axes.imshow(cells, cmap="viridis", vmin=panel.limits[0], vmax=panel.limits[1], aspect="auto")
-
-
-def _mark(axes: Axes, marks: Iterable[tuple[str, float]]) -> None:
-    """A thin line and a name at each mark that is within the axis."""
-    low, high = axes.get_xlim()
-    at: dict[float, list[str]] = {}
-    for name, value in marks:
-        if low < value < high:
-            at.setdefault(value, []).append(name)
-    before = -math.inf
-    for value, names in sorted(at.items()):
-        axes.axvline(value, color="0.6", linewidth=0.8, linestyle=":")
-        axes.text(
-            value, 0.99, ", ".join(names), transform=axes.get_xaxis_transform(), rotation=90, va="top",
-            ha="left" if value < CLOSE * before else "right", fontsize=7, color="0.35",
-        )  # fmt: skip
-        before = value
 
 
 def _label_perplexity(axes: Axes) -> None:

@@ -2,8 +2,6 @@
 
 from typing import NamedTuple, TypeAlias
 
-OTHER = "other"  # a series of what is too small for one of its own
-
 
 class Series(NamedTuple):
     """Points that belong together. names: of each point, or none. joined: by a line."""
@@ -16,10 +14,7 @@ class Series(NamedTuple):
 
 
 class LinePanel(NamedTuple):
-    """Series against one another. log_x: base of a logarithmic axis, 0 for a linear one; log_y: whether that is one.
-
-    marks: names of values of x.
-    """
+    """Series against one another. log_x: base of a logarithmic axis, 0 for a linear one; log_y: whether that is one."""
 
     title: str
     x_label: str
@@ -27,21 +22,16 @@ class LinePanel(NamedTuple):
     series: tuple[Series, ...]
     log_x: int = 0
     log_y: bool = False
-    marks: tuple[tuple[str, float], ...] = ()
 
 
 class BarPanel(NamedTuple):
-    """Horizontal bars. groups: one name a group; series: name and one value a group. stacked: or side by side.
-
-    named: numbers from light to dark, each series with its name inside its bars, where there is room.
-    """
+    """Horizontal bars. groups: one name a group; series: name and one value a group. stacked: or side by side."""
 
     title: str
     x_label: str
     groups: tuple[str, ...]
     series: tuple[tuple[str, tuple[float, ...]], ...]
     stacked: bool = False
-    named: bool = False
 
 
 class HeatPanel(NamedTuple):
@@ -60,7 +50,7 @@ Panel: TypeAlias = LinePanel | BarPanel | HeatPanel
 class PanelFigure(NamedTuple):
     """Panels under one title, in rows of at most `columns`. colours: what the colours of heat maps mean.
 
-    row_height: inches. share_y: whether the panels of a row have one y axis.
+    row_height: inches.
     """
 
     title: str
@@ -68,4 +58,3 @@ class PanelFigure(NamedTuple):
     columns: int = 3
     colours: str = ""
     row_height: float = 3.4
-    share_y: bool = False
