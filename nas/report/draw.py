@@ -119,9 +119,9 @@ def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
     lefts = [0.0] * len(panel.groups)
     for index, (name, values) in enumerate(panel.series):
         place, shift = places[name], 0.0 if panel.stacked else (index - (len(panel.series) - 1) / 2) * height
-        style = {"color": COLOURS[place % len(COLOURS)], "hatch": "//" * (place // len(COLOURS)), "edgecolor": "white"}
+        colour, hatch = COLOURS[place % len(COLOURS)], "//" * (place // len(COLOURS))
         at = [group + shift for group in range(len(panel.groups))]
-        bars = axes.barh(at, values, height, left=lefts, label=name, **style)
+        bars = axes.barh(at, values, height, left=lefts, label=name, color=colour, hatch=hatch, edgecolor="white")
         if panel.stacked:
             lefts = [left + value for left, value in zip(lefts, values, strict=True)]
         else:
