@@ -23,7 +23,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
-from nas.conversion.parent import Parent, load_initial, load_parent, require_fit
+from nas.conversion.parent import Parent, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
@@ -50,6 +50,7 @@ from nas.report.progress import share_progress
 from nas.report.summary import mark, ngram_lines
 from nas.run.config import NO_PARENT
 from nas.storage import RUNS, locked, newest, replace_file
+from nas.study.parent import find_initial, find_parent
 from nas.training.batches import validate
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
@@ -79,8 +80,8 @@ class TrainConfig:
         data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
             text, jsonl or parquet file or folder.
         init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging
-            Face hub (GPT-2 or GPT-NeoX), or a folder of nas.export. Norms and FFNs that ARCH lacks are dropped, and a
-            fused FFN starts as the product of two linears.
+            Face hub (GPT-2 or GPT-NeoX), a folder of nas.export or nas.train, or `latest` for the last training. Norms
+            and FFNs that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
         parent: the same, or builtin, but what ARCH lacks goes gradually, and ARCH learns from the parent's predictions;
             if it is the parent's own placement, from the text alone. At the scale's width, which must be the parent's.
             By default none, from scratch.
@@ -164,8 +165,8 @@ def run(args: Sequence[str], console: Console) -> None:
 def _train(
     config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, team: Team, device: str
 ) -> None:
-    parent = None if config.parent is None else load_parent(config.parent)
-    source = load_initial(config.init_from) if config.init_from else parent and parent.model
+    parent = None if config.parent is None else find_parent(config.parent)
+    source = find_initial(config.init_from) if config.init_from else parent and parent.model
     candidate = _candidate(config, parent, source)
     with torch.device("meta"):  # refuses what cannot be trained before anything is written
         model = Decoder(candidate.trained)

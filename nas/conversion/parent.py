@@ -108,7 +108,11 @@ def load_parent(name: str) -> Parent:
 
     Raises UserError if there is none, a file of it is missing or was edited, or it has no tokenizer.
     """
-    model = read_export(BUILTIN_FOLDER) if name == BUILTIN else load_initial(name)
+    return parent_of(name, read_export(BUILTIN_FOLDER) if name == BUILTIN else load_initial(name))
+
+
+def parent_of(name: str, model: Pretrained) -> Parent:
+    """A model as a parent of this name. Raises UserError if it has no tokenizer."""
     if model.tokenizer is None:
         raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
     return Parent(name, model, _digest(model))

@@ -68,7 +68,7 @@ def read_export(folder: Path) -> Pretrained:
                 raise UserError(f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {held}.")
             if not weights[name].is_floating_point() or not weights[name].isfinite().all():
                 raise UserError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
-    tokenizer = _tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     single = {name: value.float() for name, value in weights.items()}
     return Pretrained(architecture, single, tokenizer, read_windows(folder))
 
@@ -91,10 +91,10 @@ def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None
     Raises UserError, naming the file, if one is lost, damaged or edited.
     """
     require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
-    return load_architecture(folder / TRAINED_FILE), _tokenizer(folder)
+    return load_architecture(folder / TRAINED_FILE), read_tokenizer(folder)
 
 
-def _tokenizer(folder: Path) -> GivenTokenizer | None:
+def read_tokenizer(folder: Path) -> GivenTokenizer | None:
     """Reads what is beside the weights, named after its kind, so that a copy of it has the same name."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():

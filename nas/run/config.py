@@ -79,8 +79,9 @@ class StudyConfig:
         scale: how large, how long and how fast a candidate is trained; `parent` at the size of --parent, which is the
             default where that is not of the proxy's width and vocabulary.
         tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
-        parent: a trained model that candidates start from: builtin, a folder of nas.export or of save_pretrained, a
-            .gguf file, an id on the Hugging Face hub, or none to train from scratch. By default builtin where scale and
+        parent: a trained model that candidates start from: builtin, a folder of nas.export, nas.train or
+            save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to
+            train from scratch. By default builtin where scale and
             space are its own, else none.
         data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
             text, jsonl or parquet file or folder.

@@ -98,10 +98,10 @@ def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
 
 
 def _load_parent(name: str | None) -> "Parent":
-    from nas.conversion.parent import load_parent  # torch, which a study without a parent of one's own waits for later
+    from nas.study.parent import find_parent  # torch, which a study without a parent of one's own waits for later
 
     assert name is not None
-    return load_parent(name)
+    return find_parent(name)
 
 
 def _require_fit(config: StudyConfig, parent: "Parent", space: SearchSpace) -> None:
@@ -112,11 +112,18 @@ def _require_fit(config: StudyConfig, parent: "Parent", space: SearchSpace) -> N
 
 
 def _with_usual_of(config: StudyConfig, parent: "Parent") -> StudyConfig:
-    """The configuration with the parent's own space and scale, where the default ones are not of its kind or size."""
+    """The configuration with the parent's own space and scale, where the default ones are not of its dimensions."""
+    from nas.conversion.transfer import SAME  # torch, which reading the parent has imported
+
     architecture = parent.model.architecture
-    if config.space == USUAL_SPACE and architecture.block != load_space(config.space).base.block:
-        config = replace(config, space=OWN)
-    return replace(config, scale=usual_scale(architecture)) if config.scale == usual_scale(None) else config
+    if config.scale == usual_scale(None):
+        config = replace(config, scale=usual_scale(architecture))
+    if config.space != USUAL_SPACE:
+        return config
+    scale = SCALES[config.scale]
+    usual = trained_architecture(parent.tables_on(load_space(config.space).base, scale), scale)
+    is_usual = all(getattr(architecture, name) == getattr(usual, name) for name in SAME)
+    return config if is_usual else replace(config, space=OWN)
 
 
 def _tables(config: StudyConfig, run: Run | None, parent: "Parent | None") -> Architecture | None:

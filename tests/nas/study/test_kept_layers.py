@@ -24,7 +24,7 @@ def of_parent(monkeypatch: pytest.MonkeyPatch, notation: str, **given: Any) -> S
     """A study from a parent of these layers."""
     theirs = trained_architecture(parse(notation, BASES["tiny"]).architecture, SCALES["smoke"])
     model = Pretrained(architecture=theirs, weights={}, tokenizer=None)
-    monkeypatch.setattr("nas.conversion.parent.load_parent", lambda name: Parent(name, model, "digest"))
+    monkeypatch.setattr("nas.study.parent.load_parent", lambda name: Parent(name, model, "digest"))
     return replace(ONE_TRIAL, parent="made", protocol="semi2k", **given)
 
 

@@ -8,14 +8,17 @@ import pytest
 
 from costmodel.config.strict_yaml import dump
 from costmodel.errors import UserError
+from nas import train
 from nas.conversion.parent import BUILTIN, keep_parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.model.decoder import Decoder
 from nas.model.weights import load_stored
+from nas.prepare_export import training_export
 from nas.recipe.recipe import SCALES
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER
 from nas.study.meta import parent_result
+from nas.study.parent import find_initial, find_parent
 from nas.study.priced_study import price_study
 from nas.study.resolve import usual_parent
 from nas.study.worker import run_trial
@@ -96,3 +99,25 @@ def test_the_parent_is_validated_and_priced_as_it_is(feasible, corpus: Corpus, f
     assert result.perplexity == pytest.approx(512, rel=0.1)  # it has learned nothing
     assert math.isclose(result.perplexity, math.exp(result.val_loss))
     assert result.latency_s > 0
+
+
+def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="there is no training under runs/ yet; start one with python -m nas.train"):
+        find_parent("latest")
+    folder = tmp_path / "runs" / "one"
+    smoke = ("--base", "tiny", "--scale", "smoke", "--seq-len", "16", "--tokens", "1024", "--data", source_files)
+    assert train.main(["SM+LN+G", *smoke, "--output-dir", str(folder)]) == 0
+    parent = find_parent("latest")
+    assert (parent.name, parent.route.placement) == ("runs/one", "2xLSLGo")
+    assert parent.digest == find_parent(str(folder)).digest
+    assert parent.model.windows is not None
+    assert parent.model.tokenizer == find_initial(str(folder)).tokenizer
+    made = training_export(folder).weights
+    assert all(made[name].equal(value) for name, value in parent.model.weights.items())
+
+
+def test_a_parent_of_other_dimensions_than_the_default_space_has_its_own(folder: Path) -> None:
+    priced = price_study(StudyConfig(budget_latency="90%", parent=str(folder)))
+    assert (priced.config.space, priced.config.scale) == ("parent", "parent")
+    assert priced.feasible.space.base.num_layers == 2

@@ -1,0 +1,58 @@
+"""A parent by its name: a model from elsewhere, or what a training of `nas.train` has come to."""
+
+from pathlib import Path
+
+from costmodel.errors import UserError
+from nas.conversion.parent import Parent, load_initial, load_parent, parent_of
+from nas.conversion.pretrained import Pretrained, read_tokenizer
+from nas.conversion.score_bounds import bounding_tokens
+from nas.conversion.verified_fold import check_tokens
+from nas.corpus.corpus import known_corpus, tokenizer_folder
+from nas.corpus.held_out import trained_on
+from nas.recipe.candidate import candidate_id
+from nas.storage import RUNS, newest
+from nas.study.verify_fold import deployable
+from nas.training import checkpoint
+from nas.training.manifest import TRAINING_FILE, is_training, read_training
+
+
+def find_parent(name: str) -> Parent:
+    """The parent of a name that `load_parent` takes, of a training's folder, or of the `latest` training.
+
+    Raises UserError as `load_parent` does, or if a training has no whole checkpoint, or lost its tokenizer.
+    """
+    folder = _training(name)
+    return load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
+
+
+def find_initial(name: str) -> Pretrained:
+    """The model of a name that `load_initial` takes, of a training's folder, or of the `latest` training.
+
+    Raises UserError as `find_parent` does.
+    """
+    folder = _training(name)
+    return load_initial(name) if folder is None else _trained(folder)
+
+
+def _training(name: str) -> Path | None:
+    folder = newest(TRAINING_FILE) if name == "latest" else Path(name)
+    if folder is None:
+        raise UserError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
+    return folder if is_training(folder) else None
+
+
+def _trained(folder: Path) -> Pretrained:
+    training = read_training(folder)
+    candidate, corpus = training.candidate, known_corpus(training.corpus)
+    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
+    if last is None:
+        raise UserError(f"{folder} must have a whole checkpoint, but has none; train on with --resume.")
+    kept = tokenizer_folder(training.corpus)
+    _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
+    architecture, weights, _ = deployable(candidate, last, bounding_tokens(corpus, tokens))
+    return Pretrained(
+        architecture,
+        weights,
+        read_tokenizer(kept),
+        windows=None if corpus is None else trained_on(Path(corpus.folder)),
+    )
