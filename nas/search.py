@@ -5,6 +5,7 @@ run folder with ledger, front, plots and architecture configs. `--resume RUN` co
 a finished one with a larger `--num-trials`.
 """
 
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from rich.console import Console
 
 from costmodel.config import cli
 from costmodel.config.schema import decode
-from costmodel.errors import UserError
+from costmodel.errors import UnpricedOpError, UserError
 from nas.api import Study, load_run
 from nas.recipe.overrides import RecipeChanges, add_recipe_flags
 from nas.run.config import StudyConfig
@@ -69,13 +70,25 @@ def search(given: dict[str, Any], console: Console) -> None:
     check_feasible(priced.feasible)
 
 
+def _run(arguments: Sequence[str], console: Console) -> None:
+    given = parse(arguments)
+    is_default = "protocol" not in given and "resume" not in given
+    try:
+        search(given, console)
+    except UnpricedOpError as error:
+        if not is_default:
+            raise
+        command = shlex.join(["python", "-m", "nas.search", *arguments, "--protocol", "semi2k"])
+        raise UserError(f"{error} For example: {command}") from None
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code."""
     arguments = sys.argv[1:] if args is None else args
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends us is as good as Ctrl-C
     try:
         console = Console(markup=False, emoji=False)
-        return cli.guarded(lambda: search(parse(arguments), console), debug=cli.DEBUG in arguments)
+        return cli.guarded(lambda: _run(arguments, console), debug=cli.DEBUG in arguments)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -120,7 +120,7 @@ def _with_usual_of(config: StudyConfig, parent: "Parent") -> StudyConfig:
         config = replace(config, scale=usual_scale(architecture))
     if config.space != USUAL_SPACE:
         return config
-    scale = SCALES[config.scale]
+    scale = replace(SCALES[config.scale], seq_len=1)  # whether sequences fit is said later
     usual = trained_architecture(parent.tables_on(load_space(config.space).base, scale), scale)
     is_usual = all(getattr(architecture, name) == getattr(usual, name) for name in SAME)
     return config if is_usual else replace(config, space=OWN)

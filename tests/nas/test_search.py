@@ -361,6 +361,10 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 5min --budget-keys 8GB", "of a dealer's keys, but protocol published has none"),
         ("--budget-latency 5min --space moon", "space must be one of"),
         ("--budget-latency 5min --searcher moon", "--searcher"),
+        (
+            "--budget-latency 5min --space smollm2-135m",
+            "nas.search --budget-latency 5min --space smollm2-135m --protocol",
+        ),
         ("--budget-latency 5min --scale moon", "--scale"),
         ("--budget-latency 5min --num-trials 0", "--num-trials must be at least 1"),
         ("--budget-latency 5min --finalist-seeds=-1", "--finalist-seeds must not be negative, but got -1"),
@@ -389,6 +393,15 @@ def test_bad_input_is_one_clear_line_and_nothing_written(args, message, root, tm
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unpriced_default_protocol_names_the_whole_command(tmp_path, capsys):
+    (tmp_path / "space.yaml").write_text("name: one\nbase: smollm2-135m\nmembers: [30xMSMWo]\n")
+    args = ["--budget-latency", "5min", "--space", str(tmp_path / "space.yaml")]
+    assert search.main(args) == 2
+    assert capsys.readouterr().err.endswith(f"python -m nas.search {' '.join(args)} --protocol semi2k\n")
+    assert search.main([*args, "--protocol", "published"]) == 2
+    assert "For example" not in capsys.readouterr().err
 
 
 def test_an_emptied_ledger_is_not_taken_for_a_new_run(finished, tmp_path, capsys):

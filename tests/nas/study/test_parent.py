@@ -118,6 +118,6 @@ def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp
 
 
 def test_a_parent_of_other_dimensions_than_the_default_space_has_its_own(folder: Path) -> None:
-    priced = price_study(StudyConfig(budget_latency="90%", parent=str(folder)))
+    priced = price_study(StudyConfig(budget_latency="90%", parent=str(folder), seq_len=16))
     assert (priced.config.space, priced.config.scale) == ("parent", "parent")
     assert priced.feasible.space.base.num_layers == 2
