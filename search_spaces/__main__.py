@@ -8,12 +8,11 @@ from itertools import islice
 from typing import Any, Literal, NoReturn
 
 from costmodel.config import cli
-from costmodel.config.units import format_seconds, parse_budget
+from costmodel.config.units import format_seconds
 from costmodel.cost import Budget, Price
 from costmodel.data_range import describe
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
-from costmodel.protocols.by_protocol import asked_of_each
 from costmodel.trust import facts
 from search_spaces.architecture import arch_id
 from search_spaces.budget.feasible import (
@@ -25,6 +24,7 @@ from search_spaces.budget.feasible import (
     format_price,
     priced_within,
 )
+from search_spaces.budget.options import BudgetOptions
 from search_spaces.budget.priced_space import (
     UNITS_PER,
     Accounting,
@@ -114,50 +114,22 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
             print(line)
 
 
-def _feasible(
-    space: str,
-    *,
-    budget_latency: str | None = None,
-    budget_comm: str | None = None,
-    budget_keys: str | None = None,
-    seq_len: int = 128,
-    protocol: str = "published",
-    network: str | None = None,
-    testbed: str | None = None,
-    accounting: Accounting | None = None,
-) -> FeasibleSpace:
+def _feasible(space: str, *, accounting: Accounting | None = None, **options: Any) -> FeasibleSpace:
     """The members within a budget. The commands have these flags of here.
 
     Args:
         space: a shipped space or a .yaml file.
-        budget_latency: most time per token, with a unit, such as 5min.
-        budget_comm: most bytes sent per token, with a unit, such as 8GB.
-        budget_keys: most bytes of keys that a dealer sends each party per token, with a unit, such as 8GB.
-        seq_len: tokens of the prompt.
-        protocol: published, semi2k, aby3, cheetah, sigma or crypten; or several with commas between: members are within
-            the budgets of each, such as --budget-latency semi2k=60s,sigma=2s, those of others as constraints.
-        network: loopback, lan (the default), wan or a .yaml file; `published` has its own fitted in and takes none.
-        testbed: compute seconds from `python -m costmodel calibrate`, instead of the committed ones.
         accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
             written for a space that lists its members.
+        options: as `BudgetOptions` has them.
     """
-    flags = {
-        "network": network,
-        "testbed": testbed,
-        "budget_latency": budget_latency,
-        "budget_comm": budget_comm,
-        "budget_keys": budget_keys,
-    }
-    loaded, workload = load_space(space), Workload(prompt_len=seq_len)
+    given, loaded = BudgetOptions(**options), load_space(space)
     accounting = accounting or ("deployed" if loaded.definition.choices else "written")
-    asked = asked_of_each(protocol, flags)
     budgets = [
-        (
-            load_pricer(name, of["network"], of["testbed"]),
-            parse_budget(of["budget_latency"], of["budget_comm"], of["budget_keys"]),
-        )
-        for name, of in asked.items()
+        (load_pricer(name, said["network"], said["testbed"]), budget)
+        for (name, said), budget in zip(given.asked.items(), given.budgets.values(), strict=True)
     ]
+    workload = Workload(prompt_len=given.seq_len)
     feasible, left_out = priced_within(loaded, budgets, workload, accounting)
     for choice, reason in left_out.items():
         print(f"left out of the space: {choice}: {reason}", file=sys.stderr)

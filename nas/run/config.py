@@ -4,25 +4,24 @@ import math
 import re
 from dataclasses import dataclass, field, replace
 
-from costmodel.config.units import parse_budget, parse_seconds
+from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.deployment.deploy import Deployment, Projection
 from costmodel.deployment.public_layers import public_layers
 from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols import SETTINGS, Setting, setting_of
-from costmodel.protocols.by_protocol import asked_of_each, protocols_of
 from costmodel.protocols.primitives import Holder, WeightMasks
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, layers_kept_foldable
+from search_spaces.budget.options import BudgetOptions
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
 
-BY_PROTOCOL = ("network", "testbed", "budget_latency", "budget_comm", "budget_keys")  # may be said of each protocol
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 
 
@@ -33,26 +32,12 @@ THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are a
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StudyConfig:
+class StudyConfig(BudgetOptions):
     """What to search, within which budget, and on what.
 
     Args:
-        budget_latency: most seconds a model may take per token, with a unit, such as 5min, or as 60% of what --parent
-            takes.
-        budget_comm: most bytes all parties together may send per token, with a unit, such as 8GB, or as 50% of what
-            --parent sends.
-        budget_keys: most bytes of keys that a dealer may send each party per token, with a unit, such as 8GB, or as 50%
-            of the keys of --parent; for protocols with a dealer.
         space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
             what can be had in its place. By default gpt2-small, or parent where that is of another block.
-        seq_len: tokens in the prompt, for pricing and for training.
-        protocol: the MPC protocol that prices a model: published, semi2k, aby3, cheetah, sigma or crypten; or several
-            with commas between: members are within the budgets of each, such as --budget-latency semi2k=60s,sigma=2s,
-            and the front is of seconds under the first.
-        network: between the parties, for protocols other than published: lan, wan, another preset or a .yaml file; for
-            several protocols one for all, or each its own, such as semi2k=lan,sigma=wan.
-        testbed: a .yaml file of compute seconds from `python -m costmodel calibrate`, instead of the committed ones; of
-            several protocols each its own, such as semi2k=mine.yaml.
         projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
         public_layers: first layers, such as embed,0-5, whose weights all parties have, as of a checkpoint that nobody
@@ -97,13 +82,7 @@ class StudyConfig:
     """
 
     budget_latency: str
-    budget_comm: str | None = None
-    budget_keys: str | None = None
     space: str = USUAL_SPACE
-    seq_len: int = 128
-    protocol: str = "published"
-    network: str | None = None
-    testbed: str | None = None
     projection: Projection = "all"
     embedding: Encoding = "one-hot"
     public_layers: str | None = None
@@ -174,11 +153,6 @@ class StudyConfig:
                 f"but got {self.budget_latency!r}."
             )
 
-    @property
-    def protocols(self) -> tuple[str, ...]:
-        """Those that price members; the front is of seconds under the first."""
-        return protocols_of(self.protocol)
-
     def setting_of(self, protocol: str) -> Setting | None:
         """What it says of how a protocol runs; of one that is not its own, who holds the weights, if that can be said.
 
@@ -189,11 +163,6 @@ class StudyConfig:
         return setting_of(protocol, weights=self.weights) if protocol in SETTINGS else None
 
     @property
-    def asked(self) -> dict[str, dict[str, str | None]]:
-        """What network, testbed and budgets, by name of the field, are said of each protocol."""
-        return asked_of_each(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
-
-    @property
     def budget(self) -> Budget:
         """Under the first protocol, with those under the others.
 
@@ -201,14 +170,6 @@ class StudyConfig:
         """
         first, *others = self.budgets.values()
         return replace(first, also=tuple(zip(self.protocols[1:], others, strict=True)))
-
-    @property
-    def budgets(self) -> dict[str, Budget]:
-        """Budgets by protocol; raises as `budget` does."""
-        return {
-            name: parse_budget(*(said[f"budget_{kind}"] for kind in ("latency", "comm", "keys")))
-            for name, said in self.asked.items()
-        }
 
     @property
     def workload(self) -> Workload:

@@ -16,12 +16,12 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from costmodel.protocols.by_protocol import asked_of_each
-from nas.run.config import BY_PROTOCOL
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
 from nas.run.ledger import Record, deployed_of, price_columns
 from nas.run.members import TrainedMember, members
 from nas.run.run import Run
+from search_spaces.budget.options import BY_PROTOCOL, BudgetOptions
 from search_spaces.pricing import price_architecture
 from search_spaces.workload import Workload
 
@@ -73,12 +73,8 @@ def reprice(
     run: Run,
     *,
     protocol: str | None = None,
-    network: str | None = None,
-    testbed: str | None = None,
     seq_len: int | None = None,
-    budget_latency: str | None = None,
-    budget_comm: str | None = None,
-    budget_keys: str | None = None,
+    **options: Any,
 ) -> WhatIf:
     """A run's trials under other prices.
 
@@ -86,21 +82,18 @@ def reprice(
         run: any with a completed trial.
         protocol: price under published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's; in nas.plot
             several with commas between, whose networks, testbeds and budgets may differ: semi2k=60s,sigma=2s.
-        network: loopback, lan (the default), wan or a .yaml file; by default the run's, if it has the protocol.
-        testbed: compute seconds from `python -m costmodel calibrate`; by default likewise.
         seq_len: tokens of the prompt, instead of the run's.
-        budget_latency: most time per token, with a unit, such as 5min; by default none.
-        budget_comm: most bytes sent per token, with a unit, such as 8GB; by default none.
-        budget_keys: most bytes of keys that a dealer sends each party per token, with a unit; by default none.
+        options: network and testbed, by default the run's if it has the protocol, and budgets, by default none.
 
     Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
     """
     config = run.config
-    budget = parse_budget(budget_latency, budget_comm, budget_keys)
+    given = BudgetOptions(protocol=protocol or config.protocols[0], seq_len=seq_len or run.seq_len, **options)
+    budget = parse_budget(given.budget_latency, given.budget_comm, given.budget_keys)
     if protocol is None or protocol in config.protocols:
-        pricer = run_pricer(run.folder, config, protocol or config.protocols[0], network, testbed)
+        pricer = run_pricer(run.folder, config, given.protocol, given.network, given.testbed)
     else:
-        pricer = load_pricer(protocol, network, testbed, config.setting_of(protocol))
+        pricer = load_pricer(protocol, given.network, given.testbed, config.setting_of(protocol))
     workload = run.workload if seq_len is None else replace(run.workload, prompt_len=seq_len)
     return what_if(run, pricer, workload, budget)
 
