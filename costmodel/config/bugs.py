@@ -57,18 +57,18 @@ def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
     except (*EXPECTED, BugError):
         raise
     except Exception as error:
-        line = _bug_line(error, traceback_kept(report(error), folder))
+        line = _bug_line(error, traceback_kept(error, folder))
         raise BugError(f"{line}; {remedy}" if remedy else line) from error
 
 
 def report_bug(error: BaseException) -> str:
     """Writes an unexpected exception under the cache, else to stderr, and returns the line for its user."""
-    text, kept = report(error), UNWRITTEN
+    kept = UNWRITTEN
     with suppress(UserError):  # there is no home
         name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}-{os.getpid()}.txt"
-        kept = traceback_kept(text, default_cache_dir() / "bugs", name)
+        kept = traceback_kept(error, default_cache_dir() / "bugs", name)
     if kept == UNWRITTEN:
-        print(text, file=sys.stderr)
+        print(_report(error), file=sys.stderr)
     return _bug_line(error, kept)
 
 
@@ -83,13 +83,9 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
-def report(error: BaseException) -> str:
-    """Time, command line, versions and the traceback with its causes."""
-    return headed("".join(traceback.format_exception(error)))
-
-
-def headed(text: str) -> str:
-    """A traceback under time, command line and versions."""
+def _report(error: BaseException | str) -> str:
+    """Time, command line, versions and the traceback with its causes, of an exception or as a text."""
+    text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
     try:
         ours = version(PACKAGE)
     except PackageNotFoundError:  # run from a folder that was never installed
@@ -101,12 +97,12 @@ def headed(text: str) -> str:
     )
 
 
-def traceback_kept(text: str, folder: Path, name: str = TRACEBACK_FILE) -> str:
+def traceback_kept(error: BaseException | str, folder: Path, name: str = TRACEBACK_FILE) -> str:
     """Appends a report to a file, so that an earlier one is kept, and says where it is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
+            file.write(_report(error))
     except (OSError, ValueError):  # ValueError: a path that is none
         return UNWRITTEN
     return f"the traceback is in {folder / name}"

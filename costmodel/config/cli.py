@@ -10,11 +10,13 @@ import re
 import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
+from itertools import pairwise
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, cast
 
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
@@ -77,13 +79,12 @@ class Parser(ArgumentParser):
         for argument in arguments:
             if "\0" in argument or argument != argument.encode(errors="ignore").decode():
                 raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
-        commands = _commands(self)
-        for path in _config_files(arguments):
-            _check_config(path, commands)
+        for argument, following in pairwise([*arguments, ""]):
+            flag, equals, value = argument.partition("=")
+            if flag == "--config" and (name := value if equals else following):
+                _check_config(Path(name), self)
         parsed = super().parse_args(arguments, *rest, **settings)
         _check_nulls(self, parsed)
-        if command := parsed.get("subcommand"):
-            _check_nulls(commands[command], parsed[command])
         return parsed
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -109,8 +110,9 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
     A dict gives one subcommand per entry. A command reports bad input with UserError, and what stops it midway
     with StoppedError or OSError; anything else that it raises is a bug.
     """
-    debug = DEBUG in (sys.argv[1:] if args is None else args)
-    sys.exit(guarded(lambda: _call(commands, prog, args), debug=debug))
+    arguments, components = list(sys.argv[1:] if args is None else args), cast(Any, commands)
+    action = partial(auto_cli, components, args=arguments, prog=prog, parser_class=Parser)
+    sys.exit(guarded(action, debug=DEBUG in arguments))
 
 
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
@@ -131,12 +133,9 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
     except BrokenPipeError:  # the reader (`| head`) has left; a second flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STOPPED
-    except InfeasibleError as error:
-        return _say(str(error), INFEASIBLE)
-    except (ArgumentError, UserError) as error:
-        return _say(str(error), USAGE)
-    except (StoppedError, OSError) as error:
-        return _say(str(error), STOPPED)
+    except (InfeasibleError, ArgumentError, UserError, StoppedError, OSError) as error:
+        is_usage = isinstance(error, ArgumentError | UserError)
+        return _say(str(error), INFEASIBLE if isinstance(error, InfeasibleError) else USAGE if is_usage else STOPPED)
     except MemoryError as error:
         return _say(f"out of memory: {error or 'a smaller model, space or sequence takes less'}", STOPPED)
     except Exception as error:
@@ -149,11 +148,6 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
 def _show_warning(message: Warning | str, *where: Any, **rest: Any) -> None:
     """Shows a warning in one line, without where in the code it was raised."""
     print("warning:", " ".join(str(message).split()), file=sys.stderr)
-
-
-def _call(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None) -> Any:
-    components: Any = commands
-    return auto_cli(components, args=None if args is None else list(args), prog=prog, parser_class=Parser)
 
 
 def given(parser: Parser, args: Sequence[str]) -> Namespace:
@@ -181,47 +175,31 @@ def _with_underscores(args: Sequence[str]) -> list[str]:
 
     One that is a word of Python's, as `--for`, has a parameter with an underscore at its end.
     """
-    given = []
-    for argument in args:
-        flag, equals, value = argument.partition("=")
-        name = flag[2:].replace("-", "_")
-        whole = f"--{name}{'_' if iskeyword(name) else ''}{equals}{value}"
-        given.append(whole if flag.startswith("--") else argument)
-    return given
+
+    def named(match: re.Match[str]) -> str:
+        name = match[1].replace("-", "_")
+        return f"--{name}{'_' if iskeyword(name) else ''}"
+
+    return [re.sub(r"^--([^=]*)", named, argument) for argument in args]
 
 
-def _config_files(arguments: Sequence[str]) -> Iterator[Path]:
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
-        flag, equals, value = argument.partition("=")
-        if flag == "--config" and (name := value if equals else following):
-            yield Path(name)
-
-
-def _commands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
-    """The parsers of the subcommands by name."""
-    return {
-        name: subparser
-        for action in parser._actions
-        if isinstance(action.choices, dict)
-        for name, subparser in action.choices.items()
-    }
-
-
-def _check_config(path: Path, commands: Container[str]) -> None:
+def _check_config(path: Path, parser: ArgumentParser) -> None:
     """What the parser's own reader lets pass: duplicate keys, and keys of its own, say for a further file."""
     data = load_mapping(path)
     for keys in (data, *(value for value in data.values() if isinstance(value, dict))):
         if reserved := _RESERVED & keys.keys():
             raise UserError(f"{path} must not have the key {min(reserved)!r}, which is no setting; leave it out.")
-    for key, value in data.items():
-        if key in commands and not isinstance(value, dict):
-            raise UserError(f"`{key}` of {path} must be a mapping of flags to values, but got {value!r:.80}.")
+    for name in (name for action in parser._actions if isinstance(action.choices, dict) for name in action.choices):
+        if not isinstance(value := data.get(name, {}), dict):
+            raise UserError(f"`{name}` of {path} must be a mapping of flags to values, but got {value!r:.80}.")
 
 
 def _check_nulls(parser: ArgumentParser, parsed: Namespace) -> None:
     """The parser itself takes null for a value of any type."""
     for action in parser._actions:
-        if action.default not in (None, SUPPRESS) and action.dest in parsed and parsed[action.dest] is None:
+        if isinstance(action.choices, dict) and (command := parsed.get(action.dest)):
+            _check_nulls(action.choices[command], parsed[command])
+        elif action.default not in (None, SUPPRESS) and action.dest in parsed and parsed[action.dest] is None:
             raise UserError(f"--{action.dest.replace('_', '-')} must not be null; leave it out for {action.default}.")
 
 

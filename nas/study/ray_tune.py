@@ -18,7 +18,7 @@ from ray.tune.error import TuneError
 from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.search import Searcher
 
-from costmodel.config.bugs import described, headed, traceback_kept
+from costmodel.config.bugs import described, traceback_kept
 from nas.run.config import THREADS_PER_TRIAL
 from nas.run.ledger import Record, TrialKey
 from nas.study.ray_cluster import alive_nodes, ray_session
@@ -254,7 +254,7 @@ def loss_reason(error: Exception, folder: Path) -> str:
         return "the worker process died (out of memory?)"
     cause = error.cause if isinstance(error, RayTaskError) else error
     text = ANSI_COLOURS.sub("", str(error))  # Ray's own, with the lines of the worker
-    return f"bug: {described(cause)}; {traceback_kept(headed(text), folder)}"
+    return f"bug: {described(cause)}; {traceback_kept(text, folder)}"
 
 
 def _error_of(trial: TuneTrial) -> Exception:

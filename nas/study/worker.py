@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from costmodel.config.bugs import described, report, traceback_kept
+from costmodel.config.bugs import described, traceback_kept
 from costmodel.errors import UserError
 from nas.conversion.parent import kept_parent
 from nas.malloc import keep_freed_memory, release_freed_memory
@@ -69,7 +69,7 @@ def run_trial(trial: Trial) -> Iterator[Record]:
             where = error.filename or trial.folder
             raise RunHaltedError(f"trial {trial.record.trial_id} stops at {where}: {error.strerror}") from error
         bug = "" if isinstance(error, OSError) else "bug: "
-        yield trial.ended("failed", f"{bug}{described(error)}; {traceback_kept(report(error), trial.folder)}")
+        yield trial.ended("failed", f"{bug}{described(error)}; {traceback_kept(error, trial.folder)}")
 
 
 @contextmanager
