@@ -6,6 +6,7 @@ Held-out rows, which no fit has seen, have no bars; nor has what is left out by 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
+from statistics import fmean
 from typing import NamedTuple
 
 from costmodel import ops
@@ -89,8 +90,7 @@ def derived_terms() -> list[Derived]:
     return terms
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """A relative error, or share of rows, with the greatest value that passes; None is no bar."""
 
     name: str
@@ -156,6 +156,14 @@ def fit_errors(
     return [number / float(getattr(row, quantity)) - 1.0 for number, row in zip(predicted, rows, strict=True)]
 
 
+def unseen_errors(
+    quantity: str, out: Sequence[PublishedRow], rows: Sequence[PublishedRow], counts: RowCounts
+) -> list[float]:
+    """Relative errors of the rows that are left out, predicted by a fit of the others."""
+    rest = [row for row in rows if row not in out]
+    return fit_errors(quantity, out, counts, coefficients(quantity, rest, counts))
+
+
 def left_out_errors(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, *, with_twins: bool) -> list[float]:
     """Relative error of every row, predicted by a fit that has not seen it.
 
@@ -163,9 +171,8 @@ def left_out_errors(quantity: str, rows: Sequence[PublishedRow], counts: RowCoun
     """
     errors = []
     for row in rows:
-        twins = [other for other in rows if counts[other.name] == counts[row.name]] if with_twins else [row]
-        rest = [other for other in rows if other not in twins]
-        errors += fit_errors(quantity, [row], counts, coefficients(quantity, rest, counts))
+        twins = [other for other in rows if with_twins and counts[other.name] == counts[row.name] and other != row]
+        errors.append(unseen_errors(quantity, [row, *twins], rows, counts)[0])
     return errors
 
 
@@ -178,17 +185,16 @@ def checks(
     num_flops_wrong: int,
 ) -> tuple[Check, ...]:
     """Every figure `validate` reports. sent_bytes, latency_s: the committed coefficients."""
-    bytes_errors = fit_errors("sent_bytes", rows, counts, sent_bytes)
-    own_bytes, hh_bytes = _split("sent_bytes", rows, bytes_errors)
+    own_bytes, hh_bytes = _split("sent_bytes", rows, fit_errors("sent_bytes", rows, counts, sent_bytes))
     latency, _ = _split("latency_s", rows, fit_errors("latency_s", rows, counts, latency_s))
     return (
-        Check(name="rows whose FLOPs differ from a printed digit", value=num_flops_wrong / len(rows), bar=0.0),
-        Check(name=f"communication, worst of {len(own_bytes)} own-method rows", value=max(own_bytes), bar=0.005),
-        Check(name="communication, mean of own-method rows", value=_mean(own_bytes)),
-        Check(name=f"communication, worst of {len(hh_bytes)} HH rows", value=max(hh_bytes)),
-        Check(name=f"communication, mean of {len(rows)} rows", value=_mean([*own_bytes, *hh_bytes])),
-        Check(name=f"latency, mean of {len(rows)} rows", value=_mean(latency), bar=0.02),
-        Check(name=f"latency, worst of {len(rows)} rows", value=max(latency), bar=0.05),
+        Check("rows whose FLOPs differ from a printed digit", num_flops_wrong / len(rows), 0.0),
+        Check(f"communication, worst of {len(own_bytes)} own-method rows", max(own_bytes), 0.005),
+        Check("communication, mean of own-method rows", fmean(own_bytes)),
+        Check(f"communication, worst of {len(hh_bytes)} HH rows", max(hh_bytes)),
+        Check(f"communication, mean of {len(rows)} rows", fmean([*own_bytes, *hh_bytes])),
+        Check(f"latency, mean of {len(rows)} rows", fmean(latency), 0.02),
+        Check(f"latency, worst of {len(rows)} rows", max(latency), 0.05),
         *_without_terms("sent_bytes", rows, counts),
         *_without_rows("sent_bytes", rows, counts, bar=0.015),
         *_without_terms("latency_s", rows, counts),
@@ -202,16 +208,9 @@ def _without_terms(quantity: str, rows: Sequence[PublishedRow], counts: RowCount
     for term in EXAMINED_TERMS:
         values = coefficients(quantity, rows, counts, free=(term,))
         capped, others = _split(quantity, rows, fit_errors(quantity, rows, counts, values))
-        whose = "own-method rows" if others else "rows"
-        figures += [
-            Check(
-                name=f"{TITLES[quantity]}, refitted without {term}, mean of {len(rows)} rows",
-                value=_mean([*capped, *others]),
-            ),
-            Check(
-                name=f"{TITLES[quantity]}, refitted without {term}, worst of {len(capped)} {whose}", value=max(capped)
-            ),
-        ]
+        what, whose = f"{TITLES[quantity]}, refitted without {term}", "own-method rows" if others else "rows"
+        figures.append(Check(f"{what}, mean of {len(rows)} rows", fmean([*capped, *others])))
+        figures.append(Check(f"{what}, worst of {len(capped)} {whose}", max(capped)))
     return figures
 
 
@@ -220,25 +219,18 @@ def _without_rows(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts
     figures = []
     for with_twins, left_out in ((False, "row"), (True, "architecture at one T and L")):
         capped, others = _split(quantity, rows, left_out_errors(quantity, rows, counts, with_twins=with_twins))
-        whose = "own-method " if others else ""
-        figures += [
-            Check(name=f"{TITLES[quantity]}, leaving one {whose}{left_out} out, mean", value=_mean(capped)),
-            Check(name=f"{TITLES[quantity]}, leaving one {whose}{left_out} out, worst", value=max(capped), bar=bar),
-        ]
+        what, whose = f"{TITLES[quantity]}, leaving one", " own-method" if others else ""
+        figures.append(Check(f"{what}{whose} {left_out} out, mean", fmean(capped)))
+        figures.append(Check(f"{what}{whose} {left_out} out, worst", max(capped), bar))
         if others:
-            figures.append(Check(name=f"{TITLES[quantity]}, leaving one HH {left_out} out, worst", value=max(others)))
+            figures.append(Check(f"{what} HH {left_out} out, worst", max(others)))
     return figures
 
 
 def _split(quantity: str, rows: Sequence[PublishedRow], errors: Sequence[float]) -> tuple[list[float], list[float]]:
     """Magnitudes of the errors of (rows that the quantity's cap binds, other rows)."""
-    capped = QUANTITIES[quantity].capped(rows)
-    pairs = list(zip(errors, capped, strict=True))
-    return [abs(error) for error, bound in pairs if bound], [abs(error) for error, bound in pairs if not bound]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    pairs = list(zip(map(abs, errors), QUANTITIES[quantity].capped(rows), strict=True))
+    return [error for error, bound in pairs if bound], [error for error, bound in pairs if not bound]
 
 
 def held_out_checks(
@@ -253,7 +245,7 @@ def held_out_checks(
         errors = fit_errors(quantity, rows, counts, values[quantity])
         for is_own, whose in ((True, "own-method"), (False, "HH")):
             some = [abs(error) for row, error in zip(rows, errors, strict=True) if row.own_method == is_own]
-            figures.append(Check(name=f"{title}, held out, worst of {len(some)} {whose} rows", value=max(some)))
+            figures.append(Check(f"{title}, held out, worst of {len(some)} {whose} rows", max(some)))
     return figures
 
 
@@ -262,12 +254,11 @@ def left_out_group_checks(rows: Sequence[PublishedRow], counts: RowCounts) -> li
     figures = []
     for unit, of in GROUPS.items():
         for value in sorted({of(row) for row in rows}):
-            rest = [row for row in rows if of(row) != value]
-            out = [row for row in rows if of(row) == value and row.own_method]
+            out = [row for row in rows if of(row) == value]
             for quantity, title in TITLES.items():
-                fitted = coefficients(quantity, rest, counts)
-                errors = [abs(error) for error in fit_errors(quantity, out, counts, fitted)]
+                errors = zip(out, unseen_errors(quantity, out, rows, counts), strict=True)
+                own = [abs(error) for row, error in errors if row.own_method]
                 what = f"{title}, leaving all of {value} {unit} out"
-                figures.append(Check(name=f"{what}, mean of {len(out)} own-method rows", value=sum(errors) / len(out)))
-                figures.append(Check(name=f"{what}, worst", value=max(errors)))
+                figures.append(Check(f"{what}, mean of {len(own)} own-method rows", fmean(own)))
+                figures.append(Check(f"{what}, worst", max(own)))
     return figures

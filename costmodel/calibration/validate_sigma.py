@@ -1,8 +1,9 @@
 """How well protocol `sigma` tells what is published of its runs: bytes, keys and rounds exactly, seconds in a range."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from statistics import fmean
+from typing import NamedTuple
 
 from costmodel.calibration.sigma_rows import SigmaRow, run_bytes, run_key_bytes, whole
 from costmodel.calibration.validate_published import Check
@@ -11,7 +12,6 @@ from costmodel.protocols import sigma
 from costmodel.protocols.sigma import class_of
 from costmodel.protocols.sigma_primitives import inverse_root
 
-T = TypeVar("T")
 GIBIBYTE = 2**30
 SECONDS_BAR = 0.25  # of a held-out row, or its range holds it
 KEYS_BAR = 0.001
@@ -83,34 +83,22 @@ def sigma_checks(predictions: Sequence[Checked]) -> tuple[Check, ...]:
     held_out = [prediction.seconds for prediction in predictions if prediction.seconds and not prediction.row.fitted]
     keyed = [prediction for prediction in predictions if prediction.row.key_bytes is not None]
     counted = [prediction for prediction in predictions if prediction.row.gpu_rounds is not None]
+    keys = [abs(prediction.key_bytes / (prediction.row.key_bytes or 0) - 1) for prediction in keyed]
     return (
+        Check("rows whose bytes differ", _share(not prediction.bytes_match for prediction in predictions), 0.0),
+        Check(f"keys, worst of {len(keyed)} rows", max(keys), KEYS_BAR),
         Check(
-            name="rows whose bytes differ",
-            value=_share(predictions, lambda prediction: not prediction.bytes_match),
-            bar=0.0,
+            "rows whose rounds on the GPU differ", _share(row.gpu_rounds != row.row.gpu_rounds for row in counted), 0.0
         ),
+        Check("seconds, worst of fitted rows", max(abs(seconds.error) for seconds in fitted)),
+        Check(f"seconds, worst of {len(held_out)} held-out rows", max(abs(seconds.error) for seconds in held_out)),
         Check(
-            name=f"keys, worst of {len(keyed)} rows",
-            value=max(abs(prediction.key_bytes / (prediction.row.key_bytes or 0) - 1) for prediction in keyed),
-            bar=KEYS_BAR,
-        ),
-        Check(
-            name="rows whose rounds on the GPU differ",
-            value=_share(counted, lambda prediction: prediction.gpu_rounds != prediction.row.gpu_rounds),
-            bar=0.0,
-        ),
-        Check(name="seconds, worst of fitted rows", value=max(abs(seconds.error) for seconds in fitted)),
-        Check(
-            name=f"seconds, worst of {len(held_out)} held-out rows",
-            value=max(abs(seconds.error) for seconds in held_out),
-        ),
-        Check(
-            name=f"held-out rows beyond {SECONDS_BAR:.0%} and their range",
-            value=_share(held_out, lambda seconds: not seconds.in_range),
-            bar=0.0,
+            f"held-out rows beyond {SECONDS_BAR:.0%} and their range",
+            _share(not seconds.in_range for seconds in held_out),
+            0.0,
         ),
     )
 
 
-def _share(some: Sequence[T], failed: Callable[[T], bool]) -> float:
-    return sum(map(failed, some)) / len(some)
+def _share(failed: Iterable[bool]) -> float:
+    return fmean(map(float, failed))

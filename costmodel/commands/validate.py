@@ -167,9 +167,9 @@ def _printed(protocol: str) -> Validation:
     held_out = [abs(check.error) for check in row_checks if check.factor is not None and not check.row.fitted]
     figures = []
     if exact:
-        figures.append(Check(name="rows of no factor that differ", value=sum(exact) / len(exact), bar=0.0))
+        figures.append(Check("rows of no factor that differ", sum(exact) / len(exact), 0.0))
     if held_out:
-        figures.append(Check(name=f"bytes, worst of {len(held_out)} held-out rows", value=max(held_out)))
+        figures.append(Check(f"bytes, worst of {len(held_out)} held-out rows", max(held_out)))
     lines = [
         [
             _row_title(check.row),
