@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
@@ -15,7 +16,6 @@ from experiments import bench, seconds, smollm2
 from experiments.papers import run as papers
 from experiments.searchers import benchmark, prior, table
 from nas.recipe.recipe import ScaleName
-from nas.report.terminal import table_console
 
 CONFIGS = Path(__file__).parent / "configs"
 ALL = "all"  # every experiment on the papers

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from rich.table import Table
 
+from costmodel.report import tables
+
 
 class Figure(NamedTuple):
     """A measured figure. form: of it and its bar, as `str.format` takes it. least, most: its bar, if there is one."""
@@ -40,12 +42,7 @@ def figure_table(title: str, figures: Iterable[Figure]) -> Table:
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> Table:
     """The first column to the left, all others to the right."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for place, column in enumerate(columns):
-        made.add_column(column, justify="right" if place else "left", no_wrap=not place)
-    for cells in rows:
-        made.add_row(*cells)
-    return made
+    return tables.table(columns[:1], columns[1:], rows, title=title)
 
 
 def cpu_s(work: Callable[[], object]) -> float:

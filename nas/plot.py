@@ -11,8 +11,8 @@ and what the pick of one loses under another.
 from functools import partial
 from typing import Any
 
+from costmodel.commands.output import console as table_console
 from costmodel.config import cli
-from nas.report.terminal import table_console
 from nas.report.what_if import loss_lines, picks_table, what_if_lines, what_if_table
 from nas.run.reprice import reprice, reprice_each
 from nas.run.run import Run

@@ -5,6 +5,7 @@ from functools import partial
 
 from rich.table import Table
 
+from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
@@ -21,7 +22,6 @@ from nas.report.summary import (
     spread_words,
     unstable_lines,
 )
-from nas.report.terminal import table_console
 from nas.run.front import crosses
 from nas.run.members import in_noise
 from nas.run.run import Run

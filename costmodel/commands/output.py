@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-PIPE_WIDTH = 140  # columns of a table that no terminal limits
+PIPE_WIDTH = 160  # columns of a table that no terminal limits
 
 
 def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:

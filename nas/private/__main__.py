@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Literal, NoReturn, TypeAlias
 
+from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
 from costmodel.engine.assignment import CLIENT, Assignment, part_of, role
@@ -33,7 +34,6 @@ from nas.private.fixed_point import (
 )
 from nas.private.prompt import read_prompt
 from nas.private.setup import FRACTION_BITS, Setup, asked_setup, header_lines, trust_lines
-from nas.report.terminal import table_console
 
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
 
