@@ -11,6 +11,7 @@ How = Literal["run", "parse"]
 SMALL_TRAINING = "--scale smoke --tokens 512 --data corpus --output-dir NEW"
 SMALL_FROM_PARENT = "--tokens 1024 --data corpus --recipe.scale.validation-tokens 1024 --output-dir NEW"
 SMALL_PRICES = "--space tiny --budget-latency 20s --dry-run"
+SMALL_PARENT = "--parent ./gpt2 --data corpus --space parent --seq-len 32 --dry-run"
 SMALL_SEARCH = (
     "--space tiny --budget-latency 6.22s --seq-len 32 --num-trials 2 --finalist-seeds 0 --data corpus --output-dir NEW"
 )
@@ -56,7 +57,9 @@ RULES = (
     Rule("python -m nas.search", more=SMALL_PRICES),
     Rule("python -m nas.search --budget-latency 5min --dry-run"),
     Rule("python -m nas.search --budget-latency semi2k=60s,sigma=2s", more="--space tiny --dry-run"),
-    Rule("python -m nas.search --budget-latency 5min --parent ./gpt2", more="--space parent --seq-len 32 --dry-run"),
+    Rule("python -m nas.search --budget-latency 5min --parent ./gpt2", more=SMALL_PARENT),
+    Rule("python -m nas.search --parent ./my-llama", more=SMALL_PARENT),
+    Rule("python -m nas.search --budget-latency 5min --parent runs/my-parent", more=SMALL_PARENT),
     Rule("python -m nas.search --budget-latency 5min --searcher my_searcher:FewNorms", more=SMALL_PRICES),
     Rule("python -m nas.search --budget-latency 5min --space my-space.yaml", more="--dry-run"),
     Rule("python -m nas.search --resume latest", more="--dry-run"),
