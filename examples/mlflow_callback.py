@@ -1,6 +1,6 @@
-"""A search as an experiment of MLflow: `pip install mlflow`, then `python examples/mlflow_callback.py`.
+"""Log a search to MLflow: `pip install mlflow`, then `python examples/mlflow_callback.py`.
 
-Where it is logged: MLFLOW_TRACKING_URI.
+Set MLFLOW_TRACKING_URI to choose where it is logged.
 """
 
 from dataclasses import asdict
@@ -11,7 +11,7 @@ import nas
 
 
 class MlflowCallback(nas.Callback):
-    """A step for every trial that ended, in the order of their ends; the front and the page as artifacts."""
+    """Log one step per trial, in the order in which trials end, and the front and the report as artifacts."""
 
     def __init__(self, experiment: str = "private-inference-nas") -> None:
         self.experiment = experiment

@@ -1,6 +1,6 @@
-"""A search as a run of Weights & Biases: `pip install wandb`, then `python examples/wandb_callback.py`.
+"""Log a search to Weights & Biases: `pip install wandb`, then `python examples/wandb_callback.py`.
 
-Without an account: WANDB_MODE=offline.
+Set WANDB_MODE=offline to use it without an account.
 """
 
 from dataclasses import asdict
@@ -11,7 +11,7 @@ import nas
 
 
 class WandbCallback(nas.Callback):
-    """A step for every trial that ended, the front as a table."""
+    """Log one step per trial, and the front as a table."""
 
     def __init__(self, project: str = "private-inference-nas") -> None:
         self.project = project
