@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On two cores, the tests of a group in one process (`GROUPS` in tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 2 --durations 60 --junitxml build/tests.xml
 
-.PHONY: setup search test test-all check
+.PHONY: setup search test test-all check docs
 
 setup: $(VENV)/.installed
 
@@ -31,8 +31,12 @@ check: $(VENV)/.installed-dev
 	$(BIN)/mypy --num-workers 2
 	$(BIN)/lint-imports
 
-test: check
+# The site of the pages and the API reference, in build/site; a dead link or a name that is not there fails.
+docs: $(VENV)/.installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+test: check docs
 	$(PYTEST) -m 'not slow and not gpu'
 
-test-all: check
+test-all: check docs
 	$(PYTEST) -m 'not gpu' --hypothesis-profile thorough

@@ -138,6 +138,7 @@ class Architecture:
 
     @property
     def block_facts(self) -> Block:
+        """The facts of the block."""
         return BLOCKS[self.block]
 
     @property
@@ -147,10 +148,12 @@ class Architecture:
 
     @property
     def num_layers(self) -> int:
+        """How many decoder layers there are."""
         return len(self.layers)
 
     @property
     def head_dim(self) -> int:
+        """Features of a head."""
         return self.head_size or self.d_model // self.num_heads
 
 

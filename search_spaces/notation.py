@@ -119,6 +119,7 @@ class Member:
 
     @property
     def name(self) -> str:
+        """The papers' name, or a placement."""
         return name_of(self.architecture, entropy_regularised=self.entropy_regularised)
 
 

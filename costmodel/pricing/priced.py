@@ -105,10 +105,12 @@ class PricedModel:
 
     @property
     def name(self) -> str:
+        """The notation, or the name of the file, factory or class."""
         return self.asked.name
 
     @property
     def graph(self) -> OpGraph:
+        """The op graph of the prompt."""
         return self.asked.graph
 
     @property
@@ -165,6 +167,7 @@ class PricedModel:
 
     @property
     def by_layer(self) -> tuple[tuple[LayerId, Price], ...]:
+        """The cost of each layer, in order; `embed` and `head` are layers too."""
         return self.estimate.by_layer
 
     @property

@@ -173,6 +173,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def workload(self) -> Workload:
+        """The prompt and the new tokens whose cost is predicted."""
         deployment = Deployment(
             embedding=self.embedding,
             projection=self.projection,
@@ -209,10 +210,12 @@ class StudyConfig(BudgetOptions):
 
     @property
     def time_budget_s(self) -> float | None:
+        """Seconds that the search may take, or None."""
         return None if self.time_budget is None else parse_seconds(self.time_budget, "--time-budget")
 
     @property
     def trial_timeout_s(self) -> float | None:
+        """Seconds that a trial may take in one go, or None."""
         return None if self.trial_timeout is None else parse_seconds(self.trial_timeout, "--trial-timeout")
 
 

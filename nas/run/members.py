@@ -64,10 +64,12 @@ class TrainedMember:
 
     @property
     def mean_loss(self) -> float:
+        """Mean validation loss over seeds, nats per token."""
         return self.point[1]
 
     @property
     def perplexity(self) -> float:
+        """The exponential of the mean loss."""
         return math.exp(self.mean_loss)
 
     @property
@@ -95,22 +97,27 @@ class TrainedMember:
 
     @property
     def trial_id(self) -> str:
+        """The name of the first seed's trial."""
         return self.first.trial_id
 
     @property
     def candidate_id(self) -> str:
+        """Identifies architecture and recipe."""
         return self.first.candidate_id
 
     @property
     def arch_id(self) -> str:
+        """Identifies the architecture."""
         return self.first.arch_id
 
     @property
     def notation(self) -> str:
+        """The name or placement of the architecture."""
         return self.first.notation
 
     @property
     def role(self) -> Role:
+        """Whether it is a candidate or a baseline."""
         return self.first.role
 
     @property
@@ -120,14 +127,17 @@ class TrainedMember:
 
     @property
     def latency_s(self) -> float:
+        """Seconds per token."""
         return self.most_expensive.latency_s
 
     @property
     def latency_s_range(self) -> tuple[float, float] | None:
+        """Smallest and largest latency consistent with the data of the cost model, seconds; None if unknown."""
         return self.most_expensive.latency_s_range
 
     @property
     def sent_bytes(self) -> float:
+        """Bytes that all parties send per token."""
         return self.most_expensive.sent_bytes
 
     @property

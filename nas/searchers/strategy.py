@@ -50,6 +50,7 @@ class Suggestion:
 
     @property
     def key(self) -> Key:
+        """Index and replicate, which tell trainings apart."""
         return self.index, self.replicate
 
 
@@ -77,6 +78,7 @@ class Observation:
 
     @property
     def key(self) -> Key:
+        """Index and replicate, which tell trainings apart."""
         return self.index, self.replicate
 
 
