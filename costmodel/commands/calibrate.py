@@ -45,14 +45,12 @@ MEMORY_SIZES = {
 }  # fmt: skip
 
 
-def _published() -> str:
-    rows = published_rows()
-    return dump_testbed(fit_published(rows, {row.name: row_graph(row) for row in rows}))
-
-
 # protocol that no engine here is measured for -> its committed testbed, and the text of what its rows give
 FITTED: dict[str, tuple[Path, Callable[[], str]]] = {
-    "published": (published.TESTBED, _published),
+    "published": (
+        published.TESTBED,
+        lambda: dump_testbed(fit_published(published_rows(), {row.name: row_graph(row) for row in published_rows()})),
+    ),
     "sigma": (sigma.TESTBED, lambda: dump_sigma(fit_sigma([row for row in sigma_rows() if row.fitted]))),
 }
 
@@ -97,24 +95,20 @@ def calibrate(
     if memory:
         if (for_, weights, threads) != (None, "secret", 1):
             raise UserError("--memory is measured of models of its own, on one thread; leave all other flags out.")
-        return _calibrate_memory(protocol, output)
+        to = _writable(protocol, output)
+        check_engine()
+        graphs = [
+            asked_model(
+                "SM+LN+R",
+                ModelOptions(layers=layers, heads=max(1, d_model // 64), d_model=d_model, vocab=1000, seq_len=seq_len),
+            ).graph
+            for d_model, layers, seq_len in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]
+        ]
+        return write(to, dump_memory(measured_memory(graphs, protocol, console(stderr=True).print)))
     asked = None if for_ is None else asked_model(for_, options)
     measured = [] if asked is None else [asked, asked.folded]  # `estimate` prices what folding leaves of it too
     graphs = [part.graph for part in measured if part is not None]
     return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
-
-
-def _calibrate_memory(protocol: str, output: Path | None) -> None:
-    to = _writable(protocol, output)
-    check_engine()
-    graphs = [
-        asked_model(
-            "SM+LN+R",
-            ModelOptions(layers=layers, heads=max(1, d_model // 64), d_model=d_model, vocab=1000, seq_len=seq_len),
-        ).graph
-        for d_model, layers, seq_len in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]
-    ]
-    write(to, dump_memory(measured_memory(graphs, protocol, console(stderr=True).print)))
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:

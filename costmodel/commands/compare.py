@@ -16,11 +16,10 @@ from costmodel.engine.measured_rounds import parse_delays
 from costmodel.errors import UserError
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
-from costmodel.ops import OpGraph
 from costmodel.pricing.asked import asked_model
 from costmodel.pricing.price import PriceOptions
 from costmodel.protocols import SETTINGS, load_pricer
-from costmodel.protocols.primitives import Comm, total_comm
+from costmodel.protocols.primitives import total_comm
 from costmodel.report import comparisons
 
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
@@ -62,7 +61,10 @@ def compare(
     if testbed is not None:
         load_pricer(protocol, testbed=testbed, setting=setting)  # refuses one that does not fit before anything runs
     engine.module.check_installed()
-    _announce(graph, total_comm(predicted))
+    cost = total_comm(predicted)
+    size = cost.online_bytes + cost.setup_bytes
+    slow = "; at this size it takes minutes or more" if size > LARGE_BYTES else ""
+    print(f"running {len(graph.nodes)} ops under the engine, {format_bytes(size)} to send{slow}", file=sys.stderr)
     with kept_children():
         comparison = run_both(
             graph, predicted, protocol=protocol, setting=setting, weights=loaded, delays_s=delays_s, testbed=testbed
@@ -74,10 +76,3 @@ def compare(
     else:
         lines = comparisons.summary(comparison, asked.heading, deployment, on_network)
         print_blocks(lines, [comparisons.comparison_table(comparison)])
-
-
-def _announce(graph: OpGraph, predicted: Comm) -> None:
-    """Says it on stderr, since a run may take long."""
-    size = predicted.online_bytes + predicted.setup_bytes
-    slow = "; at this size it takes minutes or more" if size > LARGE_BYTES else ""
-    print(f"running {len(graph.nodes)} ops under the engine, {format_bytes(size)} to send{slow}", file=sys.stderr)

@@ -8,7 +8,6 @@ from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes, parse_bytes
 from costmodel.errors import InfeasibleError, UserError
 from costmodel.pricing.price import price
-from costmodel.pricing.priced import PricedModel
 
 
 def estimate(
@@ -30,31 +29,22 @@ def estimate(
         format: tables for people, one JSON document, or CSV, a line an op, or a new token where they are asked for; in
             SI units.
     """
-    check_egress_price(egress_price)
+    if egress_price is not None and not 0 <= egress_price < math.inf:
+        raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {egress_price}.")
     priced = price(arch, **options)
     if budget_keys is not None:
-        check_keys(priced, parse_bytes(budget_keys, "--budget-keys"))
+        most, key_bytes = parse_bytes(budget_keys, "--budget-keys"), priced.total.key_bytes
+        protocol = priced.estimate.protocol
+        if key_bytes is None:
+            raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
+        if key_bytes > most:
+            raise InfeasibleError(
+                f"{priced.name} takes {format_bytes(key_bytes)} of keys a party under {protocol}, but --budget-keys is "
+                f"{format_bytes(most)}; shorten the prompt or take a cheaper placement."
+            )
     if format == "json":
         print(json.dumps(priced.to_dict(egress_price=egress_price), allow_nan=False))
     elif format == "csv":
         print_csv(priced.to_records())
     else:
         print_blocks(priced.summary(egress_price=egress_price), priced.tables())
-
-
-def check_egress_price(per_gigabyte: float | None) -> None:
-    """Raises UserError for a price that is below 0 or not finite."""
-    if per_gigabyte is not None and not 0 <= per_gigabyte < math.inf:
-        raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {per_gigabyte}.")
-
-
-def check_keys(priced: PricedModel, most: float) -> None:
-    """Raises UserError for a protocol without keys, InfeasibleError if a run's are more than a party keeps."""
-    key_bytes, protocol = priced.total.key_bytes, priced.estimate.protocol
-    if key_bytes is None:
-        raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
-    if key_bytes > most:
-        raise InfeasibleError(
-            f"{priced.name} takes {format_bytes(key_bytes)} of keys a party under {protocol}, but --budget-keys is "
-            f"{format_bytes(most)}; shorten the prompt or take a cheaper placement."
-        )

@@ -28,13 +28,9 @@ def print_csv(records: Sequence[Mapping[str, Any]]) -> None:
     writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]), lineterminator="\n")
     writer.writeheader()
     for record in records:
-        writer.writerow({key: _cell(value) for key, value in record.items()})
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return " ".join(f"{key}={part}" for key, part in value.items())
-    return value
+        shapes = {key: value for key, value in record.items() if isinstance(value, Mapping)}
+        words = {key: " ".join(f"{name}={part}" for name, part in shape.items()) for key, shape in shapes.items()}
+        writer.writerow({**record, **words})
 
 
 def console(*, stderr: bool = False) -> Console:

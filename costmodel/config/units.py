@@ -78,16 +78,6 @@ def format_seconds(seconds: float) -> str:
     return f"{seconds:.3g} s"
 
 
-def format_bits_per_s(bits_per_s: float) -> str:
-    """A bandwidth for people: `352 Mbit/s`."""
-    if bits_per_s == math.inf:
-        return "unlimited bandwidth"
-    for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if bits_per_s >= size:
-            return f"{bits_per_s / size:.3g} {unit}bit/s"
-    return f"{bits_per_s:.3g} bit/s"
-
-
 def format_bytes(num_bytes: float) -> str:
     """A size for people: `6.43 GB`."""
     for unit in ("TB", "GB", "MB", "kB"):

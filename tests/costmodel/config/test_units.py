@@ -3,7 +3,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.config.units import (
-    format_bits_per_s,
     format_bytes,
     format_count,
     format_seconds,
@@ -69,6 +68,3 @@ def test_units_for_people():
     assert format_count(5 * 10**400) == "5.00E+400"
     assert format_bytes(6.43e9) == "6.43 GB"
     assert format_bytes(999) == "999 B"
-    assert [format_bits_per_s(value) for value in (1e9, 352e6, 9600, 3, float("inf"))] == [
-        "1 Gbit/s", "352 Mbit/s", "9.6 kbit/s", "3 bit/s", "unlimited bandwidth",
-    ]  # fmt: skip
