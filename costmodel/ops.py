@@ -17,6 +17,7 @@ from math import isfinite, prod
 from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from costmodel.errors import UserError
+from costmodel.rotary import RotaryScaling
 
 LayerId: TypeAlias = int | Literal["embed", "head"]
 Shape: TypeAlias = tuple[int, ...]
@@ -317,7 +318,7 @@ class Rotary(Op):
     """Rotates the first `rotary_dim` features of every query and key head by public angles, `past_len` tokens on.
 
     key_heads: heads of the keys, and of the values behind them, where there are fewer than of the queries.
-    base: of the angles; pair f of a head turns by position x base^(-2 f / rotary_dim).
+    base, scaling: of the angles; without scaling pair f of a head turns by position x base^(-2 f / rotary_dim).
     It reads heads of any width, and its shapes are those of the least; `output_shapes` of a graph knows the others.
 
     Local where products with public numbers are; in a fixed-point engine each costs a truncation.
@@ -331,6 +332,7 @@ class Rotary(Op):
     past_len: int = 0
     key_heads: int | None = None
     base: float = ROTARY_BASE
+    scaling: RotaryScaling | None = None
     sequences: int = 1
 
     @property

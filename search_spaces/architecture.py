@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
 from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, GeluForm, SoftmaxForm
+from costmodel.rotary import RotaryScaling
 from search_spaces.block import BLOCKS, Block, BlockName
 
 Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none"]
@@ -64,16 +65,35 @@ class Layer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Positions:
+    """How attention knows positions, and which it sees.
+
+    rotates: whether queries and keys are rotated, in a block whose positions are rotations.
+    base, scaling: of the angles; a base of None is the architecture's `rotary_base`.
+    window: a query sees so many tokens, its own the last; None for all. Where it hides any, nothing is computed.
+    """
+
+    rotates: bool = True
+    base: float | None = None
+    scaling: RotaryScaling | None = None
+    window: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
     """A decoder-only language model, in elements and counts.
 
     block: its name in `search_spaces.block.BLOCKS`, whose facts are `block_facts`.
     num_kv_heads: heads of keys and of values, each shared by a group of query heads; None for as many as those.
     head_size: features of a head; None for d_model / num_heads.
-    context: longest sequence the position table (or rotary cache) covers, in tokens.
+    context: longest sequence the position table (or rotary cache) covers, in tokens, and no window hides any of.
+    longest_context: of the model that this was imported from, where a window is shorter; None for `context`.
     final_norm: norm before the vocabulary projection.
     bias: whether linears carry a bias; those that do anyway are told by `has_bias`.
     rotary_base: of the angles of rotary positions, where the block has them.
+    rotary_features: of a head that are rotated; None for the share that the block rotates.
+    positions: the kinds of positions that its layers have; empty for the block's.
+    layer_positions: of every layer, which of those; empty for the first in all layers.
     norm_epsilon: what RMSNorms add to a mean square; LayerNorms have a constant of their own.
     gelu: which form GELU is computed in, wherever a layer has one.
     softmax: the attention's normalisation, in every layer: softmax itself, or a form that is cheaper in private.
@@ -98,6 +118,10 @@ class Architecture:
     gelu: GeluForm = "tanh"
     softmax: SoftmaxForm = "exact"
     rotary_base: float = ROTARY_BASE
+    rotary_features: int | None = None
+    positions: tuple[Positions, ...] = ()
+    layer_positions: tuple[int, ...] = ()
+    longest_context: int | None = None
     norm_epsilon: float = RMSNORM_EPSILON
     folded: bool = False
     layers: tuple[Layer, ...]
@@ -111,6 +135,14 @@ class Architecture:
                 raise UserError(f"`{name}` must be finite and above {least:g}, but got {number}.")
         if not self.layers:
             raise UserError("an architecture needs at least one layer, but `layers` is empty.")
+        if self.layer_positions and (
+            len(self.layer_positions) != len(self.layers)
+            or not all(0 <= place < len(self.positions) for place in self.layer_positions)
+        ):
+            raise UserError(
+                f"`layer_positions` must name one of the {len(self.positions)} `positions` for each of "
+                f"{len(self.layers)} layers, but got {list(self.layer_positions)}."
+            )
         if self.head_size is None and self.d_model % self.num_heads:
             raise UserError(
                 f"`num_heads` must divide `d_model`, but got num_heads={self.num_heads}, d_model={self.d_model}."
@@ -217,6 +249,21 @@ def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
     return architecture.bias or is_polynomial or linear in architecture.block_facts.biases
 
 
+def positions_of(architecture: Architecture, index: int) -> Positions:
+    """The positions of a layer's attention."""
+    if architecture.block_facts.rotary_share is None:
+        return Positions(rotates=False)
+    kinds = architecture.positions or (Positions(),)
+    return kinds[architecture.layer_positions[index] if architecture.layer_positions else 0]
+
+
+def with_layers(architecture: Architecture, layers: Iterable[Layer], places: Iterable[int]) -> Architecture:
+    """Other layers, of which each attention has the positions of that of the layer in its place."""
+    layers = tuple(layers)
+    kept = [architecture.layer_positions[place] for place in places] if architecture.layer_positions else []
+    return replace(architecture, layers=layers, layer_positions=tuple(kept))
+
+
 def rotary_dim(architecture: Architecture) -> int:
     """Features of a head that are rotated, where a block's positions are rotations.
 
@@ -224,7 +271,7 @@ def rotary_dim(architecture: Architecture) -> int:
     """
     share = architecture.block_facts.rotary_share
     assert share is not None
-    turned = max(2, architecture.head_dim // share)
+    turned = architecture.rotary_features or max(2, architecture.head_dim // share)
     if turned % 2 or turned > architecture.head_dim:
         raise UserError(
             f"block {architecture.block!r} rotates one in {share} of a head's features (2 at least), which must be "
@@ -250,7 +297,10 @@ def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
 
 
 # fields from after there were ids
-SINCE = ("softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon")
+SINCE = (
+    "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon", "rotary_features", "positions",
+    "layer_positions", "longest_context",
+)  # fmt: skip
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
@@ -265,7 +315,17 @@ def canonical(architecture: Architecture) -> dict[str, Any]:
         if field.name in SINCE and data[field.name] == field.default:
             del data[field.name]
     data["layers"] = [asdict(layer) for layer in architecture.layers]
+    if architecture.positions:
+        data["positions"] = [_stated(positions) for positions in architecture.positions]
     return data
+
+
+def _stated(data: Any) -> dict[str, Any]:
+    """The fields of a dataclass that are not at their defaults, as plain data."""
+    values = {
+        field.name: getattr(data, field.name) for field in fields(data) if getattr(data, field.name) != field.default
+    }
+    return {name: _stated(value) if is_dataclass(value) else value for name, value in values.items()}
 
 
 def arch_id(architecture: Architecture) -> str:

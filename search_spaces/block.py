@@ -7,7 +7,9 @@ residual stream, A what the FFN's result is added to, Y what leaves the layer.
 from dataclasses import dataclass, replace
 from typing import Literal
 
-BlockName = Literal["gpt2", "pythia", "sas", "llama", "qwen2"]
+BlockName = Literal[
+    "gpt2", "opt", "pythia", "neox", "sas", "llama", "qwen2", "phi3", "starcoder2", "stablelm", "stablelm2"
+]  # fmt: skip
 QUERIES_KEYS_VALUES = ("attention.q", "attention.k", "attention.v")  # linears, where they are three
 Join = Literal["sequential", "parallel", "shaped"]
 
@@ -75,17 +77,31 @@ class Block:
         return (self.queries, "attention.v") if self.is_shaped else (self.queries,)
 
 
+GPT2 = Block(join="sequential")  # Radford et al. 2019, GPT-2
+# Biderman et al. 2023, Pythia's configurations: rotary covers a quarter of a head's features.
+PYTHIA = Block(join="parallel", rotary_share=4)
 # Touvron et al. 2023, arXiv 2302.13971, section 2.2: RMSNorm, rotary of every feature, gated FFN; no bias anywhere.
 LLAMA = Block(join="sequential", rotary_share=1, packs_qkv=False, has_centred_norms=False)
+STARCODER2 = replace(LLAMA, has_centred_norms=True)
+STABLELM = replace(STARCODER2, rotary_share=4)
 BLOCKS: dict[BlockName, Block] = {
-    # Radford et al. 2019, GPT-2.
-    "gpt2": Block(join="sequential"),
-    # Biderman et al. 2023, Pythia's configurations: rotary covers a quarter of a head's features.
-    "pythia": Block(join="parallel", rotary_share=4),
+    "gpt2": GPT2,
+    # Zhang et al. 2022, arXiv 2205.01068.
+    "opt": replace(GPT2, packs_qkv=False),
+    "pythia": PYTHIA,
+    # GPT-NeoX of transformers with `use_parallel_residual` off.
+    "neox": replace(PYTHIA, join="sequential"),
     # He and Hofmann 2024, arXiv 2311.01906, section 4; the gain is of its published configuration `skipless`.
     "sas": Block(join="shaped", keeps_final_norm=False, wrapper="HH", first_norm="layernorm", branch_gain=0.1),
     "llama": LLAMA,
     # Yang et al. 2024, arXiv 2407.10671, section 2.2.1: Llama's, with biases of queries, keys and values.
     "qwen2": replace(LLAMA, biases=QUERIES_KEYS_VALUES),
+    # Abdin et al. 2024, arXiv 2404.14219.
+    "phi3": replace(LLAMA, packs_qkv=True),
+    # Lozhkov et al. 2024, arXiv 2402.19173: rotary of every feature, norms that take the mean away.
+    "starcoder2": STARCODER2,
+    # Bellagamba et al. 2024, StableLM 2, arXiv 2402.17834, and StableLM 3B before it, without biases.
+    "stablelm": STABLELM,
+    "stablelm2": replace(STABLELM, biases=QUERIES_KEYS_VALUES),
 }
 WRAPPERS: dict[str, BlockName] = {block.wrapper: name for name, block in BLOCKS.items() if block.wrapper}

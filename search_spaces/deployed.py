@@ -32,6 +32,7 @@ from search_spaces.architecture import (
     is_live,
     num_heads,
     reader_norms,
+    with_layers,
 )
 from search_spaces.block import Block
 
@@ -67,8 +68,7 @@ def deployed(architecture: Architecture) -> Architecture:
         for index, (layer, region) in enumerate(zip(architecture.layers, regions(architecture), strict=True))
     ]
     return replace(
-        architecture,
-        layers=joined_layers(block, layers),
+        with_layers(architecture, joined_layers(block, layers), joined_places(block, layers)),
         final_norm="none" if folds_final_norm(architecture) else architecture.final_norm,
         bias=deploys_biases(architecture),
         tied_embeddings=False,
@@ -152,13 +152,22 @@ def joined_layers(block: Block, layers: Iterable[Layer]) -> tuple[Layer, ...]:
     Attention without an FFN and an FFN without attention behind it are one layer where they follow one another, not
     where they stand side by side (`parallel`).
     """
-    joined: list[Layer] = []
-    for layer in layers:
+    return tuple(layer for _, layer in _joined(block, layers)) or (Layer(attention="none", ffn="none"),)
+
+
+def joined_places(block: Block, layers: Iterable[Layer]) -> tuple[int, ...]:
+    """Of each of the `joined_layers`, the place that its attention had, or else its FFN."""
+    return tuple(place for place, _ in _joined(block, layers)) or (0,)
+
+
+def _joined(block: Block, layers: Iterable[Layer]) -> list[tuple[int, Layer]]:
+    joined: list[tuple[int, Layer]] = []
+    for place, layer in enumerate(layers):
         if layer.attention == "none" and layer.ffn == "none":
             continue
-        before = joined[-1] if joined else None
+        first, before = joined[-1] if joined else (0, None)
         if block.join == "sequential" and before is not None and before.ffn == "none" and layer.attention == "none":
-            joined[-1] = replace(before, norm2=layer.norm2, ffn=layer.ffn, stabiliser=layer.stabiliser)
+            joined[-1] = first, replace(before, norm2=layer.norm2, ffn=layer.ffn, stabiliser=layer.stabiliser)
         else:
-            joined.append(layer)
-    return tuple(joined) or (Layer(attention="none", ffn="none"),)
+            joined.append((place, layer))
+    return joined

@@ -23,6 +23,7 @@ from search_spaces.architecture import (
     has_bound,
     num_heads,
     num_kv_heads,
+    positions_of,
     rotary_dim,
     softmax_form,
 )
@@ -99,7 +100,8 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
     Raises UserError if seq_len is below 1 or beyond the model's context, or rotary positions do not fit its heads.
     """
     if not 1 <= seq_len <= architecture.context:
-        raise UserError(f"`seq_len` must be between 1 and the context {architecture.context}, but got {seq_len}.")
+        why = ", beyond which attention has windows" if architecture.longest_context else ""
+        raise UserError(f"`seq_len` must be between 1 and the context {architecture.context}{why}, but got {seq_len}.")
     builder, d_model, vocab = _Builder(architecture, seq_len), architecture.d_model, architecture.vocab_size
     stream = builder.add("embed", ops.TokenEmbedding(tokens=seq_len, vocab=vocab, features=d_model), "tokens")
     if "position" in builder.block.tables:
@@ -147,9 +149,10 @@ def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
     heads, key_heads = num_heads(architecture, layer), num_kv_heads(architecture, layer)
     fewer = key_heads if key_heads < heads else None
     packed = _queries_keys_values(builder, source, heads * head_dim, key_heads * head_dim)
-    if builder.block.rotary_share is not None:
-        turned, base = rotary_dim(architecture), architecture.rotary_base
-        rotary = ops.Rotary(rows=rows, heads=heads, rotary_dim=turned, key_heads=fewer, base=base)
+    positions = positions_of(architecture, int(builder.layer))
+    if positions.rotates:
+        turned, base, scaling = rotary_dim(architecture), positions.base or architecture.rotary_base, positions.scaling
+        rotary = ops.Rotary(rows=rows, heads=heads, rotary_dim=turned, key_heads=fewer, base=base, scaling=scaling)
         packed = builder.add("attention.rotary", rotary, packed)
     if fewer is not None:
         repeat = ops.RepeatHeads(rows=rows, heads=heads, key_heads=fewer, head_dim=head_dim)

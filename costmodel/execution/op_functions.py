@@ -15,6 +15,7 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.execution import piecewise_gelu
 from costmodel.ops import Op
+from costmodel.rotary import rotary_rates
 
 Array: TypeAlias = Any  # numpy.ndarray, or whatever the array library at hand traces
 Weights: TypeAlias = Mapping[str, Array]
@@ -84,8 +85,8 @@ def _linear(op: ops.Linear, library: Library, weights: Weights, source: Array) -
 
 
 def _rotary(op: ops.Rotary, library: Library, weights: Weights, packed: Array) -> Array:
-    """Pair (f, f + rotary_dim / 2) of queries and keys at position p turns by p * base^(-2 f / rotary_dim)."""
-    rates = op.base ** -(np.arange(0, op.rotary_dim, 2) / op.rotary_dim)
+    """Pair (f, f + rotary_dim / 2) of queries and keys turns by its rate times the position."""
+    rates = np.array(rotary_rates(op.rotary_dim, op.base, op.scaling))
     positions = np.arange(op.past_len, op.past_len + op.rows // op.sequences).repeat(op.sequences)
     angles = positions[:, None] * rates  # rows x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2)[:, None, :].astype(packed.dtype) for table in (np.cos, np.sin))

@@ -31,8 +31,15 @@ from nas.conversion.change_of_basis import (
     stream_readers,
     stream_writers,
 )
-from search_spaces.architecture import Architecture, Norm, num_heads
-from search_spaces.deployed import Region, deployed_layer, deploys_biases, folds_final_norm, joined_layers
+from search_spaces.architecture import Architecture, Norm, num_heads, with_layers
+from search_spaces.deployed import (
+    Region,
+    deployed_layer,
+    deploys_biases,
+    folds_final_norm,
+    joined_layers,
+    joined_places,
+)
 from search_spaces.lower import lower
 
 MAX_CONDITION = 1e8  # of the bases of the stream, half of the digits of double precision
@@ -142,7 +149,7 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
         if name.startswith("layers."):  # the last of the joined ones up to here
             name = f"layers.{len(joined_layers(block, layers[: int(layer) + 1])) - 1}.{rest}"
         renamed[name] = value
-    return replace(architecture, layers=joined_layers(block, layers)), renamed
+    return with_layers(architecture, joined_layers(block, layers), joined_places(block, layers)), renamed
 
 
 def _fold_norms(architecture: Architecture, weights: Weights) -> None:

@@ -22,7 +22,7 @@ from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.gguf_tokenizer import tokenizer_of
-from nas.conversion.huggingface_families import imported
+from nas.conversion.huggingface_settings import imported
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from search_spaces.architecture import Architecture

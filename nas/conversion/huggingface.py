@@ -16,7 +16,8 @@ from torch import Tensor
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.conversion.checkpoint_memory import require_memory
-from nas.conversion.huggingface_families import FAMILIES, architecture_of, from_theirs, plain_settings, to_theirs
+from nas.conversion.huggingface_layout import from_theirs, to_theirs
+from nas.conversion.huggingface_settings import architecture_of, family_of, plain_settings
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE, kept_tokenizer
@@ -48,7 +49,7 @@ def load_pretrained(path: str) -> Pretrained:
         head, table = model.get_output_embeddings().weight, model.get_input_embeddings().weight
         if architecture.tied_embeddings and not head.equal(table):  # which transformers does not tie either
             architecture = replace(architecture, tied_embeddings=False)
-        weights = from_theirs(FAMILIES[config.model_type], architecture, state)
+        weights = from_theirs(family_of(config, path), architecture, state)
     copies = {name: value.float().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     return Pretrained(architecture, copies, _tokenizer(path))
 
@@ -114,7 +115,7 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
     transformers = _transformers()
     from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
 
-    plain = plain_settings(architecture)
+    plain = plain_settings(architecture, transformers)
     if plain is None:
         block = architecture.block_facts
         facts: dict[str, Any] = {"join": block.join, "rotary_share": block.rotary_share}

@@ -119,11 +119,18 @@ def _attend(queries: Tensor, keys: Tensor, values: Tensor, form: str, bound: Ten
     return positive / (positive.sum(dim=-1, keepdim=True) + offset) @ values
 
 
-def _rotated(heads: Tensor, first: int, share: int, base: float) -> Tensor:
-    """Positions from `first` on, their first features, one in `share`, turned by angles that grow with the position."""
-    length, head_dim = heads.shape[-2:]
-    width = max(2, head_dim // share)
+def _rotated(heads: Tensor, first: int, width: int, base: float, scaling: dict[str, Any] | None) -> Tensor:
+    """Positions from `first` on, their first features turned by angles that grow with the position.
+
+    scaling: of rates that turn less than `low` times within a context of before, or `high` times (costmodel.rotary).
+    """
+    length = heads.shape[-2]
     rates = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
+    if scaling is not None:
+        scaling = {"low": 1.0, "high": 4.0, "context": 0, **scaling}
+        turns = scaling["context"] * rates / (2 * math.pi)
+        kept = ((turns - scaling["low"]) / (scaling["high"] - scaling["low"])).clamp(0, 1)
+        rates = rates * (kept + (1 - kept) / scaling["factor"])
     angles = torch.arange(first, first + length, dtype=torch.float64)[:, None] * rates  # T x width / 2
     cosines, sines = (table.repeat(1, 2).to(heads) for table in (angles.cos(), angles.sin()))
     turned, kept = heads[..., :width], heads[..., width:]
@@ -134,15 +141,21 @@ def _rotated(heads: Tensor, first: int, share: int, base: float) -> Tensor:
 class _Attention(nn.Module):
     """Heads of softmax, or of a form that takes its place, over the past and the new positions."""
 
-    def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
+    def __init__(self, made: dict[str, Any], index: int) -> None:
         super().__init__()
-        kind = layer["attention"]
+        kind = made["layers"][index]["attention"]
         whole = made.get("num_kv_heads") or made["num_heads"]
         self.num_key_heads = max(1, whole // 2) if kind == "softmax-half" else whole
         self.num_heads = self.num_key_heads * (made["num_heads"] // whole)
         self.head_dim = made.get("head_size") or made["d_model"] // made["num_heads"]
         self.form = kind if kind in (*FORMS, "bounded") else made.get("softmax", "exact")
-        self.rotary = made["block"]["rotary_share"], made.get("rotary_base", ROTARY_BASE)
+        self.rotary: tuple[int, float, dict[str, Any] | None] | None = None  # as `_rotated` takes it
+        place = made["layer_positions"][index] if made.get("layer_positions") else 0
+        positions = made["positions"][place] if made.get("positions") else {}
+        if (share := made["block"]["rotary_share"]) is not None and positions.get("rotates", True):
+            width = made.get("rotary_features") or max(2, self.head_dim // share)
+            base = positions.get("base") or made.get("rotary_base", ROTARY_BASE)
+            self.rotary = width, base, positions.get("scaling")
         self.folded = made.get("folded", False)
         self.bound = _Weight(self.num_heads) if self.form in ("bounded", "power8") else None
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
@@ -164,8 +177,8 @@ class _Attention(nn.Module):
 
 
 class _SelfAttention(_Attention):
-    def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
-        super().__init__(made, layer)
+    def __init__(self, made: dict[str, Any], index: int) -> None:
+        super().__init__(made, index)
         d_model, bias, biases = made["d_model"], made["bias"], made["block"].get("biases", ())
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = {"q": width, "k": key_width, "v": key_width}
@@ -179,7 +192,7 @@ class _SelfAttention(_Attention):
         made = [self.get_submodule(name)(source) for name in (["qkv"] if self.packs else self.widths)]
         parts = made[0].split([*self.widths.values()], dim=-1) if self.packs else made
         queries, keys, values = map(self.heads, parts)
-        if self.rotary[0] is not None:
+        if self.rotary is not None:
             queries, keys = (_rotated(part, first, *self.rotary) for part in (queries, keys))
         keys, values = past.joined(keys, values)
         mixed: Tensor = self.out(self.mixed(queries, keys, values, first).transpose(1, 2).flatten(2))
@@ -189,8 +202,8 @@ class _SelfAttention(_Attention):
 class _ShapedSelfAttention(_Attention):
     """`a*I + b*softmax - c*C` per head, C the running mean; values are the source but in layer 0 (arXiv 2311.01906)."""
 
-    def __init__(self, made: dict[str, Any], layer: dict[str, Any], index: int) -> None:
-        super().__init__(made, layer)
+    def __init__(self, made: dict[str, Any], index: int) -> None:
+        super().__init__(made, index)
         d_model, bias = made["d_model"], made["bias"]
         self.qk = nn.Linear(d_model, 2 * d_model, bias=bias)
         self.v = nn.Linear(d_model, d_model, bias=bias) if index == 0 else nn.Identity()
@@ -295,9 +308,9 @@ class _Block(nn.Module):
         self.norm1 = NORMS[layer["norm1"]](*size, not folded or reads_values)
         self.attention: nn.Module | None = None
         if self.join == "shaped":
-            self.attention = _ShapedSelfAttention(made, layer, index)
+            self.attention = _ShapedSelfAttention(made, index)
         elif layer["attention"] != "none":
-            self.attention = _SelfAttention(made, layer)
+            self.attention = _SelfAttention(made, index)
         self.norm2 = NORMS[layer["norm2"]](*size, not folded)
         self.ffn = None if layer["ffn"] == "none" else _FeedForward(made, layer)
 

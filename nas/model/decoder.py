@@ -95,9 +95,10 @@ class Decoder(nn.Module):
     def embedded(self, tokens: Tensor) -> Tensor:
         """The stream that the first layer reads; else as `forward`."""
         if tokens.shape[1] > self.architecture.context:
+            why = " (beyond it attention has windows)" if self.architecture.longest_context else ""
             raise UserError(
                 f"a sequence must not be longer than the model's context, but got {tokens.shape[1]} tokens, "
-                f"context={self.architecture.context}."
+                f"context={self.architecture.context}{why}."
             )
         stream: Tensor = self.embed(tokens)
         return stream if self.position is None else stream + self.position.weight[: tokens.shape[1]]

@@ -8,8 +8,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from costmodel.rotary import RotaryScaling, rotary_rates
 from nas.model.mpc_friendly import attention_of, bound_of
-from search_spaces.architecture import Architecture, Layer, has_bias, num_heads, num_kv_heads, rotary_dim, softmax_form
+from search_spaces.architecture import (
+    Architecture,
+    Layer,
+    Positions,
+    has_bias,
+    num_heads,
+    num_kv_heads,
+    positions_of,
+    rotary_dim,
+    softmax_form,
+)
 from search_spaces.block import QUERIES_KEYS_VALUES
 
 
@@ -36,7 +47,8 @@ class SelfAttention(nn.Module):
                 nn.Linear(d_model, features, bias=has_bias(architecture, layer, name))
                 for name, features in zip(QUERIES_KEYS_VALUES, self.widths, strict=True)
             )
-        self.rotary = nn.Identity() if architecture.block_facts.rotary_share is None else _Rotary(architecture)
+        positions = positions_of(architecture, index)
+        self.rotary = _Rotary(architecture, positions) if positions.rotates else nn.Identity()
         self.temperature = _temperature(architecture, layer, temperature_init)
         self.out = nn.Linear(width, d_model, bias=architecture.bias)
 
@@ -126,10 +138,11 @@ class _Rotary(nn.Module):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(self, architecture: Architecture) -> None:
+    def __init__(self, architecture: Architecture, positions: Positions) -> None:
         super().__init__()
         self.rotary_dim = rotary_dim(architecture)
-        cosines, sines = rotary_tables(architecture.context, self.rotary_dim, architecture.rotary_base)
+        base = positions.base or architecture.rotary_base
+        cosines, sines = rotary_tables(architecture.context, self.rotary_dim, base, positions.scaling)
         self.register_buffer("cosines", torch.from_numpy(cosines), persistent=False)
         self.register_buffer("sines", torch.from_numpy(sines), persistent=False)
 
@@ -143,13 +156,14 @@ class _Rotary(nn.Module):
 
 
 @cache  # all layers of a model share them
-def rotary_tables(context: int, rotary_dim: int, base: float) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def rotary_tables(
+    context: int, rotary_dim: int, base: float, scaling: RotaryScaling | None
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Cosines and sines of the angle of every position and rotated feature, each context x rotary_dim.
 
     Of numpy, so that a model that is counted without data leaves none of its tensors in the cache.
     """
-    rates = base ** -(np.arange(0, rotary_dim, 2) / rotary_dim)
-    angles = np.arange(context)[:, None] * rates  # context x rotary_dim / 2
+    angles = np.arange(context)[:, None] * np.array(rotary_rates(rotary_dim, base, scaling))  # context x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2).astype(np.float32) for table in (np.cos, np.sin))
     return cosines, sines
 

@@ -11,7 +11,7 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -21,6 +21,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from nas.provenance import SCHEMA_VERSION as SCHEMA_VERSION
 from search_spaces.architecture import Architecture
+from search_spaces.deployed import deployed
 from search_spaces.notation import parse, parse_deployed
 
 FILE_NAME = "trials.jsonl"
@@ -125,7 +126,11 @@ def deployed_of(record: Record, base: Architecture) -> Architecture:
     """The form that a trial deploys to; where prices are of models as written, that."""
     if record.deployed is None:
         return architecture_of(record, base)
-    return parse_deployed(record.deployed, base)
+    form = parse_deployed(record.deployed, base)
+    if form.layer_positions == base.layer_positions:
+        return form
+    places = deployed(architecture_of(record, base)).layer_positions  # some layers have nothing left
+    return replace(form, layer_positions=places if len(places) == form.num_layers else ())
 
 
 def price_columns(pricer: Pricer, price: Price) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import csv
 import io
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from costmodel.errors import UserError
 from nas.recipe.distillation import student_architecture
-from search_spaces.architecture import Architecture, Layer
+from search_spaces.architecture import Architecture, Layer, with_layers
 from search_spaces.optima.stages import Floats, Stages
 
 Part = Literal["attention", "ffn"]
@@ -60,7 +60,7 @@ class BlockScores:
 
 def sub_layers_of(parent: Architecture, depth: int, layer: Layer) -> tuple[SubLayer, SubLayer]:
     """The sub-layers that a layer is trained as, on the way from a parent."""
-    alone = replace(parent, layers=(layer,)), replace(parent, layers=(parent.layers[depth],))
+    alone = with_layers(parent, (layer,), (depth,)), with_layers(parent, (parent.layers[depth],), (depth,))
     (trained,) = student_architecture(*alone, spread=False).layers
     return _sub_layers(depth, trained)
 

@@ -243,11 +243,7 @@ def saved(tmp_path: Path) -> Path:
         ("layer_norm_epsilon", 1e-6, "`layer_norm_epsilon` of .* must be 1e-05, but is 1e-06"),
         ("n_embd", 32, "that can be read, but"),
         ("n_layer", 3, "must hold all weights of its config.json"),
-        (
-            "model_type",
-            "opt",
-            "must be a model of type gpt2, gpt_neox, llama, qwen2, mistral or an export of ours, but is",
-        ),
+        ("model_type", "biogpt", "must be a model of type gpt2, gpt_neox, llama, .* or an export of ours, but is"),
         (
             "model_type",
             "llama",
@@ -337,25 +333,6 @@ def test_a_path_that_is_not_there_is_refused_without_asking_the_hub(name: str, m
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", lambda *args, **rest: pytest.fail("asked the hub"))
     with pytest.raises(UserError, match="but there is no such folder"):
         load_pretrained(name)
-
-
-@pytest.mark.parametrize(("kind", "switch"), [("Mistral", {}), ("Qwen2", {"use_sliding_window": True})])
-def test_a_window_as_wide_as_the_context_is_taken(kind: str, switch: dict[str, Any], tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 2, "num_attention_heads": 2}
-    sizes |= {"vocab_size": 40, "max_position_embeddings": 16, "num_key_value_heads": 1, "max_window_layers": 0}
-    for window in (16, 24, 15):
-        config = getattr(transformers, f"{kind}Config")(**sizes, **switch, sliding_window=window)
-        model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-        model.save_pretrained(tmp_path)
-        if window < 16:
-            with pytest.raises(UserError, match="sliding_window` of .* it cannot be imported"):
-                load_pretrained(str(tmp_path))
-            continue
-        loaded = load_pretrained(str(tmp_path))
-        ours = Decoder(loaded.architecture)
-        load_deployed(ours, loaded.weights)
-        assert_same_logits(model, ours, torch.arange(16)[None])
 
 
 def test_a_broken_tokenizer_is_not_said_to_be_missing(tmp_path: Path) -> None:

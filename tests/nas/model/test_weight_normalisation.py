@@ -136,7 +136,7 @@ def test_a_recipe_normalises_its_candidate() -> None:
 
 @pytest.mark.parametrize(
     ("name", "linears", "message"),
-    [("HH(SM+ScFFN)", "qk", "needs block 'gpt2' or 'pythia'"), ("SM_i2", "ffn", "has nothing to act on")],
+    [("HH(SM+ScFFN)", "qk", "needs block 'gpt2' or 'opt' or 'pythia'"), ("SM_i2", "ffn", "has nothing to act on")],
 )
 def test_what_cannot_be_normalised_is_refused(name: str, linears: NormalisedLinears, message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,56 @@
+"""Weights of a family of transformers as ours, by node, and back."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from nas.conversion.huggingface_families import Family
+from search_spaces.architecture import Architecture
+
+LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "down"))  # of a layer
+
+
+def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Our weights, by node. state: theirs, by name."""
+    weights: dict[str, Tensor] = {}
+    for theirs, ours in _names(family, architecture):
+        if theirs in state:
+            parts = state[theirs].chunk(len(ours))  # one below the other, where there are several
+            weights |= {
+                name: _laid_out(family, name, part, architecture.num_heads, 3)
+                for name, part in zip(ours, parts, strict=True)
+            }
+    if family.first_position:
+        weights["position.weight"] = weights["position.weight"][family.first_position :]
+    return weights
+
+
+def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Their weights, by name. Rows of their table that no position has are 0. weights: ours."""
+    state = {
+        theirs: torch.cat([_laid_out(family, name, weights[name], 3, architecture.num_heads) for name in ours])
+        for theirs, ours in _names(family, architecture)
+        if ours[0] in weights
+    }
+    if family.first_position:
+        (name,) = (theirs for theirs, ours in family.names.items() if ours == "position")
+        table = state[f"{name}.weight"]
+        state[f"{name}.weight"] = torch.cat((table.new_zeros(family.first_position, table.shape[1]), table))
+    return state
+
+
+def _names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """(theirs, ours) of every weight that there may be."""
+    for theirs, modules in family.names.items():
+        ours = (modules,) if isinstance(modules, str) else modules
+        for index in range(architecture.num_layers if "{}" in theirs else 1):
+            for suffix in ("weight", "bias"):
+                yield f"{theirs.format(index)}.{suffix}", tuple(f"{name.format(index)}.{suffix}" for name in ours)
+
+
+def _laid_out(family: Family, name: str, value: Tensor, outer: int, inner: int) -> Tensor:
+    """A weight of ours as theirs, or back; name: ours. No family both transposes and interleaves."""
+    if family.interleaved and ".qkv." in name:  # rows of outer x inner x head_dim as inner x outer x head_dim
+        value = value.view(outer, inner, -1, *value.shape[1:]).transpose(0, 1).reshape(value.shape)
+    return value.T if family.transposed and name.endswith(LINEAR_WEIGHTS) else value

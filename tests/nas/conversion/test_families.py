@@ -1,0 +1,173 @@
+"""Families of transformers: their logits, our op graph and model, and the family again."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from costmodel.deployment.deploy import Deployment  # noqa: E402
+from costmodel.errors import UserError  # noqa: E402
+from costmodel.execution import interpreter  # noqa: E402
+from nas.conversion.fold import fold  # noqa: E402
+from nas.conversion.huggingface import load_pretrained, to_transformers  # noqa: E402
+from nas.conversion.huggingface_settings import architecture_of  # noqa: E402
+from nas.conversion.pretrained import Pretrained  # noqa: E402
+from nas.model.decoder import Decoder  # noqa: E402
+from nas.model.weights import load_deployed  # noqa: E402
+from search_spaces.lower import lower  # noqa: E402
+from tests.costmodel.kv_cache import kv_cache  # noqa: E402
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+LLAMA3 = {
+    "rope_theta": 1000.0,
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+LINEAR = {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}
+PARTLY = {"rope_theta": 1e4, "rope_type": "default"}
+TIED = {"tie_word_embeddings": True}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8, **TIED}),
+    "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
+    "mistral": ("Mistral", {"sliding_window": 16, "head_dim": 8}),
+    "mistral-no-window": ("Mistral", {"sliding_window": None}),
+    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1}),
+    "phi3": ("Phi3", {"sliding_window": 16}),
+    "phi3-partly": ("Phi3", {"hidden_size": 32, "rope_parameters": {**PARTLY, "partial_rotary_factor": 0.75}}),
+    "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "rope_parameters": {**PARTLY, "rope_theta": 5e6}}),
+    "starcoder2": ("Starcoder2", {"sliding_window": 16}),
+    "stablelm": ("StableLm", {"hidden_size": 32}),
+    "stablelm2": ("StableLm", {"hidden_size": 32, "use_qkv_bias": True}),
+    "gpt_neox": ("GPTNeoX", {"use_parallel_residual": False, "hidden_size": 32}),
+    "gpt_neox-whole": ("GPTNeoX", {"rope_parameters": {**PARTLY, "partial_rotary_factor": 1.0, "rope_theta": 500.0}}),
+    "opt": ("OPT", {"ffn_dim": 20, "word_embed_proj_dim": 24}),
+}
+
+
+def their_model(name: str, **changes: Any) -> Any:
+    """A small model of a family, with every gain and bias drawn."""
+    kind, settings = FAMILIES[name]
+    torch.manual_seed(len(name))
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings, **changes})
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def ours(source: Pretrained) -> Decoder:
+    model = Decoder(source.architecture)
+    load_deployed(model, source.weights)
+    return model.eval()
+
+
+def assert_close(actual: Any, expected: Any) -> None:
+    expected = np.asarray(expected)
+    np.testing.assert_allclose(np.asarray(actual), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_has_their_logits_is_its_op_graph_and_is_written_as_itself(name: str, tmp_path: Path) -> None:
+    theirs = their_model(name)
+    theirs.save_pretrained(tmp_path)
+    source = load_pretrained(str(tmp_path))
+    architecture = source.architecture
+    assert architecture == architecture_of(theirs.config, name)  # no weights are needed
+    length = min(architecture.context, 20)
+    tokens = torch.randint(40, (2, length), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        model = ours(source)
+        assert_close(model(tokens).logits, expected)
+    weights, graph = numbers(source.weights), lower(architecture, length)
+    assert_close(interpreter.execute(graph, weights, tokens[1].numpy()), expected[1])
+    earlier = interpreter.values(lower(architecture, length - 1), weights, tokens[1, :-1].numpy())
+    step = lower(architecture, length, Deployment(phase="decode"))
+    assert_close(interpreter.execute(step, weights, tokens[1, -1:].numpy(), kv_cache(step, earlier)), expected[1, -1:])
+    again = to_transformers(architecture, source.weights)
+    assert type(again) is type(theirs) or name == "mistral-no-window"  # which is a Llama
+    for key in ("rope_parameters", "sliding_window", "layer_types", "no_rope_layers", "max_position_embeddings"):
+        assert getattr(again.config, key, None) == getattr(theirs.config, key, None)
+    for key, value in theirs.state_dict().items():
+        value[: 2 * key.endswith("embed_positions.weight")] = 0  # rows of no position
+        torch.testing.assert_close(again.state_dict()[key], value, rtol=1e-6, atol=1e-6)
+
+
+def test_a_sequence_that_a_window_hides_some_of_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    their_model("mistral").save_pretrained(tmp_path)
+    source = load_pretrained(str(tmp_path))
+    assert (source.architecture.context, source.architecture.longest_context) == (16, 32)
+    message = "context 16, beyond which attention has windows, but got 17"
+    with pytest.raises(UserError, match=f"`seq_len` must be between 1 and the {message}"):
+        lower(source.architecture, 17)
+    with pytest.raises(UserError, match=r"17 tokens, context=16 \(beyond it attention has windows\)"):
+        ours(source)(torch.zeros(1, 17, dtype=torch.int64))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        ("Mixtral", {}, "'it' must be a decoder .* of type 'mixtral', which chooses experts by token"),
+        ("Mamba", {}, "of type 'mamba', which has state-space layers"),
+        ("Lfm2", {}, "of type 'lfm2', which has convolutions over tokens"),
+        ("Rwkv", {}, "of type 'rwkv', which has recurrent layers"),
+        ("Bloom", {}, "of type 'bloom', which knows positions by ALiBi"),
+        ("Falcon", {"alibi": True}, "of type 'falcon', which knows positions by ALiBi"),
+        ("BioGpt", {}, "must be a model of type gpt2, gpt_neox, llama"),
+        ("Llama", {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, "'yarn' .YaRN."),
+        ("OPT", {"word_embed_proj_dim": 8}, "`word_embed_proj_dim` of 'it' must be 768, but is 8"),
+        ("StableLm", {"qk_layernorm": True}, "`qk_layernorm` of 'it' must be False, but is True"),
+    ],
+)
+def test_what_no_block_has_is_named_in_one_line(kind: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        architecture_of(getattr(transformers, f"{kind}Config")(**settings), "it")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["llama3", "phi3-partly", "smollm3", "stablelm2", "opt"])
+def test_our_own_class_runs_what_a_family_lacks(name: str, tmp_path: Path) -> None:
+    """A layer without attention has none of them, and goes with its positions when it has nothing left."""
+    their_model(name).save_pretrained(tmp_path)
+    source = load_pretrained(str(tmp_path))
+    layers = list(source.architecture.layers)
+    layers[1] = replace(layers[1], norm1="none", attention="none", norm2="none", ffn="none")
+    architecture = replace(source.architecture, layers=tuple(layers))
+    needed = {f"{node.name}.{suffix}" for node in lower(architecture, 8) for suffix in node.op.weight_shapes}
+    weights = {key: value for key, value in source.weights.items() if key in needed}
+    model = ours(Pretrained(architecture, weights, None))
+    tokens = torch.randint(40, (1, 12), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(tokens).logits
+        exported = to_transformers(architecture, weights)
+        assert type(exported).__name__ == "DecoderForCausalLM"
+        assert_close(exported(tokens).logits, expected)
+    folded = fold(architecture, weights)
+    assert folded.architecture.num_layers == 2
+    run = interpreter.execute(lower(folded.architecture, 12), numbers(folded.weights), tokens[0].numpy())
+    assert_close(run, expected[0])
+
+
+def numbers(weights: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    return {key: value.double().numpy() for key, value in weights.items()}
