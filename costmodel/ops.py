@@ -146,6 +146,7 @@ class TokenEmbedding(Op):
     """One-hot tokens (`tokens x vocab`) times the embedding table (`vocab x features`).
 
     encoding: `one-hot`, by the client in the clear; `lookup`, under the protocol, from tokens shared as integers.
+    scale: what the table's owner multiplies it by before a run.
     """
 
     label = "embedding"
@@ -159,6 +160,7 @@ class TokenEmbedding(Op):
     vocab: int
     features: int
     encoding: Encoding = "one-hot"
+    scale: float = 1.0
 
     @property
     def input_shapes(self) -> tuple[Shape, ...]:
@@ -225,6 +227,7 @@ class RmsNorm(OnRows):
     """Divides each row by its root mean square, then applies a gain unless it is folded away.
 
     epsilon: added to the mean of squares.
+    groups: equal parts of a row, each normalised by itself and times the same gain, as heads of queries are.
 
     Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
     """
@@ -235,10 +238,24 @@ class RmsNorm(OnRows):
 
     affine: bool = True
     epsilon: float = RMSNORM_EPSILON
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if self.groups < 1 or self.features % self.groups:
+            raise UserError(f"`groups` of an RmsNorm must divide its {self.features} features, but got {self.groups}.")
+
+    @property
+    def num_roots(self) -> int:
+        """Mean squares that a root is taken of."""
+        return self.rows * self.groups
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
-        return {"weight": (self.features,)} if self.affine else {}
+        return {"weight": (self.features // self.groups,)} if self.affine else {}
+
+    @property
+    def work(self) -> dict[str, int]:
+        return {"rows": self.num_roots, "elements": self.rows * self.features}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -703,7 +720,7 @@ OP_TYPES: tuple[type[Op], ...] = (
     LeakyRelu, Square, Silu, Sigmoid, Tanh, Multiply, Scale, Add, ScaledAdd, TakeRows, JoinRows, JoinColumns,
     VocabProjection,
 )  # fmt: skip
-USUAL = {"past_len": 0, "first": 0, "sequences": 1}  # what an op says nothing of
+USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # what an op says nothing of
 
 
 def shape(op: Op) -> dict[str, int]:

@@ -79,6 +79,10 @@ class Positions:
     window: int | None = None
 
 
+SCALES = ("embedding_scale", "residual_scale", "logit_scale")
+LEAST = {"rotary_base": 1.0, "norm_epsilon": 0.0, "score_scale": 0.0, **dict.fromkeys(SCALES, 0.0)}  # all are above it
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Architecture:
     """A decoder-only language model, in elements and counts.
@@ -89,6 +93,9 @@ class Architecture:
     context: longest sequence the position table (or rotary cache) covers, in tokens, and no window hides any of.
     longest_context: of the model that this was imported from, where a window is shorter; None for `context`.
     final_norm: norm before the vocabulary projection.
+    embedding_scale, residual_scale, logit_scale: what rows of the table, what attention and FFN add to the stream, and
+        the logits are multiplied by.
+    score_scale: what products of queries and keys are multiplied by; None for 1/sqrt(head_dim).
     bias: whether linears carry a bias; those that do anyway are told by `has_bias`.
     rotary_base: of the angles of rotary positions, where the block has them.
     rotary_features: of a head that are rotated; None for the share that the block rotates.
@@ -98,8 +105,8 @@ class Architecture:
     gelu: which form GELU is computed in, wherever a layer has one.
     softmax: the attention's normalisation, in every layer: softmax itself, or a form that is cheaper in private.
 
-    folded: whether the linears have taken up the gains and biases of the blocks' LayerNorms and the factor
-        1/sqrt(head_dim) of the scores.
+    folded: whether the linears have taken up the gains and biases of the blocks' LayerNorms, the scales, and the factor
+        of the scores.
 
     Raises UserError if a dimension is below 1, heads do not divide what they share, or the block lacks what is chosen.
     """
@@ -123,6 +130,10 @@ class Architecture:
     layer_positions: tuple[int, ...] = ()
     longest_context: int | None = None
     norm_epsilon: float = RMSNORM_EPSILON
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logit_scale: float = 1.0
+    score_scale: float | None = None
     folded: bool = False
     layers: tuple[Layer, ...]
 
@@ -130,8 +141,8 @@ class Architecture:
         for name in ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"`{name}` must be at least 1, but got {value}.")
-        for name, least in (("rotary_base", 1.0), ("norm_epsilon", 0.0)):
-            if not least < (number := getattr(self, name)) < math.inf:
+        for name, least in LEAST.items():
+            if (number := getattr(self, name)) is not None and not least < number < math.inf:
                 raise UserError(f"`{name}` must be finite and above {least:g}, but got {number}.")
         if not self.layers:
             raise UserError("an architecture needs at least one layer, but `layers` is empty.")
@@ -187,6 +198,11 @@ class Architecture:
     def head_dim(self) -> int:
         """Features of a head."""
         return self.head_size or self.d_model // self.num_heads
+
+    @property
+    def score_factor(self) -> float:
+        """What products of queries and keys are multiplied by, unless the queries have taken it up."""
+        return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
 
 NORM_RANK: dict[Norm, int] = {"none": 0, "frozen-rmsnorm": 1, "frozen-layernorm": 2, "rmsnorm": 3, "layernorm": 4}
@@ -299,7 +315,7 @@ def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
 # fields from after there were ids
 SINCE = (
     "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon", "rotary_features", "positions",
-    "layer_positions", "longest_context",
+    "layer_positions", "longest_context", *SCALES, "score_scale",
 )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 BlockName = Literal[
-    "gpt2", "opt", "pythia", "neox", "sas", "llama", "qwen2", "phi3", "starcoder2", "stablelm", "stablelm2"
+    "gpt2", "opt", "pythia", "neox", "sas", "llama", "qwen2", "qwen3", "phi3", "starcoder2", "stablelm", "stablelm2"
 ]  # fmt: skip
 QUERIES_KEYS_VALUES = ("attention.q", "attention.k", "attention.v")  # linears, where they are three
 Join = Literal["sequential", "parallel", "shaped"]
@@ -23,6 +23,8 @@ class Block:
         V, and Y = A + FFN(Norm2(A)).
     rotary_share: positions are rotations of one in so many features of a head; None has a learned table of positions.
     packs_qkv: whether queries, keys and values are one linear, or three.
+    query_key_norm: an RMSNorm of queries and one of keys, before they are rotated: of each `head`, with one gain for
+        all, or over the whole `width` of the heads; only where they are linears of their own.
     biases: the linears that carry a bias although the architecture has none.
     has_centred_norms: whether a norm may take the mean away; its bias, folded, gives one to every linear.
     keeps_final_norm: whether a norm follows the last layer where the layers have one, unless a name says otherwise.
@@ -34,6 +36,7 @@ class Block:
     join: Join
     rotary_share: int | None = None
     packs_qkv: bool = True
+    query_key_norm: Literal["none", "head", "width"] = "none"
     biases: tuple[str, ...] = ()
     has_centred_norms: bool = True
     keeps_final_norm: bool = True
@@ -55,9 +58,11 @@ class Block:
 
     @property
     def queries(self) -> str:
-        """The linear whose first rows are the queries."""
+        """What the first rows of are the queries: a linear, or the gain of their norm."""
         if self.is_shaped:
             return "attention.qk"
+        if self.query_key_norm != "none":
+            return "attention.q_norm"
         return "attention.qkv" if self.packs_qkv else "attention.q"
 
     def passes_values(self, depth: int) -> bool:
@@ -96,6 +101,8 @@ BLOCKS: dict[BlockName, Block] = {
     "llama": LLAMA,
     # Yang et al. 2024, arXiv 2407.10671, section 2.2.1: Llama's, with biases of queries, keys and values.
     "qwen2": replace(LLAMA, biases=QUERIES_KEYS_VALUES),
+    # Yang et al. 2025, arXiv 2505.09388, section 2: Llama's, with norms of queries and keys.
+    "qwen3": replace(LLAMA, query_key_norm="head"),
     # Abdin et al. 2024, arXiv 2404.14219.
     "phi3": replace(LLAMA, packs_qkv=True),
     # Lozhkov et al. 2024, arXiv 2402.19173: rotary of every feature, norms that take the mean away.

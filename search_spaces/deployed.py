@@ -20,10 +20,12 @@ architecture.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from search_spaces.architecture import (
     CENTRED_NORMS,
     LIVE_NORMS,
+    SCALES,
     Architecture,
     Ffn,
     Layer,
@@ -36,6 +38,7 @@ from search_spaces.architecture import (
 )
 from search_spaces.block import Block
 
+UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  # what linears take up
 LINEAR_FFNS = ("identity", "fused")
 
 
@@ -73,6 +76,7 @@ def deployed(architecture: Architecture) -> Architecture:
         bias=deploys_biases(architecture),
         tied_embeddings=False,
         folded=True,
+        **UNSCALED,
     )
 
 

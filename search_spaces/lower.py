@@ -86,12 +86,21 @@ class _Builder:
         op = ops.Linear(rows=self.rows, in_features=in_features, out_features=out_features, bias=bias)
         return self.add(name, op, source)
 
+    def scaled(self, name: str, source: str, factor: float, features: int) -> str:
+        if factor == 1:
+            return source
+        return self.add(name, ops.Scale(rows=self.rows, features=features, factor=factor), source)
+
     def norm(self, name: str, kind: Norm, source: str) -> str:
         if kind == "none":
             return source
         value_source = name == "norm1" and self.block.passes_values(int(self.layer))
         affine = not self.architecture.folded or self.layer == "head" or value_source  # else linears take them up
         return self.add(name, NORM_OPS[kind](self.size, self.architecture.norm_epsilon, affine), source)
+
+    def branch(self, name: str, source: str) -> str:
+        """What attention or FFN adds to the stream, from what they make."""
+        return self.scaled(f"{name}.scaled", source, self.architecture.residual_scale, self.architecture.d_model)
 
 
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
@@ -103,7 +112,8 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
         why = ", beyond which attention has windows" if architecture.longest_context else ""
         raise UserError(f"`seq_len` must be between 1 and the context {architecture.context}{why}, but got {seq_len}.")
     builder, d_model, vocab = _Builder(architecture, seq_len), architecture.d_model, architecture.vocab_size
-    stream = builder.add("embed", ops.TokenEmbedding(tokens=seq_len, vocab=vocab, features=d_model), "tokens")
+    embed = ops.TokenEmbedding(tokens=seq_len, vocab=vocab, features=d_model, scale=architecture.embedding_scale)
+    stream = builder.add("embed", embed, "tokens")
     if "position" in builder.block.tables:
         stream = builder.add("position", ops.PositionEmbedding(rows=seq_len, features=d_model), stream)
     for index, layer in enumerate(architecture.layers):
@@ -111,7 +121,8 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
         stream = _layer(builder, layer, stream)
     builder.layer = "head"
     stream = builder.norm("final_norm", architecture.final_norm, stream)
-    builder.add("logits", ops.VocabProjection(rows=seq_len, features=d_model, vocab=vocab), stream)
+    logits = builder.add("logits", ops.VocabProjection(rows=seq_len, features=d_model, vocab=vocab), stream)
+    builder.scaled("logits_scaled", logits, architecture.logit_scale, vocab)
     return deploy(OpGraph(nodes=tuple(builder.nodes)), deployment)
 
 
@@ -123,12 +134,12 @@ def _layer(builder: _Builder, layer: Layer, stream: str) -> str:
         if builder.block.is_shaped:
             attended = _shaped_attention(builder, layer, normed)
         else:
-            mixed = _self_attention(builder, layer, normed)
+            mixed = builder.branch("attention", _self_attention(builder, layer, normed))
             attended = builder.add("attention.residual", ops.Add(**builder.size), stream, mixed)
     if layer.ffn == "none":
         return attended
     source = stream if builder.block.join == "parallel" else attended
-    branch = _ffn(builder, layer, builder.norm("norm2", layer.norm2, source))
+    branch = builder.branch("ffn", _ffn(builder, layer, builder.norm("norm2", layer.norm2, source)))
     join = ops.Add if layer.stabiliser == "none" else ops.ScaledAdd
     return builder.add("ffn.residual", join(**builder.size), attended, branch)
 
@@ -169,6 +180,12 @@ def _queries_keys_values(builder: _Builder, source: str, width: int, key_width: 
         return builder.linear("attention.qkv", source, d_model, width + 2 * key_width)
     widths = zip(QUERIES_KEYS_VALUES, (width, key_width, key_width), strict=True)
     parts = [builder.linear(name, source, d_model, its_width) for name, its_width in widths]
+    if builder.block.query_key_norm != "none":
+        for place, (name, its_width) in enumerate((("attention.q_norm", width), ("attention.k_norm", key_width))):
+            groups = its_width // builder.architecture.head_dim if builder.block.query_key_norm == "head" else 1
+            epsilon = builder.architecture.norm_epsilon
+            norm = ops.RmsNorm(rows=builder.rows, features=its_width, groups=groups, epsilon=epsilon)
+            parts[place] = builder.add(name, norm, parts[place])
     pack = ops.PackHeads(rows=builder.rows, query_features=width, key_features=key_width)
     return builder.add("attention.packed", pack, *parts)
 
@@ -176,7 +193,13 @@ def _queries_keys_values(builder: _Builder, source: str, width: int, key_width: 
 def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
     """packed: where queries and keys are."""
     heads = _heads(builder, layer)
-    op = ops.AttentionScores(**heads, head_dim=builder.architecture.head_dim, scaled=not builder.architecture.folded)
+    scaled, factor = not builder.architecture.folded, builder.architecture.score_scale
+    op = ops.AttentionScores(
+        **heads,
+        head_dim=builder.architecture.head_dim,
+        scaled=scaled and factor != 1,
+        factor=factor if scaled else None,
+    )
     scores = builder.add("attention.scores", op, packed)
     if layer.attention == "softmax-temperature":
         scores = builder.add("attention.temperature", ops.Temperature(**heads), scores)

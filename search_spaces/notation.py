@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
 from search_spaces.block import BLOCKS, WRAPPERS
-from search_spaces.deployed import deploys_biases
+from search_spaces.deployed import UNSCALED, deploys_biases
 
 NORM_LETTERS: dict[Norm, str] = {
     "layernorm": "L",
@@ -160,7 +160,8 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
         raise UserError(f"a deployed architecture must be a placement like 6xLSLGo-6xoSoFs, but got {text!r:.80}.")
     places = base.layer_positions if num_layers == base.num_layers else ()
     sized = replace(base, layers=base.layers[:1] * num_layers, layer_positions=places)
-    return replace(parse(text, sized).architecture, folded=True, bias=deploys_biases(sized), tied_embeddings=False)
+    architecture = parse(text, sized).architecture
+    return replace(architecture, folded=True, bias=deploys_biases(sized), tied_embeddings=False, **UNSCALED)
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:

@@ -103,6 +103,7 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
         if value.shape != shape:
             raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
         value = value if entries is None else value.take(entries, axis)
+        value = value * op.scale if isinstance(op, ops.TokenEmbedding) and op.scale != 1 else value
         value = value.T if suffix in op.transposed else value
         values[suffix] = 1 / value if suffix in op.inverted else value
     return values

@@ -67,9 +67,11 @@ def _layer_norm(op: ops.LayerNorm, library: Library, weights: Weights, source: A
 
 
 def _rms_norm(op: ops.RmsNorm, library: Library, weights: Weights, source: Array) -> Array:
-    mean_square = library.numpy.square(source).sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x 1
-    normed = source * library.rsqrt(mean_square + op.epsilon)
-    return normed * weights["weight"] if op.affine else normed
+    shape, width = source.shape, op.features // op.groups
+    parts = source if op.groups == 1 else source.reshape(op.rows, op.groups, width)
+    mean_square = library.numpy.square(parts).sum(axis=-1, keepdims=True) * (1 / width)  # rows x 1, or x groups x 1
+    normed = parts * library.rsqrt(mean_square + op.epsilon)
+    return (normed * weights["weight"] if op.affine else normed).reshape(shape)
 
 
 def _frozen_norm(op: ops.FrozenNorm, library: Library, weights: Weights, source: Array) -> Array:

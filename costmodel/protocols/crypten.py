@@ -112,9 +112,11 @@ def _embed(op: ops.TokenEmbedding, setting: CryptenSetting) -> Comm:
 
 def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: CryptenSetting) -> Comm:
     """Squares, whose mean is local; a row's inverse root, and products with it and the gain."""
-    elements = op.rows * op.features
-    gain = [product(elements, op.features)] if op.affine else []
-    return total_comm([square(elements), inverse_root(op.rows), product(elements, op.rows), *gain])
+    elements, (roots, width) = op.rows * op.features, (op.rows, op.features)
+    if isinstance(op, ops.RmsNorm):
+        roots, width = op.num_roots, op.features // op.groups
+    gain = [product(elements, width)] if op.affine else []
+    return total_comm([square(elements), inverse_root(roots), product(elements, roots), *gain])
 
 
 def _softmax(op: ops.Softmax, setting: CryptenSetting) -> Comm:

@@ -106,10 +106,11 @@ def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> 
 
 def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Calls:
     """Squares, of a LayerNorm less the mean; their mean, its inverse root, and products by that and by the gain."""
-    start = () if op.features == 1 else SHARED
-    means = () if op.features == 1 else on(op.rows, fixed_point.public_product(setting))
+    roots = op.num_roots if isinstance(op, ops.RmsNorm) else op.rows
+    start = () if op.rows * op.features == roots else SHARED
+    means = () if op.rows * op.features == roots else on(roots, fixed_point.public_product(setting))
     squares = on(op.rows * op.features, fixed_point.product(setting))
-    root = on(op.rows, fixed_point.reciprocal_square_root(setting))
+    root = on(roots, fixed_point.reciprocal_square_root(setting))
     gain = fixed_point.weight_product(op, setting) if op.affine else ()
     has_bias = isinstance(op, ops.LayerNorm) and op.affine and op.bias
     bias = fixed_point.weight_sum(op, setting) if has_bias else ()

@@ -116,7 +116,8 @@ def _layer_norm(op: ops.LayerNorm, setting: SigmaSetting) -> Comm:
 
 
 def _rms_norm(op: ops.RmsNorm, setting: SigmaSetting) -> Comm:
-    return total_comm(_normalised(op.rows * op.features, op.rows, op.features, setting, affine=op.affine))
+    width = op.features // op.groups
+    return total_comm(_normalised(op.rows * op.features, op.num_roots, width, setting, affine=op.affine))
 
 
 def _frozen_norm(op: ops.FrozenNorm, setting: SigmaSetting) -> Comm:

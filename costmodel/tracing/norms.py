@@ -1,6 +1,7 @@
 """Norms in an exported program: fused, or spelled out as a product with an inverse root of a mean of squares."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from costmodel import ops
 from costmodel.tracing.patterns import Patterns, TracedOps, rows_and_features, step
@@ -13,14 +14,14 @@ def _layer_norm(program: Program, node: FxNode) -> TracedOps:
     if program.secret_inputs(node) != [source] or len(normalised) != 1:
         return ()
     gain, bias = (argument(node, position, name) is not None for position, name in ((2, "weight"), (3, "bias")))
-    return _norm(ops.LayerNorm, source, node, gain=gain, bias=bias)
+    return _norm(program, ops.LayerNorm, source, node, gain=gain, bias=bias)
 
 
 def _rms_norm(program: Program, node: FxNode) -> TracedOps:
     source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
     if program.secret_inputs(node) != [source] or len(normalised) != 1:
         return ()
-    return _norm(ops.RmsNorm, source, node, gain=gain is not None)
+    return _norm(program, ops.RmsNorm, source, node, gain=gain is not None)
 
 
 def _with_bias(program: Program, node: FxNode) -> TracedOps:
@@ -32,7 +33,7 @@ def _with_bias(program: Program, node: FxNode) -> TracedOps:
     (norm,) = _with_gain(program, program.origin(sources[0])) or (None,)
     if norm is None or not isinstance(norm.op, ops.LayerNorm):
         return ()
-    return _norm(ops.LayerNorm, norm.inputs[0], node, gain=True, bias=True)
+    return _norm(program, ops.LayerNorm, norm.inputs[0], node, gain=True, bias=True)
 
 
 def _with_gain(program: Program, node: FxNode) -> TracedOps:
@@ -41,12 +42,12 @@ def _with_gain(program: Program, node: FxNode) -> TracedOps:
     if kind(node) != "mul" or normed is None or not is_node(gain) or numel(gain) != size(node)[-1]:
         return ()
     op_type, source = _normed(program, program.origin(normed))
-    return () if op_type is None else _norm(op_type, source, node, gain=True)
+    return () if op_type is None else _norm(program, op_type, source, node, gain=True)
 
 
 def _without_gain(program: Program, node: FxNode) -> TracedOps:
     op_type, source = _normed(program, node)
-    return () if op_type is None else _norm(op_type, source, node, gain=False)
+    return () if op_type is None else _norm(program, op_type, source, node, gain=False)
 
 
 def _normed(program: Program, node: FxNode) -> tuple[type | None, FxNode]:
@@ -108,10 +109,18 @@ def _is_over_last_axis(node: FxNode, name: str) -> bool:
     return tuple(argument(node, 1, "dim") or ()) in {(-1,), (len(size(node)) - 1,)}
 
 
-def _norm(op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False) -> TracedOps:
-    """A norm of no gain has no bias."""
-    biased = {"bias": bias} if op_type is ops.LayerNorm and gain else {}
-    op = op_type(**rows_and_features(node), affine=gain, **biased)
+def _norm(
+    program: Program, op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False
+) -> TracedOps:
+    """A norm of no gain has no bias. Several rows of a token, such as its heads, are groups of one row."""
+    shape, forms = rows_and_features(node), dict[str, Any](affine=gain)
+    if op_type is ops.LayerNorm and gain:
+        forms["bias"] = bias
+    groups, left = divmod(shape["rows"], numel(program.tokens))
+    if op_type is ops.RmsNorm and groups > 1 and not left:
+        shape = {"rows": numel(program.tokens), "features": groups * shape["features"]}
+        forms["groups"] = groups
+    op = op_type(**shape, **forms)
     return step("norm", op, node, source)
 
 

@@ -1,6 +1,7 @@
 """Folding of a trained model for deployment: the same logits from fewer operations.
 
 `search_spaces.deployed` says what exact algebra leaves of an architecture; here it is done to weights, in order:
+- scales of the table, of additions to the stream and of logits go into the linears before;
 - two FFN linears with nothing between them become one, and alpha goes into the linear that it divides;
 - frozen norms, and gain and bias of live ones, go into the linears that read them;
 - beta, and linear FFNs as a whole, go into a change of basis of the residual stream;
@@ -33,6 +34,7 @@ from nas.conversion.change_of_basis import (
 )
 from search_spaces.architecture import Architecture, Norm, num_heads, with_layers
 from search_spaces.deployed import (
+    UNSCALED,
     Region,
     deployed_layer,
     deploys_biases,
@@ -75,7 +77,7 @@ def fold(
     new = {name: value.double() for name, value in weights.items()}
     if architecture.tied_embeddings:
         new["logits.weight"] = new["embed.weight"]
-    model = _fuse(_with_biases(architecture, new), new)
+    model = _fold_scales(_fuse(_with_biases(architecture, new), new), new)
     _fold_alphas(model, new)
     model = _fold_final_norm(model, new)
     _fold_norms(model, new)
@@ -106,6 +108,18 @@ def _fuse(architecture: Architecture, weights: Weights) -> Architecture:
     return replace(architecture, layers=tuple(layers))
 
 
+def _fold_scales(architecture: Architecture, weights: Weights) -> Architecture:
+    """What rows of the table, additions to the stream and logits are multiplied by, into the linears before."""
+    factors = {"embed": architecture.embedding_scale, "logits": architecture.logit_scale}
+    for name in stream_writers(architecture, architecture.num_layers):
+        if name not in architecture.block_facts.tables:
+            factors[name] = architecture.residual_scale
+    for name, factor in factors.items():
+        if factor != 1:
+            change_output(weights, name, torch.tensor(factor, dtype=torch.float64))
+    return replace(architecture, **{**UNSCALED, "score_scale": architecture.score_scale})
+
+
 def _fold_alphas(architecture: Architecture, weights: Weights) -> None:
     """1/alpha of every scaled addition, into the linear before it."""
     for index, layer in enumerate(architecture.layers):
@@ -122,16 +136,17 @@ def _fold_score_factors(architecture: Architecture, weights: Weights) -> Archite
         if layer.attention == "none":
             continue
         heads = num_heads(architecture, layer)
-        factors = torch.full((heads,), architecture.head_dim**-0.5, dtype=torch.float64)
+        factors = torch.full((heads,), architecture.score_factor, dtype=torch.float64)
         if layer.attention == "softmax-temperature":
             name = f"layers.{index}.attention.temperature.weight"
             temperatures = weights[name]  # heads x context
-            if (temperatures == temperatures[:, :1]).all():
+            if (temperatures == temperatures[:, :1]).all() and architecture.block_facts.query_key_norm != "head":
                 factors = factors / weights.pop(name)[:, 0]
                 layers[index] = replace(layer, attention="softmax")
         queries = f"layers.{index}.{architecture.block_facts.queries}"
+        factors = factors[:1] if architecture.block_facts.query_key_norm == "head" else factors  # heads share one gain
         scale_rows(weights, queries, factors.repeat_interleave(architecture.head_dim))
-    return replace(architecture, layers=tuple(layers))
+    return replace(architecture, layers=tuple(layers), score_scale=None)
 
 
 def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architecture, Weights]:

@@ -91,6 +91,10 @@ def _in_layers(modules: Mapping[str, str | tuple[str, ...]], folder: str = "mode
     return {f"{folder}.{{}}.{theirs}": ours(name) for theirs, name in modules.items()}
 
 
+def _inverse(number: float) -> float:
+    return 1 / number
+
+
 LLAMA = Family(
     model_type="llama",
     block="llama",
@@ -191,6 +195,27 @@ FAMILIES: tuple[Family, ...] = (
     LLAMA,
     replace(LLAMA, model_type="mistral", config="MistralConfig", fixed={}),
     replace(LLAMA, model_type="smollm3", config="SmolLM3Config"),
+    replace(
+        LLAMA,
+        model_type="granite",
+        config="GraniteConfig",
+        sizes={
+            **GROUPED,
+            "rms_norm_eps": "norm_epsilon",
+            "embedding_multiplier": "embedding_scale",
+            "residual_multiplier": "residual_scale",
+            "attention_multiplier": "score_scale",
+            "logits_scaling": Number("logit_scale", _inverse, _inverse),
+        },
+    ),
+    replace(
+        LLAMA,
+        model_type="qwen3",
+        block="qwen3",
+        config="Qwen3Config",
+        fixed={"attention_bias": False},
+        names={**LLAMA.names, **_in_layers({f"self_attn.{part}_norm": f"attention.{part}_norm" for part in "qk"})},
+    ),
     replace(LLAMA, model_type="qwen2", block="qwen2", config="Qwen2Config", fixed={}),
     replace(
         LLAMA,

@@ -32,6 +32,7 @@ class DecoderConfig(PretrainedConfig):
     join: `sequential` attention, then the FFN of their sum; `parallel` both read the stream; `shaped` attention has no
         skip. rotary_share: one in so many features of a head is rotated; None has a table of positions. packs_qkv:
         whether queries, keys and values are one linear. biases: linears with a bias where others have none.
+        query_key_norm: of queries and keys, none, of each head, or over the width of all.
     """
 
     model_type = "private-inference-decoder"
@@ -156,7 +157,8 @@ class _Attention(nn.Module):
             width = made.get("rotary_features") or max(2, self.head_dim // share)
             base = positions.get("base") or made.get("rotary_base", ROTARY_BASE)
             self.rotary = width, base, positions.get("scaling")
-        self.folded = made.get("folded", False)
+        factor = 1.0 if made.get("folded", False) else made.get("score_scale") or self.head_dim**-0.5
+        self.factor = factor * math.sqrt(self.head_dim)  # `_attend` divides by that root
         self.bound = _Weight(self.num_heads) if self.form in ("bounded", "power8") else None
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
 
@@ -166,8 +168,7 @@ class _Attention(nn.Module):
 
     def mixed(self, queries: Tensor, keys: Tensor, values: Tensor, first: int) -> Tensor:
         """Returns what the positions from `first` on attend to."""
-        if self.folded:
-            queries = queries * math.sqrt(self.head_dim)
+        queries = queries if self.factor == 1 else queries * self.factor
         if self.temperature is not None:
             rows = self.temperature.weight[:, first : first + queries.shape[-2]]  # heads x T
             queries = queries * rows.reciprocal().unsqueeze(-1)
@@ -185,18 +186,29 @@ class _SelfAttention(_Attention):
         self.packs = made["block"].get("packs_qkv", True)
         for name, features in {"qkv": width + 2 * key_width}.items() if self.packs else self.widths.items():
             setattr(self, name, nn.Linear(d_model, features, bias=bias or f"attention.{name}" in biases))
+        if (kind := made["block"].get("query_key_norm", "none")) != "none":
+            sizes = (width, key_width) if kind == "width" else (self.head_dim, self.head_dim)
+            self.q_norm, self.k_norm = (nn.RMSNorm(size, made.get("norm_epsilon", RMSNORM_EPSILON)) for size in sizes)
         self.out = nn.Linear(width, d_model, bias=bias)
 
     def forward(self, source: Tensor, past: _Past) -> Tensor:
         first = past.num_positions
         made = [self.get_submodule(name)(source) for name in (["qkv"] if self.packs else self.widths)]
         parts = made[0].split([*self.widths.values()], dim=-1) if self.packs else made
+        if hasattr(self, "q_norm"):
+            parts = [_normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1]), parts[2]]
         queries, keys, values = map(self.heads, parts)
         if self.rotary is not None:
             queries, keys = (_rotated(part, first, *self.rotary) for part in (queries, keys))
         keys, values = past.joined(keys, values)
         mixed: Tensor = self.out(self.mixed(queries, keys, values, first).transpose(1, 2).flatten(2))
         return mixed
+
+
+def _normed(norm: nn.RMSNorm, source: Tensor) -> Tensor:
+    """Each group of as many features as the norm has, by itself."""
+    normed: Tensor = norm(source.view(*source.shape[:-1], -1, *norm.normalized_shape))
+    return normed.flatten(-2)
 
 
 class _ShapedSelfAttention(_Attention):
@@ -285,6 +297,7 @@ class _FeedForward(nn.Module):
             kind = f"gelu-{made.get('gelu', 'tanh')}" if layer["ffn"] == "gelu" else layer["ffn"]
             self.activation = _LeakyRelu() if kind == "leaky-relu" else ACTIVATIONS[kind]
             self.down = nn.Linear(d_ff, d_model, bias=bias)
+        self.scale = made.get("residual_scale", 1.0)
         self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
@@ -293,6 +306,7 @@ class _FeedForward(nn.Module):
         else:
             up = self.up(source)
             branch = self.down(self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up)
+        branch = branch if self.scale == 1 else branch * self.scale
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
 
@@ -306,6 +320,7 @@ class _Block(nn.Module):
         reads_values = self.join == "shaped" and index > 0  # no linear there takes up a gain
         size = made["d_model"], made.get("norm_epsilon", RMSNORM_EPSILON)
         self.norm1 = NORMS[layer["norm1"]](*size, not folded or reads_values)
+        self.scale = made.get("residual_scale", 1.0)
         self.attention: nn.Module | None = None
         if self.join == "shaped":
             self.attention = _ShapedSelfAttention(made, index)
@@ -318,6 +333,7 @@ class _Block(nn.Module):
         joined = stream
         if self.attention is not None:
             attended: Tensor = self.attention(self.norm1(stream), past)
+            attended = attended if self.scale == 1 else attended * self.scale
             joined = attended if self.join == "shaped" else stream + attended
         if self.ffn is not None:
             joined = self.ffn(self.norm2(stream if self.join == "parallel" else joined), joined)
@@ -331,6 +347,7 @@ class Decoder(nn.Module):
         super().__init__()
         vocab_size, d_model = made["vocab_size"], made["d_model"]
         self.context = made["context"]
+        self.scales = made.get("embedding_scale", 1.0), made.get("logit_scale", 1.0)
         self.embed = nn.Embedding(vocab_size, d_model)
         self.position = nn.Embedding(self.context, d_model) if made["block"]["rotary_share"] is None else None
         self.layers = nn.ModuleList(_Block(made, index) for index in range(len(made["layers"])))
@@ -345,6 +362,7 @@ class Decoder(nn.Module):
         if first + length > self.context:
             raise ValueError(f"a sequence must fit the context of {self.context}, but has {first + length} tokens.")
         stream: Tensor = self.embed(tokens)  # batch x T x d_model
+        stream = stream if self.scales[0] == 1 else stream * self.scales[0]
         if self.position is not None:
             stream = stream + self.position.weight[first : first + length]
         if self.counts_alone:  # nothing to remember but how many there were
@@ -352,7 +370,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             stream = layer(stream, past)
         logits: Tensor = self.logits(self.final_norm(stream))
-        return logits
+        return logits if self.scales[1] == 1 else logits * self.scales[1]
 
 
 class DecoderForCausalLM(PreTrainedModel, GenerationMixin):

@@ -116,6 +116,7 @@ def _unsaid(architecture: Architecture) -> Architecture:
         architecture,
         num_kv_heads=None if architecture.num_kv_heads == heads else architecture.num_kv_heads,
         head_size=None if architecture.head_dim * heads == architecture.d_model else architecture.head_size,
+        score_scale=None if architecture.score_scale == architecture.head_dim**-0.5 else architecture.score_scale,
         positions=() if kinds == (Positions(),) else kinds,
     )
     if features is not None and rotary_dim(replace(architecture, rotary_features=None)) == features:
@@ -225,6 +226,7 @@ def _settings(family: Family, architecture: Architecture) -> dict[str, Any] | No
         "num_kv_heads": architecture.num_kv_heads or architecture.num_heads,
         "head_size": architecture.head_dim,
         "context": architecture.longest_context or architecture.context,
+        "score_scale": architecture.score_factor,
     }
     settings: dict[str, Any] = {
         **family.fixed,

@@ -21,6 +21,7 @@ from nas.model.mpc_friendly import query_scale
 from search_spaces.architecture import (
     FROZEN_NORMS,
     POLYNOMIAL_GATES,
+    SCALES,
     Architecture,
     num_heads,
     num_kv_heads,
@@ -32,7 +33,7 @@ from search_spaces.lower import lower
 HEADS = tuple(f".attention.{name}" for name in ("qkv", "q", "k", "v", "out"))  # linears with a slice for every head
 SAME = (
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
-    "rotary_base", "norm_epsilon", "folded",
+    "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES, "score_scale", "folded",
 )  # fmt: skip
 # Coefficients that a gate starts with, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 and an even function, of
 # SiLU about x^2 / 5 where most of its inputs are.

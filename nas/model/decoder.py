@@ -84,7 +84,9 @@ class Decoder(nn.Module):
             passed.append(stream)
         if streams is not None:
             streams += passed
-        return self.final_norm(stream), tuple(entropies) if with_entropies else None
+        stream = self.final_norm(stream)
+        stream = stream if self.architecture.logit_scale == 1 else stream * self.architecture.logit_scale
+        return stream, tuple(entropies) if with_entropies else None
 
     def streams(self, tokens: Tensor) -> list[Tensor]:
         """What every layer reads of a batch, and what the last one leaves, each batch x T x d_model."""
@@ -101,6 +103,7 @@ class Decoder(nn.Module):
                 f"context={self.architecture.context}{why}."
             )
         stream: Tensor = self.embed(tokens)
+        stream = stream if self.architecture.embedding_scale == 1 else stream * self.architecture.embedding_scale
         return stream if self.position is None else stream + self.position.weight[: tokens.shape[1]]
 
 
@@ -128,6 +131,7 @@ class Block(nn.Module):
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         layer, self.block = architecture.layers[index], architecture.block_facts
+        self.scale = architecture.residual_scale
         affine = not architecture.folded or self.block.passes_values(index)  # else linears take gain and bias up
         self.norm1 = norm_of(layer.norm1, architecture, affine=affine)
         attention = ShapedSelfAttention if self.block.is_shaped else SelfAttention
@@ -141,6 +145,7 @@ class Block(nn.Module):
             joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
         else:
             attended, entropy = self.attention(self.norm1(stream), with_entropy)
+            attended = attended if self.scale == 1 else attended * self.scale
             joined = attended if self.block.is_shaped else stream + attended
         if self.ffn is not None:
             joined = self.ffn(self.norm2(stream if self.block.join == "parallel" else joined), joined)
@@ -171,6 +176,7 @@ class FeedForward(nn.Module):
             self.up = linear("up", d_model, d_ff)
             self.activation = ACTIVATIONS[layer.ffn](architecture)
             self.down = linear("down", d_ff, d_model)
+        self.scale = architecture.residual_scale
         self.residual = _ScaledAdd(architecture.block_facts.branch_gain) if layer.stabiliser == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
@@ -180,6 +186,7 @@ class FeedForward(nn.Module):
         else:
             up = self.up(source)  # batch x T x d_ff
             branch = self.down(self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up)
+        branch = branch if self.scale == 1 else branch * self.scale
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
 

@@ -34,7 +34,9 @@ class SelfAttention(nn.Module):
         super().__init__()
         d_model, layer = architecture.d_model, architecture.layers[index]
         self.num_heads, self.head_dim = num_heads(architecture, layer), architecture.head_dim
-        self.num_key_heads, self.folded = num_kv_heads(architecture, layer), architecture.folded
+        self.num_key_heads = num_kv_heads(architecture, layer)
+        factor = 1.0 if architecture.folded else architecture.score_factor
+        self.query_factor = factor * math.sqrt(self.head_dim)  # `causal_attention` divides by that root
         form = softmax_form(architecture, layer)
         self.bound = bound_of(self.num_heads, form)
         self.attend = attention_of(form, self.bound)
@@ -47,6 +49,9 @@ class SelfAttention(nn.Module):
                 nn.Linear(d_model, features, bias=has_bias(architecture, layer, name))
                 for name, features in zip(QUERIES_KEYS_VALUES, self.widths, strict=True)
             )
+        if (kind := architecture.block_facts.query_key_norm) != "none":
+            sizes = (width, key_width) if kind == "width" else (self.head_dim, self.head_dim)
+            self.q_norm, self.k_norm = (nn.RMSNorm(size, architecture.norm_epsilon) for size in sizes)
         positions = positions_of(architecture, index)
         self.rotary = _Rotary(architecture, positions) if positions.rotates else nn.Identity()
         self.temperature = _temperature(architecture, layer, temperature_init)
@@ -63,12 +68,20 @@ class SelfAttention(nn.Module):
         batch, length, _ = source.shape
         linears = (self.q, self.k, self.v) if hasattr(self, "q") else ()
         parts = [linear(source) for linear in linears] or self.qkv(source).split(self.widths, dim=-1)
+        if hasattr(self, "q_norm"):
+            parts = [_normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1]), parts[2]]
         queries, keys, values = (part.view(batch, length, -1, self.head_dim).transpose(1, 2) for part in parts)
         queries, keys = self.rotary(queries), self.rotary(keys)
-        queries = _rescaled(queries) if self.folded else queries
+        queries = queries if self.query_factor == 1 else queries * self.query_factor
         if (group := self.num_heads // self.num_key_heads) > 1:
             keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
         return queries, keys, values
+
+
+def _normed(norm: nn.RMSNorm, source: Tensor) -> Tensor:
+    """Each group of as many features as the norm has, by itself."""
+    normed: Tensor = norm(source.view(*source.shape[:-1], -1, *norm.normalized_shape))
+    return normed.flatten(-2)
 
 
 class ShapedSelfAttention(nn.Module):

@@ -274,6 +274,10 @@ def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol: st
     drawn = [*some_ops(**sizes, vocab=draw(1, 60)), *some_variants(**sizes)]
     drawn += some_of_llama(sizes["rows"], sizes["features"], key_heads=draw(1, 3))
     drawn += some_choices(sizes["rows"], sizes["features"])
+    drawn += [
+        ops.RmsNorm(rows=sizes["rows"], features=groups * sizes["features"], groups=groups)
+        for groups in (sizes["heads"], sizes["heads"] + 1)
+    ]
     drawn += some_of_transformers(**sizes)
     drawn += some_bounded(sizes["heads"], sizes["keys"])
     assert isinstance(drawn[0], ops.TokenEmbedding)

@@ -23,7 +23,7 @@ MATRIX_PRODUCTS = (
     ops.TokenEmbedding, ops.Linear, ops.AttentionScores, ops.AttentionMix, ops.VocabProjection,
 )  # fmt: skip
 # of which a price is not a monotone function, or none at all
-FIXED = {"past_len": 0, "rotary_dim": 4, "key_heads": 0, "sequences": 1}
+FIXED = {"past_len": 0, "rotary_dim": 4, "key_heads": 0, "sequences": 1, "groups": 1}
 OF_FORM = {name: st.booleans() for name in ("bias", "affine", "scaled", "causal")}
 FORMS: dict[tuple[str, str], list[Any]] = {
     ("TokenEmbedding", "encoding"): ["one-hot", "lookup"],

@@ -1,5 +1,6 @@
 """Families of transformers: their logits, our op graph and model, and the family again."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,10 @@ transformers = pytest.importorskip("transformers")
 from costmodel.deployment.deploy import Deployment  # noqa: E402
 from costmodel.errors import UserError  # noqa: E402
 from costmodel.execution import interpreter  # noqa: E402
+from costmodel.ops import OpGraph  # noqa: E402
+from costmodel.protocols import semi2k  # noqa: E402
+from costmodel.protocols.primitives import EngineSetting  # noqa: E402
+from costmodel.tracing.trace import trace  # noqa: E402
 from nas.conversion.fold import fold  # noqa: E402
 from nas.conversion.huggingface import load_pretrained, to_transformers  # noqa: E402
 from nas.conversion.huggingface_settings import architecture_of  # noqa: E402
@@ -45,6 +50,12 @@ LLAMA3 = {
 LINEAR = {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}
 PARTLY = {"rope_theta": 1e4, "rope_type": "default"}
 TIED = {"tie_word_embeddings": True}
+GRANITE = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.3,
+    "logits_scaling": 6.0,
+}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8, **TIED}),
     "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
@@ -54,6 +65,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3", {"sliding_window": 16}),
     "phi3-partly": ("Phi3", {"hidden_size": 32, "rope_parameters": {**PARTLY, "partial_rotary_factor": 0.75}}),
     "smollm3": ("SmolLM3", {"no_rope_layer_interval": 2, "rope_parameters": {**PARTLY, "rope_theta": 5e6}}),
+    "qwen3": ("Qwen3", {"head_dim": 8}),
+    "granite": ("Granite", GRANITE),
+    "granite-tied": ("Granite", {**GRANITE, **TIED, "logits_scaling": 1.0, "residual_multiplier": 1.0}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
     "stablelm": ("StableLm", {"hidden_size": 32}),
     "stablelm2": ("StableLm", {"hidden_size": 32, "use_qkv_bias": True}),
@@ -146,7 +160,7 @@ def test_what_no_block_has_is_named_in_one_line(kind: str, settings: dict[str, A
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["llama3", "phi3-partly", "smollm3", "stablelm2", "opt"])
+@pytest.mark.parametrize("name", ["llama3", "phi3-partly", "smollm3", "stablelm2", "opt", "qwen3", "granite"])
 def test_our_own_class_runs_what_a_family_lacks(name: str, tmp_path: Path) -> None:
     """A layer without attention has none of them, and goes with its positions when it has nothing left."""
     their_model(name).save_pretrained(tmp_path)
@@ -167,6 +181,18 @@ def test_our_own_class_runs_what_a_family_lacks(name: str, tmp_path: Path) -> No
     assert folded.architecture.num_layers == 2
     run = interpreter.execute(lower(folded.architecture, 12), numbers(folded.weights), tokens[0].numpy())
     assert_close(run, expected[0])
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen3", "granite", "starcoder2", "stablelm2", "gpt_neox", "opt"])
+def test_a_family_costs_what_its_trace_does(name: str) -> None:
+    """Op by op, in bytes and messages."""
+    theirs = their_model(name)
+    ours, traced = lower(architecture_of(theirs.config, name), 9), trace(theirs, 9)
+
+    def costs(graph: OpGraph) -> Counter[tuple[Any, ...]]:
+        return Counter((node.layer, type(node.op), semi2k.comm(node.op, EngineSetting())) for node in graph)
+
+    assert costs(ours) == costs(traced)
 
 
 def numbers(weights: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:
