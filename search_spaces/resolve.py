@@ -1,4 +1,4 @@
-"""Names of an architecture on a command line: a YAML file, an export's folder, a factory, or the papers' notation."""
+"""Names of an architecture on a command line: a YAML file, an export, a checkpoint, a factory, or a notation."""
 
 import importlib
 import os
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, load_architecture
+from search_spaces.checkpoints.checkpoint import is_checkpoint, read_checkpoint
 from search_spaces.notation import Member, parse
 
 ARCHITECTURE_FILE = "architecture.yaml"  # of an export: what is priced
@@ -15,17 +16,22 @@ ARCHITECTURE_FILE = "architecture.yaml"  # of an export: what is priced
 
 def is_notation(text: str) -> bool:
     """Whether the text is read as notation, on the dimensions of a base, and not as a file or factory."""
-    return _file(text) is None and ":" not in text
+    return _file(text) is None and ":" not in text and not is_checkpoint(text)
+
+
+def is_checkpoint_name(text: str) -> bool:
+    """Whether the text is read as a checkpoint of others, of which only the settings are read."""
+    return _file(text) is None and is_checkpoint(text)
 
 
 def is_factory(text: str) -> bool:
     """Whether the text is read as `module:factory`."""
-    return _file(text) is None and ":" in text
+    return _file(text) is None and ":" in text and not is_checkpoint(text)
 
 
 def resolve(text: str, base: Architecture) -> Member:
-    """The architecture of a .yaml path or of an export's folder; else, with a colon, of `module:factory`; else of a
-    notation.
+    """The architecture of a .yaml path or of an export's folder; of a checkpoint; with a colon, of `module:factory`;
+    else of a notation.
 
     base: dimensions that a notation is placed on; a file and a factory bring their own.
 
@@ -33,6 +39,11 @@ def resolve(text: str, base: Architecture) -> Member:
     """
     if (path := _file(text)) is not None:
         return Member(architecture=load_architecture(path), entropy_regularised=False)
+    if is_checkpoint_name(text):
+        checkpoint = read_checkpoint(text)
+        if not isinstance(checkpoint.model, Architecture):
+            raise UserError(f"{checkpoint.unlike} It is only priced, by `python -m costmodel estimate`.")
+        return Member(architecture=checkpoint.model, entropy_regularised=False)
     if is_factory(text):
         made = call_factory(text)
         if not isinstance(made, Architecture):

@@ -39,7 +39,7 @@ def compare(
     CrypTen for protocol crypten. The run is on this machine; with a network, seconds on it are predicted too.
 
     Args:
-        arch: an existing .yaml file, module:factory, or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
+        arch: an architecture, as `estimate` takes it.
         protocol: semi2k, aby3, cheetah or crypten.
         weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
         delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes two runs for

@@ -22,8 +22,10 @@ def estimate(
     Priced as it is written; beside that, what folding leaves of it to deploy, and the price of that.
 
     Args:
-        arch: an existing .yaml file, the folder of an export, module:factory (an Architecture, or a torch module of
-            token ids, which is traced), or a name such as SM+ScFuFFN_i6 or 6xLSLGo-6xoSoFs.
+        arch: a checkpoint, of which no weights are read (a folder of save_pretrained, its config.json, a .gguf file, or
+            OWNER/NAME of the Hugging Face hub); an existing .yaml file; the folder of an export; module:factory (an
+            Architecture, or a torch module of token ids, which is traced); or a name such as SM+ScFuFFN_i6 or
+            6xLSLGo-6xoSoFs.
         budget_keys: most bytes of a dealer's keys that a party can keep, with a unit, such as 8GB; more is refused.
         egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
         format: tables for people, one JSON document, or CSV, a line an op, or a new token where they are asked for; in

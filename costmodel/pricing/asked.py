@@ -14,12 +14,13 @@ from costmodel.tracing.trace import trace
 from costmodel.trust import shown
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.checkpoints.checkpoint import read_checkpoint
 from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import Member, name_of
-from search_spaces.resolve import call_factory, is_factory, is_notation, resolve
+from search_spaces.resolve import call_factory, is_checkpoint_name, is_factory, is_notation, resolve
 
-# a notation, the path of a .yaml file or of an export, `module:factory`, or the model itself
+# a notation, the path of a .yaml file, an export or a checkpoint, `module:factory`, or the model itself
 Model: TypeAlias = str | os.PathLike[str] | Architecture | OpGraph | Module
 T = TypeVar("T", Dimensions, Deployment)
 GRAPH = "op graph"  # what an op graph is called, which has no name
@@ -48,8 +49,8 @@ class ModelOptions(Deployment, Dimensions):
 class AskedModel:
     """A model as it is asked for.
 
-    name: for people. architecture: None for an op graph, given or traced from a torch module. whole: the graph of a
-    prompt of so many tokens, before it is deployed.
+    name: for people. how: where the op graph of a checkpoint comes from. architecture: None for an op graph, given or
+    traced from a torch module. whole: the graph of a prompt of so many tokens, before it is deployed.
     """
 
     name: str
@@ -58,6 +59,7 @@ class AskedModel:
     deployment: Deployment
     architecture: Architecture | None
     whole: Callable[[int], OpGraph]
+    how: str = ""
 
     @cached_property
     def graph(self) -> OpGraph:
@@ -72,7 +74,8 @@ class AskedModel:
     @property
     def heading(self) -> str:
         """The same for people."""
-        return f"{self.name}{f' on {self.base}' if self.base else ''}, T={self.seq_len}"
+        how = f" on {self.base}" if self.base else f" ({self.how})" if self.how else ""
+        return f"{self.name}{how}, T={self.seq_len}"
 
     @property
     def whose(self) -> str:
@@ -124,8 +127,9 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
     dimensions or tokens cannot take, or a way that it cannot be run in.
 
     Args:
-        model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder,
-            module:factory, an Architecture, the op graph of a prompt, or a torch module of 1 x T token ids.
+        model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder, a
+            checkpoint (folder, config.json, .gguf file or OWNER/NAME of the hub), module:factory, an Architecture, the
+            op graph of a prompt, or a torch module of 1 x T token ids.
         options: of the model, and how it is run.
     """
     dimensions, deployment = options.part(Dimensions), options.part(Deployment)
@@ -137,7 +141,11 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
             f"architecture {shown} brings its own dimensions; leave out the flags that give or change them."
         )
     tokens = SEQ_LEN if options.seq_len is None else options.seq_len
-    made = call_factory(name) if name is not None and is_factory(name) else model if name is None else None
+    made, how = model if name is None else None, ""
+    if name is not None and is_checkpoint_name(name):
+        made, how = (checkpoint := read_checkpoint(name)).model, checkpoint.told
+    elif name is not None and is_factory(name):
+        made = call_factory(name)
     if made is None or isinstance(made, Architecture):
         base = BASE if options.base is None else options.base
         if made is None:
@@ -145,12 +153,13 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
         else:
             member = Member(architecture=made, entropy_regularised=False)
         return AskedModel(
-            name=name_of(member.architecture, entropy_regularised=member.entropy_regularised),
+            name=name if name and how else name_of(member.architecture, entropy_regularised=member.entropy_regularised),
             base=base if is_named else None,
             seq_len=tokens,
             deployment=deployment,
             architecture=member.architecture,
             whole=partial(lower, member.architecture),
+            how=how,
         )
     whole: Callable[[int], OpGraph]
     if isinstance(made, OpGraph):
@@ -163,7 +172,9 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
     else:
         name = name or type(made).__name__
         whole = cache(partial(trace, made, name=name))  # a trace takes seconds, and new tokens read it again
-    return AskedModel(name=name, base=None, seq_len=tokens, deployment=deployment, architecture=None, whole=whole)
+    return AskedModel(
+        name=name, base=None, seq_len=tokens, deployment=deployment, architecture=None, whole=whole, how=how
+    )
 
 
 def _of_length(graph: OpGraph, known: int, tokens: int) -> OpGraph:

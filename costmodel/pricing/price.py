@@ -73,8 +73,9 @@ def price(model: Model, **options: Any) -> PricedModel:
     Priced as it is written; `.deployed` is what folding leaves of it. Everything is in seconds and bytes.
 
     Args:
-        model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder,
-            module:factory, an Architecture, the op graph of a prompt, or a torch module that takes 1 x T token ids.
+        model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder, a
+            checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging Face
+            hub), module:factory, an Architecture, the op graph of a prompt, or a torch module of 1 x T token ids.
         options: protocol, network and what else `PriceOptions` has.
 
     Raises UserError for a model that is none of these, an option that it or the protocol cannot take, or an op that the

@@ -3,9 +3,8 @@
 Needs the extra `hf`, which is imported when a function is called. Weights here are deployed weights, by node.
 """
 
-import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,18 @@ from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_layout import from_theirs, to_theirs
-from nas.conversion.huggingface_settings import architecture_of, family_of, plain_settings
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE, kept_tokenizer
 from search_spaces.architecture import Architecture, canonical
-
-EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
-OUR_TYPE = "private-inference-decoder"  # `model_type` of `huggingface_model`, which is imported only when needed
+from search_spaces.checkpoints.checkpoint import (
+    OUR_TYPE,
+    read_config,
+    read_foreign,
+    transformers_library,
+    what_is_asked,
+)
+from search_spaces.checkpoints.settings import architecture_of, family_of, plain_settings
 
 
 def load_pretrained(path: str) -> Pretrained:
@@ -35,8 +38,8 @@ def load_pretrained(path: str) -> Pretrained:
     """
     config, architecture = _read_config(path)
     load = _transformers().AutoModelForCausalLM.from_pretrained
-    model, info = _read(
-        _what(path), lambda: load(path, config=config, output_loading_info=True, trust_remote_code=False)
+    model, info = read_foreign(
+        what_is_asked(path), lambda: load(path, config=config, output_loading_info=True, trust_remote_code=False)
     )
     if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
         raise UserError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}.")
@@ -60,28 +63,14 @@ def read_pretrained_architecture(path: str) -> Architecture:
 
 
 def _read_config(path: str) -> tuple[Any, Architecture]:
-    transformers = _transformers()
-    if not os.path.exists(path) and _is_a_path(path):  # the hub would be asked for half a minute
-        raise UserError(f"{_what(path)}, but there is no such folder.")
-    if os.path.exists(path) and not os.path.isfile(Path(path, "config.json")):
-        raise UserError(f"{_what(path)}, but the folder has no config.json.")
-    config = _read(_what(path), lambda: transformers.AutoConfig.from_pretrained(path, trust_remote_code=False))
+    _transformers()
+    config = read_config(path)
     if config.model_type == OUR_TYPE:
         architecture = decode(Architecture, config.architecture, "`architecture` of config.json")
     else:
         architecture = architecture_of(config, path)
     require_memory(architecture, path)  # before a model of any size is made
     return config, architecture
-
-
-def _is_a_path(name: str) -> bool:
-    """Whether a name can only be a path: an id on the hub is NAME or OWNER/NAME."""
-    first, *others = name.split("/")
-    return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
-
-
-def _what(path: str) -> str:
-    return f"{path!r} must be a folder of save_pretrained or a model id on the Hugging Face hub"
 
 
 def _tokenizer(path: str) -> GivenTokenizer | None:
@@ -99,15 +88,6 @@ def _tokenizer(path: str) -> GivenTokenizer | None:
     return GivenTokenizer(
         name=name, json=theirs.backend_tokenizer.to_str(), end_of_text=theirs.eos_token or END_OF_TEXT
     )
-
-
-def _read(what: str, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except Exception as error:  # whatever a foreign file provokes is the user's bad input
-        if "trust_remote_code" in str(error):
-            raise UserError(f"{what} without code of its own, which is never run here; convert it first.") from None
-        raise UserError(f"{what} that can be read, but: {' '.join(str(error).split()):.300}") from None
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:
@@ -155,16 +135,10 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
 
 
 def _transformers() -> Any:
-    try:
-        import transformers
+    """The library, which knows our own class too."""
+    library = transformers_library()
+    from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
 
-        from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
-    except ImportError:
-        raise UserError(EXTRA) from None
-    library: Any = transformers
-    library.logging.set_verbosity_error()  # what matters is raised
-    library.logging.disable_progress_bar()
-    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
-    transformers.AutoConfig.register(OUR_TYPE, DecoderConfig, exist_ok=True)
-    transformers.AutoModelForCausalLM.register(DecoderConfig, DecoderForCausalLM, exist_ok=True)
+    library.AutoConfig.register(OUR_TYPE, DecoderConfig, exist_ok=True)
+    library.AutoModelForCausalLM.register(DecoderConfig, DecoderForCausalLM, exist_ok=True)
     return library

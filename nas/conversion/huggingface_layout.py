@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from nas.conversion.huggingface_families import Family
 from search_spaces.architecture import Architecture
+from search_spaces.checkpoints.families import Family
 
 LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "down"))  # of a layer
 

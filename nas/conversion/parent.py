@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
-from nas.conversion.gguf_file import is_gguf, load_gguf, read_gguf_architecture
+from nas.conversion.gguf_file import load_gguf, read_gguf_architecture
 from nas.conversion.huggingface import load_pretrained, read_pretrained_architecture
 from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.pretrained import (
@@ -31,6 +31,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule, fitted_parts
 from nas.recipe.recipe import Scale
 from search_spaces.architecture import Architecture, canonical
+from search_spaces.checkpoints.gguf_head import is_gguf
 from search_spaces.notation import placement
 
 BUILTIN = "builtin"

@@ -35,8 +35,9 @@ class SelfAttention(nn.Module):
         d_model, layer = architecture.d_model, architecture.layers[index]
         self.num_heads, self.head_dim = num_heads(architecture, layer), architecture.head_dim
         self.num_key_heads = num_kv_heads(architecture, layer)
-        factor = 1.0 if architecture.folded else architecture.score_factor
-        self.query_factor = factor * math.sqrt(self.head_dim)  # `causal_attention` divides by that root
+        own = 1.0 if architecture.folded else architecture.score_scale
+        # `causal_attention` divides by the root of head_dim
+        self.query_factor = 1.0 if own is None else own * math.sqrt(self.head_dim)
         form = softmax_form(architecture, layer)
         self.bound = bound_of(self.num_heads, form)
         self.attend = attention_of(form, self.bound)

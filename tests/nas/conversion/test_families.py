@@ -20,10 +20,10 @@ from costmodel.protocols.primitives import EngineSetting  # noqa: E402
 from costmodel.tracing.trace import trace  # noqa: E402
 from nas.conversion.fold import fold  # noqa: E402
 from nas.conversion.huggingface import load_pretrained, to_transformers  # noqa: E402
-from nas.conversion.huggingface_settings import architecture_of  # noqa: E402
 from nas.conversion.pretrained import Pretrained  # noqa: E402
 from nas.model.decoder import Decoder  # noqa: E402
 from nas.model.weights import load_deployed  # noqa: E402
+from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
 from search_spaces.lower import lower  # noqa: E402
 from tests.costmodel.kv_cache import kv_cache  # noqa: E402
 

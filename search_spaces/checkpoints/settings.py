@@ -7,9 +7,9 @@ from typing import Any
 from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from costmodel.rotary import RotaryScaling
-from nas.conversion.huggingface_families import FAMILIES, Family, Number
 from search_spaces.architecture import Architecture, Layer, Positions, canonical, gelu_form, rotary_dim
 from search_spaces.bases import MAX_LAYERS
+from search_spaces.checkpoints.families import FAMILIES, Family, Number
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # their types of layers
 # What no block has -> settings of theirs that say so, where they are given and not 0.

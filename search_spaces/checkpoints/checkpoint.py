@@ -1,0 +1,126 @@
+"""A checkpoint by its name: a folder of `save_pretrained`, its config.json, an id on the Hugging Face hub, a GGUF file.
+
+Only settings are read. Needs the extra `hf`, or `gguf` for a GGUF file, which are imported when a function is called.
+"""
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from costmodel.config.schema import decode
+from costmodel.errors import UserError
+from search_spaces.architecture import Architecture
+from search_spaces.checkpoints.gguf_head import head_architecture, is_gguf, read_head
+from search_spaces.checkpoints.settings import architecture_of
+
+EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
+CONFIG_FILE = "config.json"
+OUR_TYPE = "private-inference-decoder"  # `model_type` of what `nas.export --format hf` writes
+
+
+class Checkpoint(NamedTuple):
+    """What a checkpoint computes: an architecture of ours, or a torch module on the device `meta`, without weights.
+
+    unlike: why the model is no architecture of ours, where it is a module.
+    """
+
+    name: str
+    model: Any
+    unlike: str | None = None
+
+    @property
+    def told(self) -> str:
+        """How the op graph of it comes about, for people."""
+        if isinstance(self.model, Architecture):
+            return f"block {self.model.block}"
+        return f"traced from {type(self.model).__name__}"
+
+
+def is_checkpoint(name: str) -> bool:
+    """Whether a name is that of a checkpoint: a folder, a config.json, a GGUF file, or OWNER/NAME on the hub."""
+    is_file = is_gguf(name) or Path(name).name == CONFIG_FILE
+    return is_file or os.path.isdir(name) or ("/" in name and ":" not in name and not name.endswith(".yaml"))
+
+
+def read_checkpoint(name: str) -> Checkpoint:
+    """The architecture of a checkpoint whose family is known; else its torch module, to be traced.
+
+    Raises UserError if there is none, it cannot be read, or its package is not installed.
+    """
+    if is_gguf(name):
+        return Checkpoint(name, head_architecture(*read_head(name)))
+    if (ours := _exported(name)) is not None:
+        return Checkpoint(name, ours)
+    config = read_config(name)
+    try:
+        return Checkpoint(name, architecture_of(config, name))
+    except UserError as error:
+        return Checkpoint(name, _module(config, name), str(error))
+
+
+def read_config(name: str) -> Any:
+    """The settings of a checkpoint, as transformers reads them. Raises UserError as `read_checkpoint` does."""
+    transformers, what = transformers_library(), what_is_asked(name)
+    folder = str(Path(name).parent) if Path(name).name == CONFIG_FILE else name
+    if not os.path.exists(folder) and looks_like_a_path(folder):  # the hub would be asked for half a minute
+        raise UserError(f"{what}, but there is no such folder.")
+    if os.path.exists(folder) and not os.path.isfile(Path(folder, CONFIG_FILE)):
+        raise UserError(f"{what}, but the folder has no {CONFIG_FILE}.")
+    return read_foreign(what, lambda: transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False))
+
+
+def read_foreign(what: str, load: Callable[[], Any]) -> Any:
+    """What is loaded. Raises UserError for whatever a foreign file provokes."""
+    try:
+        return load()
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(f"{what} without code of its own, which is never run here; convert it first.") from None
+        raise UserError(f"{what} that can be read, but: {' '.join(str(error).split()):.300}") from None
+
+
+def looks_like_a_path(name: str) -> bool:
+    """Whether a name can only be a path: an id on the hub is NAME or OWNER/NAME."""
+    first, *others = name.split("/")
+    return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
+
+
+def what_is_asked(name: str) -> str:
+    return f"{name!r} must be a folder of save_pretrained or a model id on the Hugging Face hub"
+
+
+def _exported(name: str) -> Architecture | None:
+    """The architecture of an export in our own form, whose code is not run."""
+    path = Path(name) if Path(name).name == CONFIG_FILE else Path(name, CONFIG_FILE)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(settings, dict) or settings.get("model_type") != OUR_TYPE:
+        return None
+    return decode(Architecture, settings.get("architecture"), f"`architecture` of {path}")
+
+
+def _module(config: Any, name: str) -> Any:
+    """The model of a config on the device `meta`: shapes without numbers."""
+    import torch
+
+    make = transformers_library().AutoModelForCausalLM.from_config
+    with torch.device("meta"):
+        return read_foreign(what_is_asked(name), lambda: make(config, trust_remote_code=False))
+
+
+def transformers_library() -> Any:
+    """Transformers, quiet. Raises UserError if it is not installed."""
+    try:
+        import transformers
+    except ImportError:
+        raise UserError(EXTRA) from None
+    library: Any = transformers
+    library.logging.set_verbosity_error()  # what matters is raised
+    library.logging.disable_progress_bar()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    return library
