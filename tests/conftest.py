@@ -19,7 +19,7 @@ from xdist.scheduler import LoadScopeScheduling
 from costmodel import ops
 from costmodel.cost import Budget, Price
 from costmodel.engine.children import kept_children
-from costmodel.engine.crypten import INSTALL
+from costmodel.engine.runtimes import INSTALL_CRYPTEN
 from costmodel.estimate import Pricer
 from costmodel.protocols import TRUST
 from nas.corpus.corpus import Corpus, prepare
@@ -42,7 +42,7 @@ settings.load_profile("quick")
 # marker -> the packages a test of it needs, and where they come from
 EXTRAS = {
     "needs_engine": (("spu",), "the MPC engine: pip install 'spu==0.9.5'"),
-    "needs_crypten": (("crypten", "omegaconf"), f"the engine CrypTen: {INSTALL}"),
+    "needs_crypten": (("crypten", "omegaconf"), f"the engine CrypTen: {INSTALL_CRYPTEN}"),
     "needs_hf": (("datasets", "transformers"), "the extra hf: pip install -e '.[hf]'"),
 }
 # Under xdist the tests of a file run in one process, and so do those of these folders and files, which share what is

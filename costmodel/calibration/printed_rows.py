@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel import ops
+from costmodel.calibration import crypten_own
 from costmodel.calibration.sigma_rows import linear
 from costmodel.calibration.validate_sigma import GIBIBYTE
 from costmodel.config.units import BYTES
@@ -110,12 +111,12 @@ def printed_checks(rows: Sequence[PrintedRow]) -> tuple[PrintedCheck, ...]:
 
 
 def own_bytes(row: PrintedRow) -> int:
-    """Bytes by formula, of all parties, online and set-up."""
+    """Bytes by formula, of all parties, online and set-up; under `crypten` the first party was the dealer."""
     some = [op for op in model_ops(row) if isinstance(op, PARTS[row.part])]
-    theirs = SHAFT_FUNCTIONS if row.group == SHAFT else {}
+    theirs = (SHAFT_FUNCTIONS if row.group == SHAFT else OWN_FUNCTIONS) if row.protocol == "crypten" else {}
     priced = engine_of(row.protocol).walk([op for op in some if type(op) not in theirs], SETTINGS[row.protocol]())
     cost = total_comm([*priced, *(theirs[type(op)](op) for op in some if type(op) in theirs)])
-    return cost.online_bytes + cost.setup_bytes
+    return cost.online_bytes + (0 if row.protocol == "crypten" else cost.setup_bytes)
 
 
 def shaft_activation(op: ops.Silu) -> Comm:
@@ -133,7 +134,13 @@ def shaft_softmax(op: ops.Softmax) -> Comm:
     return total_comm([crypten_primitives.positive_part(2 * elements), *steps])
 
 
-SHAFT_FUNCTIONS: dict[type, Callable[[Any], Comm]] = {ops.Silu: shaft_activation, ops.Softmax: shaft_softmax}
+# CrypTen's own, which ours stand in for
+OWN_FUNCTIONS: dict[type, Callable[[Any], Comm]] = {
+    ops.LayerNorm: crypten_own.layer_norm,
+    ops.Silu: crypten_own.silu,
+    ops.Softmax: crypten_own.softmax,
+}
+SHAFT_FUNCTIONS = OWN_FUNCTIONS | {ops.Silu: shaft_activation, ops.Softmax: shaft_softmax}
 
 
 def model_ops(row: PrintedRow) -> tuple[Op, ...]:

@@ -9,7 +9,7 @@ from rich.progress import Progress, TimeElapsedColumn
 
 from costmodel.calibration.microbenchmark import Series, Timing, measure, save, saved
 from costmodel.config.units import format_seconds
-from costmodel.engine import spu
+from costmodel.engine.runtimes import INSTALL, check_installed
 from costmodel.errors import StoppedError, UserError
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
@@ -17,9 +17,9 @@ from costmodel.protocols.primitives import EngineSetting
 
 def check_engine() -> None:
     """Raises UserError if the engine is not installed, or is of another version than the formulas."""
-    spu.check_installed()
+    check_installed("semi2k")
     if (engine := f"SecretFlow-SPU {version('spu')}") != ENGINE:
-        raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {engine}; run: {spu.INSTALL}")
+        raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {engine}; run: {INSTALL}")
 
 
 def timings_file(output: Path, protocol: str, setting: EngineSetting, num_pass: int = 1) -> Path:

@@ -13,6 +13,7 @@ from costmodel.engine.compare import compare as run_both
 from costmodel.engine.compare import predict
 from costmodel.engine.engines import engine_of
 from costmodel.engine.measured_rounds import parse_delays
+from costmodel.engine.runtimes import check_installed
 from costmodel.errors import UserError
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
@@ -54,13 +55,13 @@ def compare(
     other, testbed = given.link, given.testbed
     on_network = None if other is None else price_graph(graph, load_pricer(protocol, other, testbed, setting))
     if delays is not None and not engine.is_timed:
-        raise UserError(f"--delays measures rounds, which {engine.module.PACKAGE} counts itself; leave it out.")
+        raise UserError(f"--delays measures rounds, which {engine.package} counts itself; leave it out.")
     delays_s = None if delays is None else parse_delays(delays)
     predicted = predict(graph, protocol, setting)
     loaded = None if weights_file is None else load_weights(weights_file, graph)
     if testbed is not None:
         load_pricer(protocol, testbed=testbed, setting=setting)  # refuses one that does not fit before anything runs
-    engine.module.check_installed()
+    check_installed(protocol)
     cost = total_comm(predicted)
     size = cost.online_bytes + cost.setup_bytes
     slow = "; at this size it takes minutes or more" if size > LARGE_BYTES else ""

@@ -7,11 +7,12 @@ from costmodel.engine.plan import GraphOf, Plan
 from costmodel.engine.runtimes import SERVER
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
+from costmodel.protocols import TRUST, RunSetting
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
-from costmodel.protocols.primitives import EngineSetting
 
 CLIENT = 0  # the rank that has the prompt, compiles, and sees the logits
-ROLES = {CLIENT: "client", SERVER: "server"}
+CRYPTEN = "crypten"
+RUN = (*ENGINE_PROTOCOLS, CRYPTEN)  # protocols that are run here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -27,7 +28,7 @@ class Assignment:
 
     rank: int = CLIENT
     protocol: str
-    setting: EngineSetting
+    setting: RunSetting
     graph_of: GraphOf
     plan: Plan | None = None
     weights: Weights | None = None
@@ -36,14 +37,12 @@ class Assignment:
     wait_s: float = 60.0  # parties of one machine start at once, but it may be busy
 
     def __post_init__(self) -> None:
-        if self.protocol not in ENGINE_PROTOCOLS:
-            raise UserError(
-                f"an engine protocol must be one of {', '.join(ENGINE_PROTOCOLS)}, but got {self.protocol!r}."
-            )
+        if self.protocol not in RUN:
+            raise UserError(f"an engine protocol must be one of {', '.join(RUN)}, but got {self.protocol!r}.")
 
     @property
-    def num_parties(self) -> int:
-        return ENGINE_PROTOCOLS[self.protocol].trust.num_parties
+    def num_processes(self) -> int:
+        return len(ranks(self.protocol))
 
     @property
     def engine_addresses(self) -> tuple[str, ...]:
@@ -60,12 +59,18 @@ def part_of(client: Assignment, rank: int) -> Assignment:
     )
 
 
-def role(rank: int) -> str:
+def ranks(protocol: str) -> range:
+    """Those of the processes that take part: parties, and a dealer of its own after them."""
+    return range(TRUST[protocol].num_parties + (protocol == CRYPTEN))
+
+
+def role(rank: int, protocol: str) -> str:
     """The role of a party besides computing."""
-    return ROLES.get(rank, "helper")
+    last = "dealer" if protocol == CRYPTEN else "helper"
+    return {CLIENT: "client", SERVER: "server"}.get(rank, last)
 
 
-def holds(rank: int, setting: EngineSetting) -> str:
+def holds(rank: int, protocol: str, setting: RunSetting) -> str:
     """Describes what a party knows and what it sees only shares of."""
     at_server = setting.weights == "server"
     by_role = {
@@ -73,5 +78,7 @@ def holds(rank: int, setting: EngineSetting) -> str:
         "weights",
         "server": f"has the weights, and {'keeps' if at_server else 'shares'} them; a share of tokens and logits",
         "helper": "has shares alone; sees neither weights, tokens nor logits",
+        "dealer": "makes the masks of every product; sees the shapes of the model, but neither weights, tokens, logits "
+        "nor shares of them",
     }
-    return by_role[role(rank)]
+    return by_role[role(rank, protocol)]

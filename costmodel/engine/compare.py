@@ -20,6 +20,7 @@ from costmodel.execution.memory import PeakMemory, load_memory, peak_memory
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import Setting, derived
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
+from costmodel.protocols.sigma_primitives import SigmaSetting
 
 SEED = 0
 SPREAD = 0.1  # of gains and scalars about 1, and of biases and slopes about 0
@@ -104,7 +105,8 @@ def compare(
     drawn = drawn_weights(graph, generator)
     used = drawn if weights is None else weights
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
-    run = engine.module.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
+    assert not isinstance(setting, SigmaSetting)
+    run = spu.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
     clear = interpreter.execute(graph, used, tokens, caches)
     rounds = None
     if delays_s is not None:

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import ModuleType
 from typing import Any
 
-from costmodel.engine import crypten, spu
 from costmodel.errors import UserError
 from costmodel.ops import Op
 from costmodel.protocols import PROTOCOLS
@@ -18,14 +16,15 @@ from costmodel.protocols.primitives import Comm, one_by_one
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """module: its `PACKAGE`, the `LINK` of its parties, `check_installed` and `run`.
+    """package: its name. link: what its parties talk by.
 
     walk: the cost of each op in a run of all of them, in order. Raises UserError for an op without formula.
     is_timed: whether testbeds of its seconds and memory are kept, and its rounds are measured by delays, as it does not
     count them.
     """
 
-    module: ModuleType
+    package: str
+    link: str
     walk: Callable[[Sequence[Op], Any], tuple[Comm, ...]]
     is_timed: bool
 
@@ -36,8 +35,10 @@ def _walk(protocol: str, some: Sequence[Op], setting: Any) -> tuple[Comm, ...]:
 
 
 ENGINES: dict[str, Engine] = {
-    **{name: Engine(module=spu, walk=partial(_walk, name), is_timed=True) for name in ENGINE_PROTOCOLS},
-    "crypten": Engine(module=crypten, walk=partial(one_by_one, crypten_formulas.comm), is_timed=False),
+    **{name: Engine(package="spu", link="tcp", walk=partial(_walk, name), is_timed=True) for name in ENGINE_PROTOCOLS},
+    "crypten": Engine(
+        package="crypten", link="sockets", walk=partial(one_by_one, crypten_formulas.comm), is_timed=False
+    ),
 }
 
 

@@ -9,12 +9,11 @@ from typing import Any, TypeAlias
 from costmodel.config.units import format_seconds
 from costmodel.engine.channel import Channel, GoneError
 from costmodel.errors import UserError
+from costmodel.protocols import RunSetting
 from costmodel.protocols.identity import COST_MODEL_VERSION
-from costmodel.protocols.primitives import EngineSetting
 
 INTRODUCTION_S = 2.0  # who calls and says nothing for so long is no party
 RETRY_S = 0.1  # between two attempts to reach a party that does not listen yet
-PACKAGES = {"package": "private-inference-nas", "engine": "spu"}
 HELLO = "private inference"
 
 Address: TypeAlias = tuple[str, int] | str  # host and port; of parties of one machine, the path of a socket
@@ -40,10 +39,11 @@ def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
     return tuple(peers)
 
 
-def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
+def terms(protocol: str, setting: RunSetting) -> dict[str, str]:
     """The terms that parties must have in common, in words, before they know what is to be run."""
     return {
-        **{name: _version(package) for name, package in PACKAGES.items()},
+        "package": _version("private-inference-nas"),
+        "engine": _version("crypten" if protocol == "crypten" else "spu"),
         "cost model": str(COST_MODEL_VERSION),
         "protocol": protocol,
         "ring": f"{setting.ring_bits} bits, {setting.fraction_bits} of them fraction",

@@ -6,18 +6,14 @@ tells them by a frame. Answers are JSON lines on a pipe of their own, since the 
 C++. A process whose stdin ends, ends too, and so does one that lost a peer. A job has a runtime and links of its own.
 """
 
-import gc
 import json
 import os
 import pickle
-import re
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Lock
@@ -26,22 +22,15 @@ from typing import Any, NamedTuple, TextIO
 import numpy as np
 
 from costmodel.engine import memory
-from costmodel.engine.assignment import CLIENT, Assignment, role
+from costmodel.engine.assignment import CLIENT, CRYPTEN, Assignment, role
 from costmodel.engine.channel import FAREWELL, Frame, Peers
 from costmodel.engine.children import JOB, LOG, PROGRESS, commands_of_parent
 from costmodel.engine.meeting import meet, require_equal, shown, terms
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
-from costmodel.engine.programs import Compiled, compile_steps, from_blobs, operand_visibility, operands, to_blobs
-from costmodel.engine.runtimes import (
-    SERVER,
-    linked_runtime,
-    make_shares,
-    owner_of_weights,
-    packed,
-    reconstruct,
-    run_program,
-    unpacked,
-)
+from costmodel.engine.programs import operands
+from costmodel.engine.runtime import Runtime
+from costmodel.engine.runtimes import SERVER
+from costmodel.engine.spu_runtime import SpuRuntime
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
 from costmodel.execution.memory import last_readers
@@ -49,47 +38,21 @@ from costmodel.ops import OpGraph
 
 ASSIGNMENT, WEIGHTS, INPUTS, LOGITS = "assignment.pickle", "weights.pickle", "inputs.pickle", "logits.npy"
 GRACE_S = 3.0  # a lost peer is noticed within it, and reported rather than what the engine says of it
-_LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")
-PATIENCE_S = 5.0  # the profile of a program that has run is in the log by then
 PARTING_S = 0.5  # peers find the same difference by themselves, and report that rather than that we are gone
 
 
 class OpCost(NamedTuple):
-    """The cost of an op to one party. start_s, end_s: by its machine's monotonic clock; peak_bytes: held meanwhile."""
+    """The cost of an op to one party. start_s, end_s: by its machine's monotonic clock; peak_bytes: held meanwhile.
+
+    rounds: that it waited for; None where the engine does not count them.
+    """
 
     sent_bytes: int
     messages: int
     start_s: float
     end_s: float
     peak_bytes: int | None
-
-
-def entries(log: str) -> list[tuple[int, int]]:
-    """Bytes and messages of every program, in the order in which they ran."""
-    return [(int(match["sent_bytes"]), int(match["messages"])) for match in _LINK.finditer(log)]
-
-
-@dataclass(kw_only=True, slots=True)
-class Log:
-    """The log of this process, as far as it was read: the engine writes its profile there."""
-
-    path: Path
-    position: int = 0
-
-    def traffic(self, num_programs: int) -> list[tuple[int, int]]:
-        """Bytes and messages of each of the last so many programs."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            with self.path.open("rb") as file:
-                file.seek(self.position)
-                content = file.read()
-            programs = entries(content.decode(errors="replace"))
-            if len(programs) >= num_programs or time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        assert len(programs) == num_programs, f"the profile of {num_programs} programs has {len(programs)} entries"
-        self.position += len(content)
-        return programs
+    rounds: int | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -118,80 +81,66 @@ class Party:
     steps: tuple[OpGraph, ...]
     spent: tuple[dict[str, list[str]], ...]
     peers: Peers
-    runtime: Any
-    link: Any
-    compiled: Compiled
-    log: Log
+    runtime: Runtime
 
     def run(self, step: int) -> tuple[list[OpCost], Any]:
         """Runs a step; the costs of its ops to this party, and its share of the logits."""
-        programs, times = self.compiled.steps[step], []
+        nodes, times = self.steps[step].nodes, []
         memory.give_back()
-        for program in programs:
-            Path(PROGRESS).write_text(program.name)
+        for index, node in enumerate(nodes):
+            Path(PROGRESS).write_text(node.name)
             memory.reset_peak()
-            start_s, end_s = run_program(program, self.runtime)
-            times.append((start_s, end_s, memory.peak_bytes()))
-            for name in self.spent[step][program.name]:
-                self.runtime.del_var(name)
-        logits = self.runtime.get_var(programs[-1].output)
-        traffic = self.log.traffic(len(programs))
-        costs = [(*sent, *of_op) for sent, of_op in zip(traffic, times, strict=True)]
-        return list(map(OpCost._make, costs)), logits
-
-    def hold(self, shares: Mapping[str, Any]) -> None:
-        for name, share in shares.items():
-            self.runtime.set_var(name, share)
+            start_s = time.monotonic()
+            self.runtime.run(step, index, node)
+            times.append((start_s, time.monotonic(), memory.peak_bytes()))
+            for name in self.spent[step][node.name]:
+                self.runtime.drop(name)
+        logits = self.runtime.share(nodes[-1].name)
+        traffic = self.runtime.traffic(len(nodes))
+        costs = [
+            OpCost(sent.sent_bytes, sent.messages, *of_op, sent.rounds)
+            for sent, of_op in zip(traffic, times, strict=True)
+        ]
+        return costs, logits
 
     def part(self) -> None:
-        """Ends with the others at once: a link still sends while it is stopped, and waits for what they send."""
+        """Ends with the others at once."""
         self.peers.send_all({"kind": FAREWELL})
-        self.runtime = None
-        gc.collect()
-        self.link.stop_link()
+        self.runtime.stop()
         self.peers.close()
 
 
-def join(assignment: Assignment, answers: Answers, log: Log) -> Party:
+def join(assignment: Assignment, answers: Answers, log: Path) -> Party:
     """Meets the others, agrees with them on what is run, and gets programs and shares. Raises UserError as `meet`."""
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
     weights = _taken(WEIGHTS) if rank == SERVER else {}
     channels = meet(rank, assignment.addresses, terms(protocol, setting), assignment.wait_s)
     peers = Peers(channels, lambda peer: _lost(assignment, peer, answers))
-    import_module("spu.api")  # takes a second: all parties at once
+    runtime = _runtime(assignment, peers, log)
     steps = graphs(assignment.graph_of, _plan(assignment, peers))
     agreed = {"op graph": fingerprint(steps)}
     peers.send_all({"kind": "steps", **agreed})
     for peer in peers:
         require_equal(agreed, rank, peers.receive(peer).header, peer)
-    shares = _share_weights(peers, steps, assignment, weights) if rank == SERVER else {}
+    shares = _share_weights(peers, steps, runtime, weights) if rank == SERVER else {}
     del weights
-    if rank == CLIENT:
-        compiled = compile_steps(steps, setting, Path(PROGRESS).write_text)
-        Path(PROGRESS).unlink()
-        peers.send_all({"kind": "programs"}, to_blobs(compiled))
-    else:
-        compiled = from_blobs(peers.receive(CLIENT).blobs)
+    runtime.prepare(steps)
     if rank != SERVER:
-        shares, _ = _received_shares(peers, SERVER)
-    runtime, link = linked_runtime(protocol, setting, rank, assignment.engine_addresses)
-    spent = tuple(map(_spent, steps, [*steps[1:], None]))
-    party = Party(
-        assignment=assignment,
-        steps=steps,
-        spent=spent,
-        peers=peers,
-        runtime=runtime,
-        link=link,
-        compiled=compiled,
-        log=log,
-    )
-    party.hold(shares)
-    for keeper in compiled.keepers:
-        run_program(keeper, runtime)
-    log.traffic(len(compiled.keepers))
+        shares, _ = _received_shares(peers, SERVER, runtime)
+    runtime.connect()
+    runtime.hold(shares)
+    runtime.start()
     answers.report(op_graph=agreed["op graph"], num_steps=len(steps), shared_bytes=peers.sent_bytes)
-    return party
+    spent = tuple(map(_spent, steps, [*steps[1:], None]))
+    return Party(assignment=assignment, steps=steps, spent=spent, peers=peers, runtime=runtime)
+
+
+def _runtime(assignment: Assignment, peers: Peers, log: Path) -> Runtime:
+    if assignment.protocol != CRYPTEN:
+        return SpuRuntime(assignment, peers, log)
+    from costmodel.engine.crypten_runtime import CryptenRuntime  # torch takes a second to import
+
+    return CryptenRuntime(assignment, peers)
 
 
 def _spent(graph: OpGraph, following: OpGraph | None) -> dict[str, list[str]]:
@@ -216,7 +165,9 @@ def _plan(assignment: Assignment, peers: Peers) -> Plan:
 def _lost(assignment: Assignment, peer: int, answers: Answers) -> None:
     address = assignment.addresses[peer]
     where = "" if isinstance(address, str) else f", {shown(address)}"
-    answers.fail(f"party {peer} (the {role(peer)}{where}) is gone; start all parties again.", gone=peer)
+    answers.fail(
+        f"party {peer} (the {role(peer, assignment.protocol)}{where}) is gone; start all parties again.", gone=peer
+    )
 
 
 def _taken(name: str) -> Any:
@@ -226,35 +177,31 @@ def _taken(name: str) -> Any:
     return content
 
 
-def _share_weights(
-    peers: Peers, steps: tuple[OpGraph, ...], assignment: Assignment, weights: Weights
-) -> dict[str, Any]:
+def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], runtime: Runtime, weights: Weights) -> dict[str, Any]:
     """The server sends every party its shares of the weights; those that it keeps, by variable.
 
     Raises UserError for a weight that is missing or of another shape.
     """
-    protocol, setting, kept = assignment.protocol, assignment.setting, {}
-    owner = owner_of_weights(setting)
+    kept = {}
     for operand in operands(steps):
-        visibility = operand_visibility(operand.node.op)
-        shares = make_shares(protocol, setting, operand.of(weights), visibility, owner)
-        kept[operand.variable] = _send_shares(peers, SERVER, operand.variable, shares)
+        shares = runtime.shares(operand.of(weights), operand.node.op)
+        kept[operand.variable] = _send_shares(peers, SERVER, operand.variable, shares, runtime)
     peers.send_all({"kind": "shared"})
     return kept
 
 
-def _send_shares(peers: Peers, sender: int, name: str, shares: list[Any]) -> Any:
-    """Sends each of the others its share of a variable; returns the sender's."""
-    for peer in peers:
-        peers.send(peer, {"kind": "share", "name": name}, packed(shares[peer]))
+def _send_shares(peers: Peers, sender: int, name: str, shares: list[Any], runtime: Runtime) -> Any:
+    """Sends each of the others that compute its share of a variable; returns the sender's."""
+    for peer in (peer for peer in peers if peer < len(shares)):
+        peers.send(peer, {"kind": "share", "name": name}, runtime.packed(shares[peer]))
     return shares[sender]
 
 
-def _received_shares(peers: Peers, rank: int) -> tuple[dict[str, Any], Frame]:
+def _received_shares(peers: Peers, rank: int, runtime: Runtime) -> tuple[dict[str, Any], Frame]:
     """The shares by variable that a party sends, and the frame after them."""
     shares = {}
     while (frame := peers.receive(rank)).header["kind"] == "share":
-        shares[frame.header["name"]] = unpacked(frame.blobs)
+        shares[frame.header["name"]] = runtime.unpacked(frame.blobs)
     return shares, frame
 
 
@@ -262,14 +209,14 @@ def serve(party: Party) -> dict[str, int]:
     """Runs the steps of a party other than the client, until that one says farewell; returns all that it sent."""
     peers, totals = party.peers, {"num_steps": 0, "sent_bytes": 0, "messages": 0}
     while True:
-        shares, frame = _received_shares(peers, CLIENT)
+        shares, frame = _received_shares(peers, CLIENT, party.runtime)
         if frame.header["kind"] == FAREWELL:
             return totals
-        party.hold(shares)
+        party.runtime.hold(shares)
         peers.send(CLIENT, {"kind": "holds"})
         peers.receive(CLIENT)
         costs, logits = party.run(frame.header["step"])
-        peers.send(CLIENT, {"kind": "ran", "costs": costs}, packed(logits))
+        peers.send(CLIENT, {"kind": "ran", "costs": costs}, [] if logits is None else party.runtime.packed(logits))
         totals["num_steps"] += 1
         totals["sent_bytes"] += sum(cost.sent_bytes for cost in costs)
         totals["messages"] += sum(cost.messages for cost in costs)
@@ -283,10 +230,9 @@ def lead(party: Party, commands: "SimpleQueue[list[Any]]", answers: Answers) -> 
 
 def _lead_step(party: Party, step: int) -> dict[str, Any]:
     """Shares the inputs, runs with the others once all hold theirs, and opens the logits from what all of them send."""
-    started, peers = time.monotonic(), party.peers
-    protocol, setting = party.assignment.protocol, party.assignment.setting
+    started, peers, runtime = time.monotonic(), party.peers, party.runtime
     for name, value in _taken(INPUTS).items():
-        party.hold({name: _send_shares(peers, CLIENT, name, make_shares(protocol, setting, value))})
+        runtime.hold({name: _send_shares(peers, CLIENT, name, runtime.shares(value), runtime)})
     peers.send_all({"kind": "shared", "step": step})
     for peer in peers:
         peers.receive(peer)
@@ -296,12 +242,13 @@ def _lead_step(party: Party, step: int) -> dict[str, Any]:
     for peer in peers:
         header, blobs = peers.receive(peer)
         by_party.append(header["costs"])
-        shares.append(unpacked(blobs))
-    np.save(LOGITS, reconstruct(protocol, setting, shares))
+        if blobs:
+            shares.append(runtime.unpacked(blobs))
+    np.save(LOGITS, runtime.opened(shares))
     return {"seconds": time.monotonic() - started, "by_party": by_party}
 
 
-def take_part(assignment: Assignment, log: Log, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
+def take_part(assignment: Assignment, log: Path, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
     """One job, to its end."""
     try:
         party, left = join(assignment, answers, log), {}
@@ -329,7 +276,7 @@ def _main(folder: Path, answers_to: int) -> None:
         while commands.get():  # to begin
             os.chdir(folder / JOB)  # where the engine leaves the masks that it keeps
             assignment = pickle.loads(Path(ASSIGNMENT).read_bytes())
-            take_part(assignment, Log(path=folder / LOG), commands, answers)
+            take_part(assignment, folder / LOG, commands, answers)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,21 +16,30 @@ from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
+CRYPTEN_VERSION = "0.4.1"  # whose inner parts are replaced where `crypten_runtime` says so
+INSTALL_CRYPTEN = (
+    f"python -m pip install 'omegaconf>=2.3' && python -m pip install --no-deps crypten=={CRYPTEN_VERSION}"
+)
 NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
 SERVER, SHARED = 1, -1  # owners of a secret: the rank that holds the weights, or all together
 WAIT_MS = 600_000  # for a message of a peer that computes
 CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties start apart, and some machines are busy
 
 
-def check_installed() -> None:
-    """Raises UserError, with the command to run, if the engine cannot be imported here."""
-    if find_spec("spu") is None:
-        have = ".".join(map(str, sys.version_info[:2]))
-        old = (
-            "" if sys.version_info[:2] <= NEWEST_PYTHON else f", and has no wheel for this Python {have}, but for 3.11"
+def check_installed(protocol: str) -> None:
+    """Raises UserError, with the command to run, if the protocol's engine cannot be imported here."""
+    if protocol == "crypten":
+        if not all(map(find_spec, ("crypten", "omegaconf", "torch"))):
+            raise UserError(f"the engine CrypTen is not installed; run: {INSTALL_CRYPTEN}")
+        if (have := version("crypten")) != CRYPTEN_VERSION:
+            raise UserError(f"CrypTen must be {CRYPTEN_VERSION}, but {have} is installed; run: {INSTALL_CRYPTEN}")
+    elif find_spec("spu") is None:
+        have, is_old = ".".join(map(str, sys.version_info[:2])), sys.version_info[:2] <= NEWEST_PYTHON
+        no_wheel = "" if is_old else f", and has no wheel for this Python {have}, where --protocol crypten runs"
+        raise UserError(
+            f"the MPC engine SecretFlow-SPU is not installed{no_wheel}; it needs Python < 3.12 and numpy < 2; run: "
+            f"{INSTALL}"
         )
-        needs = "it needs Python < 3.12 and numpy < 2"
-        raise UserError(f"the MPC engine SecretFlow-SPU is not installed{old}; {needs}; run: {INSTALL}")
 
 
 def owner_of_weights(setting: EngineSetting) -> int:

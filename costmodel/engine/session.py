@@ -151,7 +151,7 @@ def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
 
     Raises UserError for an engine that is not installed.
     """
-    check_installed()
+    check_installed(assignments[0].protocol)
     with ExitStack() as stack:
         children = {}
         for assignment in assignments:
@@ -178,11 +178,11 @@ def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[tuple[Sess
     for attempt in range(1, STARTS + 1):
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="meeting-")))
-            wiring = stack.enter_context(link(client.num_parties))
+            wiring = stack.enter_context(link(client.num_processes))
             if len(str(folder).encode()) > MOST_PATH:
                 raise UserError(f"TMPDIR must lead to paths of at most {MOST_PATH} bytes, but {folder} is longer.")
-            addresses = tuple(str(folder / str(rank)) for rank in range(client.num_parties))
-            parts = [part_of(replace(client, addresses=addresses), rank) for rank in range(client.num_parties)]
+            addresses = tuple(str(folder / str(rank)) for rank in range(client.num_processes))
+            parts = [part_of(replace(client, addresses=addresses), rank) for rank in range(client.num_processes)]
             parts = [replace(part, links=row) for part, row in zip(parts, wiring.addresses, strict=True)]
             session = stack.enter_context(started(parts))
             session.set_condition = wiring.set_condition

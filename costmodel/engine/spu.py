@@ -1,7 +1,7 @@
-"""Runs op graphs under a real MPC engine, SecretFlow-SPU, and measures what every op sends and takes.
+"""Runs op graphs under a real MPC engine, SecretFlow-SPU or CrypTen, and measures what every op sends and takes.
 
-Every op is compiled by itself from its function in `execution.op_functions`, run by all parties, and its result kept
-secret for the next op, so that the engine's counters can be read per op and what is priced is what is run. Before the
+Every op is run by itself, by its function in `execution.op_functions`, by all parties, and its result kept
+secret for the next op, so that what is sent can be counted per op and what is priced is what is run. Before the
 run, all operands are secret-shared but those that `execution.interpreter` calls public, or are put in the hands of the
 server alone; the client shares its tokens, one-hot or as they are.
 What is not counted: sharing inputs and weights, opening the logits, and what the parties exchange before the first op.
@@ -21,16 +21,11 @@ from costmodel.engine.assignment import Assignment
 from costmodel.engine.links import UNHINDERED, Condition, Link, tcp
 from costmodel.engine.party import OpCost
 from costmodel.engine.plan import Plan
-from costmodel.engine.runtimes import INSTALL, check_installed
 from costmodel.engine.session import on_this_machine
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Input, Node, Op, OpGraph
-from costmodel.protocols.primitives import EngineSetting
-
-PACKAGE, LINK = "spu", "tcp"
-
-__all__ = ["INSTALL", "EngineRun", "Job", "Measured", "Pass", "check_installed", "measure", "passes", "run"]
+from costmodel.protocols import RunSetting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,7 +72,7 @@ class Job:
     """A measurement to make: a graph on inputs by name, with weights by `<node>.<suffix>`."""
 
     protocol: str
-    setting: EngineSetting
+    setting: RunSetting
     graph: OpGraph
     inputs: Mapping[str, Array]
     weights: Weights
@@ -105,7 +100,7 @@ def graph_job(
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
-    setting: EngineSetting,
+    setting: RunSetting,
 ) -> Job:
     """One forward pass of a sequence; weights, tokens and caches as `interpreter.execute` takes them.
 
@@ -115,7 +110,7 @@ def graph_job(
     return Job(protocol=protocol, setting=setting, graph=graph, inputs=inputs, weights=weights)
 
 
-def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
+def ops_job(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> Job:
     """Each op by itself, on random numbers."""
     generator = np.random.default_rng(0)
     nodes: list[Node] = []
@@ -152,7 +147,7 @@ def run(
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
-    setting: EngineSetting,
+    setting: RunSetting,
 ) -> EngineRun:
     """One forward pass of a sequence under the engine; where masks of weights are kept, the second of two.
 
@@ -165,7 +160,7 @@ def run(
     return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)), peak_bytes=peaks)
 
 
-def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tuple[Measured, ...]:
+def measure(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> tuple[Measured, ...]:
     """Measures each op by itself, on random numbers: for calibration, and to check formulas.
 
     Preprocessing that the engine does once, at the first op that needs it, is in that op's cost. Raises as `passes`.
@@ -199,6 +194,7 @@ def _pass(by_party: Sequence[Sequence[OpCost]]) -> Pass:
                 sent_bytes=sum(cost.sent_bytes for cost in costs),
                 messages=sum(cost.messages for cost in costs),
                 seconds=end_s - start_s,
+                rounds=max((cost.rounds for cost in costs if cost.rounds is not None), default=None),
             )
         )
         ended_s = end_s

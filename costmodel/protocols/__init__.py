@@ -18,6 +18,7 @@ from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.trust import Trust
 
 Setting: TypeAlias = EngineSetting | SigmaSetting | CryptenSetting
+RunSetting: TypeAlias = EngineSetting | CryptenSetting  # of protocols that are run here
 Loader: TypeAlias = Callable[[str | Network | None, Path | None, Any], Pricer]
 
 

@@ -1,4 +1,6 @@
-"""The protocol `crypten`: additive shares of two parties, whose first one makes all correlated randomness; semi-honest.
+"""The protocol `crypten`: additive shares of two parties, and a dealer who makes their correlated randomness.
+
+Parties and dealer are semi-honest.
 
     latency = waited bytes x 8 / bandwidth + rounds x RTT / 2
 
@@ -47,11 +49,11 @@ MOST_FRACTION_BITS = 24  # of what a party encodes, in single precision
 UNMEASURED = "latency, from the network's part alone, since computing was not measured"
 OTHERS = "choose protocol semi2k, aby3 or cheetah"
 NUM_PIECES = 3  # thresholds of the piecewise GELU
-# Knott et al. 2021, section 3; provider TFP of its configs/default.yaml, as measured. TTP asks a server that takes no
-# part, whose bytes are not priced. More than two parties truncate together, which no formula here has.
+# Knott et al. 2021, section 3; provider TTP. Its default, TFP, where the first party is the dealer and could unmask
+# everything, is not run here. More than two parties truncate together, which no formula here has.
 TRUST = Trust(
     num_parties=NUM_PARTIES,
-    randomness="a trusted dealer; as measured, the first party, which could unmask everything",
+    randomness="a dealer, a process of its own, which sees no number of a run but with either party could unmask all",
     dealer=True,
 )
 
@@ -67,10 +69,16 @@ class CryptenSetting:
 
     formulas_of: ClassVar[str] = "CrypTen 0.4.1"
     weight_masks: ClassVar[WeightMasks] = "fresh"
+    threads: ClassVar[int] = 1
 
     ring_bits: int = RING_BITS
     fraction_bits: int = 16
     weights: Holder = "secret"
+
+    @property
+    def of_first_run(self) -> "CryptenSetting":
+        """The first of several runs is like the others."""
+        return self
 
     def __post_init__(self) -> None:
         if self.weights != "secret":
@@ -102,7 +110,7 @@ def _unpriced(op: Op, why: str) -> UnpricedOpError:
 
 
 def _matmul(m: int, k: int, n: int, times: int = 1) -> Comm:
-    return product(times * m * k, times * k * n)
+    return product(times * m * k, times * k * n, times * m * n)
 
 
 def _embed(op: ops.TokenEmbedding, setting: CryptenSetting) -> Comm:
@@ -125,7 +133,7 @@ def _softmax(op: ops.Softmax, setting: CryptenSetting) -> Comm:
     if op.form in ("2quad", "power8"):
         raise _unpriced(op, f"with `form` {op.form}, whose sums are beyond the range of its reciprocal")
     forms = {
-        "exact": lambda: [maximum(rows, op.keys, setting.fraction_bits), exponential(elements)],
+        "exact": lambda: [maximum(rows, op.keys), exponential(elements)],
         "bounded": lambda: [exponential(elements)],
         "relu": lambda: [positive_part(elements)],
     }

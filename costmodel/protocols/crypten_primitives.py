@@ -1,24 +1,28 @@
 """What the steps of protocol `crypten` cost: numbers of 64 bits that two parties open to each other.
 
-A product opens both factors, masked, at once; a factor that is broadcast is opened once. Its masks cost nothing: the
-first party draws them, and the other's shares come from a seed that both have. Between two parties a truncation is
-local, and so are products with public numbers.
+A product opens both factors, masked, at once; a factor that is broadcast is opened once. Parties draw their masks from
+seeds that the dealer sent them, but for the client's share of a product of masks, which it asks the dealer for. Between
+two parties a truncation is local, and so are products with public numbers.
 
 Source of every formula: crypten 0.4.1, https://github.com/facebookresearch/CrypTen, the files that functions name, as
-its configs/default.yaml sets them. Bytes and rounds are those of its own communicator, to the byte.
+its configs/default.yaml sets them. Bytes between the parties are `online_bytes`, those to and from the dealer
+`setup_bytes`; frames about them are not counted.
 """
-
-from math import log
 
 from costmodel.protocols.primitives import Comm, total_comm
 
-NUM_PARTIES = 2
+NUM_PARTIES = 2  # that compute
+DEALER = 2  # the rank of the third process
 WORD_BYTES = 8
+REQUEST_WORDS = 18  # of 4 bytes: what is asked, and up to 15 dimensions
+REQUEST_BYTES = 4 * REQUEST_WORDS
 CARRY_LEVELS = 6  # circuit.py: log2 of 64 bits
-EXPONENTIAL_SQUARINGS = 8  # exp_iterations
+EXPONENTIAL_SQUARINGS = 7
 RECIPROCAL_ITERATIONS = 10  # reciprocal_nr_iters
-ROOT_ITERATIONS = 3  # sqrt_nr_iters
-LOGISTIC_ITERATIONS = 3  # approximations.py, sigmoid, of which the first starts from a public number
+LOGISTIC_ITERATIONS = 2
+# of inverse roots: a first guess for every interval between powers of 4, which is off by at most the root of 2
+ROOT_POWERS = range(-5, 8)
+ROOT_ITERATIONS = 5
 
 
 def opened(elements: int) -> Comm:
@@ -27,14 +31,28 @@ def opened(elements: int) -> Comm:
     return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * sent, waited_bytes=sent)
 
 
-def product(left: int, right: int) -> Comm:
-    """A product of factors of so many elements, by element or of matrices. Source: beaver.py, __beaver_protocol."""
-    return opened(left + right)
+def dealt(words: int) -> Comm:
+    """The client asks the dealer for so many numbers, and waits for them. Source: ttp_provider.py, ttp_request."""
+    sent = REQUEST_BYTES + WORD_BYTES * words
+    return Comm(rounds=2, messages=2, online_bytes=0, setup_bytes=sent, waited_bytes=sent)
+
+
+def product(left: int, right: int, result: int | None = None) -> Comm:
+    """A product of factors of so many elements, by element or, with a result of so many, of matrices.
+
+    Source: beaver.py, __beaver_protocol and AND.
+    """
+    return total_comm([dealt(max(left, right) if result is None else result), opened(left + right)])
 
 
 def square(elements: int) -> Comm:
     """Source: beaver.py, square."""
-    return opened(elements)
+    return total_comm([dealt(elements), opened(elements)])
+
+
+def from_bit(elements: int) -> Comm:
+    """A number of a bit that is shared as one. Source: beaver.py, B2A_single_bit."""
+    return total_comm([dealt(elements), opened(elements)])
 
 
 def is_negative(elements: int) -> Comm:
@@ -43,17 +61,12 @@ def is_negative(elements: int) -> Comm:
     Source: mpc.py, _ltz; converters.py; circuit.py, add and __SPK_circuit.
     """
     carries = [product(2 * elements, 2 * elements)] * CARRY_LEVELS
-    return total_comm([product(elements, elements), *carries, opened(elements)])
+    return total_comm([product(elements, elements), *carries, from_bit(elements)])
 
 
 def is_zero(elements: int) -> Comm:
     """Whether all bits of both shares are equal. Source: mpc.py, _eqz_2PC; circuit.py, __P_circuit."""
-    return total_comm([*[product(elements, elements)] * CARRY_LEVELS, opened(elements)])
-
-
-def selected(elements: int) -> Comm:
-    """One of two numbers by a bit, a product each. Source: logic.py, where."""
-    return total_comm([product(elements, elements)] * 2)
+    return total_comm([*[product(elements, elements)] * CARRY_LEVELS, from_bit(elements)])
 
 
 def positive_part(elements: int) -> Comm:
@@ -62,8 +75,8 @@ def positive_part(elements: int) -> Comm:
 
 
 def exponential(elements: int) -> Comm:
-    """(1 + x / 2^8)^(2^8). Source: approximations.py, exp."""
-    return total_comm([square(elements)] * EXPONENTIAL_SQUARINGS)
+    """(1 + u + u^2 / 2)^(2^7), u = x / 2^7. `crypten_functions`, in place of CrypTen's (1 + x / 2^8)^(2^8)."""
+    return total_comm([square(elements)] * (1 + EXPONENTIAL_SQUARINGS))
 
 
 def reciprocal(elements: int) -> Comm:
@@ -73,38 +86,23 @@ def reciprocal(elements: int) -> Comm:
 
 
 def inverse_root(elements: int) -> Comm:
-    """Inverse roots by Newton and Raphson from an exponential. Source: approximations.py, inv_sqrt."""
-    step = [square(elements), product(elements, elements), product(elements, elements)]
-    return total_comm([exponential(elements), *step * ROOT_ITERATIONS])
+    """Inverse roots by Newton and Raphson, from a guess by comparisons with powers of 4. `crypten_functions`."""
+    step = [product(elements, elements)] * 3
+    return total_comm([is_negative(len(ROOT_POWERS) * elements), *step * ROOT_ITERATIONS])
 
 
 def logistic(elements: int) -> Comm:
-    """1 / (1 + exp(-|x|)), or 1 minus it by the sign of x. Source: approximations.py, sigmoid."""
+    """r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. `crypten_functions`."""
     pair = product(elements, elements)
-    step = [square(elements), pair]
-    inverse = step * (LOGISTIC_ITERATIONS - 1)
-    return total_comm([is_negative(elements), pair, exponential(elements), *inverse, selected(elements)])
+    return total_comm(
+        [is_negative(elements), pair, exponential(elements), *[square(elements), pair] * LOGISTIC_ITERATIONS, pair]
+    )
 
 
-def maximum(rows: int, length: int, fraction_bits: int) -> Comm:
-    """The maximum of each row: by halves, then all pairs of what is left; and where it is, by a draw among equals.
-
-    Source: maximum.py, _max_helper_log_reduction, _argmax_helper_pairwise and _argmax_helper.
-    """
+def maximum(rows: int, length: int) -> Comm:
+    """The maximum of each row, by halves. `crypten_functions`."""
     parts, left = [], length
-    for _ in range(int(log(length))):
-        pairs = rows * (left // 2)
-        parts += [is_negative(pairs), selected(pairs)]
+    while left > 1:
+        parts.append(positive_part(rows * (left // 2)))
         left -= left // 2
-    unfolded = max(left, 2) - 1
-    parts.append(is_negative(rows * left * unfolded))
-    while unfolded > 1:
-        parts.append(product(rows * left * (unfolded // 2), rows * left * (unfolded // 2)))
-        unfolded -= unfolded // 2
-    pick = [_drawn(rows, left, fraction_bits), product(rows * left, rows * left)]
-    return total_comm([*parts, *pick, is_zero(rows * length), _drawn(rows, length, fraction_bits)])
-
-
-def _drawn(rows: int, length: int, fraction_bits: int) -> Comm:
-    """One of a row's entries by a random number of so many bits. Source: sampling.py, weighted_index; mpc.py, rand."""
-    return total_comm([opened(rows * fraction_bits), product(rows, rows), is_negative(rows * length)])
+    return total_comm(parts)

@@ -132,13 +132,13 @@ def _setting(comparison: Comparison, deployment: DeploymentFacts) -> dict[str, A
         "tokens_seed": SEED,
         "compiler_options": "default",
         "parallelism": "off",
-        "link": engine_of(comparison.protocol).module.LINK,
+        "link": engine_of(comparison.protocol).link,
         "delays_s": None if comparison.rounds is None else [delay_s for delay_s, _ in comparison.rounds.seconds],
     }
 
 
 def _engine(comparison: Comparison) -> str:
-    package = engine_of(comparison.protocol).module.PACKAGE
+    package = engine_of(comparison.protocol).package
     return f"{package} {version(package)}"
 
 

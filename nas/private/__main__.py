@@ -13,14 +13,14 @@ from typing import Any, Literal, NoReturn, TypeAlias
 from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
-from costmodel.engine.assignment import CLIENT, Assignment, part_of, role
+from costmodel.engine.assignment import CLIENT, Assignment, part_of, ranks, role
 from costmodel.engine.children import kept_children
 from costmodel.engine.meeting import parse_peers
 from costmodel.engine.plan import Plan
+from costmodel.engine.runtimes import check_installed
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
-from costmodel.engine.spu import check_installed
 from costmodel.errors import UserError
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.primitives import EngineSetting
 from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line
 from nas.private.fixed_point import (
     clear_perplexity,
@@ -64,29 +64,31 @@ def private(
         perplexity: instead of a prompt, about so many validation tokens by teacher forcing, in rings of 64 and 32 bits
             unless another is asked for.
         data: validation text, as nas.train takes it, instead of the model's own.
-        party: run one party alone: 0 the client, 1 the server, 2 the helper of aby3.
+        party: run one party alone: 0 the client, 1 the server, 2 the helper of aby3 or the dealer of crypten.
         peers: host:port of every party, by rank; the engine uses the port after each.
         wait: how long a party that is run alone waits for the others to come.
         format: lines for people, or one JSON document in SI units.
     """
-    check_installed()
-    _check_flags(perplexity, prompt, party, peers)
+    check_installed(protocol := setup.get("protocol", "semi2k"))
+    _check_flags(perplexity, prompt, party, peers, protocol)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
     asked = asked_setup(run, pick, party=party, **setup)
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return
-    num_parties = ENGINE_PROTOCOLS[asked.protocol].trust.num_parties
-    if party is not None and not 0 <= party < num_parties:
-        raise UserError(f"--party must be from 0 to {num_parties - 1} under {asked.protocol}, but got {party}.")
-    addresses = () if peers is None else parse_peers(peers, num_parties)
+    taking_part = ranks(asked.protocol)
+    if party is not None and party not in taking_part:
+        raise UserError(f"--party must be from 0 to {taking_part[-1]} under {asked.protocol}, but got {party}.")
+    addresses = () if peers is None else parse_peers(peers, len(taking_part))
     if party in (None, CLIENT):
         _print_answer(asked, prompt, new_tokens, addresses, wait_s, as_json=as_json)
     else:
         _serve(asked, party, addresses, wait_s)
 
 
-def _check_flags(perplexity: int | None, prompt: str | None, party: int | None, peers: str | None) -> None:
+def _check_flags(
+    perplexity: int | None, prompt: str | None, party: int | None, peers: str | None, protocol: str
+) -> None:
     if (party is None) != (peers is None):
         raise UserError("--party and --peers go together; give both, or none to run all parties here.")
     if perplexity is not None and perplexity < 1:
@@ -94,7 +96,9 @@ def _check_flags(perplexity: int | None, prompt: str | None, party: int | None, 
     if perplexity is not None and (party is not None or prompt is not None):
         raise UserError("--perplexity goes without --prompt, --party and --peers; drop them.")
     if party not in (None, CLIENT) and prompt is not None:
-        raise UserError(f"--prompt is the client's alone, but this is party {party} ({role(party)}); drop it.")
+        raise UserError(
+            f"--prompt is the client's alone, but this is party {party} ({role(party, protocol)}); drop it."
+        )
 
 
 def _print_answer(
@@ -132,7 +136,7 @@ def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None
     host, port = addresses[rank]
     for line in trust_lines(setup):
         print(line)
-    print(f"this is party {rank} ({role(rank)}) at {host}:{port}: {setup.holds(rank)}", flush=True)
+    print(f"this is party {rank} ({role(rank, setup.protocol)}) at {host}:{port}: {setup.holds(rank)}", flush=True)
     with alone(assignment) as (session, ready):
         print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
         left = session.answer(rank)
@@ -146,7 +150,10 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
     context, vocab_size = model.architecture.context, model.architecture.vocab_size
     corpus = corpus_for(model.tokenizer, model.corpus, data, vocab_size=vocab_size, context=context)
     tokens = validation_sequences(corpus, num_tokens, context)
-    is_usual = (setting.ring_bits, setting.fraction_bits) == (USUAL, FRACTION_BITS[USUAL])
+    is_usual = isinstance(setting, EngineSetting) and (setting.ring_bits, setting.fraction_bits) == (
+        USUAL,
+        FRACTION_BITS[USUAL],
+    )
     narrow = [replace(setting, ring_bits=NARROW, fraction_bits=FRACTION_BITS[NARROW])] if is_usual else []
     clear = clear_perplexity(setup, tokens)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine.assignment import CLIENT, Assignment, holds, role
+from costmodel.engine.assignment import CLIENT, RUN, Assignment, holds, ranks, role
 from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.plan import GraphOf, Plan, graphs
 from costmodel.engine.predicted import Prediction, predictions
@@ -16,10 +16,9 @@ from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
 from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
-from costmodel.protocols import TRUST
+from costmodel.protocols import TRUST, RunSetting
+from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.derived import check_setting
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.report.trust import trust_document
 from costmodel.trust import at_client, described, shown
@@ -41,7 +40,7 @@ class Setup:
 
     model: PrivateModel
     protocol: str
-    setting: EngineSetting
+    setting: RunSetting
     network: Network
     public_layers: str | None = None
     client_layers: int | None = None
@@ -62,7 +61,7 @@ class Setup:
 
     def holds(self, rank: int) -> str:
         """Describes what a party knows and what it sees only shares of."""
-        words = holds(rank, self.setting)
+        words = holds(rank, self.protocol, self.setting)
         if self.public_layers:
             words += f"; the weights of public layers {self.public_layers}, as all parties"
         if self.client_layers is not None and rank == CLIENT:
@@ -109,11 +108,12 @@ def asked_setup(
         run: as `load_model` takes it.
         pick: likewise.
         party: that is run alone here; only None and the server need the weights.
-        protocol: semi2k or cheetah (two parties), or aby3 (three).
+        protocol: semi2k or cheetah (two parties), aby3 (three), or crypten (two and a dealer), on any Python.
         weights: secret-shared by the server before the run, or held by it alone.
         weight_masks: of semi2k, made anew for every token, or kept from the first.
         ring_bits: bits of a secret-shared integer.
-        fraction_bits: bits after the binary point; by default 18 in a ring of 64 bits, 8 in 32, 26 in 128.
+        fraction_bits: bits after the binary point; by default 18 in a ring of 64 bits, 8 in 32, 26 in 128, or 16 under
+            crypten.
         network: predict seconds on this network, named or a .yaml file, instead of loopback.
         bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
         rtt: of that network, with a unit, such as 4ms, instead of its own.
@@ -125,12 +125,10 @@ def asked_setup(
             the power of two that folding made the stream smaller by. Of a run that was searched with such layers, its
             own and its parent, unless others are given.
     """
-    if protocol not in ENGINE_PROTOCOLS:
-        known = ", ".join(ENGINE_PROTOCOLS)
+    if protocol not in RUN:
+        known = ", ".join(RUN)
         raise UserError(f"no engine of private answers runs protocol {protocol!r}; choose one of {known}.")
-    fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
-    setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
-    check_setting(protocol, setting)
+    setting = _setting(protocol, ring_bits, fraction_bits, weights, weight_masks)
     if (public_layers is None and client_layers is None) != (public_checkpoint is None):
         raise UserError(
             "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
@@ -156,6 +154,23 @@ def asked_setup(
     )
 
 
+def _setting(
+    protocol: str, ring_bits: int, fraction_bits: int | None, weights: Holder, weight_masks: WeightMasks
+) -> RunSetting:
+    """Raises UserError for what the protocol does not have."""
+    if protocol == "crypten":
+        if weight_masks != "fresh":
+            raise UserError(
+                f"`weight_masks` must be fresh under protocol crypten, but got {weight_masks}; leave it out."
+            )
+        given = {} if fraction_bits is None else {"fraction_bits": fraction_bits}
+        return CryptenSetting(ring_bits=ring_bits, weights=weights, **given)
+    fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
+    setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
+    check_setting(protocol, setting)
+    return setting
+
+
 def _graph(architecture: Architecture, layers: Mapping[str, Any], num_tokens: int, deployment: Deployment) -> OpGraph:
     """A function of the module, so that it can go to other processes. layers: that are public, or the client's."""
     return lower(architecture, num_tokens, replace(deployment, **layers))
@@ -165,7 +180,7 @@ def _client_graph(architecture: Architecture, num_layers: int, num_tokens: int, 
     return halves(lower(architecture, num_tokens, deployment), num_layers).client
 
 
-def describe_setting(setting: EngineSetting) -> str:
+def describe_setting(setting: RunSetting) -> str:
     """The numbers of a setting, and what is not usual about it."""
     weights = ", weights held by the server alone" if setting.weights == "server" else ""
     masks = ", masks of weights kept" if setting.weight_masks == "kept" else ""
@@ -175,17 +190,19 @@ def describe_setting(setting: EngineSetting) -> str:
 def trust_lines(setup: Setup) -> list[str]:
     """Whom the run trusts, and what each party holds."""
     trust = TRUST[setup.protocol]
-    dealer = " (that party is the client, which could so learn the weights)" if trust.dealer else ""
+    of_client = " (that party is the client, which could so learn the weights)"
+    dealer = of_client if trust.dealer and len(ranks(setup.protocol)) == trust.num_parties else ""
     return [
         f"trust: {described(trust)}{dealer}{shown(setup.public_layers, setup.client_layers)}",
-        *(f"  party {rank} ({role(rank)}): {setup.holds(rank)}" for rank in range(trust.num_parties)),
+        *(f"  party {rank} ({role(rank, setup.protocol)}): {setup.holds(rank)}" for rank in ranks(setup.protocol)),
     ]
 
 
 def header_lines(setup: Setup) -> list[str]:
     """Says what is about to be run, and whom it trusts."""
     return [
-        f"{setup.model.name}; protocol {setup.protocol}, {describe_setting(setup.setting)}; {ENGINE}",
+        f"{setup.model.name}; protocol {setup.protocol}, {describe_setting(setup.setting)}; "
+        f"{setup.setting.formulas_of}",
         *setup.model.notes,
         *trust_lines(setup),
     ]
@@ -200,7 +217,7 @@ def setup_document(setup: Setup) -> dict[str, Any]:
         "protocol": setup.protocol,
         "network": setup.network.name,
         "setting": {
-            "engine": ENGINE,
+            "engine": setting.formulas_of,
             "ring_bits": setting.ring_bits,
             "fraction_bits": setting.fraction_bits,
             "weights": setting.weights,
@@ -210,6 +227,7 @@ def setup_document(setup: Setup) -> dict[str, Any]:
         },
         "trust": trust_document(trust),
         "parties": [
-            {"rank": rank, "role": role(rank), "holds": setup.holds(rank)} for rank in range(trust.num_parties)
+            {"rank": rank, "role": role(rank, setup.protocol), "holds": setup.holds(rank)}
+            for rank in ranks(setup.protocol)
         ],
     }

@@ -46,7 +46,7 @@ def engine_stub(monkeypatch):
         cost = Measured(sent_bytes=3, messages=2, seconds=0.1)
         return EngineRun(logits=logits, by_op=tuple((node, cost) for node in graph))
 
-    monkeypatch.setattr(spu, "check_installed", lambda: None)
+    monkeypatch.setattr("costmodel.commands.compare.check_installed", lambda protocol: None)
     monkeypatch.setattr(spu, "run", run_stub)
     monkeypatch.setattr(comparisons, "version", lambda package: "0.0")
 
@@ -284,7 +284,7 @@ def test_a_python_without_a_wheel_is_named(run, no_engine, monkeypatch):
     monkeypatch.setattr(sys, "version_info", (3, 13, 0))
     code, _, err = run("compare", "SM", "--base", "tiny")
     assert code == 2
-    assert "has no wheel for this Python 3.13, but for 3.11" in err
+    assert "has no wheel for this Python 3.13, where --protocol crypten runs" in err
 
 
 @pytest.mark.parametrize("name", ["SM", "SM+LN+G", "HH(SM+ScFuFFN)", "SM(t)+ScFFN"])

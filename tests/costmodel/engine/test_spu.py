@@ -7,7 +7,9 @@ from costmodel import ops
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine import runtimes, spu
 from costmodel.engine.compare import compare, predict
-from costmodel.engine.party import OpCost, entries
+from costmodel.engine.party import OpCost
+from costmodel.engine.runtime import Traffic
+from costmodel.engine.spu_runtime import entries
 from costmodel.execution import interpreter
 from costmodel.ops import GeluForm, Node, OpGraph
 from costmodel.protocols import load_pricer
@@ -78,7 +80,7 @@ def test_without_the_engine_the_command_to_install_it_is_said(monkeypatch: pytes
 
 
 def test_an_unknown_protocol_is_refused() -> None:
-    with pytest.raises(ValueError, match="must be one of semi2k, aby3, cheetah, but got 'spdz'"):
+    with pytest.raises(ValueError, match="must be one of semi2k, aby3, cheetah, crypten, but got 'spdz'"):
         spu.measure([RELU], protocol="spdz", setting=EngineSetting())
 
 
@@ -90,7 +92,7 @@ def test_costs_are_read_from_the_engines_logs() -> None:
 [info] [Profiling] SPU execution logits completed, input processing took 1e-06s, total time 0.1s.
 [info] Link details: total send bytes 5, recv bytes 5, send actions 1, recv actions 1
 """
-    assert entries(log) == [(12, 2), (5, 1)]
+    assert entries(log) == [Traffic(12, 2), Traffic(5, 1)]
 
 
 def test_an_op_takes_from_the_first_start_or_the_end_of_the_op_before_to_the_last_end() -> None:

@@ -1,0 +1,286 @@
+"""A party's runtime of CrypTen: ops are computed by the functions that compute them in the clear, on `Secret` arrays.
+
+For what CrypTen has a function of its own, that one is used (`OWN_FUNCTIONS`). Parties open numbers to each other on
+the channels that they have met on, in place of torch.distributed: what is sent is counted where it is sent, a party
+that is gone is noticed at once, and nothing listens on further ports. Only processes of parties import CrypTen.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from costmodel import ops
+from costmodel.engine import crypten_functions
+from costmodel.engine.assignment import CLIENT, Assignment
+from costmodel.engine.channel import Peers
+from costmodel.engine.crypten_dealer import NEXT, Dealer, Provider
+from costmodel.engine.plan import variables
+from costmodel.engine.programs import weight_variables
+from costmodel.engine.runtime import Runtime, Traffic
+from costmodel.execution.op_functions import FUNCTIONS, Array, Library
+from costmodel.ops import Node, Op, OpGraph
+from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
+
+
+def imported_crypten() -> Any:
+    """CrypTen without its converter of ONNX, which imports what torch has no longer, and which nothing here needs."""
+    converter = ModuleType("crypten.nn.onnx_converter")
+    names = ("from_onnx", "from_pytorch", "from_tensorflow", "TF_AND_TF2ONNX")
+    vars(converter).update(dict.fromkeys(names))
+    sys.modules.setdefault(converter.__name__, converter)
+    import crypten
+
+    return crypten
+
+
+class Secret:
+    """A tensor of CrypTen, as an array of numpy would be asked by the functions of ops, and no further."""
+
+    __array_ufunc__ = None  # so that arrays of numpy leave operators to it
+    __hash__ = None  # type: ignore[assignment]
+    dtype = np.float64
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.size())
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> "Secret":
+        return Secret(self.tensor[key])
+
+    def reshape(self, *shape: Any) -> "Secret":
+        return Secret(self.tensor.reshape(*shape))
+
+    def transpose(self, *axes: int) -> "Secret":
+        return Secret(self.tensor.permute(*axes))
+
+    def sum(self, axis: int, keepdims: bool) -> "Secret":
+        return Secret(self.tensor.sum(axis, keepdim=keepdims))
+
+    def max(self, axis: int, keepdims: bool) -> "Secret":
+        assert (axis, keepdims) == (-1, True)
+        return Secret(crypten_functions.maximum(self.tensor))
+
+    def __neg__(self) -> "Secret":
+        return Secret(-self.tensor)
+
+    def __add__(self, other: Any) -> "Secret":
+        return Secret(self.tensor + _raw(other))
+
+    def __sub__(self, other: Any) -> "Secret":
+        return Secret(self.tensor - _raw(other))
+
+    def __mul__(self, other: Any) -> "Secret":
+        """A public 1/n is rounded in few bits; division by n is not."""
+        if isinstance(other, float) and other and abs((divisor := 1 / other) - round(divisor)) < 1e-9:
+            return Secret(self.tensor.div(round(divisor)))
+        return Secret(self.tensor * _raw(other))
+
+    def __rtruediv__(self, numerator: int) -> "Secret":
+        """The functions of ops divide by what is positive alone."""
+        return Secret(crypten_functions.reciprocal(self.tensor)) * numerator
+
+    def __lt__(self, other: Any) -> "Secret":
+        return Secret(self.tensor < _raw(other))
+
+    def __eq__(self, other: Any) -> "Secret":  # type: ignore[override]
+        return Secret(self.tensor.eq(_raw(other)))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _raw(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return torch.tensor(value, dtype=torch.float64)
+    return value.tensor if isinstance(value, Secret) else value
+
+
+class SecretNumpy:
+    """What the functions of ops call of numpy, on secrets and public arrays."""
+
+    tile = staticmethod(np.tile)  # of public weights alone
+    square = staticmethod(lambda source: Secret(source.tensor.square()))
+    exp = staticmethod(lambda source: Secret(crypten_functions.exponential(source.tensor)))
+    tanh = staticmethod(lambda source: Secret(crypten_functions.logistic(source.tensor * 2) * 2 - 1))
+
+    @staticmethod
+    def matmul(left: Array, right: Array) -> Array:
+        if isinstance(left, Secret):
+            return Secret(left.tensor.matmul(_raw(right)))
+        return Secret(right.tensor.transpose(0, 1).matmul(_raw(left.T)).transpose(0, 1))
+
+    @staticmethod
+    def maximum(source: Secret, least: float) -> Secret:
+        assert least == 0
+        return Secret(source.tensor.relu())
+
+    @staticmethod
+    def where(condition: Array, chosen: Any, other: Any) -> Secret:
+        """Chooses by a public mask; or by secret bits, where `other` is 0."""
+        kept: Secret = condition * chosen if isinstance(condition, Secret) else chosen * condition.astype(np.float32)
+        if isinstance(other, Secret):
+            kept += other * (1.0 - condition)
+        else:
+            assert other == 0
+        return kept
+
+    @staticmethod
+    def concatenate(parts: Sequence[Secret], axis: int) -> Secret:
+        return Secret(imported_crypten().cat([part.tensor for part in parts], dim=axis))
+
+    @staticmethod
+    def stack(parts: Sequence[Secret]) -> Secret:
+        return Secret(imported_crypten().stack([part.tensor for part in parts]))
+
+    @staticmethod
+    def repeat(source: Secret, times: int, axis: int) -> Secret:
+        return Secret(source.tensor.index_select(axis, torch.arange(source.shape[axis]).repeat_interleave(times)))
+
+
+def _logistic(op: Any, library: Library, weights: Any, source: Secret) -> Secret:
+    return Secret(crypten_functions.logistic(source.tensor))
+
+
+# op type -> what CrypTen has a function of its own for
+OWN_FUNCTIONS: dict[type, Callable[..., Secret]] = {
+    ops.Sigmoid: _logistic,
+    ops.Silu: lambda op, library, weights, source: source * _logistic(op, library, weights, source),
+}
+
+
+class Link:
+    """What CrypTen asks of a communicator: who is there, and to open numbers, which both parties send at once."""
+
+    def __init__(self, rank: int, peers: Peers) -> None:
+        self.rank, self.peers = rank, peers
+        self.sent_bytes = self.messages = 0
+
+    def get_rank(self) -> int:
+        return self.rank
+
+    def get_world_size(self) -> int:
+        return NUM_PARTIES
+
+    def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
+        """The sum, or the exclusive or, of both parties' tensors; of several at once, `batched`."""
+        own: list[Tensor] = input if batched else [input]
+        blobs = [tensor.contiguous().numpy().tobytes() for tensor in own]
+        self.peers.send(NUM_PARTIES - 1 - self.rank, {"kind": "opened"}, blobs)
+        self.sent_bytes, self.messages = self.sent_bytes + sum(map(len, blobs)), self.messages + 1
+        others = self.peers.receive(NUM_PARTIES - 1 - self.rank).blobs
+        is_sum, results = op == torch.distributed.ReduceOp.SUM, []
+        for tensor, blob in zip(own, others, strict=True):
+            other = torch.frombuffer(bytearray(blob), dtype=torch.int64).reshape(tensor.shape)
+            results.append(other.add_(tensor) if is_sum else other.bitwise_xor_(tensor))
+        return results if batched else results[0]
+
+
+class CryptenRuntime(Runtime):
+    """A party that computes, or the dealer."""
+
+    def __init__(self, assignment: Assignment, peers: Peers) -> None:
+        self.rank, self.peers, self.setting = assignment.rank, peers, assignment.setting
+        self.crypten = imported_crypten()
+        self.crypten.cfg.encoder.precision_bits = self.setting.fraction_bits
+        self.link = Link(self.rank, peers)
+        self.dealer: Dealer | None = None
+        self.provider: Provider | None = None
+        self.known: dict[str, Any] = {}
+        self.pasts: list[dict[str, str]] = []
+        self.done: list[Traffic] = []
+        self.functions = FUNCTIONS | OWN_FUNCTIONS
+        self.library = Library(
+            numpy=SecretNumpy,
+            erf=lambda source: Secret(source.tensor.erf()),
+            rsqrt=lambda source: Secret(crypten_functions.inverse_root(source.tensor)),
+        )
+
+    def shares(self, value: Array, op: Op | None = None) -> list[Any]:
+        """Integers of 64 bits for what is secret; for what all parties see, the numbers themselves."""
+        value = np.asarray(value, dtype=np.float64)
+        if op is not None and not op.hides_weights:
+            return [value] * NUM_PARTIES
+        encoded = np.rint(value * 2.0**self.setting.fraction_bits).astype(np.int64)
+        mask = np.frombuffer(os.urandom(encoded.nbytes), dtype=np.int64).reshape(encoded.shape)
+        return [mask, np.asarray(encoded - mask)]
+
+    def packed(self, share: Any) -> list[bytes]:
+        np.save(buffer := BytesIO(), share, allow_pickle=False)
+        return [buffer.getvalue()]
+
+    def unpacked(self, parts: Sequence[bytes]) -> Any:
+        return np.load(BytesIO(parts[0]), allow_pickle=False)
+
+    def opened(self, shares: Sequence[Any]) -> Array:
+        first, second = shares
+        return (first + second) * 2.0**-self.setting.fraction_bits
+
+    def prepare(self, steps: tuple[OpGraph, ...]) -> None:
+        self.pasts = [variables(graph) if step else {} for step, graph in enumerate(steps)]
+
+    def connect(self) -> None:
+        """The dealer's seeds are the only secrets of a party beside its shares."""
+        torch.set_num_threads(self.setting.threads)
+        if self.rank == DEALER:
+            self.dealer = Dealer(self.peers)
+            return
+        (seed,) = self.peers.receive(DEALER).blobs
+        provider = self.provider = Provider(self.rank, seed, self.peers)
+        self.crypten.mpc.get_default_provider = lambda: provider
+        self.crypten.communicator.get = lambda: self.link
+        generators, device = self.crypten.generators, torch.device("cpu")
+        for name, number in {"prev": self.rank, "next": 1 - self.rank}.items():
+            # shares of 0 of two parties are known to both, so that they hide nothing, whatever they are drawn from
+            generators[name][device] = torch.Generator().manual_seed(number)
+        generators["local"][device] = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big", signed=True))
+
+    def hold(self, values: Mapping[str, Any]) -> None:
+        from_shares = self.crypten.mpc.MPCTensor.from_shares
+        for name, value in values.items():
+            is_public = value.dtype == np.float64
+            self.known[name] = value if is_public else Secret(from_shares(torch.from_numpy(value)))
+
+    def start(self) -> None:
+        """Nothing is done once."""
+
+    def run(self, step: int, index: int, node: Node) -> None:
+        if self.dealer is not None:
+            self.done.append(self.dealer.serve())
+            return
+        assert self.provider is not None
+        link, provider = self.link, self.provider
+        link.sent_bytes = link.messages = provider.sent_bytes = provider.num_requests = 0
+        weights = {suffix: self.known[name] for suffix, name in weight_variables(node).items()}
+        sources = [self.known[self.pasts[step].get(name, name)] for name in node.inputs]
+        with self.crypten.no_grad():
+            self.known[node.name] = self.functions[type(node.op)](node.op, self.library, weights, *sources)
+        if self.rank == CLIENT:
+            self.peers.send(DEALER, {"kind": NEXT})
+        sent = link.sent_bytes + provider.sent_bytes, link.messages + provider.num_requests
+        self.done.append(Traffic(*sent, rounds=link.messages + 2 * provider.num_requests))
+
+    def share(self, variable: str) -> Any:
+        return None if self.rank == DEALER else self.known[variable].tensor.share.numpy()
+
+    def drop(self, variable: str) -> None:
+        self.known.pop(variable, None)
+
+    def traffic(self, num_ops: int) -> list[Traffic]:
+        done, self.done = self.done, []
+        assert len(done) == num_ops
+        return done
+
+    def stop(self) -> None:
+        self.known.clear()
