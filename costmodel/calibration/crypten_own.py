@@ -12,12 +12,12 @@ from costmodel.protocols.crypten_primitives import (
     is_negative,
     is_zero,
     product,
-    reciprocal,
     square,
 )
 from costmodel.protocols.primitives import Comm, total_comm
 
 FRACTION_BITS = 16  # precision_bits
+RECIPROCAL_ITERATIONS = 10  # reciprocal_nr_iters
 ROOT_ITERATIONS = 3  # sqrt_nr_iters
 LOGISTIC_ITERATIONS = 3  # approximations.py, sigmoid, of which the first starts from a public number
 
@@ -46,7 +46,8 @@ def silu(op: ops.Silu) -> Comm:
 def softmax(op: ops.Softmax) -> Comm:
     """Source: approximations.py, softmax."""
     rows, elements = op.heads * op.queries, op.heads * op.queries * op.keys
-    return total_comm([_maximum(rows, op.keys), exponential(elements), reciprocal(rows), product(elements, rows)])
+    inverse = [exponential(rows), *[square(rows), product(rows, rows)] * RECIPROCAL_ITERATIONS]
+    return total_comm([_maximum(rows, op.keys), exponential(elements), *inverse, product(elements, rows)])
 
 
 def _maximum(rows: int, length: int) -> Comm:

@@ -24,7 +24,7 @@ from costmodel.engine.crypten_dealer import NEXT, Dealer, Provider
 from costmodel.engine.plan import variables
 from costmodel.engine.programs import weight_variables
 from costmodel.engine.runtime import Runtime, Traffic
-from costmodel.execution.op_functions import FUNCTIONS, Array, Library
+from costmodel.execution.op_functions import FUNCTIONS, GELU_FORMS, Array, Library
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
 
@@ -72,6 +72,12 @@ class Secret:
     def max(self, axis: int, keepdims: bool) -> "Secret":
         assert (axis, keepdims) == (-1, True)
         return Secret(crypten_functions.maximum(self.tensor))
+
+    def masked(self, mask: Tensor) -> "Secret":
+        """Times public bits, which is exact."""
+        masked = self.tensor.clone()
+        masked.share = masked.share * mask
+        return Secret(masked)
 
     def __neg__(self) -> "Secret":
         return Secret(-self.tensor)
@@ -129,12 +135,14 @@ class SecretNumpy:
     @staticmethod
     def where(condition: Array, chosen: Any, other: Any) -> Secret:
         """Chooses by a public mask; or by secret bits, where `other` is 0."""
-        kept: Secret = condition * chosen if isinstance(condition, Secret) else chosen * condition.astype(np.float32)
-        if isinstance(other, Secret):
-            kept += other * (1.0 - condition)
-        else:
+        if isinstance(condition, Secret):
             assert other == 0
-        return kept
+            return condition * chosen
+        mask = torch.from_numpy(condition.astype(np.int64))
+        parts = [part for part in ((chosen, mask), (other, 1 - mask)) if isinstance(part[0], Secret) or part[0] != 0]
+        kept = [value.masked(bits) if isinstance(value, Secret) else value * bits.numpy() for value, bits in parts]
+        first, *rest = sorted(kept, key=lambda part: not isinstance(part, Secret))
+        return sum(rest, first)
 
     @staticmethod
     def concatenate(parts: Sequence[Secret], axis: int) -> Secret:
@@ -156,6 +164,9 @@ def _logistic(op: Any, library: Library, weights: Any, source: Secret) -> Secret
 # op type -> what CrypTen has a function of its own for
 OWN_FUNCTIONS: dict[type, Callable[..., Secret]] = {
     ops.Sigmoid: _logistic,
+    ops.Gelu: lambda op, library, weights, source: (
+        Secret(crypten_functions.gelu(source.tensor)) if op.form == "tanh" else GELU_FORMS[op.form](library, source)
+    ),
     ops.Silu: lambda op, library, weights, source: source * _logistic(op, library, weights, source),
 }
 

@@ -10,8 +10,7 @@ has no range; every estimate says so where others say what is extrapolated.
 
 Weights are secret-shared; what `execution.interpreter` calls public is local, and so are all truncations, which its two
 parties make alone: one of them is wrong by 2^48 now and then, more often the larger the number.
-Its exponential, reciprocal and roots are iterations that come out right in a range alone, which no price knows: sums
-of a row must be below about 256, so a softmax of many like scores fails.
+Exponentials, reciprocals and roots come out right in a range alone (`engine.crypten_functions`), which no price knows.
 
 Source: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984.
 """
@@ -130,11 +129,11 @@ def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: CryptenSetting) -> Comm:
 def _softmax(op: ops.Softmax, setting: CryptenSetting) -> Comm:
     """Numbers of at least 0 for the scores, by form; then a row's sum, its reciprocal, and a product."""
     rows, elements = op.heads * op.queries, op.heads * op.queries * op.keys
-    if op.form in ("2quad", "power8"):
-        raise _unpriced(op, f"with `form` {op.form}, whose sums are beyond the range of its reciprocal")
     forms = {
         "exact": lambda: [maximum(rows, op.keys), exponential(elements)],
         "bounded": lambda: [exponential(elements)],
+        "2quad": lambda: [square(elements)],
+        "power8": lambda: [square(elements)] * 3,
         "relu": lambda: [positive_part(elements)],
     }
     return total_comm([*forms[op.form](), reciprocal(rows), product(elements, rows)])
@@ -146,7 +145,7 @@ def _gelu(op: ops.Gelu, setting: CryptenSetting) -> Comm:
     if op.form == "exact":
         raise _unpriced(op, "with `form` exact, whose erf takes wrong powers in version 0.4.1")
     if op.form == "tanh":
-        return total_comm([square(elements), pair, logistic(elements), pair])
+        return total_comm([square(elements), pair, logistic(elements, bounded=True), pair])
     # x^2, then x^3 and x^4, then x^6; comparisons and selections of pieces
     powers = [square(elements), product(2 * elements, elements), pair]
     pieces = NUM_PIECES * elements

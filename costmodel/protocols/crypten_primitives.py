@@ -18,11 +18,10 @@ REQUEST_WORDS = 18  # of 4 bytes: what is asked, and up to 15 dimensions
 REQUEST_BYTES = 4 * REQUEST_WORDS
 CARRY_LEVELS = 6  # circuit.py: log2 of 64 bits
 EXPONENTIAL_SQUARINGS = 7
-RECIPROCAL_ITERATIONS = 10  # reciprocal_nr_iters
 LOGISTIC_ITERATIONS = 2
-# of inverse roots: a first guess for every interval between powers of 4, which is off by at most the root of 2
-ROOT_POWERS = range(-5, 8)
-ROOT_ITERATIONS = 5
+# of inverses and their roots: a first guess for every interval between powers of 4, so many iterations from 2^-16
+RECIPROCAL_POWERS, RECIPROCAL_ITERATIONS = range(-6, 8), 5
+ROOT_POWERS, ROOT_ITERATIONS = range(-5, 8), 5
 
 
 def opened(elements: int) -> Comm:
@@ -80,23 +79,29 @@ def exponential(elements: int) -> Comm:
 
 
 def reciprocal(elements: int) -> Comm:
-    """Reciprocals of positive numbers, by Newton and Raphson from an exponential. Source: approximations.py."""
-    step = [square(elements), product(elements, elements)]
-    return total_comm([exponential(elements), *step * RECIPROCAL_ITERATIONS])
+    """Reciprocals of positive numbers, by Newton and Raphson, from a guess by comparisons with powers of 4.
+
+    `crypten_functions`, in place of CrypTen's own from an exponential.
+    """
+    step = [product(elements, elements)] * 2
+    return total_comm([is_negative(len(RECIPROCAL_POWERS) * elements), *step * RECIPROCAL_ITERATIONS])
 
 
 def inverse_root(elements: int) -> Comm:
-    """Inverse roots by Newton and Raphson, from a guess by comparisons with powers of 4. `crypten_functions`."""
+    """Likewise, their roots."""
     step = [product(elements, elements)] * 3
     return total_comm([is_negative(len(ROOT_POWERS) * elements), *step * ROOT_ITERATIONS])
 
 
-def logistic(elements: int) -> Comm:
-    """r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. `crypten_functions`."""
+def logistic(elements: int, *, bounded: bool = False) -> Comm:
+    """r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. `crypten_functions`.
+
+    bounded: of numbers beyond the range of the exponential, by another comparison, at once, and a product.
+    """
     pair = product(elements, elements)
-    return total_comm(
-        [is_negative(elements), pair, exponential(elements), *[square(elements), pair] * LOGISTIC_ITERATIONS, pair]
-    )
+    sign = [is_negative(2 * elements), pair] if bounded else [is_negative(elements)]
+    iterations = [square(elements), pair] * LOGISTIC_ITERATIONS
+    return total_comm([*sign, pair, exponential(elements), *iterations, pair])
 
 
 def maximum(rows: int, length: int) -> Comm:

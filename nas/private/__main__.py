@@ -22,6 +22,7 @@ from costmodel.engine.session import Ready, Session, alone, on_this_machine
 from costmodel.errors import UserError
 from costmodel.protocols.primitives import EngineSetting
 from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line
+from nas.private.crypten_check import with_precision
 from nas.private.fixed_point import (
     clear_perplexity,
     corpus_for,
@@ -73,6 +74,7 @@ def private(
     _check_flags(perplexity, prompt, party, peers, protocol)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
     asked = asked_setup(run, pick, party=party, **setup)
+    asked = with_precision(asked, setup.get("fraction_bits"))
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return

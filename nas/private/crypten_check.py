@@ -1,0 +1,159 @@
+"""Whether a model's numbers hold under protocol `crypten`: in the clear, on tokens of its own, before anything is run.
+
+Two things can go wrong. Approximations are right in a range alone. And each party truncates its share of a product by
+itself, so that one of 2^(64 - 2f) / |x| results x with f fraction bits is wrong by 2^(64 - 2f), which no answer
+survives. Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from costmodel import ops
+from costmodel.errors import UserError
+from costmodel.execution import interpreter
+from costmodel.execution.op_functions import GELU_TANH_CUBIC, LAYERNORM_EPSILON, QUAD_SHIFT, Array
+from costmodel.ops import Node
+from costmodel.protocols.crypten import CryptenSetting
+from costmodel.protocols.crypten_primitives import EXPONENTIAL_SQUARINGS, LOGISTIC_ITERATIONS
+from nas.conversion.verified_fold import check_tokens
+from nas.corpus.corpus import known_corpus
+from nas.private.setup import Setup
+from search_spaces.lower import lower
+
+FRACTION_BITS = (16, 15, 14, 13)  # to choose from: fewer leave an exponential too few digits
+MOST_WRONG = 0.01  # truncations in a whole sequence of `NUM_TOKENS`, expected
+NUM_TOKENS = 128
+EXPONENT = 256.0  # `crypten_functions.exponential`
+SUMS = (2.0**-9, 2.0**12)
+SQUARES = (2.0**-12, 2.0**16)
+TRUNCATED = (ops.Rotary, ops.Temperature)  # local, and products with public numbers
+
+
+class Reach(NamedTuple):
+    """How far the numbers of an op reach. least, most: of what is approximated; bounds: what they must be within.
+
+    truncated: sum of the magnitudes of all products that it truncates.
+    """
+
+    truncated: float
+    what: str = ""
+    least: float = 0.0
+    most: float = 0.0
+    bounds: tuple[float, float] = (0.0, np.inf)
+
+    @property
+    def holds(self) -> bool:
+        return self.bounds[0] <= self.least and self.most <= self.bounds[1]
+
+
+def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
+    """The set-up with the most fraction bits that its model holds in; as it is, where its weights are elsewhere.
+
+    fraction_bits: that are asked for. Raises UserError for a model that does not hold, naming the layer and the value.
+    """
+    if not isinstance(setup.setting, CryptenSetting) or setup.model.weights is None:
+        return setup
+    reaches = _reaches(setup)
+    for name, reach in reaches.items():
+        if not reach.holds:
+            raise UserError(
+                f"the model must hold under protocol crypten, but in {name} {reach.what} are from {reach.least:.3g} to "
+                f"{reach.most:.3g}, not within {reach.bounds[0]:.3g} and {reach.bounds[1]:.3g}; choose protocol semi2k "
+                f"or aby3."
+            )
+    total = sum(reach.truncated for reach in reaches.values())
+    choices = FRACTION_BITS if fraction_bits is None else (fraction_bits,)
+    for bits in choices:
+        if total * 2.0 ** (2 * bits - 64) <= MOST_WRONG:
+            return replace(setup, setting=CryptenSetting(fraction_bits=bits))
+    worst = max(reaches, key=lambda name: reaches[name].truncated)
+    wrong = total * 2.0 ** (2 * choices[-1] - 64)
+    raise UserError(
+        f"the model must hold under protocol crypten with {choices[-1]} fraction bits, but {wrong:.2g} truncations in "
+        f"{NUM_TOKENS} tokens would be wrong, most in {worst}, where products sum to {reaches[worst].truncated:.3g}; "
+        f"lower --fraction-bits, or choose protocol semi2k or aby3."
+    )
+
+
+def _reaches(setup: Setup) -> dict[str, Reach]:
+    """By node, on a sequence of the model's corpus or of random tokens."""
+    model = setup.model
+    architecture, weights = model.architecture, model.weights
+    assert weights is not None
+    length = min(NUM_TOKENS, architecture.context)
+    _, tokens = check_tokens(known_corpus(model.corpus), architecture.vocab_size, length)
+    graph = lower(architecture, length)
+    values = interpreter.values(graph, weights, tokens[0])
+    return {node.name: _reach(node, values) for node in graph}
+
+
+def _reach(node: Node, values: Mapping[str, Array]) -> Reach:
+    sources = [values[name] for name in node.inputs if name in values]
+    output = _sum(values[node.name])
+    function = REACHES.get(type(node.op))
+    if function is None:
+        return Reach(0.0 if node.op.is_local and not isinstance(node.op, TRUNCATED) else output)
+    return function(node.op, output, *sources)
+
+
+def _sum(value: Array) -> float:
+    return float(np.abs(value).sum())
+
+
+def _norm(op: ops.LayerNorm | ops.RmsNorm, output: float, source: Array) -> Reach:
+    centred = source - source.mean(axis=-1, keepdims=True) if isinstance(op, ops.LayerNorm) else source
+    squares = np.square(centred)
+    epsilon = LAYERNORM_EPSILON if isinstance(op, ops.LayerNorm) else op.epsilon
+    means = squares.mean(axis=-1) + epsilon
+    return Reach(_sum(squares) + 2 * output, "mean squares", float(means.min()), float(means.max()), SQUARES)
+
+
+def _softmax(op: ops.Softmax, output: float, scores: Array) -> Reach:
+    seen = np.tri(op.queries, op.keys, op.keys - op.queries if op.causal else op.keys, dtype=bool)
+    seen = np.broadcast_to(seen, scores.shape)
+    highest = np.where(seen, scores, -np.inf).max(axis=-1, keepdims=True)
+    exponents = np.where(seen, scores - (0.0 if op.form == "bounded" else highest), 0.0)
+    squarings = scores.size * (1 + EXPONENTIAL_SQUARINGS)
+    if op.form == "exact":
+        return Reach(squarings + output, "distances of scores", 0.0, float(-exponents.min()), (0.0, EXPONENT))
+    powers = {
+        "bounded": lambda: np.exp(exponents),
+        "relu": lambda: np.maximum(scores, 0.0),
+        "2quad": lambda: np.square(scores + QUAD_SHIFT),
+        "power8": lambda: scores**8,
+    }[op.form]()
+    powers = np.where(seen, powers, 0.0)
+    sums = powers.sum(axis=-1)
+    return Reach(squarings + _sum(powers) + output, "sums of rows", float(sums.min()), float(sums.max()), SUMS)
+
+
+def _logistic(op: Any, output: float, source: Array, factor: float = 1.0) -> Reach:
+    """factor: of the numbers whose exponential is taken."""
+    steps = source.size * (1 + EXPONENTIAL_SQUARINGS + 2 * LOGISTIC_ITERATIONS)
+    most = float(np.abs(source).max()) * factor
+    return Reach(steps + output, "magnitudes", 0.0, most, (0.0, EXPONENT))
+
+
+def _gelu(op: ops.Gelu, output: float, source: Array) -> Reach:
+    if op.form != "tanh":
+        return Reach(sum(_sum(source**power) for power in (2, 3, 4, 6)) + output)
+    inner = (2 / np.pi) ** 0.5 * (source + GELU_TANH_CUBIC * source**3)
+    steps = source.size * (1 + EXPONENTIAL_SQUARINGS + 2 * LOGISTIC_ITERATIONS)
+    return Reach(steps + output + 2 * _sum(np.square(source)) + 2 * _sum(inner))
+
+
+# op type -> its reach, where that is not its output's alone
+REACHES: dict[type, Any] = {
+    ops.LayerNorm: _norm,
+    ops.RmsNorm: _norm,
+    ops.Softmax: _softmax,
+    ops.Sigmoid: _logistic,
+    ops.Silu: _logistic,
+    ops.Tanh: partial(_logistic, factor=2.0),
+    ops.Gelu: _gelu,
+    ops.Relu: lambda op, output, source: Reach(0.0),
+}

@@ -1,0 +1,116 @@
+"""CrypTen's parties and their dealer as processes: what they compute and send, how they die, and how they end."""
+
+import hashlib
+import time
+from threading import Thread
+
+import numpy as np
+import pytest
+
+from costmodel import ops
+from costmodel.engine import runtimes
+from costmodel.engine.assignment import Assignment
+from costmodel.engine.greedy import ClearRun, generate
+from costmodel.engine.plan import Plan, graphs
+from costmodel.engine.predicted import predictions
+from costmodel.engine.session import on_this_machine
+from costmodel.engine.spu import ops_job
+from costmodel.errors import StoppedError, UserError
+from costmodel.pricing.price import price
+from costmodel.protocols.crypten import CryptenSetting
+
+PROMPT = [3, 14, 15, 9, 26]
+PARTIES, DEALER = ("client", "server"), 2
+
+
+@pytest.fixture
+def crypten_client(decoder, weights):
+    plan = Plan(kind="tokens", num_tokens=len(PROMPT), num_new=3)
+    return Assignment(protocol="crypten", setting=CryptenSetting(), graph_of=decoder, plan=plan, weights=weights)
+
+
+@pytest.mark.needs_crypten
+def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(crypten_client, weights):
+    steps = graphs(crypten_client.graph_of, crypten_client.plan)
+    expected = predictions(steps, "crypten", crypten_client.setting, "loopback")
+    with on_this_machine(crypten_client) as (session, ready):
+        tokens = list(generate(session, steps, PROMPT, ClearRun(weights), end=None))
+        session.leave()
+    assert ready.num_steps == len(tokens) == 3
+    for token, cost in zip(tokens, expected, strict=True):
+        assert (token.cost.sent_bytes, token.cost.messages, cost.seconds) == (cost.sent_bytes, cost.messages, None)
+        assert token.agreement.num_equal == 1
+        assert token.agreement.largest_error < 0.02
+        client, server, dealer = token.cost.by_party
+        # the dealer answers every request of the client's, and only the client asks
+        assert sum(cost.messages for cost in dealer) == sum(cost.messages for cost in client) / 2
+        assert sum(cost.messages for cost in server) == sum(cost.messages for cost in dealer)
+    (architecture,) = crypten_client.graph_of.args
+    priced = price(architecture, protocol="crypten", new_tokens=3, seq_len=5, projection="last", rows="needed")
+    assert [cost.sent_bytes for cost in priced.tokens.by_token] == [token.cost.sent_bytes for token in tokens]
+
+
+@pytest.mark.needs_crypten
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1, DEALER])
+def test_killing_a_party_or_the_dealer_ends_the_others(killed):
+    size = 1_000_000
+    job = ops_job([ops.Silu(rows=1, features=size)], protocol="crypten", setting=CryptenSetting())
+    with on_this_machine(job.client) as (session, _):
+        processes = [child.process for child in session.children.values()]
+        Thread(target=kill_in_op, args=(session.children[killed],)).start()
+        with pytest.raises(StoppedError, match=rf"^party {killed} has ended \(status -9\) in op '0.Silu': no output$"):
+            session.run(0, job.inputs)
+        begun = time.monotonic()
+        for process in processes:
+            assert process.wait(10) != 0
+        assert time.monotonic() - begun < 10
+
+
+def kill_in_op(child):
+    while not child.at:
+        time.sleep(0.01)
+    child.process.kill()
+
+
+@pytest.mark.needs_crypten
+def test_another_version_is_refused(crypten_client, monkeypatch):
+    monkeypatch.setattr(runtimes, "version", lambda package: "0.5.0")
+    with (
+        pytest.raises(UserError, match=r"^CrypTen must be 0\.4\.1, but 0\.5\.0 is installed; run: .*crypten==0\.4\.1$"),
+        on_this_machine(crypten_client),
+    ):
+        pass
+
+
+@pytest.mark.needs_crypten
+def test_masks_are_those_of_a_seed_of_256_bits():
+    from costmodel.engine.crypten_dealer import Draws
+
+    seed = bytes(range(32))
+    first, second = Draws(seed), Draws(seed)
+    assert first((2, 3)).tolist() == second((2, 3)).tolist()
+    expected = np.frombuffer(hashlib.shake_128(seed + (2).to_bytes(8, "big")).digest(16), dtype=np.int64)
+    assert first((2,)).tolist() == expected.tolist() != Draws(seed)((2,)).tolist()
+    assert Draws(bytes(32))((2,)).tolist() != Draws(seed)((2,)).tolist()
+
+
+@pytest.mark.needs_crypten
+@pytest.mark.parametrize(
+    ("kind", "shapes", "result"),
+    [
+        ("mul", [(4, 6), ()], (4, 6)),
+        ("mul", [(2, 1), (3, 2, 5)], (3, 2, 5)),
+        ("matmul", [(2, 3, 4), (2, 4, 5)], (2, 3, 5)),
+        ("and", [(2, 2, 3, 4, 5), (2, 2, 3, 4, 5)], (2, 2, 3, 4, 5)),
+        ("square", [(7,)], (7,)),
+        ("bit", [(1, 2)], (1, 2)),
+    ],
+)
+def test_a_request_says_what_is_asked(kind, shapes, result):
+    from costmodel.engine.crypten_dealer import asked, request, result_shape
+    from costmodel.protocols.crypten_primitives import REQUEST_BYTES
+
+    content = request(kind, shapes)
+    assert len(content) == REQUEST_BYTES
+    assert asked(content) == (kind, [list(shape) for shape in shapes])
+    assert tuple(result_shape(kind, shapes)) == result
