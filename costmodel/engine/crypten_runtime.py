@@ -5,6 +5,7 @@ the channels that they have met on, in place of torch.distributed: what is sent 
 that is gone is noticed at once, and nothing listens on further ports. Only processes of parties import CrypTen.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -141,8 +142,9 @@ class SecretNumpy:
         mask = torch.from_numpy(condition.astype(np.int64))
         parts = [part for part in ((chosen, mask), (other, 1 - mask)) if isinstance(part[0], Secret) or part[0] != 0]
         kept = [value.masked(bits) if isinstance(value, Secret) else value * bits.numpy() for value, bits in parts]
-        first, *rest = sorted(kept, key=lambda part: not isinstance(part, Secret))
-        return sum(rest, first)
+        secret, *others = sorted(kept, key=lambda part: not isinstance(part, Secret))
+        total: Secret = functools.reduce(Secret.__add__, others, secret)
+        return total
 
     @staticmethod
     def concatenate(parts: Sequence[Secret], axis: int) -> Secret:

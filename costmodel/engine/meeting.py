@@ -3,7 +3,9 @@
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from ipaddress import ip_address
 from typing import Any, TypeAlias
 
 from costmodel.config.units import format_seconds
@@ -37,6 +39,13 @@ def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
     if len(ports) != 2 * num_parties:
         raise UserError(f"--peers must leave every party its port and the one after it, but got {text!r}.")
     return tuple(peers)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine by name or number."""
+    with suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
 
 
 def terms(protocol: str, setting: RunSetting) -> dict[str, str]:

@@ -15,7 +15,7 @@ from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
 from costmodel.engine.assignment import CLIENT, Assignment, part_of, ranks, role
 from costmodel.engine.children import kept_children
-from costmodel.engine.meeting import parse_peers
+from costmodel.engine.meeting import is_loopback, parse_peers
 from costmodel.engine.plan import Plan
 from costmodel.engine.runtimes import check_installed
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
@@ -51,6 +51,7 @@ def private(
     party: int | None = None,
     peers: str | None = None,
     wait: str = "10s",
+    protected_links: bool = False,
     format: Literal["table", "json"] = "table",
     **setup: Any,
 ) -> None:
@@ -68,6 +69,8 @@ def private(
         party: run one party alone: 0 the client, 1 the server, 2 the helper of aby3 or the dealer of crypten.
         peers: host:port of every party, by rank; the engine uses the port after each.
         wait: how long a party that is run alone waits for the others to come.
+        protected_links: that links to other machines are protected by other means, such as a tunnel; crypten needs it
+            for peers that are not on this one.
         format: lines for people, or one JSON document in SI units.
     """
     check_installed(protocol := setup.get("protocol", "semi2k"))
@@ -82,6 +85,12 @@ def private(
     if party is not None and party not in taking_part:
         raise UserError(f"--party must be from 0 to {taking_part[-1]} under {asked.protocol}, but got {party}.")
     addresses = () if peers is None else parse_peers(peers, len(taking_part))
+    away = [host for host, _ in addresses if not is_loopback(host)]
+    if away and asked.protocol == "crypten" and not protected_links:
+        raise UserError(
+            f"links must be protected by other means to peers on other machines, such as {away[0]}, since they are not "
+            f"encrypted; set up a tunnel, and say so with --protected-links true."
+        )
     if party in (None, CLIENT):
         _print_answer(asked, prompt, new_tokens, addresses, wait_s, as_json=as_json)
     else:

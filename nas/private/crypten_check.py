@@ -5,7 +5,7 @@ itself, so that one of 2^(64 - 2f) / |x| results x with f fraction bits is wrong
 survives. Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -74,7 +74,7 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
     wrong = total * 2.0 ** (2 * choices[-1] - 64)
     raise UserError(
         f"the model must hold under protocol crypten with {choices[-1]} fraction bits, but {wrong:.2g} truncations in "
-        f"{NUM_TOKENS} tokens would be wrong, most in {worst}, where products sum to {reaches[worst].truncated:.3g}; "
+        f"{min(NUM_TOKENS, setup.model.architecture.context)} tokens would be wrong, most in {worst}, where products sum to {reaches[worst].truncated:.3g}; "
         f"lower --fraction-bits, or choose protocol semi2k or aby3."
     )
 
@@ -147,7 +147,7 @@ def _gelu(op: ops.Gelu, output: float, source: Array) -> Reach:
 
 
 # op type -> its reach, where that is not its output's alone
-REACHES: dict[type, Any] = {
+REACHES: dict[type, Callable[..., Reach]] = {
     ops.LayerNorm: _norm,
     ops.RmsNorm: _norm,
     ops.Softmax: _softmax,

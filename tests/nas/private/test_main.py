@@ -50,6 +50,41 @@ def test_an_answer_as_lines(run, export):
     assert re.fullmatch(r"memory, by party: at most [\d.]+ [MG]B, [\d.]+ [MG]B", lines[-1])
 
 
+@pytest.mark.needs_crypten
+def test_an_answer_under_crypten(run, export):
+    code, out, err = run(str(export), "--prompt", "value_1 =", "--new-tokens", "2", "--protocol", "crypten")
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert "protocol crypten, ring of 64 bits, 16 of them fraction; CrypTen 0.4.1" in lines[0]
+    assert "a dealer, a process of its own" in lines[1]
+    assert "the client, which could so learn the weights" not in lines[1]
+    assert lines[4].startswith(
+        "  party 2 (dealer): makes the masks of every product; sees the shapes of the model, but"
+    )
+    assert any("prefers the same on 2 of 2" in line for line in lines)
+    assert any("(equal); messages: " in line for line in lines)
+    assert re.fullmatch(r"memory, by party: at most( [\d.]+ [MG]B,){2} [\d.]+ [MG]B", lines[-1])
+
+
+@pytest.mark.needs_crypten
+def test_a_client_a_server_and_a_dealer_by_hand(export, tmp_path, free_peers):
+    folder = shutil.copytree(export, tmp_path / "without_weights")
+    (folder / "weights.safetensors").unlink()
+    peers = ",".join(f"{host}:{port}" for host, port in free_peers(3))
+    flags = ["--protocol", "crypten", "--wait", "60s"]
+    others = [party(export, 1, peers, *flags), party(folder, 2, peers, *flags)]
+    client = party(folder, 0, peers, "--prompt", "value", "--new-tokens", "2", "--format", "json", *flags)
+    out, err = client.communicate(timeout=200)
+    assert (client.returncode, err) == (0, "")
+    total = json.loads(out)["total"]
+    assert total["measured"]["sent_bytes"] == total["predicted"]["sent_bytes"]
+    for other, role in zip(others, ("server", "dealer"), strict=True):
+        out, err = other.communicate(timeout=30)
+        assert (other.returncode, err) == (0, "")
+        assert f"({role}) at 127.0.0.1" in out
+        assert "the client has left after 2 steps, in which this party sent" in out
+
+
 @pytest.mark.needs_engine
 def test_an_answer_as_json_is_sums_of_its_tokens(run, export):
     public = ["--public-layers", "embed,0", "--public-checkpoint", str(export)]
@@ -131,6 +166,29 @@ def test_killing_one_command_ends_the_other(export, killed, peers):
     assert err.endswith("is gone; start all parties again.\n")
     assert len(err.splitlines()) == 1
     both[killed].communicate()
+
+
+@pytest.mark.needs_crypten
+@pytest.mark.parametrize(
+    ("args", "line"),
+    [
+        ("--prompt v --weight-masks kept", "`weight_masks` must be fresh under protocol crypten, but got kept"),
+        ("--prompt v --weights server", "`weights` must be secret under protocol crypten"),
+        ("--prompt v --fraction-bits 24", "in 24 tokens would be wrong, most in logits, where"),
+        ("--party 3 --peers a:1,b:3,c:5", "--party must be from 0 to 2 under crypten, but got 3"),
+        ("--party 2 --peers a:1,b:3,c:5", "peers on other machines, such as a, since they are not encrypted; set up a"),
+        ("--party 2 --peers localhost:1,127.0.0.2:3", "--peers must be 3 comma-separated HOST:PORT"),
+        (
+            "--prompt v --public-layers 0 --public-checkpoint EXPORT",
+            "protocol crypten, which has no formula for public",
+        ),
+    ],
+)
+def test_bad_input_under_crypten_is_one_line(run, export, args, line):
+    code, _, err = run(str(export), *args.replace("EXPORT", str(export)).split(), "--protocol", "crypten")
+    assert code == 2
+    assert line in err
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.needs_engine
