@@ -5,7 +5,7 @@ A `Recipe` holds its scale in full, not by name, so that two recipes with equal 
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from costmodel.errors import UserError
 from nas.recipe.distillation import DistillationSchedule
@@ -101,70 +101,35 @@ class Scale:
         return math.ceil(self.warmup_share * self.num_steps)
 
 
-SCALES: dict[ScaleName, Scale] = {
+_SIZES: dict[ScaleName, tuple[float | None, ...]] = {
+    # head_dim, vocab_size, seq_len, tokens, batch, micro_batch, learning_rate, validation_tokens
     # Seconds on one core: for tests and for trying a command out.
-    "smoke": Scale(
-        name="smoke",
-        head_dim=4,
-        vocab_size=512,
-        seq_len=32,
-        tokens=8_192,
-        batch=8,
-        micro_batch=8,
-        learning_rate=3e-3,
-        validation_tokens=2_048,
-    ),
+    "smoke": (4, 512, 32, 8_192, 8, 8, 3e-3, 2_048),
     # A laptop CPU: depth, heads and placement of the real model, everything else narrow. Chosen for ranking published
-    # rows as the papers do (docs/proxies.md): tokens count most. The rate is
-    # Muon's and made for these tokens; with AdamW placements without norms diverge at it.
-    "proxy": Scale(
-        name="proxy",
-        head_dim=8,
-        vocab_size=512,
-        seq_len=128,
-        tokens=524_288,
-        batch=8,
-        micro_batch=8,
-        learning_rate=1.2e-2,
-        validation_tokens=65_536,  # nearly all that is left of five large files of the standard library
-    ),
+    # rows as the papers do (docs/proxies.md): tokens count most. The rate is Muon's and made for these tokens; with
+    # AdamW placements without norms diverge at it. Validation takes nearly all that is left of five large files of the
+    # standard library.
+    "proxy": (8, 512, 128, 524_288, 8, 8, 1.2e-2, 65_536),
     # The size of a trained parent, a small language model, on a few cores: what is taken out is healed in minutes, most
     # of which went into learning before. Six minutes a candidate of SmolLM2-135M on two cores.
-    "parent": Scale(
-        name="parent",
-        head_dim=None,
-        vocab_size=None,
-        seq_len=128,
-        tokens=131_072,
-        batch=8,
-        micro_batch=4,
-        learning_rate=2e-4,
-        validation_tokens=32_768,
-    ),
+    "parent": (None, None, 128, 131_072, 8, 4, 2e-4, 32_768),
     # One GPU, under an hour a candidate by arithmetic; not measured yet.
-    "gpu": Scale(
-        name="gpu",
-        head_dim=32,
-        vocab_size=16_384,
-        seq_len=128,
-        tokens=200_000_000,
-        batch=256,
-        micro_batch=128,
-        learning_rate=1e-3,
-        validation_tokens=1_048_576,
-    ),
+    "gpu": (32, 16_384, 128, 200_000_000, 256, 128, 1e-3, 1_048_576),
     # Source: arXiv 2410.13060, training code: 65,536 tokens a step, 2.1e9 tokens, AdamW at 1e-3.
-    "paper": Scale(
-        name="paper",
-        head_dim=None,
-        vocab_size=None,
-        seq_len=128,
-        tokens=2_100_000_000,
-        batch=512,
-        micro_batch=32,
-        learning_rate=1e-3,
-        validation_tokens=4_194_304,
-    ),
+    "paper": (None, None, 128, 2_100_000_000, 512, 32, 1e-3, 4_194_304),
+}
+_OF_SIZES = (
+    "head_dim",
+    "vocab_size",
+    "seq_len",
+    "tokens",
+    "batch",
+    "micro_batch",
+    "learning_rate",
+    "validation_tokens",
+)
+SCALES: dict[ScaleName, Scale] = {
+    name: Scale(name=name, **dict[str, Any](zip(_OF_SIZES, sizes, strict=True))) for name, sizes in _SIZES.items()
 }
 
 
