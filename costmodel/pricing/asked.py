@@ -29,7 +29,7 @@ BASE, SEQ_LEN = "gpt2-small", 128  # unless given
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Deployment, Dimensions):
-    """What may be said of a model beside its name: dimensions, and how it is run.
+    """What may be said of a model beside its name: `Dimensions` but its context, and how it is run, `Deployment`.
 
     Args:
         base: the model whose dimensions a name is placed on (gpt2-small unless given).

@@ -64,7 +64,7 @@ class PricingOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PriceOptions(ModelOptions, PricingOptions):
-    """What a model is priced under, and what may be said of the model: the options of `price` and of the commands."""
+    """The options of `price` and of the commands: those of `PricingOptions` and of `ModelOptions`."""
 
 
 def price(model: Model, **options: Any) -> PricedModel:
@@ -76,7 +76,7 @@ def price(model: Model, **options: Any) -> PricedModel:
         model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder, a
             checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging Face
             hub), module:factory, an Architecture, the op graph of a prompt, or a torch module of 1 x T token ids.
-        options: protocol, network and what else `PriceOptions` has.
+        options: protocol, network and every other field of `PricingOptions` and `ModelOptions`.
 
     Raises UserError for a model that is none of these, an option that it or the protocol cannot take, or an op that the
     protocol has no formula for.

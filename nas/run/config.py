@@ -33,7 +33,7 @@ THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyConfig(BudgetOptions):
-    """What to search, within which budget, and on what.
+    """What to search and on what, with the prices and budgets of `BudgetOptions`.
 
     Args:
         space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
