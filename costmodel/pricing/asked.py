@@ -92,7 +92,7 @@ class AskedModel:
         named = (self.deployment.public_layers, self.deployment.client_layers)
         if named != (None, None) and left.num_layers != self.architecture.num_layers:
             return None
-        return replace(self, architecture=left, whole=partial(lower, left))
+        return replace(self, name=name_of(left), architecture=left, whole=partial(lower, left))
 
     @property
     def answering(self) -> "AskedModel":

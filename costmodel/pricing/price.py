@@ -7,7 +7,7 @@ from typing import Any
 from costmodel.estimate import Pricer
 from costmodel.network import Network, link
 from costmodel.pricing.asked import Model, ModelOptions, asked_model
-from costmodel.pricing.priced import PricedModel, generation_of
+from costmodel.pricing.priced import PricedModel
 from costmodel.protocols import Setting, load_pricer, setting_of
 from costmodel.protocols.primitives import Holder, WeightMasks
 
@@ -85,6 +85,6 @@ def price(model: Model, **options: Any) -> PricedModel:
     asked = asked_model(model, given)
     if given.new_tokens is not None:
         asked = asked.answering
-    pricer, runs = given.pricer, tuple(asked.runs(given.new_tokens))
-    generation = generation_of(runs, pricer, given.new_tokens)
-    return PricedModel(asked=asked, pricer=pricer, new_tokens=given.new_tokens, runs=runs, generation=generation)
+    priced = PricedModel(asked=asked, pricer=given.pricer, new_tokens=given.new_tokens)
+    assert priced.generation  # what cannot be priced is refused here
+    return priced

@@ -1,7 +1,6 @@
 """`PricedModel`: what `costmodel.price` returns, as typed data, records, a table of pandas or the command's JSON."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -31,24 +30,11 @@ from costmodel.report.tokens import Tokens, token_records, tokens_document, toke
 from costmodel.report.trust import made_table, trust_document
 from costmodel.trust import Trust, described
 from search_spaces.architecture import arch_id
-from search_spaces.notation import name_of, placement
+from search_spaces.notation import placement
 
 UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
 LEAST = "it is the least that it can be"
 WIDER = "these do so many times more than what was measured, and the range is wider for it"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DeployedForm:
-    """What is left of an architecture once everything linear is folded away, and its own estimate.
-
-    notation: the papers' name, or the placement where there is none. deployed_id: of the deployed architecture.
-    """
-
-    notation: str
-    placement: str
-    deployed_id: str
-    estimate: Estimate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,28 +66,30 @@ class DealtKeys:
     network_s: float
 
 
-def generation_of(runs: Sequence[OpGraph], pricer: Pricer, new_tokens: int | None) -> Generation:
-    """The prices of a run for each new token; of the only run, which may be any token's, where none are asked for."""
-    if new_tokens is None:
-        (run,) = runs
-        whole = estimate(run, pricer)
-        return Generation(whole=whole, by_token=(whole.total,))
-    return estimate_generation(runs, pricer)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PricedModel:
     """A model with its prices, as it is written; seconds, bytes and rounds, of all parties.
 
     For one token out, or for all `new_tokens` together. asked: the model and its op graph. pricer: protocol, network
-    and testbed. runs: the op graph of each run. generation: their prices, together and by token.
+    and testbed. Raises UserError where prices are first asked for, for an op that the protocol has no formula for.
     """
 
     asked: AskedModel
     pricer: Pricer
-    new_tokens: int | None
-    runs: tuple[OpGraph, ...]
-    generation: Generation
+    new_tokens: int | None = None
+
+    @cached_property
+    def runs(self) -> tuple[OpGraph, ...]:
+        """The op graph of each run: one a new token, or one alone."""
+        return tuple(self.asked.runs(self.new_tokens))
+
+    @cached_property
+    def generation(self) -> Generation:
+        """The prices of all runs, together and by token."""
+        if self.new_tokens is not None:
+            return estimate_generation(self.runs, self.pricer)
+        whole = estimate(self.graph, self.pricer)
+        return Generation(whole=whole, by_token=(whole.total,))
 
     @property
     def name(self) -> str:
@@ -192,18 +180,9 @@ class PricedModel:
         )
 
     @cached_property
-    def deployed(self) -> DeployedForm | None:
-        """What folding leaves of an architecture to deploy, with its own price; None of an op graph."""
-        if (folded := self.asked.folded) is None:
-            return None
-        left = folded.architecture
-        assert left is not None
-        return DeployedForm(
-            notation=name_of(left),
-            placement=placement(left),
-            deployed_id=arch_id(left),
-            estimate=generation_of(folded.runs(self.new_tokens), self.pricer, self.new_tokens).whole,
-        )
+    def deployed(self) -> "PricedModel | None":
+        """What folding leaves of an architecture to deploy, priced alike; None of an op graph."""
+        return None if (folded := self.asked.folded) is None else replace(self, asked=folded)
 
     @cached_property
     def without_dealer(self) -> tuple[GeneratorCost, ...]:
@@ -230,7 +209,7 @@ class PricedModel:
         SI numbers, every key always there, null for what is not known. `by_layer` and `by_op` sum to `total`, key by
         key of a price, which is of the architecture as it is written, and of all tokens together.
         """
-        deployed = self.deployed
+        left = self.deployed and self.deployed.asked.architecture
         egress = (
             None
             if egress_price is None
@@ -245,12 +224,13 @@ class PricedModel:
             "by_layer": [{"layer": layer, **price_numbers(price)} for layer, price in self.by_layer],
             "by_op": op_records(self.estimate),
             "setting": setting_document(self._ops, self.setting, asdict(self.asked.deployment)),
-            "deployed": deployed
+            "deployed": self.deployed
+            and left
             and {
-                "notation": deployed.notation,
-                "placement": deployed.placement,
-                "deployed_id": deployed.deployed_id,
-                "total": total_document(deployed.estimate),
+                "notation": self.deployed.name,
+                "placement": placement(left),
+                "deployed_id": arch_id(left),
+                "total": total_document(self.deployed.estimate),
             },
             "tokens": self.tokens and tokens_document(self.tokens),
             "memory": self.memory and asdict(self.memory),
@@ -365,8 +345,9 @@ def _memory_line(memory: PeakMemory) -> str:
     )
 
 
-def _deployed_line(deployed: DeployedForm) -> str:
-    layers = "" if deployed.notation == deployed.placement else f" ({deployed.placement})"
-    total, outside = deployed.estimate.total, describe(deployed.estimate.extrapolated)
-    price = f"{format_seconds(total.latency_s)}, {format_bytes(total.sent_bytes)}"
-    return f"deployed: {deployed.notation}{layers}, {price}{outside and f'; {outside}'}"
+def _deployed_line(deployed: PricedModel) -> str:
+    assert deployed.asked.architecture is not None
+    placed, outside = placement(deployed.asked.architecture), describe(deployed.estimate.extrapolated)
+    layers = "" if deployed.name == placed else f" ({placed})"
+    price = f"{format_seconds(deployed.latency_s)}, {format_bytes(deployed.sent_bytes)}"
+    return f"deployed: {deployed.name}{layers}, {price}{outside and f'; {outside}'}"
