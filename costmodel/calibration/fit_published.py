@@ -22,8 +22,7 @@ MARGINAL_S_PER_BYTE = (
 
 # Bytes per ReLU element by the formulas of protocol cheetah, a sign and a selection: of GPT-2 small's FFN at T=128.
 RELU = Relu(rows=128, features=3072)
-RELU_COMM = cheetah.comm(RELU, EngineSetting())
-RELU_BYTES = (RELU_COMM.online_bytes + RELU_COMM.setup_bytes) / (RELU.rows * RELU.features)
+RELU_BYTES = cheetah.comm(RELU, EngineSetting()).sent_bytes / (RELU.rows * RELU.features)
 
 RELU_SENT_BYTES = Constant(
     value=RELU_BYTES,

@@ -116,7 +116,7 @@ def own_bytes(row: PrintedRow) -> int:
     theirs = (SHAFT_FUNCTIONS if row.group == SHAFT else OWN_FUNCTIONS) if row.protocol == "crypten" else {}
     priced = engine_of(row.protocol).walk([op for op in some if type(op) not in theirs], SETTINGS[row.protocol]())
     cost = total_comm([*priced, *(theirs[type(op)](op) for op in some if type(op) in theirs)])
-    return cost.online_bytes + (0 if row.protocol == "crypten" else cost.setup_bytes)
+    return cost.online_bytes if row.protocol == "crypten" else cost.sent_bytes
 
 
 def shaft_activation(op: ops.Silu) -> Comm:

@@ -138,7 +138,8 @@ class SecretNumpy:
         """Chooses by a public mask; or by secret bits, where `other` is 0."""
         if isinstance(condition, Secret):
             assert other == 0
-            return condition * chosen
+            selected: Secret = condition * chosen
+            return selected
         mask = torch.from_numpy(condition.astype(np.int64))
         parts = [part for part in ((chosen, mask), (other, 1 - mask)) if isinstance(part[0], Secret) or part[0] != 0]
         kept = [value.masked(bits) if isinstance(value, Secret) else value * bits.numpy() for value, bits in parts]

@@ -36,7 +36,7 @@ def predictions(
     pricer = derived.load_if_measured(protocol, network, setting) if isinstance(setting, EngineSetting) else None
     return tuple(
         Prediction(
-            sent_bytes=comm.online_bytes + comm.setup_bytes,
+            sent_bytes=comm.sent_bytes,
             messages=comm.messages,
             seconds=None if pricer is None else _seconds(graph, comm, pricer, starts=index == 0),
         )

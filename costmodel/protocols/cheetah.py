@@ -84,7 +84,7 @@ def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
     for call in _calls(op, setting):
         used = Use()
         part = total_comm([PRICES[call.primitive](call, used), used.share])
-        num_bytes[call.primitive] = num_bytes.get(call.primitive, 0) + part.online_bytes + part.setup_bytes
+        num_bytes[call.primitive] = num_bytes.get(call.primitive, 0) + part.sent_bytes
     return num_bytes
 
 

@@ -74,7 +74,7 @@ class ByFormula(Pricer):
         on_wire_s = on_grid(self.wire_s(cost))
         return Price(
             latency_s=(compute_s or 0.0) + on_wire_s,
-            sent_bytes=cost.online_bytes + cost.setup_bytes,
+            sent_bytes=cost.sent_bytes,
             rounds=cost.rounds,
             messages=cost.messages,
             online_bytes=cost.online_bytes,
@@ -86,7 +86,7 @@ class ByFormula(Pricer):
 
     def wire_s(self, cost: Comm) -> float:
         """What a communication takes on the link."""
-        pair_bytes = (cost.online_bytes + cost.setup_bytes) / math.comb(self.trust.num_parties, 2)
+        pair_bytes = cost.sent_bytes / math.comb(self.trust.num_parties, 2)
         return network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:

@@ -114,6 +114,11 @@ class Comm:
     waited_bytes: int
     key_bytes: int = 0
 
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes on the wire, preprocessing included."""
+        return self.online_bytes + self.setup_bytes
+
 
 NOTHING = Comm(rounds=0, messages=0, online_bytes=0, waited_bytes=0)
 COUNTS = tuple(field.name for field in fields(Comm))

@@ -1,6 +1,6 @@
 """Comparisons of predicted with measured costs, for people (tables) and programs (JSON)."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from typing import Any
@@ -14,7 +14,7 @@ from costmodel.engine.engines import engine_of
 from costmodel.engine.spu import Measured
 from costmodel.estimate import Estimate
 from costmodel.execution.memory import PeakMemory
-from costmodel.ops import Op, shape
+from costmodel.ops import Node, shape
 from costmodel.protocols import TRUST
 from costmodel.protocols.primitives import Comm, total_comm
 from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
@@ -76,10 +76,18 @@ def op_records(comparison: Comparison) -> list[dict[str, Any]]:
     ]
 
 
+def _lines(comparison: Comparison) -> list[tuple[Node, Comm, Measured, float | None, float | None]]:
+    """Every op in order: what it should cost and did cost, its predicted seconds and its measured rounds."""
+    unknown = [None] * len(comparison.by_op)
+    seconds = comparison.predicted_s or unknown
+    rounds = unknown if comparison.rounds is None else comparison.rounds.by_op
+    lines = zip(comparison.by_op, seconds, rounds, strict=True)
+    return [(node, comm, cost, its_seconds, its_rounds) for (node, comm, cost), its_seconds, its_rounds in lines]
+
+
 def _ops_with_prices(comparison: Comparison) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
     """(what an op is, what it should cost, what it did cost), in order."""
-    lines = zip(comparison.by_op, _seconds_by_op(comparison), _rounds_by_op(comparison), strict=True)
-    for (node, comm, cost), seconds, rounds in lines:
+    for node, comm, cost, seconds, rounds in _lines(comparison):
         facts = {"op": type(node.op).__name__, "layer": node.layer, "name": node.name, "shape": shape(node.op)}
         yield facts, _predicted(comm, seconds), _measured(cost, rounds)
 
@@ -92,7 +100,7 @@ def _predicted(comm: Comm, seconds: float | None) -> dict[str, Any]:
         latency_s=seconds,
         rounds=comm.rounds,
         messages=comm.messages,
-        sent_bytes=_sent_bytes(comm),
+        sent_bytes=comm.sent_bytes,
         online_bytes=comm.online_bytes,
         setup_bytes=comm.setup_bytes,
     )
@@ -100,14 +108,6 @@ def _predicted(comm: Comm, seconds: float | None) -> dict[str, Any]:
 
 def _whole(seconds: Sequence[float] | None) -> float | None:
     return None if seconds is None else sum(seconds)
-
-
-def _seconds_by_op(comparison: Comparison) -> Sequence[float | None]:
-    return comparison.predicted_s or [None] * len(comparison.by_op)
-
-
-def _rounds_by_op(comparison: Comparison) -> Sequence[float | None]:
-    return [None] * len(comparison.by_op) if comparison.rounds is None else comparison.rounds.by_op
 
 
 def _measured(cost: Measured, rounds: float | None) -> dict[str, Any]:
@@ -120,14 +120,10 @@ def _price(**known: float | None) -> dict[str, float | None]:
     return {key: known.get(key) for key in PRICE_KEYS}
 
 
-def _sent_bytes(comm: Comm) -> int:
-    return comm.online_bytes + comm.setup_bytes
-
-
 def _setting(comparison: Comparison, deployment: DeploymentFacts) -> dict[str, Any]:
     return {
         "engine": _engine(comparison),
-        **setting_document(_ops(comparison), comparison.setting, deployment),
+        **setting_document([node.op for node, _, _ in comparison.by_op], comparison.setting, deployment),
         "weights_seed": SEED if comparison.drawn_weights else None,
         "tokens_seed": SEED,
         "compiler_options": "default",
@@ -142,22 +138,18 @@ def _engine(comparison: Comparison) -> str:
     return f"{package} {version(package)}"
 
 
-def _ops(comparison: Comparison) -> list[Op]:
-    return [node.op for node, _, _ in comparison.by_op]
-
-
 def summary(comparison: Comparison, model: str, deployment: DeploymentFacts, on_network: Estimate | None) -> list[str]:
     """What a reader wants first, one line each."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
-    difference = _difference(_sent_bytes(predicted), measured.sent_bytes)
+    difference = _difference(predicted.sent_bytes, measured.sent_bytes)
     whose = shown(deployment["public_layers"], deployment["client_layers"])
     return [
         f"{model}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
-        f"{unusual(_ops(comparison), setting, deployment)}",
+        f"{unusual([node.op for node, _, _ in comparison.by_op], setting, deployment)}",
         f"trust: {described(TRUST[comparison.protocol])}{whose}",
         f"formulas of {setting.formulas_of}, run under {_engine(comparison)}",
-        f"sent by all parties: predicted {format_bytes(_sent_bytes(predicted))}, "
+        f"sent by all parties: predicted {format_bytes(predicted.sent_bytes)}, "
         f"measured {format_bytes(measured.sent_bytes)} ({difference}); "
         f"messages: predicted {predicted.messages:,}, measured {measured.messages:,}",
         f"rounds: predicted {predicted.rounds:,}, {_rounds(comparison)}",
@@ -218,30 +210,25 @@ def comparison_table(comparison: Comparison) -> Table:
     """One line per op, and the total."""
     titles = ["predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds"]
     shown = table(["op"], [*titles, "predicted s", "measured"], [])
-    for (node, comm, cost), seconds in zip(comparison.by_op, _seconds_by_op(comparison), strict=True):
+    kinds: dict[str, list[tuple[Comm, Measured, float | None]]] = {}
+    for node, comm, cost, seconds, _ in _lines(comparison):
         shown.add_row(node.name, *_cells(comm, cost, seconds))
+        kinds.setdefault(type(node.op).__name__, []).append((comm, cost, seconds))
     shown.add_section()
-    for kind, comm, cost, seconds in _by_kind(comparison):
-        shown.add_row(f"all {kind}", *_cells(comm, cost, seconds))
+    for kind, parts in kinds.items():
+        comms, costs, known = zip(*parts, strict=True)
+        whole = None if comparison.predicted_s is None else sum(known)
+        shown.add_row(f"all {kind}", *_cells(total_comm(comms), spu.total_measured(costs), whole))
     shown.add_section()
     shown.add_row("total", *_cells(comparison.predicted, comparison.measured, _whole(comparison.predicted_s)))
     return shown
 
 
-def _by_kind(comparison: Comparison) -> Iterable[tuple[str, Comm, Measured, float | None]]:
-    kinds: dict[str, list[tuple[Comm, Measured, float | None]]] = {}
-    for (node, comm, cost), seconds in zip(comparison.by_op, _seconds_by_op(comparison), strict=True):
-        kinds.setdefault(type(node.op).__name__, []).append((comm, cost, seconds))
-    for kind, parts in kinds.items():
-        seconds = None if comparison.predicted_s is None else sum(seconds or 0.0 for _, _, seconds in parts)
-        yield kind, total_comm(comm for comm, _, _ in parts), spu.total_measured(cost for _, cost, _ in parts), seconds
-
-
 def _cells(comm: Comm, cost: Measured, seconds: float | None) -> list[str]:
     return [
-        f"{_sent_bytes(comm):,}",
+        f"{comm.sent_bytes:,}",
         f"{cost.sent_bytes:,}",
-        _difference(_sent_bytes(comm), cost.sent_bytes),
+        _difference(comm.sent_bytes, cost.sent_bytes),
         f"{comm.messages:,}",
         f"{cost.messages:,}",
         f"{comm.rounds:,}",
