@@ -27,7 +27,7 @@ from typing import Any
 
 from costmodel import ops
 from costmodel.calibration import crypten_own
-from costmodel.calibration.sigma_rows import linear
+from costmodel.calibration.sigma_rows import attention_ops, linear
 from costmodel.calibration.validate_sigma import GIBIBYTE
 from costmodel.config.units import BYTES
 from costmodel.engine.engines import engine_of
@@ -145,15 +145,10 @@ SHAFT_FUNCTIONS = OWN_FUNCTIONS | {ops.Silu: shaft_activation, ops.Softmax: shaf
 
 def model_ops(row: PrintedRow) -> tuple[Op, ...]:
     """Additions left out, which are local."""
-    tokens, causal = row.seq_len, CAUSAL[row.model]
-    square: dict[str, Any] = {"heads": HEADS, "queries": tokens, "keys": tokens}
+    tokens = row.seq_len
     norm = ops.LayerNorm(rows=tokens, features=WIDTH)
-    attention = (
-        *(norm, *[linear(tokens, WIDTH, WIDTH)] * 3),
-        ops.AttentionScores(**square, head_dim=WIDTH // HEADS, causal=causal),
-        *(ops.Softmax(**square, causal=causal), ops.AttentionMix(**square, head_dim=WIDTH // HEADS)),
-        linear(tokens, WIDTH, WIDTH),
-    )
+    queries_keys_values = [linear(tokens, WIDTH, WIDTH)] * 3
+    attention = (norm, *queries_keys_values, *attention_ops(tokens, HEADS, WIDTH, causal=CAUSAL[row.model]))
     activation = ACTIVATIONS[row.protocol](rows=tokens, features=INNER)
     ffn = (norm, linear(tokens, WIDTH, INNER), activation, linear(tokens, INNER, WIDTH))
     return (attention + ffn) * LAYERS + (norm,) + (_outside(row) if row.group == SHAFT else ())

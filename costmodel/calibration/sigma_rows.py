@@ -93,27 +93,27 @@ def sigma_rows(path: Path = ROWS) -> tuple[SigmaRow, ...]:
 
 def block_ops(row: SigmaRow) -> tuple[Op, ...]:
     """The ops of one block; additions left out, which are local."""
-    family, tokens, width = FAMILIES[row.family], row.seq_len, row.d_model
-    head_dim = width // row.num_heads
-    square: dict[str, Any] = {"heads": row.num_heads, "queries": tokens, "keys": tokens}
+    family, tokens, width, heads = FAMILIES[row.family], row.seq_len, row.d_model, row.num_heads
     norm: Op = (ops.RmsNorm if family.gated else ops.LayerNorm)(rows=tokens, features=width)
-    turned = [ops.Rotary(rows=tokens, heads=row.num_heads, rotary_dim=head_dim)] if family.gated else []
+    turned = [ops.Rotary(rows=tokens, heads=heads, rotary_dim=width // heads)] if family.gated else []
+    queries_keys_values = [linear(tokens, width, 3 * width), *turned]
+    attention = attention_ops(tokens, heads, width, scaled=family.scaled, causal=family.causal)
     inner: Any = {"rows": tokens, "features": row.d_ff}
     up = linear(tokens, width, row.d_ff)
     ffn: list[Op] = (
         [up, up, ops.Silu(**inner), ops.Multiply(**inner)] if family.gated else [up, ops.Gelu(**inner, form="exact")]
     )
+    return (norm, *queries_keys_values, *attention, norm, *ffn, linear(tokens, row.d_ff, width))
+
+
+def attention_ops(tokens: int, heads: int, width: int, *, scaled: bool = True, causal: bool) -> tuple[Op, ...]:
+    """Scores, softmax, mix and output of attention over a prompt."""
+    square: dict[str, Any] = {"heads": heads, "queries": tokens, "keys": tokens}
     return (
-        norm,
-        linear(tokens, width, 3 * width),
-        *turned,
-        ops.AttentionScores(**square, head_dim=head_dim, scaled=family.scaled, causal=family.causal),
-        ops.Softmax(**square, causal=family.causal),
-        ops.AttentionMix(**square, head_dim=head_dim),
+        ops.AttentionScores(**square, head_dim=width // heads, scaled=scaled, causal=causal),
+        ops.Softmax(**square, causal=causal),
+        ops.AttentionMix(**square, head_dim=width // heads),
         linear(tokens, width, width),
-        norm,
-        *ffn,
-        linear(tokens, row.d_ff, width),
     )
 
 

@@ -4,7 +4,6 @@ Held-out rows, which no fit has seen, have no bars; nor has what is left out by 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from statistics import fmean
 from typing import NamedTuple
@@ -58,8 +57,7 @@ NONLINEAR: dict[str, tuple[Op, ...]] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Derived:
+class Derived(NamedTuple):
     """What a unit of a fitted term costs by the formulas of protocol cheetah.
 
     title: the term, and the form of its op if there are several. sent_bytes: a unit's.
@@ -75,18 +73,12 @@ class Derived:
 def derived_terms() -> list[Derived]:
     """Every term of `NONLINEAR` from first principles: what a fit of bytes can be held against."""
     terms = []
-    for term, forms in NONLINEAR.items():
-        for op in forms:
-            num_bytes = cheetah.by_primitive(op, EngineSetting())
-            whole = sum(num_bytes.values())
-            terms.append(
-                Derived(
-                    term=term,
-                    title=f"{term} ({op.form})" if isinstance(op, ops.Gelu) else term,
-                    sent_bytes=whole / published.counts(op)[term],
-                    by_primitive={name: part / whole for name, part in num_bytes.items()},
-                )
-            )
+    for term, op in ((term, op) for term, forms in NONLINEAR.items() for op in forms):
+        num_bytes = cheetah.by_primitive(op, EngineSetting())
+        whole = sum(num_bytes.values())
+        title = f"{term} ({op.form})" if isinstance(op, ops.Gelu) else term
+        shares = {name: part / whole for name, part in num_bytes.items()}
+        terms.append(Derived(term, title, whole / published.counts(op)[term], shares))
     return terms
 
 

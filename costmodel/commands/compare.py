@@ -62,8 +62,7 @@ def compare(
     if testbed is not None:
         load_pricer(protocol, testbed=testbed, setting=setting)  # refuses one that does not fit before anything runs
     check_installed(protocol)
-    cost = total_comm(predicted)
-    size = cost.online_bytes + cost.setup_bytes
+    size = total_comm(predicted).sent_bytes
     slow = "; at this size it takes minutes or more" if size > LARGE_BYTES else ""
     print(f"running {len(graph.nodes)} ops under the engine, {format_bytes(size)} to send{slow}", file=sys.stderr)
     with kept_children():
