@@ -128,9 +128,10 @@ class Run:
 
     @property
     def num_planned(self) -> int:
-        """Candidates and baselines that are to be trained."""
+        """Candidates and baselines that are to end: by a final training, or because a low-fidelity one failed."""
         others = {record.index for record in self.records if record.role == "baseline"}
-        return self.config.num_trials + len(others)
+        failed_early = sum(record.is_look and record.status != "paused" for record in self.finished)
+        return self.config.num_trials + len(others) + failed_early
 
     @cached_property
     def pricer(self) -> Pricer:
