@@ -74,8 +74,8 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
     wrong = total * 2.0 ** (2 * choices[-1] - 64)
     raise UserError(
         f"the model must hold under protocol crypten with {choices[-1]} fraction bits, but {wrong:.2g} truncations in "
-        f"{min(NUM_TOKENS, setup.model.architecture.context)} tokens would be wrong, most in {worst}, where products sum "
-        f"to {reaches[worst].truncated:.3g}; lower --fraction-bits, or choose protocol semi2k or aby3."
+        f"{min(NUM_TOKENS, setup.model.architecture.context)} tokens would be wrong, most in {worst}, where products "
+        f"sum to {reaches[worst].truncated:.3g}; lower --fraction-bits, or choose protocol semi2k or aby3."
     )
 
 

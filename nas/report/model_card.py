@@ -17,7 +17,7 @@ from costmodel.trust import described, shown
 from costmodel.trust import facts as trust_facts
 from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
-from nas.report.summary import KNOWS_LESS, on_second, perplexity_text, sent_text, spread_words
+from nas.report.summary import KNOWS_LESS, agreement_text, on_second, perplexity_text, sent_text, spread_words
 from nas.run.ledger import Record
 from nas.run.members import in_noise
 from nas.run.run import Run
@@ -184,6 +184,7 @@ def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
         "outside": describe,
         "perplexity": perplexity_text,
         "spread": spread_words,
+        "agreement": agreement_text,
         "sent": sent_text,
         "on_second": lambda member: on_second(run, member) if run else "",
     }

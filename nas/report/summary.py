@@ -178,6 +178,17 @@ def against_parent(parent: ParentResult, member: TrainedMember) -> str:
     return f"{ratio - 1:+.1%}{spread} in perplexity, {time}"
 
 
+def agreement_text(member: TrainedMember) -> str:
+    """Says how the first seed's predictions differ from the parent's; empty where that is not known."""
+    trial = member.first
+    if trial.parent_divergence is None or trial.parent_agreement is None:
+        return ""
+    return (
+        f"predictions: {trial.parent_divergence:.3f} nats per token from the parent's (KL), "
+        f"the same most likely token at {trial.parent_agreement:.1%} of positions"
+    )
+
+
 def _seeds(trained: Sequence[TrainedMember]) -> str:
     """How many seeds there were, and what that allows to say."""
     most = max(member.num_seeds for member in trained)

@@ -54,6 +54,8 @@ class Record:
         weights were verified to fold to. latency_s, sent_bytes, key_bytes, rounds: of that; predicted_latency_s,
         predicted_sent_bytes and predicted_key_bytes: by rule. also, predicted_also: the same under the other protocols
         of the run, by name.
+    parent_divergence, parent_agreement: of a completed trial from a parent, the mean KL(parent || model) in nats per
+        token, and the share of positions with the same most likely token, on validation text.
     left_unfolded, fold_*: see `nas.training.outcome.VerifiedForm`.
     """
 
@@ -103,6 +105,8 @@ class Record:
     predicted_sent_bytes: float | None = None
     predicted_key_bytes: float | None = None
     predicted_also: dict[str, Costs] = field(default_factory=dict)
+    parent_divergence: float | None = None
+    parent_agreement: float | None = None
     left_unfolded: tuple[str, ...] = ()
     fold_logits_error: float | None = None
     fold_fixed_point_error: float | None = None

@@ -25,7 +25,7 @@ from nas.run.front import is_feasible
 from nas.run.ledger import LedgerIndex, Record, Status, TrialKey, price_columns
 from nas.searchers.strategy import Observation, Suggestion
 from nas.study.schedule import LAG, TrialSchedule
-from nas.training.outcome import Outcome, RungRecord, VerifiedForm
+from nas.training.outcome import Agreement, Outcome, RungRecord, VerifiedForm
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.deployed import deployed
@@ -94,13 +94,21 @@ class Trial:
         measured: RungRecord | Outcome | None = None,
         verified: VerifiedForm | None = None,
         second: Sequence[DocumentLoss] = (),
+        agreement: Agreement | None = None,
     ) -> Record:
         """The record of its end, but for the price of what it was verified to fold to.
 
-        measured: what training reported; verified: what the weights fold to; second: losses on the second corpus.
+        measured: what training reported; verified: what the weights fold to; second: losses on the second corpus;
+        agreement: with the parent.
         """
         record = replace(
-            self._measured(measured), event="finished", status=status, reason=reason, second_documents=_rounded(second)
+            self._measured(measured),
+            event="finished",
+            status=status,
+            reason=reason,
+            second_documents=_rounded(second),
+            parent_divergence=None if agreement is None else _finite(agreement.divergence),
+            parent_agreement=None if agreement is None else agreement.top1,
         )
         if verified is None:
             return record

@@ -1,4 +1,4 @@
-"""What is done with a trained candidate: the form its weights really fold to, checked, and a second validation."""
+"""Checks of a trained candidate: the form that its weights fold to, a second validation, and its parent beside it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.conversion.fold import at_dimensions
+from nas.conversion.parent import Parent
 from nas.conversion.score_bounds import bounding_tokens, half_range, set_bounds, unheld
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens, fold_as_far_as
 from nas.corpus.corpus import Corpus
@@ -17,11 +18,11 @@ from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights, load_stored
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint
-from nas.training.batches import validate
+from nas.training.batches import agreement, validate
 from nas.training.checkpoint import Checkpoint
 from nas.training.distillation.gates import Gates
 from nas.training.objective import Objective
-from nas.training.outcome import VerifiedForm
+from nas.training.outcome import Agreement, VerifiedForm
 from search_spaces.architecture import Architecture
 
 
@@ -93,6 +94,14 @@ def second_documents(
     """The losses by document of a completed trial on a second corpus. Raises UserError as `verified_form`."""
     model = trained_model(candidate, _latest(candidate, folder, "validate"))
     return validate(model.eval().to(device), second, candidate.recipe.scale).documents
+
+
+def agreement_with_parent(
+    candidate: Candidate, parent: Parent, corpus: Corpus, folder: Path, device: str = "cpu"
+) -> Agreement:
+    """Compares a completed trial with its parent. Raises UserError as `verified_form`."""
+    model = trained_model(candidate, _latest(candidate, folder, "compare"))
+    return agreement(model.eval().to(device), parent.decoder().to(device), corpus, candidate.recipe.scale)
 
 
 def _latest(candidate: Candidate, folder: Path, purpose: str) -> Checkpoint:

@@ -13,17 +13,17 @@ import torch
 
 from costmodel.config.bugs import described, traceback_kept
 from costmodel.errors import UserError
-from nas.conversion.parent import kept_parent
+from nas.conversion.parent import Parent, kept_parent
 from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
 from nas.run.folder import CONFIG_FILE
 from nas.run.ledger import Record
 from nas.study.trials import RunHaltedError, Trial, over_timeout
-from nas.study.verify_fold import second_documents, verified_form
+from nas.study.verify_fold import agreement_with_parent, second_documents, verified_form
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
 from nas.training.memory import TooLargeError
-from nas.training.outcome import Outcome
+from nas.training.outcome import Agreement, Outcome
 from nas.training.trainer import train
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
@@ -110,6 +110,7 @@ def _train(trial: Trial, is_over: Callable[[], bool]) -> Iterator[Record]:
                 measured=measured,
                 verified=verified_form(candidate, setting.corpus, trial.folder) if whole and folds else None,
                 second=second_documents(candidate, second, trial.folder, setting.device) if whole and second else (),
+                agreement=_agreement(trial) if whole else None,
             )
             return
         yield trial.at_rung(measured)
@@ -122,12 +123,23 @@ def _train(trial: Trial, is_over: Callable[[], bool]) -> Iterator[Record]:
     yield trial.ended("failed", over_timeout(timeout_s))
 
 
+def _agreement(trial: Trial) -> Agreement | None:
+    if (parent := _parent(trial)) is None:
+        return None
+    setting = trial.setting
+    return agreement_with_parent(trial.candidate, parent, setting.corpus, trial.folder, setting.device)
+
+
+def _parent(trial: Trial) -> Parent | None:
+    route, folder = trial.candidate.recipe.route, trial.parent
+    return None if route is None or folder is None else kept_parent(folder, str(folder), route.parent)
+
+
 def _parent_of(trial: Trial) -> dict[str, Any]:
     """Arguments of training that come from the parent."""
-    candidate, setting, folder = trial.candidate, trial.setting, trial.parent
-    if (route := candidate.recipe.route) is None or folder is None:
+    candidate, setting = trial.candidate, trial.setting
+    if (parent := _parent(trial)) is None:
         return {}
-    parent = kept_parent(folder, str(folder), route.parent)
     return {
         "initial": initial_weights(parent, candidate, setting.corpus, device=setting.device),
         "teacher": teacher_of(parent, setting.corpus, candidate.recipe, setting.device),

@@ -14,9 +14,11 @@ from nas.corpus.sequences import DocumentLoss, epoch_order, gather, held_out_tar
 from nas.model.cross_entropy import token_cross_entropies
 from nas.model.decoder import Decoder
 from nas.recipe.recipe import Scale
+from nas.training.outcome import Agreement
 
 T = TypeVar("T")
 
+COMPARED = 16_384  # validation tokens on which a model is compared with its parent
 AHEAD = 2  # batches: one in the making while one waits
 
 
@@ -87,6 +89,21 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
     documents = targets_of.by_document(np.concatenate(losses))
     count = len(targets_of.indices)
     return Validation(mean_loss(documents), tuple((total / count).cpu() for total in sums), documents)
+
+
+@torch.no_grad()
+def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tokens: int = COMPARED) -> Agreement:
+    """Compares a model with its parent on about so many validation tokens. Both are on one device."""
+    device, sums, count = model.embed.weight.device, np.zeros(2), 0
+    for inputs, _ in validation_batches(corpus, scale, min(tokens, scale.validation_tokens)):
+        ours, theirs = (
+            decoder(inputs.to(device), with_entropies=False).logits.flatten(0, 1).double().log_softmax(dim=-1)
+            for decoder in (model, parent)
+        )
+        same = ours.argmax(dim=-1) == theirs.argmax(dim=-1)
+        sums += [(theirs.exp() * (theirs - ours)).sum().item(), same.sum().item()]
+        count += len(ours)
+    return Agreement(*map(float, sums / count))
 
 
 def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """Reports of training: a record at every rung and one outcome at the end. Plain data, no torch."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from search_spaces.architecture import Architecture
 
@@ -50,6 +50,17 @@ class VerifiedForm:
     trained_fixed_point_error: float
     top1_agreement: float
     holds: bool
+
+
+class Agreement(NamedTuple):
+    """How a model's predictions differ from its parent's on validation text.
+
+    divergence: mean KL(parent || model), nats per token. top1: share of positions at which the most likely token of
+    both is the same.
+    """
+
+    divergence: float
+    top1: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
 from nas.report.html.placements import kept_words
-from nas.report.summary import IN_NOISE, against_parent, also_texts, mark, noise_marks, perplexity_text
+from nas.report.summary import IN_NOISE, against_parent, agreement_text, also_texts, mark, noise_marks, perplexity_text
 from nas.run.front import crosses, picked
 from nas.run.ledger import architecture_of
 from nas.run.members import TrainedMember, verdict
@@ -114,7 +114,7 @@ def _verdicts(run: Run, best: TrainedMember) -> list[str]:
     keys = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys a token"]
     lines = [*keys, *also_texts(best)]
     if run.parent is not None:
-        lines.append(f"against its parent {against_parent(run.parent, best)}")
+        lines += [f"against its parent {against_parent(run.parent, best)}", agreement_text(best)]
     if run.ngrams is not None:
         floor = run.ngrams.perplexities[DRAWN_NGRAMS[0]]
         word = "better" if best.perplexity < floor else "worse"

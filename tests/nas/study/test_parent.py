@@ -23,6 +23,7 @@ from nas.study.priced_study import price_study
 from nas.study.resolve import usual_parent
 from nas.study.worker import run_trial
 from nas.training import checkpoint
+from nas.training.batches import agreement
 from search_spaces.bases import BASES
 from tests.nas.study.conftest import ONE_TRIAL, untrained_parent
 
@@ -121,3 +122,15 @@ def test_a_parent_of_other_dimensions_than_the_default_space_has_its_own(folder:
     priced = price_study(StudyConfig(budget_latency="90%", parent=str(folder), seq_len=16))
     assert (priced.config.space, priced.config.scale) == ("parent", "parent")
     assert priced.feasible.space.base.num_layers == 2
+
+
+def test_a_trial_is_compared_with_its_parent(make_trials, corpus: Corpus, folder: Path, tmp_path: Path) -> None:
+    parent = load_parent(str(folder))
+    keep_parent(parent, tmp_path / PARENT_FOLDER)
+    trial = make_trials(tmp_path, corpus, route=parent.route, anchors=["2xlSooo"]).next_trial()
+    assert trial is not None
+    *_, last = run_trial(trial)
+    assert last.parent_divergence > 1e-4
+    assert 0 <= last.parent_agreement < 1
+    same = agreement(parent.decoder(), parent.decoder(), corpus, trial.candidate.recipe.scale)
+    assert same == (0.0, 1.0)
