@@ -23,7 +23,7 @@ Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "no
 Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "power8", "relu", "bounded", "none"]
 Ffn = Literal[
     "gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused",
-    "swiglu", "reglu", "quadglu", "bilinear", "none",
+    "swiglu", "geglu", "reglu", "quadglu", "bilinear", "none",
 ]  # fmt: skip
 Stabiliser = Literal["none", "scaled"]
 
@@ -38,8 +38,9 @@ class Layer:
         with half of the groups of heads that share a key and a value head, one at least; `2quad`, `power8`, `relu` and
         `bounded`, forms that are cheaper in private; `none` removes the attention.
     ffn: the activation between two linears, `gelu` in the architecture's form; `fused` is one trained d x d linear;
-        `swiglu`, `reglu`, `quadglu` and `bilinear` are gated: two linears side by side, one of them through SiLU, ReLU,
-        x^2 - 1 or nothing, multiplied; the gate of the last two always has a bias; `none` removes the FFN.
+        `swiglu`, `geglu`, `reglu`, `quadglu` and `bilinear` are gated: two linears side by side, one of them through
+        SiLU, GELU in the architecture's form, ReLU, x^2 - 1 or nothing, multiplied; the gate of the last two always has
+        a bias; `none` removes the FFN.
     stabiliser: `scaled` gives the FFN sub-block `beta * A + FFN(A) / alpha` with one learned pair.
 
     Raises UserError if attention or FFN is removed but its norm or stabiliser is kept.
@@ -80,7 +81,8 @@ class Positions:
 
 
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")
-LEAST = {"rotary_base": 1.0, "norm_epsilon": 0.0, "score_scale": 0.0, **dict.fromkeys(SCALES, 0.0)}  # all are above it
+CAPS = ("score_cap", "logit_cap")
+LEAST = {"rotary_base": 1.0, **dict.fromkeys(("norm_epsilon", "score_scale", *SCALES, *CAPS), 0.0)}  # all are above it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,6 +98,7 @@ class Architecture:
     embedding_scale, residual_scale, logit_scale: what rows of the table, what attention and FFN add to the stream, and
         the logits are multiplied by.
     score_scale: what products of queries and keys are multiplied by; None for 1/sqrt(head_dim).
+    score_cap, logit_cap: scores and logits x become cap * tanh(x / cap); None leaves them as they are.
     bias: whether linears carry a bias; those that do anyway are told by `has_bias`.
     rotary_base: of the angles of rotary positions, where the block has them.
     rotary_features: of a head that are rotated; None for the share that the block rotates.
@@ -134,6 +137,8 @@ class Architecture:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     score_scale: float | None = None
+    score_cap: float | None = None
+    logit_cap: float | None = None
     folded: bool = False
     layers: tuple[Layer, ...]
 
@@ -308,14 +313,19 @@ def has_bound(form: SoftmaxForm) -> bool:
 
 def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
     """The form of a layer's GELU, its own or the architecture's; None if it has none."""
-    forms: dict[Ffn, GeluForm] = {"gelu": architecture.gelu, "gelu-exact": "exact", "gelu-piecewise": "piecewise"}
+    forms: dict[Ffn, GeluForm] = {
+        "gelu": architecture.gelu,
+        "geglu": architecture.gelu,
+        "gelu-exact": "exact",
+        "gelu-piecewise": "piecewise",
+    }
     return forms.get(layer.ffn)
 
 
 # fields from after there were ids
 SINCE = (
     "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon", "rotary_features", "positions",
-    "layer_positions", "longest_context", *SCALES, "score_scale",
+    "layer_positions", "longest_context", *SCALES, "score_scale", *CAPS,
 )  # fmt: skip
 
 
@@ -325,7 +335,7 @@ def canonical(architecture: Architecture) -> dict[str, Any]:
     What is left out keeps the `arch_id` of every architecture from before there were these fields.
     """
     data = asdict(architecture)
-    if all(layer.ffn != "gelu" for layer in architecture.layers):
+    if all(layer.ffn not in ("gelu", "geglu") for layer in architecture.layers):
         del data["gelu"]
     for field in fields(architecture):
         if field.name in SINCE and data[field.name] == field.default:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 BlockName = Literal[
-    "gpt2", "opt", "pythia", "neox", "sas", "llama", "qwen2", "qwen3", "phi3", "starcoder2", "stablelm", "stablelm2"
+    "gpt2", "opt", "pythia", "neox", "sas", "llama", "qwen2", "qwen3", "phi3", "starcoder2", "stablelm", "stablelm2",
+    "olmo2", "gemma2", "gemma3",
 ]  # fmt: skip
 QUERIES_KEYS_VALUES = ("attention.q", "attention.k", "attention.v")  # linears, where they are three
 Join = Literal["sequential", "parallel", "shaped"]
@@ -25,6 +26,7 @@ class Block:
     packs_qkv: whether queries, keys and values are one linear, or three.
     query_key_norm: an RMSNorm of queries and one of keys, before they are rotated: of each `head`, with one gain for
         all, or over the whole `width` of the heads; only where they are linears of their own.
+    norms_after: whether an RMSNorm follows attention, and one the FFN, before their results join the stream.
     biases: the linears that carry a bias although the architecture has none.
     has_centred_norms: whether a norm may take the mean away; its bias, folded, gives one to every linear.
     keeps_final_norm: whether a norm follows the last layer where the layers have one, unless a name says otherwise.
@@ -37,6 +39,7 @@ class Block:
     rotary_share: int | None = None
     packs_qkv: bool = True
     query_key_norm: Literal["none", "head", "width"] = "none"
+    norms_after: bool = False
     biases: tuple[str, ...] = ()
     has_centred_norms: bool = True
     keeps_final_norm: bool = True
@@ -110,5 +113,10 @@ BLOCKS: dict[BlockName, Block] = {
     # Bellagamba et al. 2024, StableLM 2, arXiv 2402.17834, and StableLM 3B before it, without biases.
     "stablelm": STABLELM,
     "stablelm2": replace(STABLELM, biases=QUERIES_KEYS_VALUES),
+    # OLMo team 2024, arXiv 2501.00656, section 3: norms after a sub-layer alone, which its layers choose.
+    "olmo2": replace(LLAMA, query_key_norm="width", norms_after=True),
+    # Gemma team 2024, arXiv 2408.00118, section 2, and 2025, arXiv 2503.19786, section 2.
+    "gemma2": replace(LLAMA, norms_after=True),
+    "gemma3": replace(LLAMA, query_key_norm="head", norms_after=True),
 }
 WRAPPERS: dict[str, BlockName] = {block.wrapper: name for name, block in BLOCKS.items() if block.wrapper}

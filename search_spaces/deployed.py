@@ -103,6 +103,8 @@ def regions(architecture: Architecture) -> list[Region]:
     block = architecture.block_facts
     live = [reads_live_norm(block, index, layer) for index, layer in enumerate(architecture.layers)]
     last = max((index for index, its in enumerate(live) if its), default=-1)
+    if block.norms_after:  # what a linear FFN makes is not added as it is
+        return [Region(ahead=False, behind=False)] * architecture.num_layers
     open_end = folds_final_norm(architecture) and not block.is_shaped
     return [Region(ahead=not any(live[: index + 1]), behind=open_end and index >= last) for index in range(len(live))]
 
@@ -114,7 +116,8 @@ def reads_live_norm(block: Block, depth: int, layer: Layer) -> bool:
 
 def absorbs(block: Block, layer: Layer, region: Region) -> bool:
     """Whether a layer's FFN vanishes into a change of basis of the stream."""
-    return not block.is_shaped and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
+    foldable = not (block.is_shaped or block.norms_after)
+    return foldable and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
 
 
 def absorbed_layers(architecture: Architecture) -> list[int]:
@@ -128,12 +131,13 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
     """Returns what is left of a layer: maybe neither attention nor FFN."""
     is_absorbed = absorbs(architecture.block_facts, layer, region)
+    keeps_scale = architecture.block_facts.norms_after or not region.is_free
     return Layer(
         norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",
         attention="softmax" if _is_usual_softmax(architecture, layer) else layer.attention,
         norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
         ffn="none" if is_absorbed else _deployed_ffn(architecture, layer),
-        stabiliser="none" if region.is_free else layer.stabiliser,
+        stabiliser=layer.stabiliser if keeps_scale else "none",
     )
 
 
@@ -145,7 +149,7 @@ def _is_usual_softmax(architecture: Architecture, layer: Layer) -> bool:
 
 
 def _deployed_ffn(architecture: Architecture, layer: Layer) -> Ffn:
-    if gelu_form(architecture, layer) == architecture.gelu:
+    if layer.ffn != "geglu" and gelu_form(architecture, layer) == architecture.gelu:
         return "gelu"
     return "fused" if layer.ffn == "identity" else layer.ffn
 

@@ -42,6 +42,7 @@ NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
 # gated FFN -> what its gate goes through before the product
 GATE_OPS: dict[Ffn, Callable[..., Op] | None] = {
     "swiglu": ops.Silu,
+    "geglu": ops.Gelu,
     "reglu": ops.Relu,
     "quadglu": partial(ops.Square, shift=-1.0),
     "bilinear": None,
@@ -98,8 +99,18 @@ class _Builder:
         affine = not self.architecture.folded or self.layer == "head" or value_source  # else linears take them up
         return self.add(name, NORM_OPS[kind](self.size, self.architecture.norm_epsilon, affine), source)
 
+    def capped(self, name: str, source: str, cap: float | None, size: dict[str, Any]) -> str:
+        """cap * tanh(x / cap), element by element."""
+        if cap is None:
+            return source
+        source = self.add(f"{name}.uncapped", ops.Scale(**size, factor=1 / cap), source)
+        source = self.add(f"{name}.tanh", ops.Tanh(**size), source)
+        return self.add(f"{name}.capped", ops.Scale(**size, factor=cap), source)
+
     def branch(self, name: str, source: str) -> str:
         """What attention or FFN adds to the stream, from what they make."""
+        if self.block.norms_after:
+            source = self.add(f"{name}.norm", ops.RmsNorm(**self.size, epsilon=self.architecture.norm_epsilon), source)
         return self.scaled(f"{name}.scaled", source, self.architecture.residual_scale, self.architecture.d_model)
 
 
@@ -122,7 +133,8 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
     builder.layer = "head"
     stream = builder.norm("final_norm", architecture.final_norm, stream)
     logits = builder.add("logits", ops.VocabProjection(rows=seq_len, features=d_model, vocab=vocab), stream)
-    builder.scaled("logits_scaled", logits, architecture.logit_scale, vocab)
+    logits = builder.scaled("logits_scaled", logits, architecture.logit_scale, vocab)
+    builder.capped("logits", logits, architecture.logit_cap, {"rows": seq_len, "features": vocab})
     return deploy(OpGraph(nodes=tuple(builder.nodes)), deployment)
 
 
@@ -203,6 +215,8 @@ def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
     scores = builder.add("attention.scores", op, packed)
     if layer.attention == "softmax-temperature":
         scores = builder.add("attention.temperature", ops.Temperature(**heads), scores)
+    size = {"rows": heads["heads"] * builder.rows, "features": builder.rows}
+    scores = builder.capped("attention.scores", scores, builder.architecture.score_cap, size)
     if has_bound(form := softmax_form(builder.architecture, layer)):
         scores = builder.add("attention.bound", ops.ScoreBound(**heads), scores)
     return builder.add("attention.softmax", ops.Softmax(**heads, form=form), scores)

@@ -5,15 +5,17 @@
     SM or SM(t)               softmax attention, optionally with a learned temperature
     +LN +RMS +fLN +fRMS       LayerNorm or RMSNorm before attention and before the FFN; `f` freezes its deviation
     +G +R +LR +SQ             FFN with GELU, ReLU, leaky ReLU, square; without any of these the FFN is two linears
-    +SwiGLU +ReGLU +QuadGLU +Bilinear
-                              gated FFN: two linears multiplied, one of them through SiLU, ReLU, x^2 - 1 or nothing
+    +SwiGLU +GeGLU +ReGLU +QuadGLU +Bilinear
+                              gated FFN: two linears multiplied, one of them through SiLU, GELU, ReLU, x^2 - 1 or
+                              nothing
     +ScFFN +ScFuFFN           two linears, or one fused linear, with the scaled residual
     _i6                       the FFN of the 6 deepest layers removed
     6xLSLGo-6xoSoFs           a placement: five letters a layer (norm1, attention, norm2, FFN, stabiliser), tiled
                               over the layers: L LayerNorm, M RMSNorm, l m the same frozen; S softmax, T softmax with
                               temperature, H half the heads, Q 2quad, P an eighth power, U ReLU in softmax's place, B
                               bounded softmax; G GELU, E exact and P piecewise GELU, R ReLU, K leaky ReLU, X square, I
-                              identity, F fused linear, W SwiGLU, V ReGLU, Q QuadGLU, B bilinear; s scaled; o none
+                              identity, F fused linear, W SwiGLU, A GeGLU, V ReGLU, Q QuadGLU, B bilinear; s scaled;
+                              o none
     12xLSLRo-l                a last group of one letter is the final norm, where it is not the one that the layers
                               imply: that of highest rank among them
 
@@ -58,6 +60,7 @@ FFN_LETTERS: dict[Ffn, str] = {
     "identity": "I",
     "fused": "F",
     "swiglu": "W",
+    "geglu": "A",
     "reglu": "V",
     "quadglu": "Q",
     "bilinear": "B",
@@ -81,6 +84,7 @@ FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "+ScFFN": ("identity", "scaled"),
     "+ScFuFFN": ("fused", "scaled"),
     "+SwiGLU": ("swiglu", "none"),
+    "+GeGLU": ("geglu", "none"),
     "+ReGLU": ("reglu", "none"),
     "+QuadGLU": ("quadglu", "none"),
     "+Bilinear": ("bilinear", "none"),

@@ -63,29 +63,40 @@ def row_bounds(length: int, device: torch.device | None = None) -> Tensor:
 
 
 def attention_reference(
-    queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    temperature: Tensor | None = None,
+    with_entropy: bool = True,
+    cap: float | None = None,
 ) -> Attended:
     """Attention by the textbook, over the whole T x T matrix of scores; what the other ways are tested against.
+
+    cap: scores x become cap * tanh(x / cap). with_entropy: it is always there.
 
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
     queries, keys, values = _upcast(queries, keys, values)
-    scores, mask = _causal_scores(queries, keys, temperature)
+    scores, mask = _causal_scores(queries, keys, temperature, cap)
     log_weights = functional.log_softmax(scores, dim=-1).masked_fill(~mask, 0.0)
     weights = log_weights.exp() * mask
     return Attended(weights @ values, _bounded(-(weights * log_weights).sum(dim=-1)))
 
 
-def log_sums(queries: Tensor, keys: Tensor, temperature: Tensor | None) -> Tensor:
+def log_sums(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None = None) -> Tensor:
     """Logarithm of what a softmax divides each row by, batch x heads x T."""
-    return _causal_scores(queries, keys, temperature)[0].logsumexp(dim=-1)
+    return _causal_scores(queries, keys, temperature, cap)[0].logsumexp(dim=-1)
 
 
-def _causal_scores(queries: Tensor, keys: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
+def _causal_scores(
+    queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None = None
+) -> tuple[Tensor, Tensor]:
     """Scores, batch x heads x T x T, and which of them are seen; the others are minus infinity."""
     length, head_dim = queries.shape[-2:]
     mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
     scores = scale_by_temperature(queries, temperature) @ keys.mT / math.sqrt(head_dim)
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
     return scores.masked_fill(~mask, -math.inf), mask
 
 

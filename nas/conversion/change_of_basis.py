@@ -262,12 +262,19 @@ def add_constant(architecture: Architecture, weights: Weights, num_layers: int, 
 
 
 def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
-    """The tables, and the linears that add to the stream in the first layers, in order."""
+    """The tables, and the linears, or norms after them, that add to the stream in the first layers, in order."""
     writers = list(architecture.block_facts.tables)
     for index, layer in enumerate(architecture.layers[:num_layers]):
-        writers += [f"layers.{index}.attention.out"] if layer.attention != "none" else []
-        writers += [last_linear(index, layer)] if layer.ffn != "none" else []
+        attention = "attention.norm" if architecture.block_facts.norms_after else "attention.out"
+        writers += [f"layers.{index}.{attention}"] if layer.attention != "none" else []
+        writers += [ffn_writer(architecture, index)] if layer.ffn != "none" else []
     return writers
+
+
+def ffn_writer(architecture: Architecture, index: int) -> str:
+    """What makes the result of a layer's FFN: its last linear, or the norm after it."""
+    norms_after = architecture.block_facts.norms_after
+    return f"layers.{index}.ffn.norm" if norms_after else last_linear(index, architecture.layers[index])
 
 
 def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:

@@ -26,7 +26,7 @@ from nas.conversion.change_of_basis import (
     add_constant,
     change_input,
     change_output,
-    last_linear,
+    ffn_writer,
     rebase,
     scale_rows,
     stream_readers,
@@ -125,7 +125,7 @@ def _fold_alphas(architecture: Architecture, weights: Weights) -> None:
     for index, layer in enumerate(architecture.layers):
         if layer.stabiliser == "scaled":
             alpha = f"layers.{index}.ffn.residual.alpha"
-            change_output(weights, last_linear(index, layer), 1 / weights[alpha])
+            change_output(weights, ffn_writer(architecture, index), 1 / weights[alpha])
             weights[alpha] = torch.ones_like(weights[alpha])
 
 

@@ -99,8 +99,7 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
     if plain is None:
         block = architecture.block_facts
         facts: dict[str, Any] = {"join": block.join, "rotary_share": block.rotary_share}
-        if block.query_key_norm != "none":
-            facts["query_key_norm"] = block.query_key_norm
+        facts |= {name: getattr(block, name) for name in ("query_key_norm", "norms_after")}
         if not block.packs_qkv:
             facts |= {"packs_qkv": False, "biases": list(block.biases)}
         model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(architecture), block=facts))

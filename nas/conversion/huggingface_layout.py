@@ -21,6 +21,8 @@ def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, 
                 name: _laid_out(family, name, part, architecture.num_heads, 3)
                 for name, part in zip(ours, parts, strict=True)
             }
+    for name in weights:
+        weights[name] = weights[name] + family.gain_offset if _is_gain(name) else weights[name]
     if family.first_position:
         weights["position.weight"] = weights["position.weight"][family.first_position :]
     return weights
@@ -28,6 +30,7 @@ def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, 
 
 def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Their weights, by name. Rows of their table that no position has are 0. weights: ours."""
+    weights = {name: value - family.gain_offset if _is_gain(name) else value for name, value in weights.items()}
     state = {
         theirs: torch.cat([_laid_out(family, name, weights[name], 3, architecture.num_heads) for name in ours])
         for theirs, ours in _names(family, architecture)
@@ -38,6 +41,10 @@ def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, 
         table = state[f"{name}.weight"]
         state[f"{name}.weight"] = torch.cat((table.new_zeros(family.first_position, table.shape[1]), table))
     return state
+
+
+def _is_gain(name: str) -> bool:
+    return name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
 
 
 def _names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:

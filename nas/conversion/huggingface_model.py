@@ -32,7 +32,8 @@ class DecoderConfig(PretrainedConfig):
     join: `sequential` attention, then the FFN of their sum; `parallel` both read the stream; `shaped` attention has no
         skip. rotary_share: one in so many features of a head is rotated; None has a table of positions. packs_qkv:
         whether queries, keys and values are one linear. biases: linears with a bias where others have none.
-        query_key_norm: of queries and keys, none, of each head, or over the width of all.
+        query_key_norm: of queries and keys, none, of each head, or over the width of all. norms_after: whether
+        attention and FFN end with a norm.
     """
 
     model_type = "private-inference-decoder"
@@ -102,16 +103,24 @@ FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
 }
 
 
-def _attend(queries: Tensor, keys: Tensor, values: Tensor, form: str, bound: Tensor | None) -> Tensor:
+def _capped(source: Tensor, cap: float | None) -> Tensor:
+    return source if cap is None else cap * torch.tanh(source / cap)
+
+
+def _attend(
+    queries: Tensor, keys: Tensor, values: Tensor, form: str, bound: Tensor | None, cap: float | None
+) -> Tensor:
     """Causal attention of the last T positions; queries: batch x heads x T x head_dim, keys and values over all.
 
-    bound: heads, taken from scores; it cancels out of a softmax.
+    bound: heads, taken from scores; it cancels out of a softmax. cap: of the scores.
     """
     length, total = queries.shape[-2], keys.shape[-2]
     seen = torch.ones(length, total, dtype=torch.bool, device=queries.device).tril(total - length)
-    if form not in FORMS:
+    if form not in FORMS and cap is None:
         return functional.scaled_dot_product_attention(queries, keys, values, attn_mask=seen)
-    scores = queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
+    scores = _capped(queries @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1]), cap)
+    if form not in FORMS:
+        return scores.masked_fill(~seen, -math.inf).softmax(dim=-1) @ values
     scores = scores if bound is None else scores - bound[:, None, None]
     positive_of, offset = FORMS[form]
     positive = positive_of(scores).masked_fill(~seen, 0.0)
@@ -157,8 +166,9 @@ class _Attention(nn.Module):
             width = made.get("rotary_features") or max(2, self.head_dim // share)
             base = positions.get("base") or made.get("rotary_base", ROTARY_BASE)
             self.rotary = width, base, positions.get("scaling")
-        factor = 1.0 if made.get("folded", False) else made.get("score_scale") or self.head_dim**-0.5
-        self.factor = factor * math.sqrt(self.head_dim)  # `_attend` divides by that root
+        scale = 1.0 if made.get("folded", False) else made.get("score_scale")
+        self.factor = 1.0 if scale is None else scale * math.sqrt(self.head_dim)  # `_attend` divides by that root
+        self.cap = made.get("score_cap")
         self.bound = _Weight(self.num_heads) if self.form in ("bounded", "power8") else None
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
 
@@ -174,7 +184,7 @@ class _Attention(nn.Module):
             queries = queries * rows.reciprocal().unsqueeze(-1)
         keys, values = (part.repeat_interleave(self.num_heads // self.num_key_heads, dim=1) for part in (keys, values))
         bound = None if self.bound is None else self.bound.weight
-        return _attend(queries, keys, values, self.form, bound)
+        return _attend(queries, keys, values, self.form, bound, self.cap)
 
 
 class _SelfAttention(_Attention):
@@ -190,6 +200,7 @@ class _SelfAttention(_Attention):
             sizes = (width, key_width) if kind == "width" else (self.head_dim, self.head_dim)
             self.q_norm, self.k_norm = (nn.RMSNorm(size, made.get("norm_epsilon", RMSNORM_EPSILON)) for size in sizes)
         self.out = nn.Linear(width, d_model, bias=bias)
+        self.norm = _norm_after(made)
 
     def forward(self, source: Tensor, past: _Past) -> Tensor:
         first = past.num_positions
@@ -202,7 +213,14 @@ class _SelfAttention(_Attention):
             queries, keys = (_rotated(part, first, *self.rotary) for part in (queries, keys))
         keys, values = past.joined(keys, values)
         mixed: Tensor = self.out(self.mixed(queries, keys, values, first).transpose(1, 2).flatten(2))
-        return mixed
+        return mixed if self.norm is None else self.norm(mixed)
+
+
+def _norm_after(made: dict[str, Any]) -> nn.Module | None:
+    """What attention or FFN end with, if a block has norms there."""
+    if not made["block"].get("norms_after", False):
+        return None
+    return nn.RMSNorm(made["d_model"], made.get("norm_epsilon", RMSNORM_EPSILON))
 
 
 def _normed(norm: nn.RMSNorm, source: Tensor) -> Tensor:
@@ -246,6 +264,7 @@ def _piecewise_gelu(source: Tensor) -> Tensor:
 
 GATES: dict[str, Any] = {
     "swiglu": functional.silu,
+    "geglu": functional.gelu,  # in the architecture's form
     "reglu": functional.relu,
     "quadglu": lambda source: source.square() - 1,
     "bilinear": lambda source: source,
@@ -294,10 +313,11 @@ class _FeedForward(nn.Module):
             gate_bias = bias or layer["ffn"] in ("quadglu", "bilinear")
             self.gate = nn.Linear(d_model, d_ff, bias=gate_bias) if layer["ffn"] in GATES else None
             self.up = nn.Linear(d_model, d_ff, bias=bias)
-            kind = f"gelu-{made.get('gelu', 'tanh')}" if layer["ffn"] == "gelu" else layer["ffn"]
+            kind = f"gelu-{made.get('gelu', 'tanh')}" if layer["ffn"] in ("gelu", "geglu") else layer["ffn"]
             self.activation = _LeakyRelu() if kind == "leaky-relu" else ACTIVATIONS[kind]
             self.down = nn.Linear(d_ff, d_model, bias=bias)
         self.scale = made.get("residual_scale", 1.0)
+        self.norm = _norm_after(made)
         self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
@@ -306,6 +326,7 @@ class _FeedForward(nn.Module):
         else:
             up = self.up(source)
             branch = self.down(self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up)
+        branch = branch if self.norm is None else self.norm(branch)
         branch = branch if self.scale == 1 else branch * self.scale
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
@@ -347,6 +368,7 @@ class Decoder(nn.Module):
         super().__init__()
         vocab_size, d_model = made["vocab_size"], made["d_model"]
         self.context = made["context"]
+        self.cap = made.get("logit_cap")
         self.scales = made.get("embedding_scale", 1.0), made.get("logit_scale", 1.0)
         self.embed = nn.Embedding(vocab_size, d_model)
         self.position = nn.Embedding(self.context, d_model) if made["block"]["rotary_share"] is None else None
@@ -370,7 +392,7 @@ class Decoder(nn.Module):
         for layer in self.layers:
             stream = layer(stream, past)
         logits: Tensor = self.logits(self.final_norm(stream))
-        return logits if self.scales[1] == 1 else logits * self.scales[1]
+        return _capped(logits if self.scales[1] == 1 else logits * self.scales[1], self.cap)
 
 
 class DecoderForCausalLM(PreTrainedModel, GenerationMixin):

@@ -84,7 +84,9 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     hook.remove()
     ((source, stream),) = seen
     ones = source.new_ones(*source.shape[:2], int(ffn.fused.bias is not None))
-    inputs, wanted = torch.cat([source, ones], dim=2), left - stream
+    inputs, wanted = torch.cat([source, ones], dim=2), (left - stream) / ffn.scale
+    if ffn.norm is not None:
+        wanted = wanted / ffn.norm.weight  # what it normalises is known but for its length
     weight = weights_by_position(read, left).sqrt()[None, :, None]
     rows, targets = ((weight * values).flatten(0, 1).double() for values in (inputs, wanted))
     ridge = RIDGE * rows.square().sum() / rows.shape[1] * torch.eye(rows.shape[1]).to(rows)

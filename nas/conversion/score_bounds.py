@@ -96,17 +96,18 @@ class _Observer:
 
     def __init__(self, layer: Any) -> None:
         self.layer, self.attention, self.attend = layer, layer.attention, layer.attention.attend
+        self.cap = layer.score_cap
         self.is_power = self.attention.bound.form == "power8"
         self.least, self.largest = torch.tensor(torch.inf), torch.tensor(-torch.inf)  # then a number for each head
         self.attention.attend = self
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, **settings: Any) -> Attended:
         if self.is_power:
-            positive = positive_scores(queries, keys, "power8", self.attention.bound, settings["temperature"])
+            positive = positive_scores(queries, keys, "power8", self.attention.bound, settings["temperature"], self.cap)
             first = min(1, positive.shape[-2] - 1)  # the first row is 1 whatever the score, and others' sums are not
             rows = positive[..., first:, :].sum(dim=-1).log()
         else:
-            rows = log_sums(queries, keys, settings["temperature"])
+            rows = log_sums(queries, keys, settings["temperature"], self.cap)
         sums = rows.transpose(0, 1).flatten(1)  # heads x rows
         self.least = torch.minimum(sums.amin(dim=1), self.least)
         self.largest = torch.maximum(sums.amax(dim=1), self.largest)
@@ -119,8 +120,7 @@ class _Observer:
         middle = (self.least + self.largest) / 2
         if self.is_power:
             sizes = torch.exp((sum(LOG_SUMS["power8"]) / 2 - middle) / 8)
-            self.attention.bound.weight.mul_(sizes)
-            self.layer.scale_queries(sizes)
+            self.attention.bound.weight.mul_(self.layer.scale_queries(sizes))
         else:
             self.attention.bound.weight.copy_(middle)
         return float((self.largest - self.least).max() / 2)

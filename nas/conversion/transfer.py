@@ -19,6 +19,7 @@ from costmodel.errors import UserError
 from costmodel.ops import Node
 from nas.model.mpc_friendly import query_scale
 from search_spaces.architecture import (
+    CAPS,
     FROZEN_NORMS,
     POLYNOMIAL_GATES,
     SCALES,
@@ -30,10 +31,12 @@ from search_spaces.architecture import (
 from search_spaces.deployed import LINEAR_FFNS
 from search_spaces.lower import lower
 
-HEADS = tuple(f".attention.{name}" for name in ("qkv", "q", "k", "v", "out"))  # linears with a slice for every head
+# What has a slice for every head; the first two only where a norm is over the width of all.
+HEADS = tuple(f".attention.{name}" for name in ("q_norm", "k_norm", "qkv", "q", "k", "v", "out"))
 SAME = (
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
-    "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES, "score_scale", "folded",
+    "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES, "score_scale", *CAPS,
+    "folded",
 )  # fmt: skip
 # Coefficients that a gate starts with, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 and an even function, of
 # SiLU about x^2 / 5 where most of its inputs are.
@@ -60,7 +63,9 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         for suffix, shape in node.op.weight_shapes.items():
             degree = _opened_degree(source, target, node)
             value = _value(node, suffix, weights) if degree is None else _opened(node, suffix, weights, degree)
-            if value is not None and node.name.endswith(HEADS):
+            if value is not None and node.name.endswith(
+                HEADS[0 if target.block_facts.query_key_norm == "width" else 2 :]
+            ):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
             if value is not None and node.name.endswith(f".{target.block_facts.queries}"):
                 value = _scaled_queries(source, target, node, value)

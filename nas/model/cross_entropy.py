@@ -33,27 +33,41 @@ class Distilled(NamedTuple):
     divergence: Tensor
 
 
-def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def capped(logits: Tensor, cap: float | None) -> Tensor:
+    """cap * tanh(x / cap), or the same numbers."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
     """Mean of -ln softmax(hidden @ weight.T)[target] over all rows, in nats; in fp32 but for fp64 inputs.
 
-    hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. Under autocast the products are in its dtype.
+    hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. cap: of the logits.
+    Under autocast the products are in its dtype.
     """
     if _in_one_piece(hidden, weight):  # where torch's own is as fast
-        return functional.cross_entropy(functional.linear(hidden, weight).float(), targets)
-    return _projected(hidden, weight, partial(_cross_entropy, targets))[0]
+        return functional.cross_entropy(capped(functional.linear(hidden, weight).float(), cap), targets)
+    return _projected(hidden, weight, partial(_cross_entropy, targets), cap)[0]
 
 
-def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
     """-ln softmax(hidden @ weight.T)[target] of each row, nats: what `projected_cross_entropy` is the mean of."""
     parts = [
-        functional.cross_entropy(functional.linear(hidden[rows], weight).float(), targets[rows], reduction="none")
+        functional.cross_entropy(
+            capped(functional.linear(hidden[rows], weight).float(), cap), targets[rows], reduction="none"
+        )
         for rows in _chunks(hidden, weight)
     ]
     return torch.cat(parts)
 
 
 def distilled(
-    hidden: Tensor, weight: Tensor, targets: Tensor, likely: Tensor, log_probabilities: Tensor, share: float
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    likely: Tensor,
+    log_probabilities: Tensor,
+    share: float,
+    cap: float | None = None,
 ) -> Distilled:
     """Cross-entropy, as `projected_cross_entropy`, and divergence from p, which has `share` in the loss.
 
@@ -63,8 +77,8 @@ def distilled(
     left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
     theirs = torch.cat((log_probabilities, left.log()), dim=1)
     if not _in_one_piece(hidden, weight):
-        return Distilled(*_projected(hidden, weight, partial(_divergence, targets, likely, theirs, share)))
-    logits = functional.linear(hidden, weight).float()
+        return Distilled(*_projected(hidden, weight, partial(_divergence, targets, likely, theirs, share), cap))
+    logits = capped(functional.linear(hidden, weight).float(), cap)
     total = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (total - logits.gather(1, targets[:, None])).mean()
     rest = logits.scatter(1, likely, -math.inf).logsumexp(dim=1, keepdim=True)
@@ -106,17 +120,17 @@ def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
     return len(hidden) * len(weight) <= CHUNK_SIZE[hidden.device.type]
 
 
-def _projected(hidden: Tensor, weight: Tensor, losses: RowLosses) -> tuple[Tensor, ...]:
+def _projected(hidden: Tensor, weight: Tensor, losses: RowLosses, cap: float | None) -> tuple[Tensor, ...]:
     """Means over rows; the first carries gradients."""
     kind = hidden.device.type
     lowered = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    means: Tensor = _Projected.apply(hidden.to(lowered), weight, losses)  # type: ignore[no-untyped-call]
+    means: Tensor = _Projected.apply(hidden.to(lowered), weight, losses, cap)  # type: ignore[no-untyped-call]
     return means[0], *means[1:].detach()
 
 
 class _Projected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, losses: RowLosses) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, losses: RowLosses, cap: float | None) -> Tensor:
         wanted = any(ctx.needs_input_grad[:2])
         matrix, num_rows = weight.to(hidden.dtype), len(hidden)
         hidden_grad = torch.empty_like(hidden)
@@ -125,9 +139,11 @@ class _Projected(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden, weight):
                 logits = (hidden[rows] @ matrix.T).to(torch.promote_types(hidden.dtype, torch.float32))
+                logits = capped(logits, cap)
+                slopes = None if cap is None or not wanted else 1 - (logits / cap).square()
                 total = total + losses(logits, rows).double()
                 if wanted:
-                    residual = logits.div_(num_rows).to(hidden.dtype)
+                    residual = (logits if slopes is None else logits.mul_(slopes)).div_(num_rows).to(hidden.dtype)
                     torch.mm(residual, matrix, out=hidden_grad[rows])
                     if weight_grad is not None and weight_grad.dtype == hidden.dtype:
                         weight_grad.addmm_(residual.T, hidden[rows])
@@ -139,11 +155,12 @@ class _Projected(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
         return (
             hidden_grad * grads[0].to(hidden_grad.dtype),
             weight_grad if weight_grad is None else weight_grad * grads[0],
+            None,
             None,
         )
 

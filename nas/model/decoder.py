@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm
+from nas.model.cross_entropy import capped
 from nas.model.mpc_friendly import PiecewiseGelu, query_scale
 from nas.model.norms import norm_of
 from nas.model.self_attention import SelfAttention, ShapedSelfAttention
@@ -66,12 +67,17 @@ class Decoder(nn.Module):
         Raises UserError if T is above the architecture's context.
         """
         stream, entropies = self.features(tokens, with_entropies=with_entropies)
-        return Prediction(self.logits(stream), entropies)
+        return Prediction(self.logits_of(stream), entropies)
+
+    def logits_of(self, features: Tensor) -> Tensor:
+        """The logits, batch x T x vocab, of what `features` returns."""
+        return capped(self.logits(features), self.architecture.logit_cap)
 
     def features(
         self, tokens: Tensor, *, with_entropies: bool, streams: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """The stream that logits are a projection of, batch x T x d_model, and the entropies; else as `forward`.
+        """The stream that logits are a projection of, before their cap, batch x T x d_model, and the entropies; else as
+        `forward`.
 
         streams: gets what each layer reads, and what the last one leaves.
         """
@@ -84,9 +90,12 @@ class Decoder(nn.Module):
             passed.append(stream)
         if streams is not None:
             streams += passed
-        stream = self.final_norm(stream)
-        stream = stream if self.architecture.logit_scale == 1 else stream * self.architecture.logit_scale
-        return stream, tuple(entropies) if with_entropies else None
+        return self.read_out(stream), tuple(entropies) if with_entropies else None
+
+    def read_out(self, stream: Tensor) -> Tensor:
+        """What the logits are a projection of, from the stream that the last layer leaves."""
+        normed: Tensor = self.final_norm(stream)
+        return normed if self.architecture.logit_scale == 1 else normed * self.architecture.logit_scale
 
     def streams(self, tokens: Tensor) -> list[Tensor]:
         """What every layer reads of a batch, and what the last one leaves, each batch x T x d_model."""
@@ -131,7 +140,7 @@ class Block(nn.Module):
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         layer, self.block = architecture.layers[index], architecture.block_facts
-        self.scale = architecture.residual_scale
+        self.scale, self.score_cap = architecture.residual_scale, architecture.score_cap
         affine = not architecture.folded or self.block.passes_values(index)  # else linears take gain and bias up
         self.norm1 = norm_of(layer.norm1, architecture, affine=affine)
         attention = ShapedSelfAttention if self.block.is_shaped else SelfAttention
@@ -152,12 +161,20 @@ class Block(nn.Module):
         return joined, entropy
 
     @torch.no_grad()
-    def scale_queries(self, factors: Tensor) -> None:
-        """Multiplies the queries of each head by its factor, of which there are as many as heads."""
+    def scale_queries(self, factors: Tensor) -> Tensor:
+        """Multiplies the queries of each head by its factor, of which there are as many as heads.
+
+        Returns the factors; where heads share the gain of a norm, that is their geometric mean for all.
+        """
         assert self.attention is not None
+        if self.block.query_key_norm == "head":
+            factors = factors.log().mean().exp().expand_as(factors)
+            self.get_submodule(self.block.queries).get_parameter("weight").mul_(factors[0])
+            return factors
         for value in self.get_submodule(self.block.queries).parameters():
             rows = value[: len(factors) * self.attention.head_dim]
             rows.mul_(factors.repeat_interleave(self.attention.head_dim).view(-1, *[1] * (value.dim() - 1)))
+        return factors
 
 
 class FeedForward(nn.Module):
@@ -177,6 +194,7 @@ class FeedForward(nn.Module):
             self.activation = ACTIVATIONS[layer.ffn](architecture)
             self.down = linear("down", d_ff, d_model)
         self.scale = architecture.residual_scale
+        self.norm = nn.RMSNorm(d_model, architecture.norm_epsilon) if architecture.block_facts.norms_after else None
         self.residual = _ScaledAdd(architecture.block_facts.branch_gain) if layer.stabiliser == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
@@ -186,6 +204,7 @@ class FeedForward(nn.Module):
         else:
             up = self.up(source)  # batch x T x d_ff
             branch = self.down(self.activation(up) if self.gate is None else self.activation(self.gate(source)) * up)
+        branch = branch if self.norm is None else self.norm(branch)
         branch = branch if self.scale == 1 else branch * self.scale
         joined: Tensor = stream + branch if self.residual is None else self.residual(stream, branch)
         return joined
@@ -239,6 +258,7 @@ ACTIVATIONS: dict[Ffn, Callable[[Architecture], nn.Module]] = {
     "square": lambda _: _Square(),
     "identity": lambda _: nn.Identity(),
     "swiglu": lambda _: nn.SiLU(),  # of gated ones, what the gate goes through
+    "geglu": lambda architecture: GELUS[architecture.gelu](),
     "reglu": lambda _: nn.ReLU(),
     "quadglu": lambda _: _Square(shift=-1.0),
     "bilinear": lambda _: nn.Identity(),

@@ -11,7 +11,7 @@ from torch.nn import functional
 from costmodel.execution.op_functions import QUAD_SHIFT, RELU_SUM_OFFSET
 from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
 from costmodel.ops import SoftmaxForm
-from nas.attention.causal import Attended, causal_attention, row_bounds, scale_by_temperature
+from nas.attention.causal import Attended, attention_reference, causal_attention, row_bounds, scale_by_temperature
 from search_spaces.architecture import has_bound
 
 Attention = Callable[..., Attended]  # as `causal_attention`
@@ -55,9 +55,11 @@ def bound_of(num_heads: int, form: SoftmaxForm) -> ScoreBound | None:
     return ScoreBound(num_heads, form) if has_bound(form) else None
 
 
-def attention_of(form: SoftmaxForm, bound: ScoreBound | None) -> Attention:
-    """Causal attention under a form of softmax, with the entropy of its rows."""
-    return partial(normalised_attention, form=form, bound=bound) if form in FORMS else causal_attention
+def attention_of(form: SoftmaxForm, bound: ScoreBound | None, cap: float | None = None) -> Attention:
+    """Causal attention under a form of softmax, with the entropy of its rows. cap: of the scores."""
+    if form in FORMS:
+        return partial(normalised_attention, form=form, bound=bound, cap=cap)
+    return causal_attention if cap is None else partial(attention_reference, cap=cap)
 
 
 def normalised_attention(
@@ -67,6 +69,7 @@ def normalised_attention(
     *,
     form: SoftmaxForm,
     bound: ScoreBound | None = None,
+    cap: float | None = None,
     temperature: Tensor | None = None,
     with_entropy: bool = True,
 ) -> Attended:
@@ -76,7 +79,7 @@ def normalised_attention(
     scaled to a sum of 1, which an offset leaves just below; a row of zeros attends to nothing and has entropy 0.
     """
     length, dtype = queries.shape[-2], torch.promote_types(values.dtype, torch.float32)
-    positive = positive_scores(queries.to(dtype), keys.to(dtype), form, bound, temperature)
+    positive = positive_scores(queries.to(dtype), keys.to(dtype), form, bound, temperature, cap)
     sums = positive.sum(dim=-1, keepdim=True)
     output = positive / (sums + FORMS[form][1]) @ values.to(dtype)
     if not with_entropy:
@@ -88,11 +91,17 @@ def normalised_attention(
 
 
 def positive_scores(
-    queries: Tensor, keys: Tensor, form: SoftmaxForm, bound: ScoreBound | None, temperature: Tensor | None
+    queries: Tensor,
+    keys: Tensor,
+    form: SoftmaxForm,
+    bound: ScoreBound | None,
+    temperature: Tensor | None,
+    cap: float | None = None,
 ) -> Tensor:
     """A number of at least 0 for every score, 0 where it is masked: batch x heads x T x T."""
     length, head_dim = queries.shape[-2:]
     scores = scale_by_temperature(queries, temperature) @ keys.transpose(-2, -1) / math.sqrt(head_dim)
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
     seen = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
     scores = scores if bound is None else scores - bound.weight[:, None, None]
     positive = FORMS[form][0](scores).masked_fill(~seen, 0.0)

@@ -35,12 +35,11 @@ class SelfAttention(nn.Module):
         d_model, layer = architecture.d_model, architecture.layers[index]
         self.num_heads, self.head_dim = num_heads(architecture, layer), architecture.head_dim
         self.num_key_heads = num_kv_heads(architecture, layer)
-        own = 1.0 if architecture.folded else architecture.score_scale
-        # `causal_attention` divides by the root of head_dim
-        self.query_factor = 1.0 if own is None else own * math.sqrt(self.head_dim)
+        scale = 1.0 if architecture.folded else architecture.score_scale
+        self.query_factor = 1.0 if scale is None else scale * math.sqrt(self.head_dim)  # `attend` divides by that root
         form = softmax_form(architecture, layer)
         self.bound = bound_of(self.num_heads, form)
-        self.attend = attention_of(form, self.bound)
+        self.attend = attention_of(form, self.bound, architecture.score_cap)
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = [width, key_width, key_width]
         if architecture.block_facts.packs_qkv:
@@ -57,12 +56,14 @@ class SelfAttention(nn.Module):
         self.rotary = _Rotary(architecture, positions) if positions.rotates else nn.Identity()
         self.temperature = _temperature(architecture, layer, temperature_init)
         self.out = nn.Linear(width, d_model, bias=architecture.bias)
+        self.norm = nn.RMSNorm(d_model, architecture.norm_epsilon) if architecture.block_facts.norms_after else None
 
     def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
         queries, keys, values = self.heads(source)
         temperature = None if self.temperature is None else self.temperature(source.shape[1])
         mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
-        return self.out(mixed.transpose(1, 2).flatten(2)), entropy
+        made = self.out(mixed.transpose(1, 2).flatten(2))
+        return made if self.norm is None else self.norm(made), entropy
 
     def heads(self, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values as attention takes them, each batch x heads x T x head_dim."""
@@ -94,7 +95,7 @@ class ShapedSelfAttention(nn.Module):
         self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
         form = softmax_form(architecture, architecture.layers[index])
         self.bound = bound_of(self.num_heads, form)
-        self.attend = attention_of(form, self.bound)
+        self.attend = attention_of(form, self.bound, architecture.score_cap)
         self.qk = nn.Linear(d_model, 2 * d_model, bias=architecture.bias)
         self.v = nn.Linear(d_model, d_model, bias=architecture.bias) if index == 0 else nn.Identity()
         self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)

@@ -83,7 +83,8 @@ def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = 
     for inputs, targets in validation_batches(corpus, scale, tokens):
         stream, rows = model.features(inputs.to(device), with_entropies=True)
         assert rows is not None
-        nats = token_cross_entropies(stream.flatten(0, 1), model.logits.weight, targets.to(device).flatten())
+        hidden, cap = stream.flatten(0, 1), model.architecture.logit_cap
+        nats = token_cross_entropies(hidden, model.logits.weight, targets.to(device).flatten(), cap)
         losses.append(nats.double().cpu().numpy())
         sums = tuple(total + layer.double().mean(dim=-1).sum(dim=0) for total, layer in zip(sums, rows, strict=True))
     documents = targets_of.by_document(np.concatenate(losses))

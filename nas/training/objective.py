@@ -83,15 +83,15 @@ class Objective(nn.Module):
         streams: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
             stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None, streams=streams)
-            hidden, weight = stream.flatten(0, 1), self.model.logits.weight
+            hidden, weight, cap = stream.flatten(0, 1), self.model.logits.weight, self.model.architecture.logit_cap
             if self.distillation:
                 assert predictions is not None
                 likely, log_probabilities = (part.flatten(0, 1) for part in predictions)
                 loss, *parts = distilled(
-                    hidden, weight, targets.flatten(), likely, log_probabilities, self.distillation
+                    hidden, weight, targets.flatten(), likely, log_probabilities, self.distillation, cap
                 )
             else:
-                loss = projected_cross_entropy(hidden, weight, targets.flatten())
+                loss = projected_cross_entropy(hidden, weight, targets.flatten(), cap)
                 parts = [loss, loss.new_zeros(())]
         if self.streams and stream_error is not None:
             loss = loss + self.streams * stream_error(streams)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from search_spaces.architecture import Ffn, Layer
+from search_spaces.architecture import Ffn, Layer, Norm
 from search_spaces.bases import GPT2_LAYER, LLAMA_LAYER
 from search_spaces.block import BlockName
 
@@ -19,7 +19,13 @@ ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
     "gelu": ("gelu", "exact"),
     "relu": ("relu", "tanh"),
 }
-GATE_ACTIVATIONS: dict[str, tuple[Ffn, str]] = {"silu": ("swiglu", "tanh"), "relu": ("reglu", "tanh")}
+GATE_ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
+    "silu": ("swiglu", "tanh"),
+    "relu": ("reglu", "tanh"),
+    "gelu_pytorch_tanh": ("geglu", "tanh"),
+    "gelu_new": ("geglu", "tanh"),
+    "gelu": ("geglu", "exact"),
+}
 
 
 class Number(NamedTuple):
@@ -45,6 +51,9 @@ class Family:
     transposed: whether weights of a layer's linears are in_features x out_features.
     interleaved: whether the packed rows are heads x (query, key, value), not (query, key, value) x heads.
     first_position: row of their table that position 0 is in.
+    gain_offset: what their gains of norms are less than ours.
+    scales_embedding: whether rows of the table are multiplied by the root of the width.
+    final_norm: behind the last layer; None for the one of its layers.
     """
 
     model_type: str
@@ -63,6 +72,9 @@ class Family:
     transposed: bool = False
     interleaved: bool = False
     first_position: int = 0
+    gain_offset: float = 0.0
+    scales_embedding: bool = False
+    final_norm: Norm | None = None
 
 
 SIZES: dict[str, str | Number] = {
@@ -105,6 +117,35 @@ LLAMA = Family(
     bias=False,
     fixed={"attention_bias": False, "mlp_bias": False},
     names=OUTSIDE | _in_layers(NORMS | PROJECTIONS | GATED),
+)
+AROUND = {  # a sub-layer, norms before and after it
+    "input_layernorm": "norm1",
+    "post_attention_layernorm": "attention.norm",
+    "pre_feedforward_layernorm": "norm2",
+    "post_feedforward_layernorm": "ffn.norm",
+}
+HEAD_NORMS = {f"self_attn.{part}_norm": f"attention.{part}_norm" for part in "qk"}
+GEMMA = replace(
+    LLAMA,
+    model_type="gemma",
+    config="GemmaConfig",
+    fixed={"attention_bias": False},
+    gain_offset=1.0,
+    scales_embedding=True,
+)
+GEMMA2 = replace(
+    GEMMA,
+    model_type="gemma2",
+    block="gemma2",
+    config="Gemma2Config",
+    sizes={
+        **LLAMA.sizes,
+        "query_pre_attn_scalar": Number("score_scale", lambda scalar: scalar**-0.5, lambda scale: round(scale**-2)),
+        "attn_logit_softcapping": "score_cap",
+        "final_logit_softcapping": "logit_cap",
+    },
+    activation="hidden_activation",
+    names=OUTSIDE | _in_layers(AROUND | PROJECTIONS | GATED),
 )
 PYTHIA = Family(
     model_type="gpt_neox",
@@ -214,7 +255,31 @@ FAMILIES: tuple[Family, ...] = (
         block="qwen3",
         config="Qwen3Config",
         fixed={"attention_bias": False},
-        names={**LLAMA.names, **_in_layers({f"self_attn.{part}_norm": f"attention.{part}_norm" for part in "qk"})},
+        names={**LLAMA.names, **_in_layers(HEAD_NORMS)},
+    ),
+    GEMMA,
+    GEMMA2,
+    replace(
+        GEMMA2,
+        model_type="gemma3_text",
+        block="gemma3",
+        config="Gemma3TextConfig",
+        fixed={"attention_bias": False, "use_bidirectional_attention": False},
+        names={**GEMMA2.names, **_in_layers(HEAD_NORMS)},
+    ),
+    replace(
+        LLAMA,
+        model_type="olmo2",
+        block="olmo2",
+        config="Olmo2Config",
+        sizes={**GROUPED, "rms_norm_eps": "norm_epsilon"},
+        layer=replace(LLAMA_LAYER, norm1="none", norm2="none"),
+        fixed={"attention_bias": False},
+        final_norm="rmsnorm",
+        names=OUTSIDE
+        | _in_layers(
+            {name: ours for name, ours in AROUND.items() if name.startswith("post")} | HEAD_NORMS | PROJECTIONS | GATED
+        ),
     ),
     replace(LLAMA, model_type="qwen2", block="qwen2", config="Qwen2Config", fixed={}),
     replace(

@@ -44,6 +44,7 @@ def architecture_of(config: Any, path: str) -> Architecture:
         bias=family.bias,
         tied_embeddings=config.tie_word_embeddings,
         gelu="exact" if form == "exact" else "tanh",
+        final_norm=family.final_norm or family.layer.norm1,
         **fields,
     )
 
@@ -88,6 +89,8 @@ def _fields(family: Family, settings: Mapping[str, Any], path: str) -> dict[str,
         if fields.get(field, value) != value:
             raise UserError(f"`{name}` of {path!r} must be {fields[field]}, but is {value}; it cannot be imported.")
         fields[field] = value
+    if family.scales_embedding:
+        fields["embedding_scale"] = fields["d_model"] ** 0.5
     fields["d_ff"] = fields["d_ff"] or 4 * fields["d_model"]  # GPT-2's is None where it is that
     return fields
 
@@ -207,7 +210,7 @@ def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, di
             settings = {name: value for name, value in settings.items() if name in known}
             try:
                 again = architecture_of(config(**settings), family.model_type)
-            except UserError:
+            except Exception:  # settings that theirs cannot have
                 continue
             if canonical(again) == canonical(_unsaid(architecture)):
                 return family, settings
@@ -218,7 +221,7 @@ def _settings(family: Family, architecture: Architecture) -> dict[str, Any] | No
     """What a family would call an architecture; None if it has no name for its activation."""
     layer = architecture.layers[0]
     form = gelu_form(architecture, layer)
-    kind = (layer.ffn, "tanh") if form is None else ("gelu", form)
+    kind = (layer.ffn if layer.ffn == "geglu" or form is None else "gelu", form or "tanh")
     activation = next((name for name, theirs in family.activations.items() if theirs == kind), None)
     if activation is None:
         return None

@@ -38,6 +38,7 @@ FFN_WORDS: dict[Ffn, str] = {
     "identity": "linear FFN",
     "fused": "fused linear FFN",
     "swiglu": "SwiGLU FFN",
+    "geglu": "GeGLU FFN",
     "reglu": "ReGLU FFN",
     "quadglu": "QuadGLU FFN",
     "bilinear": "bilinear FFN",

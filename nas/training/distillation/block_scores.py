@@ -120,7 +120,7 @@ def _predicted(model: Decoder, stream: Tensor, folder: Path) -> Tensor:
 
 def _log_probabilities(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
     """Log-probabilities of the stream that the last layer leaves, a part at a time: rows, and rows x vocab."""
-    features, num_rows = model.final_norm(stream).flatten(0, 1), LOGITS_AT_A_TIME // model.architecture.vocab_size
+    features, num_rows = model.read_out(stream).flatten(0, 1), LOGITS_AT_A_TIME // model.architecture.vocab_size
     for start in range(0, len(features), num_rows):
         rows = slice(start, start + num_rows)
-        yield rows, model.logits(features[rows]).log_softmax(dim=-1)
+        yield rows, model.logits_of(features[rows]).log_softmax(dim=-1)

@@ -20,11 +20,17 @@ from costmodel.protocols.primitives import EngineSetting  # noqa: E402
 from costmodel.tracing.trace import trace  # noqa: E402
 from nas.conversion.fold import fold  # noqa: E402
 from nas.conversion.huggingface import load_pretrained, to_transformers  # noqa: E402
+from nas.conversion.linear_fit import fitted_linears  # noqa: E402
 from nas.conversion.pretrained import Pretrained  # noqa: E402
+from nas.conversion.score_bounds import set_bounds  # noqa: E402
+from nas.conversion.transfer import transferred  # noqa: E402
 from nas.model.decoder import Decoder  # noqa: E402
-from nas.model.weights import load_deployed  # noqa: E402
+from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
+from nas.recipe.distillation import fitted_parts  # noqa: E402
 from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
+from search_spaces.deployed import deployed  # noqa: E402
 from search_spaces.lower import lower  # noqa: E402
+from search_spaces.notation import NORM_LETTERS, parse  # noqa: E402
 from tests.costmodel.kv_cache import kv_cache  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -56,6 +62,10 @@ GRANITE = {
     "attention_multiplier": 0.3,
     "logits_scaling": 6.0,
 }
+GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 16}
+NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
+TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+BY_TYPE = {"sliding_attention": {**PARTLY, "rope_theta": 100.0}, "full_attention": {**LINEAR, "rope_theta": 1e6}}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8, **TIED}),
     "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
@@ -68,6 +78,12 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {"head_dim": 8}),
     "granite": ("Granite", GRANITE),
     "granite-tied": ("Granite", {**GRANITE, **TIED, "logits_scaling": 1.0, "residual_multiplier": 1.0}),
+    "gemma": ("Gemma", {"head_dim": 8, **TIED}),
+    "gemma2": ("Gemma2", {**GEMMA, **TIED}),
+    "gemma2-no-caps": ("Gemma2", {**GEMMA, **NO_CAPS, "hidden_activation": "gelu", "query_pre_attn_scalar": 8}),
+    "gemma3": ("Gemma3Text", {**GEMMA, **TIED, "num_hidden_layers": 4, "_sliding_window_pattern": 3}),
+    "gemma3-scaled": ("Gemma3Text", {**GEMMA, "layer_types": TYPES, "rope_parameters": BY_TYPE}),
+    "olmo2": ("Olmo2", {}),
     "starcoder2": ("Starcoder2", {"sliding_window": 16}),
     "stablelm": ("StableLm", {"hidden_size": 32}),
     "stablelm2": ("StableLm", {"hidden_size": 32, "use_qkv_bias": True}),
@@ -122,7 +138,7 @@ def test_a_family_has_their_logits_is_its_op_graph_and_is_written_as_itself(name
     again = to_transformers(architecture, source.weights)
     assert type(again) is type(theirs) or name == "mistral-no-window"  # which is a Llama
     for key in ("rope_parameters", "sliding_window", "layer_types", "no_rope_layers", "max_position_embeddings"):
-        assert getattr(again.config, key, None) == getattr(theirs.config, key, None)
+        assert said(again.config, key) == said(theirs.config, key)
     for key, value in theirs.state_dict().items():
         value[: 2 * key.endswith("embed_positions.weight")] = 0  # rows of no position
         torch.testing.assert_close(again.state_dict()[key], value, rtol=1e-6, atol=1e-6)
@@ -160,7 +176,9 @@ def test_what_no_block_has_is_named_in_one_line(kind: str, settings: dict[str, A
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["llama3", "phi3-partly", "smollm3", "stablelm2", "opt", "qwen3", "granite"])
+@pytest.mark.parametrize(
+    "name", ["llama3", "phi3-partly", "smollm3", "stablelm2", "opt", "qwen3", "granite", "gemma2", "gemma3", "olmo2"]
+)
 def test_our_own_class_runs_what_a_family_lacks(name: str, tmp_path: Path) -> None:
     """A layer without attention has none of them, and goes with its positions when it has nothing left."""
     their_model(name).save_pretrained(tmp_path)
@@ -178,12 +196,38 @@ def test_our_own_class_runs_what_a_family_lacks(name: str, tmp_path: Path) -> No
         assert type(exported).__name__ == "DecoderForCausalLM"
         assert_close(exported(tokens).logits, expected)
     folded = fold(architecture, weights)
-    assert folded.architecture.num_layers == 2
+    assert folded.architecture.num_layers == architecture.num_layers - 1
     run = interpreter.execute(lower(folded.architecture, 12), numbers(folded.weights), tokens[0].numpy())
     assert_close(run, expected[0])
 
 
-@pytest.mark.parametrize("name", ["llama3", "qwen3", "granite", "starcoder2", "stablelm2", "gpt_neox", "opt"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "olmo2", "smollm3", "granite", "stablelm"])
+def test_candidates_start_from_a_family_and_fold(name: str, tmp_path: Path) -> None:
+    """Queries by eighth powers, half of the heads, squared gates and a linear in an FFN's place, fitted and folded."""
+    their_model(name, num_hidden_layers=3).save_pretrained(tmp_path)
+    source = load_pretrained(str(tmp_path))
+    norm = NORM_LETTERS[source.architecture.layers[0].norm1]
+    ending = NORM_LETTERS[source.architecture.final_norm]
+    target = parse(f"1x{norm}P{norm}Qo-1x{norm}H{norm}Fo-1xoo{norm}Qs-{ending}", source.architecture).architecture
+    tokens = torch.randint(40, (2, 12), generator=torch.Generator().manual_seed(1))
+    parent, model = ours(source), Decoder(target)
+    load_deployed(model, transferred(source.architecture, source.weights, target))
+    load_deployed(model, fitted_linears(parent, model, fitted_parts(target, source.architecture), tokens))
+    set_bounds(model, tokens)
+    with torch.no_grad():
+        expected = model(tokens).logits[0]
+    assert expected.isfinite().all()
+    weights = deployed_weights(model)
+    assert_close(interpreter.execute(lower(target, 12), numbers(weights), tokens[0].numpy()), expected)
+    folded = fold(target, weights)
+    assert folded.architecture == deployed(target)
+    run = interpreter.execute(lower(folded.architecture, 12), numbers(folded.weights), tokens[0].numpy())
+    assert_close(run, expected)
+
+
+@pytest.mark.parametrize(
+    "name", ["llama3", "qwen3", "granite", "starcoder2", "stablelm2", "gpt_neox", "opt", "gemma2", "gemma3", "olmo2"]
+)
 def test_a_family_costs_what_its_trace_does(name: str) -> None:
     """Op by op, in bytes and messages."""
     theirs = their_model(name)
@@ -193,6 +237,13 @@ def test_a_family_costs_what_its_trace_does(name: str) -> None:
         return Counter((node.layer, type(node.op), semi2k.comm(node.op, EngineSetting())) for node in graph)
 
     assert costs(ours) == costs(traced)
+
+
+def said(config: Any, key: str) -> Any:
+    """A setting; of angles by type of layers, what is said of the types."""
+    value = getattr(config, key, None)
+    by_type = {name: part for name, part in value.items() if isinstance(part, dict)} if isinstance(value, dict) else {}
+    return by_type or value
 
 
 def numbers(weights: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nas.model import cross_entropy
-from nas.model.cross_entropy import distilled, projected_cross_entropy
+from nas.model.cross_entropy import capped, distilled, projected_cross_entropy
 
 ROWS, WIDTH, VOCAB = 10, 6, 7
 
@@ -25,12 +25,13 @@ def drawn(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.usefixtures("chunked")
+@pytest.mark.parametrize("cap", [None, 2.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_chunks_give_the_loss_and_gradients_of_all_logits(dtype: torch.dtype) -> None:
+def test_chunks_give_the_loss_and_gradients_of_all_logits(dtype: torch.dtype, cap: float | None) -> None:
     results = []
-    for way in (lambda h, w, t: functional.cross_entropy(h @ w.T, t), projected_cross_entropy):
+    for way in (lambda h, w, t, c: functional.cross_entropy(capped(h @ w.T, c), t), projected_cross_entropy):
         hidden, weight, targets = drawn(dtype)
-        loss = way(hidden, weight, targets)
+        loss = way(hidden, weight, targets, cap)
         (3 * loss).backward()
         results.append((loss, hidden.grad, weight.grad))
     for expected, got in zip(*results, strict=True):
