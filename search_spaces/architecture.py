@@ -7,10 +7,10 @@ optimizer) belong to a recipe, not here; two models with equal `arch_id` cost th
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
@@ -18,14 +18,19 @@ from costmodel.errors import UserError
 from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, GeluForm, SoftmaxForm
 from costmodel.rotary import RotaryScaling
 from search_spaces.block import BLOCKS, Block, BlockName
-
-Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none"]
-Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "power8", "relu", "bounded", "none"]
-Ffn = Literal[
-    "gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused",
-    "swiglu", "geglu", "reglu", "quadglu", "bilinear", "none",
-]  # fmt: skip
-Stabiliser = Literal["none", "scaled"]
+from search_spaces.forms import (
+    ATTENTIONS,
+    CENTRED_NORMS,
+    FFNS,
+    FROZEN_NORMS,
+    LIVE_NORMS,
+    NORMS,
+    POLYNOMIAL_GATES,
+    Attention,
+    Ffn,
+    Norm,
+    Stabiliser,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,16 +215,6 @@ class Architecture:
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
 
-NORM_RANK: dict[Norm, int] = {"none": 0, "frozen-rmsnorm": 1, "frozen-layernorm": 2, "rmsnorm": 3, "layernorm": 4}
-FROZEN_NORMS: tuple[Norm, ...] = ("frozen-rmsnorm", "frozen-layernorm")
-LIVE_NORMS: tuple[Norm, ...] = ("rmsnorm", "layernorm")  # norms that depend on the data when the model is deployed
-
-# FFNs with a polynomial of a linear, which has a bias, in an activation's place -> its degree
-POLYNOMIAL_GATES: Mapping[str, int] = {"bilinear": 1, "quadglu": 2}
-POLYNOMIALS: Mapping[str, int] = {**POLYNOMIAL_GATES, "square": 2}
-CENTRED_NORMS: tuple[Norm, ...] = ("layernorm", "frozen-layernorm")  # take the mean away, and have a bias
-
-
 def reader_norms(layer: Layer) -> list[Norm]:
     """The norms, or `none`, before what reads the residual stream in a layer."""
     return [layer.norm1] * (layer.attention != "none") + [layer.norm2] * (layer.ffn != "none")
@@ -232,13 +227,13 @@ def default_final_norm(layers: Iterable[Layer]) -> Norm:
     final norm be folded (see `search_spaces.deployed`).
     """
     norms = [norm for layer in layers for norm in reader_norms(layer)]
-    highest = max((NORM_RANK[norm] for norm in norms), default=0)
+    highest = max((NORMS[norm].rank for norm in norms), default=0)
     return implied_final_norm(highest, centred=all(norm in CENTRED_NORMS for norm in norms))
 
 
 def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
     """The final norm of layers whose norms have this rank at most. centred: whether all of them take the mean away."""
-    norm = {rank: norm for norm, rank in NORM_RANK.items()}[highest_rank]
+    norm = {form.rank: norm for norm, form in NORMS.items()}[highest_rank]
     return "frozen-rmsnorm" if norm == "frozen-layernorm" and not centred else norm
 
 
@@ -303,7 +298,7 @@ def rotary_dim(architecture: Architecture) -> int:
 
 def softmax_form(architecture: Architecture, layer: Layer) -> SoftmaxForm:
     """The form of a layer's softmax: its own, or the architecture's."""
-    return layer.attention if layer.attention in ("2quad", "power8", "relu", "bounded") else architecture.softmax
+    return ATTENTIONS[layer.attention].softmax or architecture.softmax
 
 
 def has_bound(form: SoftmaxForm) -> bool:
@@ -313,13 +308,8 @@ def has_bound(form: SoftmaxForm) -> bool:
 
 def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
     """The form of a layer's GELU, its own or the architecture's; None if it has none."""
-    forms: dict[Ffn, GeluForm] = {
-        "gelu": architecture.gelu,
-        "geglu": architecture.gelu,
-        "gelu-exact": "exact",
-        "gelu-piecewise": "piecewise",
-    }
-    return forms.get(layer.ffn)
+    form = FFNS[layer.ffn].gelu
+    return architecture.gelu if form == "own" else form
 
 
 # fields from after there were ids
@@ -335,7 +325,7 @@ def canonical(architecture: Architecture) -> dict[str, Any]:
     What is left out keeps the `arch_id` of every architecture from before there were these fields.
     """
     data = asdict(architecture)
-    if all(layer.ffn not in ("gelu", "geglu") for layer in architecture.layers):
+    if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
         del data["gelu"]
     for field in fields(architecture):
         if field.name in SINCE and data[field.name] == field.default:

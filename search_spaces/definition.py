@@ -7,8 +7,9 @@ from pathlib import Path
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from search_spaces.architecture import Attention, Ffn, Layer, Norm, Stabiliser
+from search_spaces.architecture import Layer
 from search_spaces.bases import OWN, Dimensions
+from search_spaces.forms import Attention, Ffn, Norm, Stabiliser
 from search_spaces.graph import ConstraintName
 
 SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "smollm2-135m", "ladder", "tiny")

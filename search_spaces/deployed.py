@@ -23,11 +23,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from search_spaces.architecture import (
-    CENTRED_NORMS,
-    LIVE_NORMS,
     SCALES,
     Architecture,
-    Ffn,
     Layer,
     arch_id,
     gelu_form,
@@ -37,9 +34,9 @@ from search_spaces.architecture import (
     with_layers,
 )
 from search_spaces.block import Block
+from search_spaces.forms import CENTRED_NORMS, LINEAR_FFNS, LIVE_NORMS, Ffn
 
 UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  # what linears take up
-LINEAR_FFNS = ("identity", "fused")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,6 @@ As the papers run it, the prompt of `seq_len` tokens goes through embedding, eve
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from costmodel import ops
@@ -15,9 +14,7 @@ from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
 from search_spaces.architecture import (
     Architecture,
-    Ffn,
     Layer,
-    Norm,
     gelu_form,
     has_bias,
     has_bound,
@@ -28,6 +25,7 @@ from search_spaces.architecture import (
     softmax_form,
 )
 from search_spaces.block import QUERIES_KEYS_VALUES, Block
+from search_spaces.forms import FFNS, Norm
 
 WHOLE_PROMPT = Deployment()
 
@@ -38,21 +36,6 @@ NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
     "rmsnorm": lambda size, epsilon, affine: ops.RmsNorm(**size, affine=affine, epsilon=epsilon),
     "frozen-layernorm": lambda size, epsilon, affine: ops.FrozenNorm(**size, centred=True),
     "frozen-rmsnorm": lambda size, epsilon, affine: ops.FrozenNorm(**size, centred=False),
-}
-# gated FFN -> what its gate goes through before the product
-GATE_OPS: dict[Ffn, Callable[..., Op] | None] = {
-    "swiglu": ops.Silu,
-    "geglu": ops.Gelu,
-    "reglu": ops.Relu,
-    "quadglu": partial(ops.Square, shift=-1.0),
-    "bilinear": None,
-}
-ACTIVATION_OPS: dict[Ffn, Callable[..., Op] | None] = {
-    "relu": ops.Relu,
-    "leaky-relu": ops.LeakyRelu,
-    "square": ops.Square,
-    "identity": None,
-    **GATE_OPS,
 }
 
 
@@ -231,13 +214,20 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
     d_model, d_ff = builder.architecture.d_model, builder.architecture.d_ff
     if layer.ffn == "fused":
         return builder.linear("ffn.fused", source, d_model, d_model)
-    is_gated, size = layer.ffn in GATE_OPS, dict[str, Any](rows=builder.rows, features=d_ff)
+    is_gated, size = FFNS[layer.ffn].is_gated, dict[str, Any](rows=builder.rows, features=d_ff)
     hidden = builder.linear("ffn.gate" if is_gated else "ffn.up", source, d_model, d_ff)
-    if (form := gelu_form(builder.architecture, layer)) is not None:
-        hidden = builder.add("ffn.activation", ops.Gelu(**size, form=form), hidden)
-    elif (activation := ACTIVATION_OPS[layer.ffn]) is not None:
-        hidden = builder.add("ffn.activation", activation(**size), hidden)
+    if (activation := activation_op(builder.architecture, layer, builder.rows)) is not None:
+        hidden = builder.add("ffn.activation", activation, hidden)
     if is_gated:
         up = builder.linear("ffn.up", source, d_model, d_ff)
         hidden = builder.add("ffn.product", ops.Multiply(**size), hidden, up)
     return builder.linear("ffn.down", hidden, d_ff, d_model)
+
+
+def activation_op(architecture: Architecture, layer: Layer, rows: int) -> Op | None:
+    """The op of the activation of a layer's FFN, or of its gate, for so many tokens; None for a linear one."""
+    form, size = FFNS[layer.ffn], {"rows": rows, "features": architecture.d_ff}
+    if form.activation is None:
+        return None
+    gelu = gelu_form(architecture, layer)
+    return form.activation(**size) if gelu is None else form.activation(**size, form=gelu)

@@ -29,44 +29,15 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from costmodel.errors import UserError
-from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser, default_final_norm
+from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.block import BLOCKS, WRAPPERS
 from search_spaces.deployed import UNSCALED, deploys_biases
+from search_spaces.forms import ATTENTIONS, FFNS, NORMS, STABILISERS, Attention, Ffn, Norm, Stabiliser
 
-NORM_LETTERS: dict[Norm, str] = {
-    "layernorm": "L",
-    "rmsnorm": "M",
-    "frozen-layernorm": "l",
-    "frozen-rmsnorm": "m",
-    "none": "o",
-}
-ATTENTION_LETTERS: dict[Attention, str] = {
-    "softmax": "S",
-    "softmax-temperature": "T",
-    "softmax-half": "H",
-    "2quad": "Q",
-    "power8": "P",
-    "relu": "U",
-    "bounded": "B",
-    "none": "o",
-}
-FFN_LETTERS: dict[Ffn, str] = {
-    "gelu": "G",
-    "gelu-exact": "E",
-    "gelu-piecewise": "P",
-    "relu": "R",
-    "leaky-relu": "K",
-    "square": "X",
-    "identity": "I",
-    "fused": "F",
-    "swiglu": "W",
-    "geglu": "A",
-    "reglu": "V",
-    "quadglu": "Q",
-    "bilinear": "B",
-    "none": "o",
-}
-STABILISER_LETTERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}
+NORM_LETTERS = {norm: form.letter for norm, form in NORMS.items()}
+ATTENTION_LETTERS = {attention: form.letter for attention, form in ATTENTIONS.items()}
+FFN_LETTERS = {ffn: form.letter for ffn, form in FFNS.items()}
+STABILISER_LETTERS = STABILISERS
 LETTERS: dict[str, Mapping[Any, str]] = {  # of a layer, in order
     "norm1": NORM_LETTERS,
     "attention": ATTENTION_LETTERS,
@@ -77,30 +48,14 @@ LETTERS: dict[str, Mapping[Any, str]] = {  # of a layer, in order
 
 FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "": ("identity", "none"),  # first, since it names a model without any FFN: SM_i12
-    "+G": ("gelu", "none"),
-    "+R": ("relu", "none"),
-    "+LR": ("leaky-relu", "none"),
-    "+SQ": ("square", "none"),
+    **{f"+{form.name}": (ffn, "none") for ffn, form in FFNS.items() if form.name},
     "+ScFFN": ("identity", "scaled"),
     "+ScFuFFN": ("fused", "scaled"),
-    "+SwiGLU": ("swiglu", "none"),
-    "+GeGLU": ("geglu", "none"),
-    "+ReGLU": ("reglu", "none"),
-    "+QuadGLU": ("quadglu", "none"),
-    "+Bilinear": ("bilinear", "none"),
 }
-
-NORM_NAMES: dict[str, Norm] = {
-    "": "none",
-    "+LN": "layernorm",
-    "+RMS": "rmsnorm",
-    "+fLN": "frozen-layernorm",
-    "+fRMS": "frozen-rmsnorm",
-}
-
+NORM_NAMES: dict[str, Norm] = {form.name and f"+{form.name}": norm for norm, form in reversed(NORMS.items())}
 Choice = TypeVar("Choice", bound=str)
 
-ATTENTION_NAMES: dict[str, Attention] = {"SM": "softmax", "SM(t)": "softmax-temperature"}
+ATTENTION_NAMES: dict[str, Attention] = {form.name: name for name, form in ATTENTIONS.items() if form.name}
 NAMED_LAYERS: dict[str, Layer] = {
     f"{its_attention}{its_norm}{its_ffn}": Layer(
         norm1=norm, attention=attention, norm2=norm, ffn=ffn, stabiliser=stabiliser

@@ -17,9 +17,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from search_spaces.architecture import Architecture, Layer, Norm
+from search_spaces.architecture import Architecture, Layer
 from search_spaces.deployed import absorbs, regions
-from search_spaces.lower import GATE_OPS
+from search_spaces.forms import FFNS, Norm
 
 Weights = dict[str, Tensor]
 
@@ -289,7 +289,7 @@ def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list
 
 
 def first_linears(index: int, layer: Layer) -> list[str]:
-    names = ["fused"] if layer.ffn == "fused" else ["gate", "up"] if layer.ffn in GATE_OPS else ["up"]
+    names = ["fused"] if layer.ffn == "fused" else ["gate", "up"] if FFNS[layer.ffn].is_gated else ["up"]
     return [f"layers.{index}.ffn.{name}" for name in names]
 
 

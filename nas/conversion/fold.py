@@ -32,7 +32,7 @@ from nas.conversion.change_of_basis import (
     stream_readers,
     stream_writers,
 )
-from search_spaces.architecture import Architecture, Norm, num_heads, with_layers
+from search_spaces.architecture import Architecture, num_heads, with_layers
 from search_spaces.deployed import (
     UNSCALED,
     Region,
@@ -42,6 +42,7 @@ from search_spaces.deployed import (
     joined_layers,
     joined_places,
 )
+from search_spaces.forms import Norm
 from search_spaces.lower import lower
 
 MAX_CONDITION = 1e8  # of the bases of the stream, half of the digits of double precision

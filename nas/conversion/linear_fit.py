@@ -24,7 +24,7 @@ from nas.attention.causal import Attended
 from nas.conversion.transfer import gate_of
 from nas.model.decoder import Block, Decoder, FeedForward
 from nas.recipe.distillation import Part, fitted_degree
-from search_spaces.architecture import POLYNOMIAL_GATES
+from search_spaces.forms import POLYNOMIAL_GATES
 
 RIDGE = 1e-3  # of the mean square of what a linear reads, which all but leaves out directions that hardly vary
 LEAST = 1e-12  # square of what a layer adds, where it adds nothing

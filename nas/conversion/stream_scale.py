@@ -15,7 +15,8 @@ from dataclasses import replace
 from torch import Tensor
 
 from nas.conversion.change_of_basis import stream_readers, stream_writers
-from search_spaces.architecture import LIVE_NORMS, Architecture
+from search_spaces.architecture import Architecture
+from search_spaces.forms import LIVE_NORMS
 
 
 def factor_for(square_share: float) -> float:

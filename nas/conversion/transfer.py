@@ -18,17 +18,8 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
 from nas.model.mpc_friendly import query_scale
-from search_spaces.architecture import (
-    CAPS,
-    FROZEN_NORMS,
-    POLYNOMIAL_GATES,
-    SCALES,
-    Architecture,
-    num_heads,
-    num_kv_heads,
-    softmax_form,
-)
-from search_spaces.deployed import LINEAR_FFNS
+from search_spaces.architecture import CAPS, SCALES, Architecture, num_heads, num_kv_heads, softmax_form
+from search_spaces.forms import FROZEN_NORMS, LINEAR_FFNS, POLYNOMIAL_GATES
 from search_spaces.lower import lower
 
 # What has a slice for every head; the first two only where a norm is over the width of all.

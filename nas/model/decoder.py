@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from costmodel import ops
 from costmodel.errors import UserError
-from costmodel.ops import GeluForm
+from costmodel.ops import GeluForm, Op
 from nas.model.cross_entropy import capped
 from nas.model.mpc_friendly import PiecewiseGelu, query_scale
 from nas.model.norms import norm_of
 from nas.model.self_attention import SelfAttention, ShapedSelfAttention
 from nas.recipe.recipe import SlopeSharing
-from search_spaces.architecture import Architecture, Ffn, Layer, has_bias, num_heads, softmax_form
-from search_spaces.lower import GATE_OPS
+from search_spaces.architecture import Architecture, Layer, has_bias, num_heads, softmax_form
+from search_spaces.forms import FFNS
+from search_spaces.lower import activation_op
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
@@ -188,10 +190,10 @@ class FeedForward(nn.Module):
             return nn.Linear(in_features, out_features, bias=has_bias(architecture, layer, f"ffn.{name}"))
 
         self.fused = linear("fused", d_model, d_model) if layer.ffn == "fused" else None
-        self.gate = linear("gate", d_model, d_ff) if layer.ffn in GATE_OPS else None
+        self.gate = linear("gate", d_model, d_ff) if FFNS[layer.ffn].is_gated else None
         if self.fused is None:
             self.up = linear("up", d_model, d_ff)
-            self.activation = ACTIVATIONS[layer.ffn](architecture)
+            self.activation = _activation(architecture, layer)
             self.down = linear("down", d_ff, d_model)
         self.scale = architecture.residual_scale
         self.norm = nn.RMSNorm(d_model, architecture.norm_epsilon) if architecture.block_facts.norms_after else None
@@ -249,20 +251,18 @@ GELUS: dict[GeluForm, Callable[[], nn.Module]] = {
     "exact": nn.GELU,
     "piecewise": PiecewiseGelu,
 }
-ACTIVATIONS: dict[Ffn, Callable[[Architecture], nn.Module]] = {
-    "gelu": lambda architecture: GELUS[architecture.gelu](),
-    "gelu-exact": lambda _: GELUS["exact"](),
-    "gelu-piecewise": lambda _: GELUS["piecewise"](),
-    "relu": lambda _: nn.ReLU(),
-    "leaky-relu": lambda _: _LeakyRelu(),
-    "square": lambda _: _Square(),
-    "identity": lambda _: nn.Identity(),
-    "swiglu": lambda _: nn.SiLU(),  # of gated ones, what the gate goes through
-    "geglu": lambda architecture: GELUS[architecture.gelu](),
-    "reglu": lambda _: nn.ReLU(),
-    "quadglu": lambda _: _Square(shift=-1.0),
-    "bilinear": lambda _: nn.Identity(),
+MODULES: dict[type[Op], Callable[[Any], nn.Module]] = {  # of the op of an activation
+    ops.Gelu: lambda op: GELUS[op.form](),
+    ops.Relu: lambda op: nn.ReLU(),
+    ops.LeakyRelu: lambda op: _LeakyRelu(),
+    ops.Silu: lambda op: nn.SiLU(),
+    ops.Square: lambda op: _Square(op.shift),
 }
+
+
+def _activation(architecture: Architecture, layer: Layer) -> nn.Module:
+    op = activation_op(architecture, layer, 1)
+    return nn.Identity() if op is None else MODULES[type(op)](op)
 
 
 def build(

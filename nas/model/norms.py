@@ -9,7 +9,8 @@ from torch.nn import functional
 
 from costmodel.execution.op_functions import LAYERNORM_EPSILON
 from nas.recipe.recipe import Freezing
-from search_spaces.architecture import Architecture, Norm
+from search_spaces.architecture import Architecture
+from search_spaces.forms import Norm
 
 MEMORY = 0.9  # of the running mean: a training step moves it by a tenth of the way to the mean of its batch
 

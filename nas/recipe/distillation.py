@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from costmodel.errors import UserError
-from search_spaces.architecture import LIVE_NORMS, POLYNOMIALS, Architecture, Layer, Norm, has_bias, softmax_form
-from search_spaces.deployed import LINEAR_FFNS, deployed
-from search_spaces.lower import GATE_OPS
+from search_spaces.architecture import Architecture, Layer, has_bias, softmax_form
+from search_spaces.deployed import deployed
+from search_spaces.forms import FFNS, LINEAR_FFNS, LIVE_NORMS, POLYNOMIALS, Norm
 from search_spaces.notation import parse
 
 PartKind = Literal["attention", "ffn"]
@@ -189,7 +189,7 @@ def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
     """
     if theirs.ffn in (form, "none", *LINEAR_FFNS):
         return None
-    if form == "square" and (theirs.ffn in GATE_OPS or not has_bias(parent, theirs, "ffn.down")):
+    if form == "square" and (FFNS[theirs.ffn].is_gated or not has_bias(parent, theirs, "ffn.down")):
         return None
     return POLYNOMIALS.get(form)
 

@@ -1,9 +1,9 @@
 """The space of a parent's own layers: what it has, and what can be had in its place, without a file that says so."""
 
-from search_spaces.architecture import Architecture, Attention, Ffn, Norm
+from search_spaces.architecture import Architecture
 from search_spaces.bases import OWN
 from search_spaces.definition import Choices, Definition
-from search_spaces.lower import GATE_OPS
+from search_spaces.forms import FFNS, Attention, Ffn, Norm
 from search_spaces.space import SearchSpace, build_space
 
 FORMS: tuple[Attention, ...] = ("softmax", "bounded", "power8", "softmax-half", "none")
@@ -13,7 +13,8 @@ LINEAR: tuple[Ffn, ...] = ("fused", "none")
 def own_space(parent: Architecture) -> SearchSpace:
     """Choices of every layer: norms, attention and FFN of the parent's first, and what is made of them for less."""
     layer = parent.layers[0]
-    activations: tuple[Ffn, ...] = ("quadglu",) if layer.ffn in GATE_OPS else ("relu", "square")
+    parents = FFNS[layer.ffn].is_gated
+    activations = [ffn for ffn, form in FFNS.items() if form.replaces and form.is_gated == parents]
     choices = Choices(
         norm1=_norms(layer.norm1),
         attention=FORMS,

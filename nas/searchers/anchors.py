@@ -14,10 +14,11 @@ from itertools import product
 
 from costmodel.protocols.published_rows import published_rows
 from nas.searchers.draws import IDLE_SHARE
-from search_spaces.architecture import Attention, Ffn, Layer, Norm
+from search_spaces.architecture import Layer
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import cheapest, most_expensive, price_of
 from search_spaces.deployed import deployed_id
+from search_spaces.forms import Attention, Ffn, Norm
 from search_spaces.notation import Member, parse
 from search_spaces.space import SearchSpace, contains, member_of
 

@@ -27,8 +27,8 @@ from scipy.sparse import csr_array
 
 from nas.recipe.distillation import spread_layers
 from nas.searchers.strategy import SearchProblem
-from search_spaces.architecture import LIVE_NORMS, Layer
-from search_spaces.deployed import LINEAR_FFNS
+from search_spaces.architecture import Layer
+from search_spaces.forms import LINEAR_FFNS, LIVE_NORMS
 from search_spaces.notation import Member
 from search_spaces.optima.stages import Floats, Index, Scores, Stages
 

@@ -16,9 +16,10 @@ from costmodel.cost import Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Op, OpGraph
-from search_spaces.architecture import LIVE_NORMS, Architecture, Layer, Norm
+from search_spaces.architecture import Architecture, Layer
 from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.deployed import Region, deployed, deployed_layer, deploys_biases
+from search_spaces.forms import LIVE_NORMS, Norm
 from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_at, member_of, num_members, path_of, path_of_member

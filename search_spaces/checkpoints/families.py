@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from search_spaces.architecture import Ffn, Layer, Norm
+from search_spaces.architecture import Layer
 from search_spaces.bases import GPT2_LAYER, LLAMA_LAYER
 from search_spaces.block import BlockName
+from search_spaces.forms import Ffn, Norm
 
 EPSILON = 1e-5  # of every LayerNorm, here and in the usual configurations of theirs
 # Their activations: our FFN, and the form of its GELU.

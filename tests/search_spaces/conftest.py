@@ -10,9 +10,10 @@ from costmodel.cost import Price
 from costmodel.estimate import Pricer
 from costmodel.ops import Op
 from costmodel.protocols import TRUST
-from search_spaces.architecture import Attention, Ffn, Layer, Norm
+from search_spaces.architecture import Layer
 from search_spaces.bases import Dimensions
 from search_spaces.definition import Choices, Definition
+from search_spaces.forms import Attention, Ffn, Norm
 from search_spaces.graph import ConstraintName
 from search_spaces.space import SearchSpace, build_space
 

@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 
 from search_spaces.architecture import (
     Architecture,
-    Ffn,
     Layer,
-    Norm,
     arch_id,
     default_final_norm,
     dump_architecture,
@@ -21,6 +19,7 @@ from search_spaces.architecture import (
 )
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.block import BlockName
+from search_spaces.forms import Ffn, Norm
 from search_spaces.notation import parse
 from tests.search_spaces.conftest import drawn_layers
 

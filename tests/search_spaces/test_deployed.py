@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.estimate import estimate
-from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, arch_id
+from search_spaces.architecture import Architecture, Layer, arch_id
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.block import BLOCKS, BlockName
 from search_spaces.deployed import deployed, deployed_id, regions
+from search_spaces.forms import Attention, Ffn, Norm
 from search_spaces.lower import lower
 from search_spaces.notation import parse, parse_deployed, placement
 from tests.search_spaces.conftest import drawn_layers

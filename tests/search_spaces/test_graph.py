@@ -3,8 +3,9 @@ from itertools import pairwise, product
 import networkx as nx
 import pytest
 
-from search_spaces.architecture import NORM_RANK, Layer, Norm, default_final_norm
+from search_spaces.architecture import Layer, default_final_norm
 from search_spaces.block import BLOCKS
+from search_spaces.forms import NORMS, Norm
 from search_spaces.graph import (
     SINK,
     Boundary,
@@ -53,8 +54,8 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block):
         assert path is not None
         reading_norms = [norm for layer in word for norm in (layer.norm1, layer.norm2)][block == "sas" :]
         read = [norm for layer in word for norm in (layer.norm1, layer.norm2)]
-        rank = max(NORM_RANK[norm] for norm in read)
-        uncentred = rank <= NORM_RANK["frozen-layernorm"] and "none" in read
+        rank = max(NORMS[norm].rank for norm in read)
+        uncentred = rank <= NORMS["frozen-layernorm"].rank and "none" in read
         assert path[-1].state == (rank, int("rmsnorm" in reading_norms), int(uncentred))
         heads = [vertex for vertex in graph.succ[path[-1]] if isinstance(vertex, Head)]
         assert heads == [Head(final_norm=default_final_norm(word))]
@@ -76,8 +77,8 @@ def test_a_walk_follows_a_path_or_says_there_is_none():
     assert path is not None
     assert path[::2] == [
         Boundary(depth=0, state=(0, 0, 0, 0)),  # rank of the norm, live or not, uncentred or not, the constraint's
-        Boundary(depth=1, state=(NORM_RANK["layernorm"], 1, 0, 0)),
-        Boundary(depth=2, state=(NORM_RANK["layernorm"], 1, 0, 1)),
+        Boundary(depth=1, state=(NORMS["layernorm"].rank, 1, 0, 0)),
+        Boundary(depth=2, state=(NORMS["layernorm"].rank, 1, 0, 1)),
     ]
     assert [vertex.layer for vertex in path if isinstance(vertex, Choice)] == [NORMED, REMOVED]
     assert walk(graph, source(graph), (REMOVED, KEPT)) is None

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, Stabiliser
+from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.forms import Attention, Ffn, Norm, Stabiliser
 from search_spaces.notation import (
     ATTENTION_LETTERS,
     FFN_LETTERS,

@@ -4,46 +4,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
-from search_spaces.architecture import FROZEN_NORMS, Architecture, Attention, Ffn, Layer, Norm
+from search_spaces.architecture import Architecture, Layer
 from search_spaces.budget.priced_space import Accounting
 from search_spaces.deployed import deployed, deployed_layer, regions
-from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, Choice
+from search_spaces.forms import ATTENTIONS, FFNS, FROZEN_NORMS, NORMS, AttentionForm, FfnForm
+from search_spaces.notation import Choice
 
 Status = Literal["kept", "folds", "absent"]
 
-NORM_WORDS: dict[Norm, str] = {
-    "layernorm": "LayerNorm",
-    "rmsnorm": "RMSNorm",
-    "frozen-layernorm": "frozen LayerNorm",
-    "frozen-rmsnorm": "frozen RMSNorm",
-    "none": "no norm",
-}
-ATTENTION_WORDS: dict[Attention, str] = {
-    "softmax": "softmax attention",
-    "softmax-temperature": "softmax attention with a temperature",
-    "softmax-half": "softmax attention with half of the heads",
-    "2quad": "2Quad attention",
-    "power8": "attention by eighth powers",
-    "relu": "ReLU attention",
-    "bounded": "softmax attention with a bound",
-    "none": "no attention",
-}
-FFN_WORDS: dict[Ffn, str] = {
-    "gelu": "GELU FFN",
-    "gelu-exact": "exact GELU FFN",
-    "gelu-piecewise": "piecewise GELU FFN",
-    "relu": "ReLU FFN",
-    "leaky-relu": "leaky ReLU FFN",
-    "square": "square FFN",
-    "identity": "linear FFN",
-    "fused": "fused linear FFN",
-    "swiglu": "SwiGLU FFN",
-    "geglu": "GeGLU FFN",
-    "reglu": "ReGLU FFN",
-    "quadglu": "QuadGLU FFN",
-    "bilinear": "bilinear FFN",
-    "none": "no FFN",
-}
 ABSENT = "·"
 
 
@@ -99,7 +67,7 @@ def kept_words(architecture: Architecture, accounting: Accounting) -> str:
         *([] if ffns else ["no FFN"]),
         *(f"{words} in {count}" for words, count in norms.most_common()),
         *([] if norms else [_no_norm(columns)]),
-        *([] if final == "none" else [f"final {NORM_WORDS[final]}"]),
+        *([] if final == "none" else [f"final {NORMS[final].label}"]),
     ]
     return ", ".join(parts)
 
@@ -112,17 +80,18 @@ def _no_norm(columns: tuple[LayerCells, ...]) -> str:
 def _cells(layer: Layer, left: Layer) -> LayerCells:
     return LayerCells(
         norm=_norms(layer, left),
-        attention=_cell(layer.attention, left.attention, ATTENTION_LETTERS, ATTENTION_WORDS),
-        ffn=_cell(layer.ffn, left.ffn, FFN_LETTERS, FFN_WORDS),
+        attention=_cell(layer.attention, left.attention, ATTENTIONS),
+        ffn=_cell(layer.ffn, left.ffn, FFNS),
     )
 
 
-def _cell(choice: Choice, left: Choice, letters: Mapping[Choice, str], words: Mapping[Choice, str]) -> Cell:
+def _cell(choice: Choice, left: Choice, forms: Mapping[Choice, AttentionForm | FfnForm]) -> Cell:
+    form = forms[choice]
     if choice == "none":
-        return Cell(ABSENT, "none", words[choice], "absent")
+        return Cell(ABSENT, "none", form.label, "absent")
     if left == "none":
-        return Cell(letters[choice], choice, f"{words[choice]}, which folds away", "folds")
-    return Cell(letters[choice], choice, words[choice], "kept")
+        return Cell(form.letter, choice, f"{form.label}, which folds away", "folds")
+    return Cell(form.letter, choice, form.label, "kept")
 
 
 def _norms(layer: Layer, left: Layer) -> Cell:
@@ -132,9 +101,9 @@ def _norms(layer: Layer, left: Layer) -> Cell:
     )
     had = list(dict.fromkeys(norm for norm, _ in pair))
     if all(norm == "none" for norm in had):
-        return Cell(ABSENT, "none", NORM_WORDS["none"], "absent")
-    letters = "".join(NORM_LETTERS[norm] if norm != "none" else ABSENT for norm in had)
-    words = " and ".join(NORM_WORDS[norm] for norm in had)
+        return Cell(ABSENT, "none", NORMS["none"].label, "absent")
+    letters = "".join(NORMS[norm].letter if norm != "none" else ABSENT for norm in had)
+    words = " and ".join(NORMS[norm].label for norm in had)
     live = [norm for norm in had if norm != "none" and norm not in FROZEN_NORMS]
     kind = (live or [norm for norm in had if norm != "none"])[0]
     if all(remains == "none" for _, remains in pair):

@@ -19,9 +19,10 @@ from nas.conversion.change_of_basis import Basis, balanced
 from nas.conversion.fold import fold
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
-from search_spaces.architecture import Architecture, Layer, Norm, default_final_norm
+from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
+from search_spaces.forms import Norm
 from search_spaces.lower import lower
 from search_spaces.notation import ATTENTION_LETTERS, FFN_LETTERS, NORM_LETTERS, name_of, parse
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from nas.model.decoder import Decoder, build
 from nas.model.norms import MEMORY, FrozenNorm, followed_deviations, frozen_norms, norm_of
 from nas.model.weights import deployed_weights, load_deployed, load_stored, stored_weights
-from search_spaces.architecture import Norm
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.forms import Norm
 from search_spaces.notation import parse
 from tests.small_models import GPT2
 

@@ -17,9 +17,10 @@ from nas.recipe.distillation import (
     student_architecture,
 )
 from nas.recipe.recipe import SCALES, Recipe, ScaleName, from_parent
-from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, default_final_norm
+from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
+from search_spaces.forms import Attention, Ffn, Norm
 from search_spaces.notation import parse, placement
 
 PARENT = parse("SM+LN+G", base_architecture("tiny", Dimensions(layers=4))).architecture

@@ -1,11 +1,8 @@
-"""Placements for the eye: every choice has a letter, words and a status."""
-
-from typing import get_args
+"""Placements for the eye: letters, words and what folds."""
 
 import pytest
 
-from nas.report.html.placements import ATTENTION_WORDS, FFN_WORDS, NORM_WORDS, kept_words, layer_map, legend
-from search_spaces.architecture import Attention, Ffn, Norm
+from nas.report.html.placements import kept_words, layer_map, legend
 from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
 
@@ -14,11 +11,6 @@ BASE = base_architecture("gpt2-small")
 
 def columns(name: str, accounting="deployed"):
     return layer_map(parse(name, BASE).architecture, accounting)
-
-
-@pytest.mark.parametrize(("words", "choices"), [(NORM_WORDS, Norm), (ATTENTION_WORDS, Attention), (FFN_WORDS, Ffn)])
-def test_every_choice_has_words(words, choices):
-    assert tuple(words) == get_args(choices)
 
 
 def test_what_is_kept_folds_or_is_not_there():

@@ -1,0 +1,130 @@
+"""The forms that a norm, an attention and an FFN can have: one record each, from which everything else follows.
+
+To add an FFN whose activation is a known op, add its name to `Ffn` and its record to `FFNS`, and say in
+`nas.conversion.huggingface_model`, which is copied into exports and imports nothing from here, what it computes.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Literal, NamedTuple
+
+from costmodel import ops
+from costmodel.ops import GeluForm, Op, SoftmaxForm
+
+Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none"]
+Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "power8", "relu", "bounded", "none"]
+Ffn = Literal[
+    "gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused",
+    "swiglu", "geglu", "reglu", "quadglu", "bilinear", "none",
+]  # fmt: skip
+Stabiliser = Literal["none", "scaled"]
+
+
+class NormForm(NamedTuple):
+    """A norm.
+
+    Attributes:
+        letter: its layer code.
+        label: what reports call it.
+        name: what the papers' names call it, behind a `+`.
+        rank: a model without a final norm of its own ends with the norm of highest rank that its layers have.
+        is_centred: whether it subtracts the mean, and has a bias.
+    """
+
+    letter: str
+    label: str
+    name: str
+    rank: int
+    is_centred: bool = False
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether its deviation becomes a constant in training, so that it is linear from then on and folds."""
+        return self.name.startswith("f")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it depends on the data when the model is deployed."""
+        return bool(self.name) and not self.is_frozen
+
+
+class AttentionForm(NamedTuple):
+    """An attention. name: of the papers' names, or empty. softmax: its own form of softmax; None for the model's."""
+
+    letter: str
+    label: str
+    name: str = ""
+    softmax: SoftmaxForm | None = None
+
+
+class FfnForm(NamedTuple):
+    """An FFN.
+
+    Attributes:
+        letter: its layer code.
+        label: what reports call it.
+        name: what the papers' names call it, behind a `+`; empty if they have no name for it.
+        activation: the op of its activation or of its gate, of rows and features; None for a linear one.
+        gelu: the form of its GELU, where it is one; `own` for that of the model.
+        is_gated: whether the activation of one linear is multiplied by another linear.
+        degree: of the polynomial that stands in for an activation, fitted channel by channel; None for others.
+        is_linear: whether it has no nonlinearity, and folds into its neighbours.
+        replaces: whether a search from a parent offers it in place of the parent's activation.
+    """
+
+    letter: str
+    label: str
+    name: str = ""
+    activation: Callable[..., Op] | None = None
+    gelu: GeluForm | Literal["own"] | None = None
+    is_gated: bool = False
+    degree: int | None = None
+    is_linear: bool = False
+    replaces: bool = False
+
+
+NORMS: dict[Norm, NormForm] = {
+    "layernorm": NormForm("L", "LayerNorm", "LN", rank=4, is_centred=True),
+    "rmsnorm": NormForm("M", "RMSNorm", "RMS", rank=3),
+    "frozen-layernorm": NormForm("l", "frozen LayerNorm", "fLN", rank=2, is_centred=True),
+    "frozen-rmsnorm": NormForm("m", "frozen RMSNorm", "fRMS", rank=1),
+    "none": NormForm("o", "no norm", "", rank=0),
+}
+ATTENTIONS: dict[Attention, AttentionForm] = {
+    "softmax": AttentionForm("S", "softmax attention", "SM"),
+    "softmax-temperature": AttentionForm("T", "softmax attention with a temperature", "SM(t)"),
+    "softmax-half": AttentionForm("H", "softmax attention with half of the heads"),
+    "2quad": AttentionForm("Q", "2Quad attention", softmax="2quad"),
+    "power8": AttentionForm("P", "attention by eighth powers", softmax="power8"),
+    "relu": AttentionForm("U", "ReLU attention", softmax="relu"),
+    "bounded": AttentionForm("B", "softmax attention with a bound", softmax="bounded"),
+    "none": AttentionForm("o", "no attention"),
+}
+FFNS: dict[Ffn, FfnForm] = {
+    "gelu": FfnForm("G", "GELU FFN", "G", activation=ops.Gelu, gelu="own"),
+    "gelu-exact": FfnForm("E", "exact GELU FFN", activation=ops.Gelu, gelu="exact"),
+    "gelu-piecewise": FfnForm("P", "piecewise GELU FFN", activation=ops.Gelu, gelu="piecewise"),
+    "relu": FfnForm("R", "ReLU FFN", "R", activation=ops.Relu, replaces=True),
+    "leaky-relu": FfnForm("K", "leaky ReLU FFN", "LR", activation=ops.LeakyRelu),
+    "square": FfnForm("X", "square FFN", "SQ", activation=ops.Square, degree=2, replaces=True),
+    "identity": FfnForm("I", "linear FFN", is_linear=True),
+    "fused": FfnForm("F", "fused linear FFN", is_linear=True),
+    "swiglu": FfnForm("W", "SwiGLU FFN", "SwiGLU", activation=ops.Silu, is_gated=True),
+    "geglu": FfnForm("A", "GeGLU FFN", "GeGLU", activation=ops.Gelu, gelu="own", is_gated=True),
+    "reglu": FfnForm("V", "ReGLU FFN", "ReGLU", activation=ops.Relu, is_gated=True),
+    "quadglu": FfnForm(
+        "Q", "QuadGLU FFN", "QuadGLU", partial(ops.Square, shift=-1.0), is_gated=True, degree=2, replaces=True
+    ),
+    "bilinear": FfnForm("B", "bilinear FFN", "Bilinear", is_gated=True, degree=1),
+    "none": FfnForm("o", "no FFN"),
+}
+STABILISERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}  # by letter
+
+FROZEN_NORMS = tuple(norm for norm, form in NORMS.items() if form.is_frozen)
+LIVE_NORMS = tuple(norm for norm, form in NORMS.items() if form.is_live)
+CENTRED_NORMS = tuple(norm for norm, form in NORMS.items() if form.is_centred)
+POLYNOMIALS: Mapping[str, int] = {ffn: form.degree for ffn, form in FFNS.items() if form.degree is not None}
+POLYNOMIAL_GATES: Mapping[str, int] = {
+    ffn: form.degree for ffn, form in FFNS.items() if form.degree is not None and form.is_gated
+}
+LINEAR_FFNS = tuple(ffn for ffn, form in FFNS.items() if form.is_linear)
