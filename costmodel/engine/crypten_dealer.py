@@ -1,19 +1,22 @@
 """The dealer of protocol `crypten`: a third process, which makes masks of every product and sees no number of a run.
 
 It works as CrypTen's trusted third party does (`mpc/provider/ttp_provider.py` of crypten 0.4.1): parties draw most of
-their masks from seeds that the dealer sent them, and the client asks for the rest, its share of products of masks. Two
+their masks from seeds that the dealer sent them, and the client gets the rest, its share of products of masks. Two
 things are ours. CrypTen draws from torch's generator, whose state on a CPU comes from 32 bits of a seed: a party who
-knows a little of what is masked can try them all. Masks here come from SHAKE-128 and a seed of 256 bits. And what is
-asked travels on the channels that parties have anyway, where a dealer that dies is noticed at once.
+knows a little of what is masked can try them all. Masks here come from SHAKE-128 and a seed of 256 bits. And nobody
+asks: the dealer, who knows the op graph, runs each kind of op once on zeros to see which products it takes, and sends
+what an op needs ahead of it.
 """
 
 import hashlib
 import operator
 import os
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,11 +24,13 @@ from torch import Size, Tensor
 
 from costmodel.engine.channel import Peers
 from costmodel.engine.runtime import Traffic
-from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES, REQUEST_WORDS
+from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
 
 SEED_BYTES = 32
-ASK, DEALT, NEXT = "ask", "dealt", "next"  # frames between the client and the dealer
 CLIENT = 0
+AHEAD = 2  # ops that the dealer may be ahead of the client, which bounds the memory of both
+
+Product: TypeAlias = tuple[str, tuple[Sequence[int], ...]]  # its kind, and the shapes of its factors
 
 
 class Draws:
@@ -54,7 +59,6 @@ class Correlation:
     corrected: Callable[[Tensor, Tensor], Tensor]
 
 
-# in the order of their numbers in requests
 CORRELATIONS: dict[str, Correlation] = {
     "mul": Correlation(opened=operator.add, function=operator.mul, corrected=operator.sub),
     "matmul": Correlation(opened=operator.add, function=torch.matmul, corrected=operator.sub),
@@ -62,23 +66,6 @@ CORRELATIONS: dict[str, Correlation] = {
     "and": Correlation(opened=operator.xor, function=operator.and_, corrected=operator.xor),
     "bit": Correlation(opened=operator.xor, function=lambda mask: mask & 1, corrected=operator.sub),
 }
-KINDS = tuple(CORRELATIONS)
-
-
-def request(kind: str, shapes: Sequence[Sequence[int]]) -> bytes:
-    """Always as long: the kind, the numbers of dimensions of up to two masks, and these."""
-    words = np.zeros(REQUEST_WORDS, dtype=np.uint32)
-    sizes = [len(shape) for shape in shapes]
-    said = [KINDS.index(kind), *sizes, *[0] * (2 - len(sizes)), *(size for shape in shapes for size in shape)]
-    words[: len(said)] = said
-    return words.tobytes()
-
-
-def asked(content: bytes) -> tuple[str, list[list[int]]]:
-    """The kind and the shapes of a request."""
-    kind, first, second, *sizes = np.frombuffer(content, dtype=np.uint32).tolist()
-    shapes = [sizes[:first], sizes[first : first + second]]
-    return KINDS[kind], shapes if second or kind in (0, 1, 3) else shapes[:1]
 
 
 def result_shape(kind: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
@@ -89,35 +76,24 @@ def result_shape(kind: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return (*np.broadcast_shapes(tuple(left[:-2]), tuple(right[:-2])), left[-2], right[-1])
 
 
-class Provider:
-    """A party's masks, by the interface of CrypTen's providers."""
+class Provider(ABC):
+    """Masks by the interface of CrypTen's providers."""
 
-    def __init__(self, rank: int, seed: bytes, peers: Peers) -> None:
-        self.rank, self.draws, self.peers = rank, Draws(seed), peers
-        self.sent_bytes = self.num_requests = 0
-
-    def _shares(self, kind: str, *shapes: Size) -> list[Tensor]:
-        """Of masks of these shapes, and of what the dealer makes of them."""
-        masks, shape = [self.draws(shape) for shape in shapes], result_shape(kind, shapes)
-        if self.rank != CLIENT:
-            return [*masks, self.draws(shape)]
-        content = request(kind, shapes)
-        self.peers.send(DEALER, {"kind": ASK}, [content])
-        self.sent_bytes, self.num_requests = self.sent_bytes + len(content), self.num_requests + 1
-        (blob,) = self.peers.receive(DEALER).blobs
-        return [*masks, torch.frombuffer(bytearray(blob), dtype=torch.int64).reshape(tuple(shape))]
+    @abstractmethod
+    def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
+        """Of masks of these shapes, and of their product."""
 
     def generate_additive_triple(self, size0: Size, size1: Size, op: str, device: Any = None) -> tuple[Any, ...]:
-        return tuple(map(_additive, self._shares(op, size0, size1)))
+        return tuple(map(_additive, self.shares(op, size0, size1)))
 
     def square(self, size: Size, device: Any = None) -> tuple[Any, ...]:
-        return tuple(map(_additive, self._shares("square", size)))
+        return tuple(map(_additive, self.shares("square", size)))
 
     def generate_binary_triple(self, size0: Size, size1: Size, device: Any = None) -> tuple[Any, ...]:
-        return tuple(map(_binary, self._shares("and", size0, size1)))
+        return tuple(map(_binary, self.shares("and", size0, size1)))
 
     def B2A_rng(self, size: Size, device: Any = None) -> tuple[Any, ...]:  # noqa: N802
-        mask, result = self._shares("bit", size)
+        mask, result = self.shares("bit", size)
         return _additive(result), _binary(mask & 1)
 
 
@@ -133,25 +109,68 @@ def _binary(share: Tensor) -> Any:
     return BinarySharedTensor.from_shares(share)
 
 
+class Masks(Provider):
+    """A party's, from its seed and what the dealer sends the client."""
+
+    def __init__(self, rank: int, seed: bytes, peers: Peers) -> None:
+        self.rank, self.draws, self.peers = rank, Draws(seed), peers
+        self.dealt: deque[bytes] = deque()
+
+    def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
+        masks, shape = [self.draws(shape) for shape in shapes], result_shape(kind, shapes)
+        if self.rank != CLIENT:
+            return [*masks, self.draws(shape)]
+        if not self.dealt:
+            self.dealt.extend(self.peers.receive(DEALER).blobs)
+        return [*masks, torch.frombuffer(bytearray(self.dealt.popleft()), dtype=torch.int64).reshape(tuple(shape))]
+
+    def next_op(self) -> None:
+        """Tells the dealer, who is some ops ahead."""
+        assert not self.dealt
+        if self.rank == CLIENT:
+            self.peers.send(DEALER, {"kind": "next"})
+
+
+class Zeros(Provider):
+    """Masks of 0, of which it notes which are asked for."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+
+    def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
+        self.products.append((kind, shapes))
+        return [torch.zeros(tuple(shape), dtype=torch.int64) for shape in (*shapes, result_shape(kind, shapes))]
+
+
 class Dealer:
-    """The process that answers requests. It draws what both parties draw, in the same order."""
+    """It draws what both parties draw, in the same order."""
 
     def __init__(self, peers: Peers) -> None:
-        self.peers, self.sent_bytes, self.messages = peers, 0, 0
+        self.peers, self.ahead = peers, 0
         seeds = [os.urandom(SEED_BYTES) for _ in range(NUM_PARTIES)]
         self.draws = [Draws(seed) for seed in seeds]
         for rank, seed in enumerate(seeds):
             peers.send(rank, {"kind": "seed"}, [seed])
 
-    def serve(self) -> Traffic:
-        """Answers what is asked in an op, until the client goes on to the next one."""
-        sent_bytes = messages = 0
-        while (frame := self.peers.receive(CLIENT)).header["kind"] == ASK:
-            kind, shapes = asked(frame.blobs[0])
-            correlation, (first, second) = CORRELATIONS[kind], self.draws
-            masks = [correlation.opened(first(shape), second(shape)) for shape in shapes]
-            result = correlation.function(*masks)
-            content = correlation.corrected(result, second(result.shape)).contiguous().numpy().tobytes()
-            self.peers.send(CLIENT, {"kind": DEALT}, [content])
-            sent_bytes, messages = sent_bytes + len(content), messages + 1
-        return Traffic(sent_bytes, messages)
+    def deal(self, products: Sequence[Product]) -> Traffic:
+        """Sends the client what the products of an op take, at once."""
+        if self.ahead == AHEAD:
+            self.peers.receive(CLIENT)
+        else:
+            self.ahead += 1
+        blobs = [self._corrected(CORRELATIONS[kind], shapes) for kind, shapes in products]
+        if blobs:
+            self.peers.send(CLIENT, {"kind": "dealt"}, blobs)
+        return Traffic(sum(map(len, blobs)), int(bool(blobs)))
+
+    def end_step(self) -> None:
+        """Hears of the last ops of a step."""
+        for _ in range(self.ahead):
+            self.peers.receive(CLIENT)
+        self.ahead = 0
+
+    def _corrected(self, correlation: Correlation, shapes: Sequence[Sequence[int]]) -> bytes:
+        first, second = self.draws
+        masks = [correlation.opened(first(shape), second(shape)) for shape in shapes]
+        result = correlation.function(*masks)
+        return correlation.corrected(result, second(result.shape)).contiguous().numpy().tobytes()

@@ -21,9 +21,9 @@ from costmodel import ops
 from costmodel.engine import crypten_functions
 from costmodel.engine.assignment import CLIENT, Assignment
 from costmodel.engine.channel import Peers
-from costmodel.engine.crypten_dealer import NEXT, Dealer, Provider
+from costmodel.engine.crypten_dealer import Dealer, Masks, Product, Zeros
 from costmodel.engine.plan import variables
-from costmodel.engine.programs import weight_variables
+from costmodel.engine.programs import operand_shapes, weight_variables
 from costmodel.engine.runtime import Runtime, Traffic
 from costmodel.execution.op_functions import FUNCTIONS, GELU_FORMS, Array, Library
 from costmodel.ops import Node, Op, OpGraph
@@ -138,8 +138,7 @@ class SecretNumpy:
         """Chooses by a public mask; or by secret bits, where `other` is 0."""
         if isinstance(condition, Secret):
             assert other == 0
-            selected: Secret = condition * chosen
-            return selected
+            return condition.__mul__(chosen)
         mask = torch.from_numpy(condition.astype(np.int64))
         parts = [part for part in ((chosen, mask), (other, 1 - mask)) if isinstance(part[0], Secret) or part[0] != 0]
         kept = [value.masked(bits) if isinstance(value, Secret) else value * bits.numpy() for value, bits in parts]
@@ -174,8 +173,22 @@ OWN_FUNCTIONS: dict[type, Callable[..., Secret]] = {
 }
 
 
-class Link:
-    """What CrypTen asks of a communicator: who is there, and to open numbers, which both parties send at once."""
+class Alone:
+    """What CrypTen asks of a communicator, where nothing is sent: the dealer's, as it runs on zeros."""
+
+    def get_rank(self) -> int:
+        return CLIENT
+
+    def get_world_size(self) -> int:
+        return NUM_PARTIES
+
+    def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
+        """The sum, or the exclusive or, of both parties' tensors; of several at once, `batched`."""
+        return [tensor.clone() for tensor in input] if batched else input.clone()
+
+
+class Link(Alone):
+    """Parties open numbers, which both send at once."""
 
     def __init__(self, rank: int, peers: Peers) -> None:
         self.rank, self.peers = rank, peers
@@ -184,11 +197,7 @@ class Link:
     def get_rank(self) -> int:
         return self.rank
 
-    def get_world_size(self) -> int:
-        return NUM_PARTIES
-
     def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
-        """The sum, or the exclusive or, of both parties' tensors; of several at once, `batched`."""
         own: list[Tensor] = input if batched else [input]
         blobs = [tensor.contiguous().numpy().tobytes() for tensor in own]
         self.peers.send(NUM_PARTIES - 1 - self.rank, {"kind": "opened"}, blobs)
@@ -210,7 +219,8 @@ class CryptenRuntime(Runtime):
         self.crypten.cfg.encoder.precision_bits = self.setting.fraction_bits
         self.link = Link(self.rank, peers)
         self.dealer: Dealer | None = None
-        self.provider: Provider | None = None
+        self.masks: Masks | None = None
+        self.products: dict[Op, list[Product]] = {}  # that each kind of op takes; the dealer's
         self.known: dict[str, Any] = {}
         self.pasts: list[dict[str, str]] = []
         self.done: list[Traffic] = []
@@ -247,43 +257,59 @@ class CryptenRuntime(Runtime):
     def connect(self) -> None:
         """The dealer's seeds are the only secrets of a party beside its shares."""
         torch.set_num_threads(self.setting.threads)
-        if self.rank == DEALER:
-            self.dealer = Dealer(self.peers)
-            return
-        (seed,) = self.peers.receive(DEALER).blobs
-        provider = self.provider = Provider(self.rank, seed, self.peers)
-        self.crypten.mpc.get_default_provider = lambda: provider
-        self.crypten.communicator.get = lambda: self.link
-        generators, device = self.crypten.generators, torch.device("cpu")
         for name, number in {"prev": self.rank, "next": 1 - self.rank}.items():
             # shares of 0 of two parties are known to both, so that they hide nothing, whatever they are drawn from
-            generators[name][device] = torch.Generator().manual_seed(number)
-        generators["local"][device] = torch.Generator().manual_seed(int.from_bytes(os.urandom(8), "big", signed=True))
+            self.crypten.generators[name][torch.device("cpu")] = torch.Generator().manual_seed(number)
+        if self.rank == DEALER:
+            self.dealer = Dealer(self.peers)
+            self.crypten.communicator.get = Alone
+            return
+        (seed,) = self.peers.receive(DEALER).blobs
+        self.masks = self._provide(Masks(self.rank, seed, self.peers))
+        self.crypten.communicator.get = lambda: self.link
+
+    def _provide(self, provider: Any) -> Any:
+        self.crypten.mpc.get_default_provider = lambda: provider
+        return provider
 
     def hold(self, values: Mapping[str, Any]) -> None:
-        from_shares = self.crypten.mpc.MPCTensor.from_shares
-        for name, value in values.items():
-            is_public = value.dtype == np.float64
-            self.known[name] = value if is_public else Secret(from_shares(torch.from_numpy(value)))
+        self.known |= {name: self._held(value) for name, value in values.items()}
+
+    def _held(self, value: Array) -> Any:
+        """Numbers that all parties see, or a share."""
+        is_public = value.dtype == np.float64
+        return value if is_public else Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value)))
 
     def start(self) -> None:
         """Nothing is done once."""
 
     def run(self, step: int, index: int, node: Node) -> None:
         if self.dealer is not None:
-            self.done.append(self.dealer.serve())
+            self.done.append(self.dealer.deal(self._products(node)))
             return
-        assert self.provider is not None
-        link, provider = self.link, self.provider
-        link.sent_bytes = link.messages = provider.sent_bytes = provider.num_requests = 0
+        assert self.masks is not None
+        self.link.sent_bytes = self.link.messages = 0
         weights = {suffix: self.known[name] for suffix, name in weight_variables(node).items()}
         sources = [self.known[self.pasts[step].get(name, name)] for name in node.inputs]
+        self.known[node.name] = self._evaluated(node.op, weights, sources)
+        self.masks.next_op()
+        self.done.append(Traffic(self.link.sent_bytes, self.link.messages, self.link.messages))
+
+    def _evaluated(self, op: Op, weights: Mapping[str, Any], sources: Sequence[Any]) -> Any:
         with self.crypten.no_grad():
-            self.known[node.name] = self.functions[type(node.op)](node.op, self.library, weights, *sources)
-        if self.rank == CLIENT:
-            self.peers.send(DEALER, {"kind": NEXT})
-        sent = link.sent_bytes + provider.sent_bytes, link.messages + provider.num_requests
-        self.done.append(Traffic(*sent, rounds=link.messages + 2 * provider.num_requests))
+            return self.functions[type(op)](op, self.library, weights, *sources)
+
+    def _products(self, node: Node) -> list[Product]:
+        """Those that an op takes: what it asks for when it is run on zeros."""
+        if node.op not in self.products:
+            zeros = self._provide(Zeros())
+            blank = {name: np.zeros(shape) for name, shape in operand_shapes(node).items()}
+            weights = {name: self._held(self.shares(value, node.op)[0]) for name, value in blank.items()}
+            if not node.op.is_local:
+                sources = [self._held(np.zeros(shape, dtype=np.int64)) for shape in node.op.input_shapes]
+                self._evaluated(node.op, weights, sources)
+            self.products[node.op] = zeros.products
+        return self.products[node.op]
 
     def share(self, variable: str) -> Any:
         return None if self.rank == DEALER else self.known[variable].tensor.share.numpy()
@@ -294,6 +320,8 @@ class CryptenRuntime(Runtime):
     def traffic(self, num_ops: int) -> list[Traffic]:
         done, self.done = self.done, []
         assert len(done) == num_ops
+        if self.dealer is not None:
+            self.dealer.end_step()
         return done
 
     def stop(self) -> None:

@@ -36,16 +36,21 @@ class Operand(NamedTuple):
         return interpreter.operands(self.node, weights)[self.suffix]
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Known without the weights."""
-        shapes = self.node.op.weight_shapes
-        blank = {f"{self.node.model_name}.{suffix}": np.broadcast_to(1.0, shape) for suffix, shape in shapes.items()}
-        return tuple(self.of(blank).shape)
+        return operand_shapes(self.node)[self.suffix]
 
     @property
     def is_masked(self) -> bool:
         """True if semi2k opens it masked, and may keep the mask."""
         return isinstance(self.node.op, MASKED) and self.node.op.hides_weights and self.suffix == "weight"
+
+
+def operand_shapes(node: Node) -> dict[str, Shape]:
+    """The shapes of a node's operands by suffix, as its function takes them."""
+    shapes = node.op.weight_shapes
+    blank = {f"{node.model_name}.{suffix}": np.broadcast_to(1.0, shape) for suffix, shape in shapes.items()}
+    return {suffix: value.shape for suffix, value in interpreter.operands(node, blank).items()}
 
 
 def weight_variables(node: Node) -> dict[str, str]:

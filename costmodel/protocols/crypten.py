@@ -16,7 +16,7 @@ Source: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
@@ -95,13 +95,18 @@ Formula: TypeAlias = Callable[[Any, CryptenSetting], Comm]
 
 
 def comm(op: Op, setting: CryptenSetting) -> Comm:
-    """Rounds, messages and bytes of one op. Raises UserError for an op or a form that it has no formula for."""
+    """Rounds, messages and bytes of one op. Raises UserError for an op or a form that it has no formula for.
+
+    The dealer sends the client all that an op takes in one message, while the parties open numbers to each other.
+    """
     if op.is_local:
         return NOTHING
     refuse_public(op, "crypten")
     if type(op) not in PROGRAMS:
         raise UnpricedOpError(f"no program states the steps of {type(op).__name__}; add one to PROGRAMS.")
-    return PROGRAMS[type(op)](op, setting)
+    cost = PROGRAMS[type(op)](op, setting)
+    from_dealer = int(cost.setup_bytes > 0)
+    return replace(cost, messages=cost.messages + from_dealer, waited_bytes=max(cost.waited_bytes, cost.setup_bytes))
 
 
 def _unpriced(op: Op, why: str) -> UnpricedOpError:

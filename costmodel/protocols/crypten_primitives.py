@@ -1,11 +1,11 @@
 """What the steps of protocol `crypten` cost: numbers of 64 bits that two parties open to each other.
 
 A product opens both factors, masked, at once; a factor that is broadcast is opened once. Parties draw their masks from
-seeds that the dealer sent them, but for the client's share of a product of masks, which it asks the dealer for. Between
-two parties a truncation is local, and so are products with public numbers.
+seeds that the dealer sent them, but for the client's share of a product of masks, which the dealer sends. Between two
+parties a truncation is local, and so are products with public numbers.
 
 Source of every formula: crypten 0.4.1, https://github.com/facebookresearch/CrypTen, the files that functions name, as
-its configs/default.yaml sets them. Bytes between the parties are `online_bytes`, those to and from the dealer
+its configs/default.yaml sets them. Bytes between the parties are `online_bytes`, those from the dealer
 `setup_bytes`; frames about them are not counted.
 """
 
@@ -14,8 +14,6 @@ from costmodel.protocols.primitives import Comm, total_comm
 NUM_PARTIES = 2  # that compute
 DEALER = 2  # the rank of the third process
 WORD_BYTES = 8
-REQUEST_WORDS = 18  # of 4 bytes: what is asked, and up to 15 dimensions
-REQUEST_BYTES = 4 * REQUEST_WORDS
 CARRY_LEVELS = 6  # circuit.py: log2 of 64 bits
 EXPONENTIAL_SQUARINGS = 7
 LOGISTIC_ITERATIONS = 2
@@ -31,9 +29,8 @@ def opened(elements: int) -> Comm:
 
 
 def dealt(words: int) -> Comm:
-    """The client asks the dealer for so many numbers, and waits for them. Source: ttp_provider.py, ttp_request."""
-    sent = REQUEST_BYTES + WORD_BYTES * words
-    return Comm(rounds=2, messages=2, online_bytes=0, setup_bytes=sent, waited_bytes=sent)
+    """So many numbers for the client from the dealer, in the one message of an op that it sends ahead."""
+    return Comm(rounds=0, messages=0, online_bytes=0, setup_bytes=WORD_BYTES * words, waited_bytes=0)
 
 
 def product(left: int, right: int, result: int | None = None) -> Comm:

@@ -71,11 +71,11 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
         if total * 2.0 ** (2 * bits - 64) <= MOST_WRONG:
             return replace(setup, setting=CryptenSetting(fraction_bits=bits))
     worst = max(reaches, key=lambda name: reaches[name].truncated)
-    wrong = total * 2.0 ** (2 * choices[-1] - 64)
+    length, wrong = min(NUM_TOKENS, setup.model.architecture.context), total * 2.0 ** (2 * choices[-1] - 64)
     raise UserError(
         f"the model must hold under protocol crypten with {choices[-1]} fraction bits, but {wrong:.2g} truncations in "
-        f"{min(NUM_TOKENS, setup.model.architecture.context)} tokens would be wrong, most in {worst}, where products "
-        f"sum to {reaches[worst].truncated:.3g}; lower --fraction-bits, or choose protocol semi2k or aby3."
+        f"{length} tokens would be wrong, most in {worst}, where products sum to {reaches[worst].truncated:.3g}; lower "
+        f"--fraction-bits, or choose protocol semi2k or aby3."
     )
 
 

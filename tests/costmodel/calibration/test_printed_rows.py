@@ -26,7 +26,7 @@ def test_shafts_functions_send_what_it_prints() -> None:
     """354 MB and 19 rounds for a GELU of 128 x 3,072: a ReLU, a sign, an opening and a product, of 8 bytes a share."""
     comm = shaft_activation(ops.Silu(rows=128, features=3072))
     assert comm.online_bytes == 128 * 3072 * (464 + 432 + 16 + 32) == 354 * 2**20
-    assert comm.rounds == 9 + 8 + 1 + 1 + 2 * (9 + 8 + 1)  # with a dealer, who is asked for all but the opening
+    assert comm.rounds == 9 + 8 + 1 + 1
     # scores are clipped at both ends by a ReLU each; 16 steps of two products
     assert shaft_softmax(ops.Softmax(heads=1, queries=1, keys=4)).online_bytes == 4 * (2 * 464 + 16 * 2 * 32)
 

@@ -42,9 +42,8 @@ def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(crypten_client
         assert token.agreement.num_equal == 1
         assert token.agreement.largest_error < 0.02
         client, server, dealer = token.cost.by_party
-        # the dealer answers every request of the client's, and only the client asks
-        assert sum(cost.messages for cost in dealer) == sum(cost.messages for cost in client) / 2
-        assert sum(cost.messages for cost in server) == sum(cost.messages for cost in dealer)
+        assert [cost.sent_bytes for cost in client] == [cost.sent_bytes for cost in server]
+        assert [cost.messages for cost in dealer] == [int(cost.messages > 0) for cost in server]
     (architecture,) = crypten_client.graph_of.args
     priced = price(architecture, protocol="crypten", new_tokens=3, seq_len=5, projection="last", rows="needed")
     assert [cost.sent_bytes for cost in priced.tokens.by_token] == [token.cost.sent_bytes for token in tokens]
@@ -92,25 +91,3 @@ def test_masks_are_those_of_a_seed_of_256_bits():
     expected = np.frombuffer(hashlib.shake_128(seed + (2).to_bytes(8, "big")).digest(16), dtype=np.int64)
     assert first((2,)).tolist() == expected.tolist() != Draws(seed)((2,)).tolist()
     assert Draws(bytes(32))((2,)).tolist() != Draws(seed)((2,)).tolist()
-
-
-@pytest.mark.needs_crypten
-@pytest.mark.parametrize(
-    ("kind", "shapes", "result"),
-    [
-        ("mul", [(4, 6), ()], (4, 6)),
-        ("mul", [(2, 1), (3, 2, 5)], (3, 2, 5)),
-        ("matmul", [(2, 3, 4), (2, 4, 5)], (2, 3, 5)),
-        ("and", [(2, 2, 3, 4, 5), (2, 2, 3, 4, 5)], (2, 2, 3, 4, 5)),
-        ("square", [(7,)], (7,)),
-        ("bit", [(1, 2)], (1, 2)),
-    ],
-)
-def test_a_request_says_what_is_asked(kind, shapes, result):
-    from costmodel.engine.crypten_dealer import asked, request, result_shape
-    from costmodel.protocols.crypten_primitives import REQUEST_BYTES
-
-    content = request(kind, shapes)
-    assert len(content) == REQUEST_BYTES
-    assert asked(content) == (kind, [list(shape) for shape in shapes])
-    assert tuple(result_shape(kind, shapes)) == result
