@@ -85,7 +85,7 @@ def _by_interval(x: Any, powers: range, guess: Callable[[int], float]) -> Any:
 
 
 def maximum(x: Any) -> Any:
-    """Of the last dimension, which stays, by halves. CrypTen's finds its place too, for six times as many bytes."""
+    """Of the last dimension, which stays, by halves. CrypTen's finds its place too, for three times as many bytes."""
     while (length := x.size(-1)) > 1:
         half = length // 2
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

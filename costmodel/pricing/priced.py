@@ -287,11 +287,12 @@ class PricedModel:
         if self.total.network_s is not None:
             computed_s = self.total.compute_s
             computing = "left out" if computed_s is None else format_seconds(computed_s)
+            unpaid = " between them, what a dealer makes not counted" if self.trust.dealer else ""
             lines.append(
                 f"of it computing {computing}, on the network "
                 f"{format_seconds(self.total.network_s)}, one after the other; {self.total.rounds:,} rounds, "
                 f"set-up {format_bytes(self.total.setup_bytes or 0)}"
-                f"{' between them, what a dealer makes not counted' if self.trust.dealer else ''}"
+                f"{' from the dealer' if priced.protocol == 'crypten' else unpaid}"
             )
         if self.keys is not None:
             lines.append(
