@@ -1,1 +1,1 @@
-"""Which candidates to train next: strategies behind one ask and tell."""
+"""Searchers, which choose the candidates to train next, behind one ask-and-tell interface."""

@@ -1,11 +1,11 @@
-"""Beginnings of a search: known rows, and the cheapest forms that keep a little of each kind.
+"""The first candidates of a search: published rows, and cheap architectures that keep some sub-layers of each kind.
 
-Attention and ReLU FFNs stay in the first layers and go from the deepest, where the papers' `_ip` rows remove them
-(arXiv 2410.13060), and where the builtin parent misses them least: without its first FFN its loss rises by 6.6 nats,
-without its first attention by 1.5, without any other FFN, or an attention of the last eight layers, by at most 0.11.
-Fewer layers are written as the first ones, and start as the parent's evenly over its depth (`nas.recipe.distillation`).
-Norms are frozen in training rather than absent, where the space has them: they deploy as none, at the same price, and
-most of the training has them.
+Attention and ReLU FFNs are kept in the first layers and removed from the last ones, as in the papers' `_ip` rows (arXiv
+2410.13060). The builtin parent needs its first layers most: its loss rises by 6.6 nats without the first FFN, by 1.5
+without the first attention, and by at most 0.11 without any other FFN or an attention of the last eight layers.
+Candidates with fewer layers start from parent layers spread evenly over its depth (`nas.recipe.distillation`). Norms
+are frozen rather than absent where the space has both: they fold to nothing, at the same cost, and are present for most
+of the training.
 """
 
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from search_spaces.forms import Attention, Ffn, Norm
 from search_spaces.notation import Member, parse
 from search_spaces.space import SearchSpace, contains, member_of
 
-MOST_ANCHORS = 9  # the rest of the default trials, a third, are offspring
-MOST_SHALLOW = 5  # of those, with fewer layers, each whole
-# best first; the first that the space has
+MOST_ANCHORS = 9  # two thirds of the default number of trials; the rest are offspring
+MOST_SHALLOW = 5  # of MOST_ANCHORS, those with fewer layers, all of them with attention and an FFN
+# in order of preference; the first one that the space has is used
 FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "frozen-rmsnorm", "none")
 CHEAP_FFNS: tuple[Ffn, ...] = ("relu", "quadglu", "square", "bilinear")
 
 
 def published_members(space: SearchSpace) -> tuple[Member, ...]:
-    """The papers' rows of this depth that the space holds, in the papers' order, each once."""
+    """Return the papers' rows that belong to the space, in the papers' order, without duplicates."""
     if not space.base.block_facts.has_centred_norms:  # the papers' rows have LayerNorm
         return ()
     notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
@@ -39,13 +39,13 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
 
 
 def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
-    """The first candidates of a search, as far as they are within the budget, in an order that soon covers all prices.
+    """Return the first candidates of a search, all within the budget, in an order that covers all costs early.
 
-    Nets of only the first layers, with attention and a ReLU FFN each; then those that are farthest in price from all
-    others, of nets with attention in all layers and ReLU FFNs in the first 1, 3, 5 ... of them, of fewer layers or half
-    the heads with such FFNs, and of the published rows. One of each deployed form, MOST_ANCHORS in all, none from the
-    cheap end of the range of prices, its IDLE_SHARE; where that leaves nothing, the cheapest member. As written: all
-    published rows and the cheapest member.
+    First come models of fewer layers, each with attention and a ReLU FFN. Then come, each time, the model farthest in
+    cost from those chosen so far. These are models with attention in all layers and ReLU FFNs in the first 1, 3, 5 ...
+    of them, the same with fewer layers or half the heads, and published rows. There are at most MOST_ANCHORS, one per
+    folded form, and none from the cheapest IDLE_SHARE of the range of costs. If none is left, the cheapest member is
+    returned. With costs of the unfolded form, the anchors are all published rows and the cheapest member.
     """
     least = cheapest(feasible.priced)
     if feasible.priced.accounting == "written":
@@ -60,16 +60,13 @@ def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member
 
 
 def _ffn_counts(num_layers: int) -> list[int]:
-    """How many first layers keep a ReLU FFN: odd numbers."""
     return list(range(1, num_layers, 2))
 
 
 def _first_layers(
     space: SearchSpace, num_attention: int, num_ffns: int, attention: Attention = "softmax"
 ) -> Member | None:
-    """Attention in the first layers and a cheap FFN in the first of those, behind those that all members begin with;
-    None if the space has no such member.
-    """
+    """Build a member with attention and cheap FFNs in the first layers, or return None if the space has none."""
     kept = space.definition.first_layers
     for norm, ffn in product(FOLDING_NORMS, CHEAP_FFNS):
         alone = Layer(norm1=norm, attention=attention, ffn="none")
@@ -87,7 +84,7 @@ def _first_layers(
 
 
 def _known(feasible: FeasibleSpace, members: Sequence[Member | None], others: Sequence[Member] = ()) -> list[Member]:
-    """The members within the budget, not too cheap, the first of each deployed form that none of the others has."""
+    """Drop members over budget, too cheap, or with the folded form of an earlier member or of one of `others`."""
     forms, least_s = {deployed_id(member.architecture) for member in others}, _least_s(feasible)
     known = []
     for member in members:
@@ -100,14 +97,14 @@ def _known(feasible: FeasibleSpace, members: Sequence[Member | None], others: Se
 
 
 def _least_s(feasible: FeasibleSpace) -> float:
-    """The price from which on members are worth a training."""
+    """Latency in seconds below which a member is not worth a training."""
     low, high = (price_of(feasible.priced, pick(feasible.priced)).latency_s for pick in (cheapest, most_expensive))
     high = min(high, feasible.budget.latency_s or high)
     return low + IDLE_SHARE * (high - low)
 
 
 def _spread(feasible: FeasibleSpace, chosen: Sequence[Member], members: Sequence[Member], most: int) -> list[Member]:
-    """`chosen` and, up to `most` in all, the farthest in price from those, in turn; first the most expensive."""
+    """Add the member farthest in cost from those chosen, the most expensive first, until there are `most`."""
     prices = {member: price_of(feasible.priced, member).latency_s for member in (*chosen, *members)}
     spread, left = list(chosen), list(members)
 

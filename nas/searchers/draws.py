@@ -1,7 +1,8 @@
-"""New members within a budget, drawn evenly over prices: what a search falls back on, and begins with.
+"""New members within a budget, drawn evenly over costs: the start of a search, and its fallback.
 
-Nearly all members lie at the budget: of uniform draws from `gpt2-small` at 5 minutes a token, 19 of 20 cost within 10 %
-of it. So a draw is uniform within one of NUM_SLICES equal slices of the price, the one with the fewest members so far.
+Nearly all members cost almost as much as the budget allows: of uniform draws from `gpt2-small` at 5 minutes a token, 19
+of 20 cost within 10 % of it. A draw is therefore uniform within one of NUM_SLICES equal slices of latency, the one with
+the fewest members so far.
 """
 
 import math
@@ -20,19 +21,21 @@ from search_spaces.notation import Member
 from search_spaces.optima.optima import Optimum
 from search_spaces.space import path_of_member
 
-NUM_SLICES = 8  # with the default 13 candidates, one or two in each
-# Of the range of prices as deployed, at the cheap end, where next to nothing is left of the model: trained from the
-# builtin parent, deployed forms of 2.1 to 3.2 minutes have perplexities of 101 to 17, above the trigram's 16.
+NUM_SLICES = 8  # one or two of the default 14 candidates in each
+# Share of the range of folded costs, at its cheap end, that is not drawn from, because too little is left of the model:
+# trained from the builtin parent, folded forms of 2.1 to 3.2 minutes have perplexities of 101 to 17; the trigram's is
+# 16.
 IDLE_SHARE = 0.4
-TRIES = 32  # draws from a slice of which none is new before the next slice is tried
-WALKED = 10_000  # members looked through, in their order, where draws find nothing new: small spaces are used up
+TRIES = 32  # draws from a slice without a new member before the next slice is tried
+WALKED = 10_000  # members enumerated when draws find nothing new, so that small spaces are searched to the end
 
 
 class Place(NamedTuple):
-    """Where a member is among all. form: what makes it one answer, its deployed form where that is priced, or itself.
+    """Where a member lies among all members.
 
-    latency_s: not a number for what is no member of the space. fits: whether it is within the budget. slice: the number
-    of the slice that holds it, None if none does.
+    form: what identifies it, the folded form where costs are folded costs, else the member itself. latency_s: seconds
+        per token; NaN if it is not a member of the space. fits: whether it is within the budget. slice: the number of
+        the slice that contains it, or None.
     """
 
     form: Hashable
@@ -42,21 +45,21 @@ class Place(NamedTuple):
 
 
 class Draws:
-    """The members within a budget, sliced by price.
+    """The members within a budget, in slices of cost that do not overlap.
 
-    slices: those that hold a member, cheapest first; of prices as deployed without the cheap end, IDLE_SHARE of the
-        range, unless the space lists its members. No two hold the same member.
+    slices: the slices that contain a member, cheapest first. Slices of folded costs leave out the cheapest IDLE_SHARE
+        of the range, unless the space lists its members.
     """
 
     def __init__(self, feasible: FeasibleSpace) -> None:
         self.feasible = feasible
-        is_listed = feasible.space.definition.members is not None  # by someone who wants them all
+        is_listed = feasible.space.definition.members is not None  # listed members are all meant to be trained
         idle = IDLE_SHARE if feasible.priced.accounting == "deployed" and not is_listed else 0.0
         self.slices = price_slices(feasible, NUM_SLICES, idle) or price_slices(feasible, NUM_SLICES)
         self._places: dict[Member, Place] = {}
 
     def place_of(self, member: Member) -> Place:
-        """Remembered, since a long search asks of every member again and again."""
+        """Return where the member lies, from a cache because long searches ask for every member repeatedly."""
         if (known := self._places.get(member)) is None:
             known = self._places[member] = self._placed(member)
         return known
@@ -71,7 +74,7 @@ class Draws:
         return Place(form=form, latency_s=latency_s, fits=self.feasible.holds(cost), slice=self.slice_at(cost))
 
     def new_of(self, members: Collection[Member], seen: Collection[Member]) -> list[Member]:
-        """The members within budget whose form is that of none seen and of none before it."""
+        """Return the members within the budget, except those with the form of a seen or an earlier member."""
         forms, new = {self.place_of(member).form for member in seen}, list[Member]()
         for member in members:
             place = self.place_of(member)
@@ -81,21 +84,21 @@ class Draws:
         return new
 
     def slice_of(self, optimum: Optimum) -> int | None:
-        """The number of the slice that holds it, None if none does."""
+        """Return the number of the slice that contains the optimum, or None."""
         return self.slice_at(tuple(map(floordiv, optimum.cost, self.feasible.step)))
 
     def slice_at(self, cost: Cost) -> int | None:
-        """The number of the slice that holds members of this cost, in steps, None if none does."""
+        """Return the number of the slice that contains members of this cost, in steps, or None."""
         return next((number for number, part in enumerate(self.slices) if part.holds(cost)), None)
 
     def emptiest(self, members: Iterable[Member], rng: np.random.Generator) -> list[int]:
-        """The numbers of the slices, those with the fewest of the members first, equal ones in random order."""
+        """Return the numbers of the slices, those with the fewest of the members first, ties in random order."""
         return self._emptiest(self._held(members), rng)
 
     def filled(
         self, chosen: Sequence[Member], size: int, rng: np.random.Generator, seen: Collection[Member]
     ) -> list[Member]:
-        """`chosen` with new members, up to `size`; fewer only if none was found."""
+        """Return `chosen` and new members, `size` in all; fewer only if no others were found."""
         members = list(chosen)
         if len(members) >= size:
             return members
@@ -108,14 +111,13 @@ class Draws:
         return members
 
     def _held(self, members: Iterable[Member]) -> Counter[int | None]:
-        """How many each slice holds."""
         return Counter(self.place_of(member).slice for member in members)
 
     def _emptiest(self, held: Counter[int | None], rng: np.random.Generator) -> list[int]:
         return sorted(map(int, rng.permutation(len(self.slices))), key=lambda number: held[number])
 
     def _new(self, rng: np.random.Generator, held: Counter[int | None], forms: Collection[Hashable]) -> Member | None:
-        """A member of none of the forms, from the slice that holds the fewest members and has one."""
+        """Draw a member with a new form from the slice that contains the fewest members and has one."""
         for number in self._emptiest(held, rng):
             for _ in range(TRIES):
                 if self.place_of(member := self.slices[number].sample(rng)).form not in forms:

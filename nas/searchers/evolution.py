@@ -1,4 +1,4 @@
-"""Regularised evolution: mutation and crossover of the best fronts so far, spread over prices."""
+"""Regularised evolution: mutation and crossover of the best fronts so far, spread over costs."""
 
 from collections.abc import Collection, Iterable, Sequence
 from typing import final
@@ -11,17 +11,17 @@ from nas.searchers.strategy import Observation, SearchProblem, Strategy, points_
 from search_spaces.notation import Member
 from search_spaces.variation import crossover, mutate
 
-PARENTS = 4  # fronts are taken, best first, until there are this many parents
+PARENTS = 4  # whole fronts are taken, best first, until they have this many members
 CROSSOVER_SHARE = 0.5
-CHOICES = 16  # offspring drawn for a place, of which the one nearest to its latency target is taken
+CHOICES = 16  # offspring drawn for each proposal; the one nearest to its latency target is taken
 
 
 @final
 class Evolution(Strategy):
-    """Anchors first, then offspring of the front so far.
+    """Propose the anchors, then offspring of the front so far.
 
-    Each offspring has a latency target, uniform in the slice of the price with the fewest trained members; of CHOICES
-    draws the nearest is taken. Without it nearly all offspring crowd at the budget, where nearly all members are.
+    Each offspring has a latency target, uniform in the slice of cost with the fewest trained members, and the nearest
+    of CHOICES draws is taken. Without a target nearly all offspring lie close to the budget, as nearly all members do.
     """
 
     def __init__(self, problem: SearchProblem) -> None:

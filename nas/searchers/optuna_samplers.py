@@ -1,9 +1,9 @@
-"""Samplers of optuna behind the interface of a searcher. Needs the extra `searchers`.
+"""Searchers that use samplers of Optuna, which needs the extra `searchers`.
 
-Every choice of every layer is a categorical parameter, latency and log-perplexity are minimised together. A study is
-built anew for every generation from the results so far, so that proposals are a function of them. A suggestion beyond
-the budget, or one that was made before, is told as failed; after SUGGESTIONS of them, the last one is moved step by
-step to a member that is new and within the budget.
+Every choice of every layer is a categorical parameter; latency and log-perplexity are minimised together. The Optuna
+study is rebuilt from the results for every generation, so that proposals depend on nothing else. A suggestion that is
+over budget or was made before is reported to Optuna as failed. After SUGGESTIONS of them, the last one is mutated step
+by step until it is new and within the budget.
 """
 
 import warnings
@@ -29,17 +29,17 @@ except ImportError:
         "python -m pip install 'private-inference-nas[searchers]'"
     ) from None
 
-SUGGESTIONS = 8  # for a place, before the last one is moved to what may be trained
-MOVES = 64  # of a suggestion, before a place is filled by a draw
+SUGGESTIONS = 8  # for each proposal, before the last one is mutated
+MOVES = 64  # mutations of a suggestion, before a random draw replaces it
 FIELDS = ("norm1", "attention", "norm2", "ffn", "stabiliser")
 SETTINGS: dict[str, dict[str, Any]] = {
     "NSGAIISampler": {"population_size": 8},
     "TPESampler": {"multivariate": True},
-}  # by optuna 50
+}  # keyword arguments by class name
 
 
 class OptunaStrategy(Strategy):
-    """A sampler of optuna by the name of its class, such as TPESampler. Raises UserError if optuna has no such."""
+    """A sampler of Optuna, named by its class, such as TPESampler. Raises UserError if Optuna does not have it."""
 
     def __init__(self, problem: SearchProblem, sampler: str) -> None:
         made = getattr(optuna.samplers, sampler, None)
@@ -95,14 +95,14 @@ class OptunaStrategy(Strategy):
         return study
 
     def _nearest_new(self, layers: tuple[Layer, ...], known: Collection[Member]) -> list[Member]:
-        """The member with these layers if it may be trained; of a space that lists its members, the nearest to them."""
+        """Return the member with these layers if it is new, or the nearest one in a space of listed members."""
         if self.listed is None:
             return self.draws.new_of([member_of(self.space, layers)], known)
         new = self.draws.new_of(self.listed, known)
         return sorted(new, key=lambda member: _num_changes(layers, member.architecture.layers))[:1]
 
     def _moved(self, layers: tuple[Layer, ...], known: Collection[Member], rng: np.random.Generator) -> list[Member]:
-        """A member that may be trained, reached by moves that do not raise its price while it is beyond the budget."""
+        """Mutate towards a member that may be trained. No mutation raises the cost of a member that is over budget."""
         member = member_of(self.space, layers)
         for _ in range(MOVES if contains(self.space, member) else 0):
             other = mutate(self.space, member, rng)
@@ -115,7 +115,6 @@ class OptunaStrategy(Strategy):
 
 
 def _layer(params: dict[str, Any], depth: int) -> Layer:
-    """A suggested layer. What is removed takes its norm and its stabiliser with it."""
     drawn = {name: params[f"{name}.{depth}"] for name in FIELDS}
     drawn |= {"norm1": "none"} if drawn["attention"] == "none" else {}
     drawn |= {"norm2": "none", "stabiliser": "none"} if drawn["ffn"] == "none" else {}

@@ -1,4 +1,4 @@
-"""Searchers: pure functions from a generator and results to the members of the next generation; and their names."""
+"""The interface of searchers, from earlier results to the members to train next, and the table of their names."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -17,9 +17,9 @@ from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member
 
-Key: TypeAlias = tuple[int, int]  # index of a candidate, and how many seeds after the run's own
+Key: TypeAlias = tuple[int, int]  # index of a candidate, and its seed relative to the run's own
 
-SEARCHERS: dict[str, str] = {  # by module and class, imported when they are first wanted
+SEARCHERS: dict[str, str] = {  # module and class, imported when first needed
     "trellis": "nas.searchers.trellis:Trellis",
     "evolution": "nas.searchers.evolution:Evolution",
     "stratified": "nas.searchers.uniform:Stratified",
@@ -32,12 +32,16 @@ SEARCHERS: dict[str, str] = {  # by module and class, imported when they are fir
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A training that a searcher asks for: of a new member, or the rest of the training of one that was looked at.
+    """A training that a searcher asks for: of a new member, or the final training of an evaluated one.
 
-    is_look: whether it stops at the first rung. expected: log-perplexity at the end, where the searcher predicts it.
+    The schedule sets the fields after `expected`.
 
-    The schedule adds the rest. index: numbers candidates and baselines in order. replicate: how many seeds after the
-    run's own; a replicate has the index of its candidate. role: baselines are trained for comparison only.
+    Attributes:
+        is_look: whether it is a low-fidelity evaluation, which stops at the first rung.
+        expected: predicted final log-perplexity, or None.
+        index: numbers candidates and baselines in order; a replicate has the index of its candidate.
+        role: baselines are trained for comparison only.
+        replicate: the number of seeds after the run's own.
     """
 
     member: Member
@@ -50,19 +54,21 @@ class Suggestion:
 
     @property
     def key(self) -> Key:
-        """Index and replicate, which tell trainings apart."""
+        """Index and replicate, which identify a training."""
         return self.index, self.replicate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """What is known of a training: its result, or what is predicted of it after a look.
+    """A training's result, or what its low-fidelity evaluation predicts.
 
-    log_perplexity: at the end, nats, as it came out or as predicted; None if it diverged or failed.
-    deviation: standard deviation of the prediction, nats; None for a result. goes_on: whether a member that was looked
-        at is being trained to its end.
-    latency_s: of the form that its weights were verified to fold to. feasible: whether that form holds in fixed point
-        and is within the budget. rung_losses: nats per token, in order.
+    Attributes:
+        latency_s: seconds per token, of the form that its weights were verified to fold to.
+        log_perplexity: final result or prediction, nats; None if it diverged or failed.
+        deviation: standard deviation of the prediction, nats; None for a result.
+        goes_on: whether an evaluated member has been promoted to its final training.
+        feasible: whether the folded form stays within fixed-point range and the budget.
+        rung_losses: validation losses at the rungs, nats per token, in order.
     """
 
     member: Member
@@ -78,14 +84,14 @@ class Observation:
 
     @property
     def key(self) -> Key:
-        """Index and replicate, which tell trainings apart."""
+        """Index and replicate, which identify a training."""
         return self.index, self.replicate
 
 
 class Room(NamedTuple):
-    """How many looks, and how many trainings to their end, a search may still ask for.
+    """How many low-fidelity evaluations (looks) and final trainings (ends) a search may still ask for.
 
-    per_end: looks for each end after the first, of all there are to be.
+    per_end: low-fidelity evaluations for each final training after the first, over the whole search.
     """
 
     looks: int
@@ -93,19 +99,23 @@ class Room(NamedTuple):
     per_end: float = 3.0
 
     def after(self, *, is_look: bool) -> "Room":
-        """What is left once one more has been asked for."""
+        """Return what is left after one more training."""
         return self._replace(looks=self.looks - is_look, ends=self.ends - (not is_look))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SearchProblem:
-    """A problem for a searcher: all it may know before anything is trained.
+    """What a searcher knows before anything is trained.
 
-    feasible: the members within the budget. anchors: what an expert would begin with.
-    reference_loss: nats; what is worse adds nothing to a front.
-    parent: the model that candidates start from, of the dimensions of the space, and its loss, nats; None from scratch.
-    heals_shortly: whether candidates are trained for far less than the parent was, so that what they lack stays.
-    blocks: scores of the parent's, for the searchers that are in `nas.study.blocks.READERS`; None for others.
+    Attributes:
+        feasible: the members within the budget.
+        anchors: members to begin with.
+        reference_loss: nats; candidates above it add nothing to the front.
+        parent: the model that candidates start from, in the dimensions of the space; None from scratch.
+        parent_loss: its loss, nats.
+        heals_shortly: whether candidates train on far fewer tokens than the parent did, so that most of the loss from
+            removed sub-layers remains.
+        blocks: block scores of the parent, for the searchers in `nas.study.blocks.READERS`; None for others.
     """
 
     feasible: FeasibleSpace
@@ -118,9 +128,9 @@ class SearchProblem:
 
 
 class Strategy(ABC):
-    """Proposes the members of one generation. Made of a `SearchProblem`.
+    """A searcher, which is constructed from a `SearchProblem` and proposes one generation at a time.
 
-    takes_looks: whether it asks for trainings up to their first rung, rather than for all to their end.
+    takes_looks: whether it asks for low-fidelity evaluations first, rather than only for final trainings.
     """
 
     takes_looks: ClassVar[bool] = False
@@ -132,20 +142,20 @@ class Strategy(ABC):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        """Proposes at most `size` members within budget, none deploying as one seen does; fewer if it finds fewer.
+        """Propose at most `size` members within the budget that fold to different models than those seen; or fewer.
 
-        seen: every member that was proposed. trained: those of which results may be known, in a fixed order.
+        seen: every member that was proposed before. trained: results and predictions so far, in a fixed order.
         """
 
     def suggestions(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation], room: Room
     ) -> list[Suggestion]:
-        """Asks for at most `size` trainings; for none if nothing is left. By default all go to their end."""
+        """Ask for at most `size` trainings, or for none if nothing is left. By default all are final trainings."""
         return [Suggestion(member) for member in self.propose(min(size, room.ends), rng, seen, trained)]
 
 
 def points_of(trained: Sequence[Observation]) -> list[tuple[Member, Point]]:
-    """The members that did not diverge, with their points, of some expected ones."""
+    """Return the members that did not diverge or fail, with their results or predictions as points."""
     return [
         (training.member, (training.latency_s, training.log_perplexity))
         for training in trained
@@ -154,7 +164,7 @@ def points_of(trained: Sequence[Observation]) -> list[tuple[Member, Point]]:
 
 
 def check_searcher(name: str) -> None:
-    """Raises UserError unless the name is in `SEARCHERS` or of the form `module:Class`, which is not imported."""
+    """Raise UserError unless the name is in `SEARCHERS` or has the form `module:Class`. Imports nothing."""
     if name not in SEARCHERS and ":" not in name:
         raise UserError(
             f"--searcher must be one of {', '.join(SEARCHERS)}, optuna:NAME of a sampler, or module:Class of your own, "
@@ -163,7 +173,7 @@ def check_searcher(name: str) -> None:
 
 
 def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
-    """What makes the searcher of a name. Raises UserError as `check_searcher`, or if it is no `Strategy`."""
+    """Return the constructor of a searcher. Raises UserError for an unknown name or no `Strategy`."""
     check_searcher(name)
     module, _, attribute = SEARCHERS.get(name, name).partition(":")
     if module == "optuna":

@@ -1,15 +1,15 @@
-"""The surrogate of `trellis`: log-perplexity as a sum over sub-layers, by Bayesian linear regression.
+"""The surrogate of `trellis`: Bayesian linear regression of log-perplexity on sub-layers and a few global features.
 
-The log-perplexity of a member is taken to be a sum over its sub-layers, of what each form is worth at its depth, and
-of a few counts of the whole, by which losses grow as things run out: y = features @ weights + a discrepancy of each
-member + noise of each seed, all normal. What forms of sub-layers are worth, and the discrepancy, are those of greatest
-posterior probability on a grid; the rest is in closed form.
+The model is y = features @ weights + a discrepancy of each member + noise of each seed, all normal. There is one
+feature per form of sub-layer and depth, and a few for the whole model, because losses grow faster as its components
+become scarce. The standard deviations of the form weights and of the discrepancy are the most probable ones of a grid;
+the rest is in closed form.
 
-What the whole lacks is ln((1 + layers) / (1 + nonlinear FFNs)), the same of attentions, of which one with half of the
-heads is half of one, and gaps: of all pairs of layers, the share with no attention from the first to the second, since
-tokens then hear nothing of one another on the way. Prior means, all relative to the parent, are from least squares over
-four parents: `python -m experiments run prior` prints that fit, those without each of the four, and what they explain
-of parents that are in none. Attention scores add nothing to gaps, and have a weight near 0.
+The global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
+counts as half), and attention gaps: the share of pairs of layers with no attention from the first to the second, so
+that no token mixing happens. Prior means, relative to the parent, are a least-squares fit over four parents. `python -m
+experiments run prior` prints this fit, the fits without each of the four, and how well they explain parents that are in
+none. Block scores of attentions add nothing to gaps, so their weight is near 0.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """
@@ -33,50 +33,50 @@ from search_spaces.notation import Member
 from search_spaces.optima.stages import Floats, Index, Scores, Stages
 
 Bools: TypeAlias = NDArray[np.bool_]
-SubLayerForm: TypeAlias = tuple[str, ...]  # norm and form of a sub-layer, of an FFN its stabiliser too
+SubLayerForm: TypeAlias = tuple[str, ...]  # norm and form of a sub-layer, and the stabiliser of an FFN
 
-SMOOTHNESS = 3.0  # layers over which what a form is worth is alike
-JITTER = 1e-9  # on the diagonal of a smooth covariance, so that it has a root
-SEED_NOISE = 0.006  # nats: of one candidate, between seeds; experiments/data/fidelity.csv
-WORTHS = (0.005, 0.01, 0.02, 0.05, 0.1)  # nats, of a sub-layer form at a depth
-DISCREPANCIES = (0.01, 0.02, 0.05, 0.1, 0.2)  # nats, of a member
-USUAL = (0.02, 0.05)  # what both are taken to be before there are results
+SMOOTHNESS = 3.0  # layers over which the weights of a form are similar
+JITTER = 1e-9  # added to the diagonal of a smooth covariance, so that it has a Cholesky factor
+SEED_NOISE = 0.006  # nats, standard deviation between seeds of a candidate; experiments/data/fidelity.csv
+WORTHS = (0.005, 0.01, 0.02, 0.05, 0.1)  # nats, standard deviation of the weight of a sub-layer form at one depth
+DISCREPANCIES = (0.01, 0.02, 0.05, 0.1, 0.2)  # nats, standard deviation of the discrepancy
+USUAL = (0.02, 0.05)  # centre of the prior of both
 PAIRS = tuple(product(WORTHS, DISCREPANCIES))
-SHORT_UNIT = 0.1  # of WORTHS where little heals: scores are then of what candidates start as, most below 0.003 nats
-HEADS = {"none": 0.0, "softmax-half": 0.5}  # share of a layer's; all of other forms
-NUM_COUNTS = 7  # features that are no form of a sub-layer and no block score
-SPREAD = 1.0  # of the logarithms of both, around that
+SHORT_UNIT = 0.1  # unit of WORTHS with short recovery, where most block scores are below 0.003 nats
+HEADS = {"none": 0.0, "softmax-half": 0.5}  # share of a layer's heads; all of them in other forms
+NUM_COUNTS = 7  # global features other than block scores
+SPREAD = 1.0  # standard deviation of the logarithms of both around USUAL
 
 
 class Prior(NamedTuple):
-    """Normal distribution of the weight of a feature."""
+    """Normal distribution of a weight."""
 
     mean: float
     deviation: float
 
 
-BASE = Prior(2.4, 1.0)  # log-perplexity of a model of which nothing is scarce, from scratch
-FROM_PARENT = 0.05  # deviation of that around the loss of a parent
+BASE = Prior(2.4, 1.0)  # log-perplexity from scratch, when nothing is scarce
+FROM_PARENT = 0.05  # standard deviation around the parent's loss
 LIVE_NORM = Prior(-0.005, 0.01)
-SHORT_LIVE_NORM = Prior(0.0, 0.01)  # where little heals, block scores say what a norm is worth
+SHORT_LIVE_NORM = Prior(0.0, 0.01)  # with short recovery, block scores already contain the effect of norms
 REGULARISED = Prior(0.0, 0.05)
-FIRST_FFN = Prior(0.0, 0.1)  # of a nonlinear one in the first layer, beyond its block score, of another kind there
-BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.07, 0.1))  # of attention scores, of FFN scores
-# The same where 32,768 tokens heal: two candidates of SmolLM2 kept 0.41 and 0.58 of theirs.
+FIRST_FFN = Prior(0.0, 0.1)  # a nonlinear FFN in the first layer, beyond its block score
+BLOCK_FACTORS = (Prior(0.0, 0.02), Prior(0.07, 0.1))  # per block score of attentions, of FFNs
+# After recovery on 32,768 tokens, two candidates of SmolLM2 kept 0.41 and 0.58 of their scores.
 SHORT_FACTORS = (Prior(0.5, 0.3), Prior(0.5, 0.3))
-SCARCITY = (Prior(0.15, 0.08), Prior(0.21, 0.05))  # of ln((1 + layers) / (1 + n)), n attentions, n nonlinear FFNs
-GAPS = Prior(1.2, 0.4)  # of the share of pairs of layers with no attention from the first to the second
+SCARCITY = (Prior(0.15, 0.08), Prior(0.21, 0.05))  # per ln((1 + layers) / (1 + n)), n attentions, n nonlinear FFNs
+GAPS = Prior(1.2, 0.4)  # per share of pairs of layers with no attention from the first to the second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Features:
-    """Made by `features_of`; layers are numbered as in `stages`.
+    """The features of members and the prior of their weights, made by `features_of`. Layers are numbered as in
+    `stages`.
 
-    sub_layer_forms: by layer, the numbers of its two sub-layer forms. num_forms: of those.
-    kept: by layer, of heads and of a nonlinear FFN, as the function. live_norms: by layer.
-    base: log-perplexity of a model of which nothing is scarce. live_norm: what one is worth.
-    blocks: depth x layer x 2, ln(1 + score) of its halves, since what destroys a model heals the most; or None.
-    unit: what WORTHS are in, nats.
+    sub_layer_forms: layer x 2, the numbers of the forms of its attention and its FFN. kept: layer x 2, as the function
+        `kept`. live_norms: the number of each layer. base: prior of the log-perplexity when nothing is scarce.
+    blocks: depth x layer x 2, ln(1 + block score), since the largest losses recover most; or None. unit: of WORTHS,
+        nats.
     """
 
     stages: Stages
@@ -116,36 +116,36 @@ class Features:
         )
 
     def _placed(self, member: Member) -> Sequence[Layer]:
-        """Layers where they are trained: on which of the parent's."""
+        """Put the layers at the depths of the parent's layers that initialise them."""
         layers = member.architecture.layers
         return spread_layers(layers) if self.from_parent else layers
 
     @property
     def _others(self) -> list[Prior]:
-        """Priors of what is no form of a sub-layer, in the order of `rows`."""
+        """Priors of the weights after those of sub-layer forms, in the order of `rows`."""
         blocks = () if self.blocks is None else self.block_factors
         return [self.base, self.live_norm, REGULARISED, FIRST_FFN, *SCARCITY, GAPS, *blocks]
 
     @property
     def mean(self) -> Floats:
-        """The prior mean of the weights."""
+        """Prior mean of the weights."""
         return np.concatenate([np.zeros(self.num_sub_layer_weights), [prior.mean for prior in self._others]])
 
     @property
     def root(self) -> Floats:
-        """The Cholesky factor of the prior covariance of the weights, where a form is worth 1 nat at a depth."""
+        """Cholesky factor of the prior covariance of the weights, with a deviation of 1 nat for form weights."""
         smooth = np.linalg.cholesky(smooth_covariance(len(self.stages.steps), SMOOTHNESS))
         root: Floats = block_diag(*[smooth] * self.num_forms, np.diag([prior.deviation for prior in self._others]))
         return root
 
     def scales(self, worth: float) -> Floats:
-        """Factors of the columns of `root` where a form is worth so many nats at a depth (its deviation)."""
+        """Factors of the columns of `root` for form weights with a deviation of `worth` nats."""
         return np.concatenate([np.full(self.num_sub_layer_weights, worth), np.ones(len(self._others))])
 
     def additive(self, weights: Floats, around: Floats) -> Scores:
-        """Weights as scores that add up over layers, depth x layer.
+        """Turn weights into scores that add up over layers, depth x layer, by linearising the global features.
 
-        around: depth x 2, what the member is taken to keep elsewhere: what more is worth depends on that.
+        around: depth x 2, the heads and FFNs kept by the member around which they are linearised.
         """
         depths, size = np.arange(len(self.stages.steps)), self.num_sub_layer_weights
         _, live, _, first_ffn, *scarcity, gaps = weights[size : size + NUM_COUNTS]
@@ -161,13 +161,13 @@ class Features:
 
 
 def lacking(left: Floats) -> Floats:
-    """Members x 3: what the whole lacks of attentions, of nonlinear FFNs, and its gaps. left: members x depth x 2."""
+    """Members x 3: scarcity of attentions and of nonlinear FFNs, and attention gaps. left: members x depth x 2."""
     counts = np.log((1 + left.shape[1]) / (1 + left.sum(axis=1)))
     return np.column_stack([counts, gap_share(left[:, :, 0] > 0)])
 
 
 def gap_share(has_attention: Bools) -> Floats:
-    """The share of pairs of layers with no attention from the first to the second. has_attention: members x depth."""
+    """Share of pairs of layers with no attention from the first to the second. has_attention: members x depth."""
     run, pairs = np.zeros(len(has_attention)), np.zeros(len(has_attention))
     for lacks in ~has_attention.T:
         run = (run + 1) * lacks
@@ -176,14 +176,14 @@ def gap_share(has_attention: Bools) -> Floats:
 
 
 def gap_shares_closed(has_attention: Bools) -> Floats:
-    """How much less that share is with attention at each depth than without, all else equal. has_attention: depth."""
+    """How much attention at each depth lowers the gap share, all else equal. has_attention: depth."""
     there = np.eye(len(has_attention), dtype=bool)
     closed: Floats = gap_share(has_attention & ~there) - gap_share(has_attention | there)
     return closed
 
 
 def features_of(stages: Stages, problem: SearchProblem) -> Features:
-    """Makes the features of a problem's space."""
+    """Build the features of a problem's space."""
     halves = [sub_layer_forms(layer) for layer in stages.layers]
     numbers = {form: number for number, form in enumerate(dict.fromkeys(form for both in halves for form in both))}
     blocks = None
@@ -210,7 +210,7 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
 
 
 def smooth_covariance(num_depths: int, smoothness: float) -> Floats:
-    """Depths x depths: what is alike over so many layers, of unit variance."""
+    """Squared-exponential covariance, depths x depths, with `smoothness` layers as its length scale."""
     depths = np.arange(num_depths)
     covariance: Floats = np.exp(-(((depths[:, None] - depths) / smoothness) ** 2) / 2) + JITTER * np.eye(num_depths)
     return covariance
@@ -221,14 +221,14 @@ def sub_layer_forms(layer: Layer) -> tuple[SubLayerForm, SubLayerForm]:
 
 
 def kept(layer: Layer) -> tuple[float, float]:
-    """The share of the heads, and 1 if there is a nonlinear FFN."""
+    """Return the share of heads that a layer keeps, and 1 if it has a nonlinear FFN, else 0."""
     return HEADS.get(layer.attention, 1.0), float(layer.ffn not in (*LINEAR_FFNS, "none"))
 
 
 class Observations(NamedTuple):
-    """What is known of members, each once. rows: their features, members x features.
+    """Observed losses, one per member.
 
-    losses: nats. variances: of each around the member's own mean over seeds, nats^2.
+    rows: members x features. losses: nats. variances: of each loss around the member's own mean over seeds, nats^2.
     """
 
     rows: Floats
@@ -237,10 +237,10 @@ class Observations(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """Posterior distribution of the weights, and the discrepancy of a member.
+    """Posterior distribution of the weights, and the standard deviation of the discrepancy of a member.
 
-    mean: features. root: of the covariance, features x features: the one that the Cholesky factors of prior and
-    precision give, both far from singular, so that draws do not depend on who computes them.
+    mean: features. root: of the covariance, features x features. It is computed from the Cholesky factors of prior and
+        precision, both far from singular, so that draws are the same on every machine.
     """
 
     mean: Floats
@@ -248,21 +248,21 @@ class Posterior(NamedTuple):
     discrepancy: float
 
     def predict(self, rows: Floats) -> "PredictiveDistribution":
-        """Predicts members with these features."""
+        """Predict members with these features."""
         rooted = rows @ self.root
         return PredictiveDistribution(rooted, rows @ self.mean, (rooted**2).sum(axis=1), rooted, self.discrepancy)
 
     def draws(self, num: int, rng: np.random.Generator) -> Floats:
-        """Weights drawn from the posterior, num x features."""
+        """Draw weights from the posterior, num x features."""
         drawn: Floats = self.mean + rng.normal(size=(num, len(self.mean))) @ self.root.T
         return drawn
 
 
 class PredictiveDistribution(NamedTuple):
-    """Log-perplexities of given members by a posterior, without discrepancy and the noise of a seed.
+    """Predicted log-perplexities of members, without discrepancy and seed noise.
 
-    rooted: their features times the root of the covariance. mean, variance: of each. crossed: the root times the
-    covariance of each with the weights, members x features.
+    rooted: features times the root of the covariance, members x features. mean, variance: of each member. crossed:
+        covariance of each prediction with the weights in units of the root, members x features.
     """
 
     rooted: Floats
@@ -273,24 +273,24 @@ class PredictiveDistribution(NamedTuple):
 
     @property
     def deviation(self) -> Floats:
-        """Standard deviation of each, discrepancy included."""
+        """Standard deviation of each member, discrepancy included."""
         deviation: Floats = np.sqrt(self.variance + self.discrepancy**2)
         return deviation
 
     def condition_on(self, place: int) -> "PredictiveDistribution":
-        """The distribution as it would be if this member came out as expected."""
+        """Return the distribution after observing a member at its predicted mean."""
         shared = self.rooted @ self.crossed[place]
         gain = shared / (shared[place] + self.discrepancy**2 + SEED_NOISE**2)
         crossed = self.crossed - np.outer(gain, self.crossed[place])
         return self._replace(variance=self.variance - gain * shared, crossed=crossed)
 
     def with_own(self, losses: Floats, variances: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation of members whose own observations the posterior knows, discrepancies included.
+        """Mean and standard deviation, discrepancy included, of members whose own observations the posterior contains.
 
-        losses, variances: of those observations; infinite variance for none. Given the weights, what a member is beyond
-        their sum is known from its own observation alone.
+        losses, variances: of those observations, with infinite variance for none. Given the weights, only a member's
+            own observation says anything about its discrepancy.
         """
-        share = 1 / (1 + variances / self.discrepancy**2)  # of what is beyond the sum, that the observation shows
+        share = 1 / (1 + variances / self.discrepancy**2)  # of the discrepancy, as far as the observation reveals it
         mean = self.mean + share * (losses - self.mean)
         deviation = np.sqrt((1 - share) ** 2 * self.variance + (1 - share) * self.discrepancy**2)
         return mean, deviation
@@ -298,23 +298,23 @@ class PredictiveDistribution(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Fit:
-    """losses: of each observation. errors: of each, as all others predict it."""
+    """A fitted surrogate. losses: of the observations. errors: of predicting each from all others."""
 
     posterior: Posterior
     losses: Floats
     errors: Floats
 
     def r2(self) -> float:
-        """R^2 of the observations: one minus their squared errors over those of their mean."""
+        """Leave-one-out R^2: one minus the squared errors over the squared deviations from the mean."""
         around = self.losses - self.losses.mean()
         return float(1 - self.errors @ self.errors / max(around @ around, 1e-12))
 
 
 class _Whitened(NamedTuple):
-    """Observations in terms of weights = mean + root @ (normal ones of unit variance), where a form is worth 1 nat.
+    """Observations in terms of z, with weights = mean + root @ z and z standard normal.
 
-    inner: the precision that the observations give those. seen: inner times where they draw them to. constant: the
-    part of the negative log-likelihood that no weight changes.
+    inner: precision that the observations add to z. seen: linear term of their log-likelihood in z. constant: terms of
+        the negative log-likelihood that do not depend on z.
     """
 
     inner: Floats
@@ -323,7 +323,7 @@ class _Whitened(NamedTuple):
 
 
 def fit(features: Features, known: Observations) -> Fit:
-    """The posterior of the weights: by features rather than by observations, of which a long search has more."""
+    """Fit the posterior of the weights. The algebra is by features, because a long search has more observations."""
     apart, root = known.losses - known.rows @ features.mean, features.root
     rows = csr_array(known.rows)
     whitened = {
@@ -338,7 +338,7 @@ def fit(features: Features, known: Observations) -> Fit:
     explained = root @ solve_triangular(factor, scales[worth] * seen, lower=True)
     variances = discrepancy**2 + known.variances
     rooted = known.rows @ root
-    left = (1 - (rooted**2).sum(axis=1) / variances) / variances  # the diagonal of the inverse of their covariance
+    left = (1 - (rooted**2).sum(axis=1) / variances) / variances  # diagonal of the inverse of their covariance
     return Fit(
         posterior=Posterior(features.mean + explained, root, discrepancy),
         losses=known.losses,
@@ -353,13 +353,12 @@ def _whitened(rows: csr_array, root: Floats, apart: Floats, variances: Floats) -
 
 
 def _precision_factor(inner: Floats, scale: Floats) -> Floats:
-    """The Cholesky factor of the precision of normal ones whose weights have these scales."""
     factor: Floats = np.linalg.cholesky(scale[:, None] * inner * scale + np.eye(len(inner)))
     return factor
 
 
 def _log_posterior(whitened: _Whitened, scale: Floats, worth: float, discrepancy: float) -> float:
-    """The log-posterior of what a form is worth and of the discrepancy, but for a constant."""
+    """Log-posterior of a pair of WORTHS and DISCREPANCIES, up to a constant."""
     inner, seen, constant = whitened
     factor = _precision_factor(inner, scale)
     explained = solve_triangular(factor, scale * seen, lower=True)

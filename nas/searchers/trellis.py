@@ -1,14 +1,15 @@
-"""The searcher `trellis`: what adds up is drawn from a posterior and solved exactly, for every price at once.
+"""The searcher `trellis`: Thompson sampling of an additive surrogate, optimised by dynamic programming over layers.
 
-A search begins with the anchors, which are spread over prices: the one of which most is expected is trained to its end,
-for a front as soon as can be, and others get looks. Then, per generation:
-weights are drawn from the posterior of the surrogate, given what has been trained in this search and, where it knows
-any, in others before it; the graph is solved for the whole frontier of price against each draw's scores, and those of
-the mean; all these members, some random ones, the anchors and what was trained before are the candidates. Most get a
-look, a quarter of their training, which says nearly all of what the rest would: those that are expected to add most to
-the front, times the probability that they complete, each as if those before it, those in training, and all that could
-go on had come out as expected. Of what was looked at, or trained before, those go on to their end that are expected to
-add most to the front of what has ended. Once there are a few looks to choose from, looks and ends keep pace.
+A search begins with the anchors, which are spread over costs. The most promising one gets its final training, so that
+there is a front early; others get low-fidelity evaluations. Then, in every generation:
+
+1. Weights are drawn from the posterior of the surrogate, given all results of this search and of earlier ones. For each
+   draw and for the posterior mean, the best architectures at every cost are computed.
+2. These, some random members and the anchors are evaluated at low fidelity, those first whose expected hypervolume
+   improvement times probability of completion is largest. Each choice takes members chosen before it, members in
+   training and members that could be promoted at their predicted losses.
+3. Evaluated members are promoted that are expected to add most to the front of final results. Evaluations and
+   promotions then keep the ratio `Room.per_end`.
 """
 
 import math
@@ -27,16 +28,16 @@ from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Floats, stages_of
 
-BEYOND = 0.15  # of the range of prices: how far the reference is beyond the budget, where else nothing would count
-NUM_DRAWS = 16  # of weights, each solved for every price: seconds a generation
-NUM_SOLVED = 2  # times that each draw is, the second time around a solution of the first
-NUM_RANDOM = 16  # members drawn evenly over prices, in case all solutions agree in an error
-PRIOR_LOGIT = 3.0  # 19 of 20 complete
-PRIOR_DEVIATION = 5.0  # of the weights of counts per layer, and of the logit
+BEYOND = 0.15  # of the range of costs: distance of the reference point from the budget, so that members there count
+NUM_DRAWS = 16  # of weights, each solved for every cost: takes seconds a generation
+NUM_SOLVED = 2  # times per draw; the second time linearised around a solution of the first
+NUM_RANDOM = 16  # members drawn evenly over costs, in case all draws share an error
+PRIOR_LOGIT = 3.0  # 19 of 20 trainings complete
+PRIOR_DEVIATION = 5.0  # of the weights of counts, and of the logit around PRIOR_LOGIT
 
 
 class Observed(NamedTuple):
-    """What was observed of a member itself. loss: nats. variance: of that around its mean over seeds, nats^2."""
+    """A member's own observations, combined. loss: nats. variance: around its mean over seeds, nats^2."""
 
     loss: float
     variance: float
@@ -44,7 +45,7 @@ class Observed(NamedTuple):
 
 @final
 class Trellis(Strategy):
-    """Expected improvement of the front, over members that are optimal for draws from a posterior."""
+    """Maximise expected improvement of the front over members that are optimal for draws from a posterior."""
 
     takes_looks = True
 
@@ -87,7 +88,6 @@ class Trellis(Strategy):
         return auction.suggestions(size, num_new=len(new), num_standing=len(standing), room=room)
 
     def _observed(self, trained: Sequence[Observation]) -> dict[Member, Observed]:
-        """What was observed of every member, once."""
         observed: dict[Member, Observed] = {}
         for training in trained:
             if training.log_perplexity is None:
@@ -105,7 +105,7 @@ class Trellis(Strategy):
         return fit(self.features, Observations(rows, losses, variances))
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
-        """Members that may be trained, each deployed form once; anchors alone, as long as there are `least`."""
+        """Members that may be trained, one per folded form: only anchors while there are `least` of them."""
         members = self.draws.new_of(self.problem.anchors, seen)
         if len(members) >= least:
             return self._drawn(members)
@@ -126,7 +126,6 @@ class Trellis(Strategy):
         return self._drawn(self.draws.new_of(members, seen))
 
     def _drawn(self, members: Sequence[Member]) -> list[Member]:
-        """Those of prices that are drawn from, if there are any."""
         return [member for member in members if self.draws.place_of(member).slice is not None] or list(members)
 
     def _completion(self, members: Sequence[Member], trained: Sequence[Observation]) -> Floats:
@@ -137,18 +136,17 @@ class Trellis(Strategy):
         return completion(self._counts(members), weights)
 
     def _counts(self, members: Sequence[Member]) -> Floats:
-        """Members x (1, and per layer: live norms, attentions, nonlinear FFNs)."""
+        """Members x (1, and shares of layers with live norms, with attention, with a nonlinear FFN)."""
         layers = self.stages.numbered([member.architecture.layers for member in members])
         kept = (self.features.kept[layers] > 0).mean(axis=1)
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
 
 
 class Auction:
-    """Members that bid for a generation's trainings with what they are expected to add to a front.
+    """Choose a generation's trainings one by one, by their expected improvement of the front.
 
-    members: new ones, then those that stand at a look, then those in training. latency_s: of
-    each. observed: what was, of any. completes: the probability of each.
-    ended: points of what has.
+    members: new ones, then evaluated ones that could be promoted, then those in training. observed: own observations of
+        members that have any. completes: probability that each completes. ended: points of final results.
     """
 
     def __init__(
@@ -171,7 +169,7 @@ class Auction:
         self.points, self.reference = list(ended), reference
 
     def suggestions(self, size: int, *, num_new: int, num_standing: int, room: Room) -> list[Suggestion]:
-        """The winners, in turn."""
+        """Return the chosen trainings in order."""
         new, standing = list(range(num_new)), list(range(num_new, num_new + num_standing))
         for place in range(num_new + num_standing, len(self.members)):
             self._take(place)
@@ -196,7 +194,7 @@ class Auction:
         return self.completes * expected_improvement(self.latency_s, self.mean, deviation, points, self.reference)
 
     def _take(self, place: int) -> None:
-        """Goes on as if a member came out as expected."""
+        """Condition the surrogate on a pending member's predicted loss ("kriging believer")."""
         self.points.append((float(self.latency_s[place]), float(self.mean[place])))
         self.predicted = self.predicted.condition_on(place)
 
@@ -206,9 +204,9 @@ def expected_improvement(
 ) -> Floats:
     """Expected hypervolume that each candidate adds to the front of the points, seconds x nats, in closed form.
 
-    A point of loss y at price t adds the area between y and the staircase of the front, from t to the reference. So
-    its expectation is a sum, over the steps of the staircase beyond t, of their width times the expected improvement
-    on their height.
+    A point with loss y at latency t adds the area between y and the staircase of the front, from t to the reference.
+    Its expectation is a sum over the steps of the staircase beyond t: width of the step times expected improvement on
+    its height.
 
     Source: Emmerich, Giannakoglou and Naujoks 2006, https://doi.org/10.1109/TEVC.2005.859463, for expected hypervolume
     improvement; Jones, Schonlau and Welch 1998, https://doi.org/10.1023/A:1008306431147, for the term of a step.
@@ -216,7 +214,7 @@ def expected_improvement(
     inside = sorted(point for point in points if point[0] < reference[0] and point[1] < reference[1])
     steps = np.array([(0.0, reference[1]), *inside])
     lowest = np.minimum.accumulate(steps[:, 1])
-    steps = steps[np.append(True, lowest[1:] < lowest[:-1])]  # of many points few are on the front
+    steps = steps[np.append(True, lowest[1:] < lowest[:-1])]  # keeps only the front
     edges, heights = np.append(steps[:, 0], reference[0]), steps[:, 1]
     begins, ends = edges[:-1], edges[1:]
     widths = (ends - np.maximum(begins, latency_s[:, None])).clip(min=0)  # candidates x steps
@@ -228,9 +226,9 @@ def expected_improvement(
 
 
 def completion_weights(counts: Floats, completed: Floats) -> Floats:
-    """The most probable weights of a logistic regression, towards what usually happens.
+    """Fit a logistic regression of completion, with a normal prior around PRIOR_LOGIT.
 
-    counts: results x counts, the first of them 1. completed: 1 or 0.
+    counts: results x counts, the first of them 1. completed: 1 or 0 per result.
     """
     centre = np.zeros(counts.shape[1])
     centre[0] = PRIOR_LOGIT
@@ -246,6 +244,6 @@ def completion_weights(counts: Floats, completed: Floats) -> Floats:
 
 
 def completion(counts: Floats, weights: Floats) -> Floats:
-    """The probability that each completes."""
+    """Return the probability that each member completes."""
     likely: Floats = expit(counts @ weights)
     return likely

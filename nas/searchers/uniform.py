@@ -1,4 +1,4 @@
-"""Searchers that learn nothing from results: uniform draws and uniform within slices of the price."""
+"""Searchers that do not learn from results: uniform draws, and uniform draws within slices of cost."""
 
 from collections.abc import Collection, Sequence
 from typing import final
@@ -12,7 +12,7 @@ from search_spaces.notation import Member
 
 @final
 class Stratified(Strategy):
-    """Uniform within slices of the price, the ones with the fewest members first, without repetition."""
+    """Draw uniformly within slices of cost, those with the fewest members first, without repetition."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.draws = Draws(problem.feasible)
@@ -25,7 +25,7 @@ class Stratified(Strategy):
 
 @final
 class Uniform(Strategy):
-    """Uniform over the members within the budget, nearly all of which cost nearly all of it."""
+    """Draw uniformly from the members within the budget, nearly all of which cost almost as much as it allows."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.feasible, self.draws = problem.feasible, Draws(problem.feasible)
