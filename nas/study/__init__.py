@@ -1,1 +1,1 @@
-"""A study: proposals, trials, workers, the run folder."""
+"""A study: it proposes candidates, trains them in workers, and writes the run folder."""

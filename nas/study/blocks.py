@@ -1,4 +1,4 @@
-"""The block scores of a run: computed or read from the cache for searchers that use them, and kept with the run."""
+"""The block scores of a run, computed or read from the cache, and saved with the run."""
 
 from rich.console import Console
 
@@ -10,14 +10,14 @@ from nas.training.distillation.library import settings_of
 from nas.training.distillation.sub_layers import BlockScores, from_csv, to_csv
 
 BLOCKS_FILE = "blocks.csv"
-READERS = ("trellis",)  # searchers that read them
+READERS = ("trellis",)  # searchers that use block scores
 
 
 def study_blocks(study: ResolvedStudy, console: Console) -> BlockScores | None:
-    """The scores that the searcher of a run reads; None without a parent, or where it reads none.
+    """Return the block scores that the searcher uses; None without a parent, or if it uses none.
 
-    Where candidates start from trained sub-layers, these are what is scored, and are kept. Raises UserError if the
-    run's own scores are damaged.
+    If candidates start from sub-layers trained on their own, these are scored, and saved. Raises UserError if the saved
+    scores of the run are damaged.
     """
     config, parent, recipe = study.config, study.parent, study.meta.recipe
     if parent is None or config.searcher not in READERS:

@@ -1,10 +1,9 @@
-"""Which members of the front are trained with one more seed next: a function of results alone.
+"""Chooses the members of the front that are trained with one more seed, from results alone.
 
-Perplexity is noisy over seeds, and a front picks what was lucky. A further seed is worth what the front is expected to
-gain by it: as its mean moves, a member is found better than it seemed, or another one takes its place. That is most
-where members are close to their neighbours and have few seeds, and less than what any new candidate is worth as long as
-neighbours differ by more than seeds do; so seeds come last, and no more of them than half as many as candidates were
-trained to their end.
+Perplexity varies with the seed, and a front favours lucky seeds. One more seed is worth the expected gain of the front,
+from a member that turns out better than it seemed or is replaced by another. The gain is largest for members that have
+close neighbours and few seeds, and smaller than that of a new candidate as long as neighbours differ by more than seeds
+do. Seeds therefore come last, at most half as many as candidates.
 """
 
 import math
@@ -16,16 +15,16 @@ import numpy as np
 from nas.run.pareto import Point, nondominated, point_of_seeds
 from nas.searchers.strategy import Key, Observation
 
-TINY = 1e-12  # nats: a deviation of next to nothing
+TINY = 1e-12  # nats: a standard deviation close to zero
 
 
 def next_round(
     results: Sequence[Observation], asked: Collection[Key], *, seeds: int, most: int, size: int, reference: Point
 ) -> list[Key]:
-    """The replicates to train next, at most `size`, those that are worth most first; empty if none is wanted.
+    """Return the replicates to train next, at most `size`, the most valuable first; none if no more are wanted.
 
-    results: of candidates and replicates that have ended. asked: the replicates there were. seeds: that a member may
-    have more than its first. most: replicates in all. reference: of the hypervolume.
+    results: of candidates and replicates that have ended. asked: earlier replicates. seeds: most replicates of a
+        member. most: most replicates in all. reference: point of the hypervolume.
     """
     points = _means(results)
     tried = Counter(index for index, _ in asked)
@@ -39,12 +38,12 @@ def next_round(
 
 
 def _worth_of_a_seed(index: int, points: Mapping[int, Point], num_seeds: int, reference: Point) -> float:
-    """Hypervolume that the front is expected to gain by one more seed of a member, seconds x nats.
+    """Expected hypervolume that one more seed of a member adds to the front, seconds x nats.
 
-    The mean over n seeds moves by a normal variable of variance s^2 / n - s^2 / (n + 1).
+    One more seed changes the mean over n seeds by a normal variable of variance s^2 / n - s^2 / (n + 1).
     Source: Frazier, Powell and Dayanik 2009, https://doi.org/10.1287/ijoc.1080.0314, for the value of an observation.
     """
-    from nas.searchers.surrogate import SEED_NOISE  # scipy, which a study waits for later
+    from nas.searchers.surrogate import SEED_NOISE  # imported late, because scipy takes long
     from nas.searchers.trellis import expected_improvement
 
     latency_s, loss = points[index]
@@ -58,7 +57,7 @@ def _worth_of_a_seed(index: int, points: Mapping[int, Point], num_seeds: int, re
 
 
 def finalists(results: Iterable[Observation]) -> list[int]:
-    """The candidates on the front of the means over seeds, cheapest first, as `nas.run.front.front` has it."""
+    """Return the candidates on the front of means over seeds, cheapest first, as in `nas.run.front.front`."""
     points = _means(results)
     ordered = sorted(points, key=lambda index: (points[index], index))
     kept = nondominated([points[index] for index in ordered])
@@ -66,7 +65,7 @@ def finalists(results: Iterable[Observation]) -> list[int]:
 
 
 def _means(results: Iterable[Observation]) -> dict[int, Point]:
-    """The points of the candidates that may be on the front, by index."""
+    """Points of the candidates that may be on the front, by index."""
     by_index: dict[int, list[Observation]] = {}
     for result in results:
         by_index.setdefault(result.index, []).append(result)

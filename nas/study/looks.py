@@ -1,12 +1,12 @@
-"""The log-perplexity expected at the end of a training that stands at a rung: Bayesian linear regression.
+"""Predicts the final log-perplexity after a low-fidelity evaluation, by Bayesian linear regression.
 
-A line relates losses at the first rung to losses at the end, both in nats over the parent's loss. Its prior is of 150
-placements from the builtin parent (`experiments/data/table-12.csv`), of which a line of slope 0.74 leaves 0.044 nats
-after a quarter of the tokens and 0.018 where losses are within 0.7 nats of the parent's. Over parents of widths 48, 96
-and 192 (`across-widths.csv`) slopes are 0.85, 0.81 and 0.78, and 0.02 to 0.03 nats are left. Trainings that ended move
-the weights from the prior.
+A line relates losses at the first rung to final losses, both in nats above the parent's loss. Its prior comes from 150
+placements trained from the builtin parent (`experiments/data/table-12.csv`). There a line of slope 0.74 leaves a
+residual of 0.044 nats after a quarter of the tokens, and of 0.018 where losses are within 0.7 nats of the parent's. For
+parents of widths 48, 96 and 192 (`across-widths.csv`) the slopes are 0.85, 0.81 and 0.78, with residuals of 0.02 to
+0.03 nats. Final trainings of the run update the weights.
 
-Source: Swersky, Snoek and Adams 2014, arXiv 1406.3896, for resuming what was paused by what its curve promises;
+Source: Swersky, Snoek and Adams 2014, arXiv 1406.3896, for resuming paused trainings by their predicted result;
 Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", section 2.1, for the regression.
 """
 
@@ -23,9 +23,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 class Line(NamedTuple):
-    """A prior, in nats. mean, deviation: of the end over the parent's loss where the early loss is just that, and of
-    how much a further early nat adds. around: standard deviation of an end around that.
-    """
+    """Prior of intercept and slope of the line, in nats. around: standard deviation of final losses around the line."""
 
     mean: tuple[float, float]
     deviation: tuple[float, float]
@@ -33,20 +31,20 @@ class Line(NamedTuple):
 
 
 class End(NamedTuple):
-    """The log-perplexity expected at the end, nats, and its standard deviation."""
+    """Predicted final log-perplexity, nats, and its standard deviation."""
 
     mean: float
     deviation: float
 
 
 FROM_PARENT = Line((-0.1, 0.74), (0.2, 0.15), around=0.025)
-FROM_SCRATCH = Line((-0.1, 0.74), (0.4, 0.3), around=0.025)  # where nothing is known of what candidates can reach
+FROM_SCRATCH = Line((-0.1, 0.74), (0.4, 0.3), around=0.025)  # wider: reachable losses are unknown
 
 
 def ends_after_looks(results: Sequence[Observation], parent_loss: float | None) -> list[End | None]:
-    """The ends that are expected of the results that are looks; None for the others.
+    """Predict the final losses of low-fidelity results; None for other results.
 
-    parent_loss: nats, of what they start from; None from scratch, where the least loss at a rung takes its place.
+    parent_loss: nats; None from scratch, where the lowest loss at the first rung replaces it.
     """
     looks = [result.rung_losses[0] for result in results if result.status == "paused"]
     if not looks:
@@ -63,9 +61,9 @@ def ends_after_looks(results: Sequence[Observation], parent_loss: float | None) 
 
 
 def _after_looks(looks: Sequence[float], ended: Sequence[tuple[float, float]], line: Line, base: float) -> list[End]:
-    """The ends that are expected after these losses, nats.
+    """Predict final losses from losses at the first rung, nats.
 
-    ended: loss at a look and at the end, of what has been trained to its end. base: the parent's loss.
+    ended: losses of full trainings at the first rung and at the end. base: the parent's loss.
     """
     at_look, at_end = np.array(ended, dtype=float).reshape(-1, 2).T
     rows, known = _rows(np.array(looks) - base), _rows(at_look - base)
@@ -76,5 +74,4 @@ def _after_looks(looks: Sequence[float], ended: Sequence[tuple[float, float]], l
 
 
 def _rows(early: Floats) -> Floats:
-    """What a line weighs of each: 1, and the early loss."""
     return np.column_stack([np.ones(len(early)), early])

@@ -1,4 +1,4 @@
-"""What a run is made with, beyond its configuration: written at its start, and checked when it is resumed."""
+"""What a run is made with besides its configuration: written at its start, checked when it is resumed."""
 
 import math
 import os
@@ -25,7 +25,7 @@ from search_spaces.notation import name_of
 from search_spaces.pricing import price_architecture
 from search_spaces.space import num_members
 
-FEW_TOKENS = 1 << 23  # proxies from scratch pass the trigram between 2 and 6 million tokens, the 5-gram later
+FEW_TOKENS = 1 << 23  # from scratch, candidates beat the trigram baseline after 2 to 6 million tokens, the 5-gram later
 
 
 def new_meta(
@@ -37,10 +37,10 @@ def new_meta(
     log: Callable[[str], None],
     device: str = "cpu",
 ) -> Meta:
-    """The meta of a new run. Raises UserError if a split of the corpus has no sequence.
+    """Return the meta of a new run. Raises UserError if a split of the corpus has no sequence.
 
-    N-grams are of the tokens that candidates see, of the whole training side if their parent saw it; what else a parent
-    has seen nobody counts.
+    N-gram baselines count the tokens that candidates are trained on, or with a parent the whole training split, since
+    the parent has seen it. Other text of the parent is not counted.
     """
     assert config.budget.latency_s is not None
     recipe = study_recipe(config, parent and parent.route)
@@ -87,7 +87,7 @@ def new_meta(
 def parent_result(
     parent: Parent, corpus: Corpus, scale: Scale, feasible: FeasibleSpace, device: str = "cpu"
 ) -> ParentResult:
-    """The parent validated on the tokens that validate its candidates, and priced at the size of the space."""
+    """Validate the parent on the candidates' validation tokens, and compute its cost at the size of the space."""
     priced = feasible.priced
     architecture = parent_architecture(parent.route, priced.space.base)
     cost = price_architecture(architecture, priced.pricer, priced.workload, priced.accounting)
@@ -102,9 +102,9 @@ def parent_result(
 
 
 def checked_meta(run: Run, config: StudyConfig, feasible: FeasibleSpace, corpus: Corpus) -> Meta:
-    """The meta of a run to resume, under a budget that may be another than it had.
+    """Return the meta of a run to resume, with the present budget.
 
-    Raises UserError if prices or data are no longer those it was made with.
+    Raises UserError if the cost model, corpus or tokenizer differs from that of the run.
     """
     present = {
         "cost_model_id": _cost_model_ids(feasible),
@@ -127,13 +127,13 @@ def _cost_model_ids(feasible: FeasibleSpace) -> str:
 
 
 def opening_lines(meta: Meta, corpus: Corpus, parent: Parent | None) -> list[str]:
-    """What the candidates of a new run start from, and what validates them."""
+    """Say what the candidates of a new run start from, and on what they are validated."""
     lines = [start_line(meta), *(() if parent is None else parent.model.notes), validation_line(corpus, parent)]
     return lines if meta.second is None else [*lines, second_line(meta.second)]
 
 
 def validation_line(corpus: Corpus, parent: Parent | None) -> str:
-    """Says what validates, what does not as it was trained on, and of whose text nothing is known."""
+    """Say which text is used for validation, what was excluded as a copy, and whether the parent's text is unknown."""
     held_out = corpus.held_out
     line = f"validation: {corpus.num_validation_tokens:,} tokens of {len(held_out.documents)} documents"
     if held_out.num_left_out:
@@ -145,7 +145,7 @@ def validation_line(corpus: Corpus, parent: Parent | None) -> str:
 
 
 def second_line(second: SecondCorpus) -> str:
-    """Says what completed trials are validated on too."""
+    """Say on which second corpus completed trials are validated too."""
     num_tokens = sum(size for _, size in second.held_out.documents)
     return (
         f"completed trials are validated on {second.data} too, {num_tokens:,} tokens of other text (fingerprint "
@@ -155,7 +155,7 @@ def second_line(second: SecondCorpus) -> str:
 
 
 def start_line(meta: Meta) -> str:
-    """Says where candidates start from; from scratch on few tokens, what that is good for."""
+    """Say what candidates start from, with a warning about training from scratch on few tokens."""
     if meta.parent is not None:
         return (
             f"candidates start from parent {meta.parent.name}, {meta.parent.notation}, perplexity "

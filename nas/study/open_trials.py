@@ -26,7 +26,7 @@ from search_spaces.notation import Member, placement
 
 
 def start_trials(study: ResolvedStudy, console: Console, on_end: Callable[[Record], None]) -> Trials:
-    """Makes the folder a run, scores the blocks of the parent, and opens the trials. on_end: as `Trials` has it."""
+    """Write the run's files, score the blocks of the parent, and open the trials. on_end: as in `Trials`."""
     write_meta(study.folder, study.meta)
     write_config(study.folder, study.config)
     with threads(THREADS_PER_TRIAL):
@@ -40,11 +40,10 @@ def open_trials(
     blocks: BlockScores | None = None,
     on_end: Callable[[Record], None] = lambda record: None,
 ) -> Trials:
-    """The trials of a run, its ledger replayed.
+    """Return the trials of a run, after replaying its ledger.
 
-    Baselines are the published rows with LayerNorm beyond the budget, but for the parent. blocks: scores of the
-    parent's, for searchers that read them. on_end: as `Trials` has it.
-
+    Baselines are the published rows with LayerNorm over the budget, except for the parent. blocks: block scores of the
+    parent, for searchers that use them. on_end: as in `Trials`.
     Raises UserError if the ledger is damaged before its last line.
     """
     config, feasible, meta, folder = study.config, study.feasible, study.meta, study.folder
@@ -86,11 +85,11 @@ def search_problem(
     meta: Meta,
     blocks: BlockScores | None = None,
 ) -> SearchProblem:
-    """Everything a searcher may know before anything is trained.
+    """Return what a searcher knows before anything is trained.
 
-    From a parent, what knows less than a trigram is no answer to anyone; from scratch few know more. At a parent's own
-    size nothing is that has half as much perplexity again; nothing heals what the anchors lack, and block scores say
-    what to begin with.
+    With a parent, the reference loss is the trigram baseline's, and from scratch the unigram's, since few candidates
+    beat the trigram. At a parent's own size it is 1.5 times the parent's perplexity. There are no anchors there,
+    because short training cannot make up for what they lack; block scores show where to begin.
     """
     route, parent = meta.recipe.route, meta.parent
     reference_loss = meta.reference[1]
@@ -110,7 +109,7 @@ def search_problem(
 
 
 def proposals_of(records: Sequence[Record], base: Architecture) -> list[Suggestion]:
-    """Proposals of a ledger, in order."""
+    """Return the proposals in a ledger, in order."""
     return [
         Suggestion(
             index=record.index,
@@ -126,7 +125,7 @@ def proposals_of(records: Sequence[Record], base: Architecture) -> list[Suggesti
 
 
 def _is_baseline(member: Member, meta: Meta) -> bool:
-    """Whether a published row has LayerNorm, and is not the parent, whose perplexity is known."""
+    """Whether a published row has LayerNorm and is not the parent, whose perplexity is already known."""
     route = meta.recipe.route
     is_parent = route is not None and placement(member.architecture) == route.placement
     return member.architecture.final_norm != "none" and not is_parent

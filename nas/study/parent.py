@@ -1,4 +1,4 @@
-"""A parent by its name: a model from elsewhere, or what a training of `nas.train` has come to."""
+"""Finds a parent by name: an external model, or the result of a training with `nas.train`."""
 
 from pathlib import Path
 
@@ -17,19 +17,16 @@ from nas.training.manifest import TRAINING_FILE, is_training, read_training
 
 
 def find_parent(name: str) -> Parent:
-    """The parent of a name that `load_parent` takes, of a training's folder, or of the `latest` training.
+    """Load a parent by a name that `load_parent` takes, by a training's folder, or as the `latest` training.
 
-    Raises UserError as `load_parent` does, or if a training has no whole checkpoint, or lost its tokenizer.
+    Raises UserError as `load_parent` does, or if a training has no whole checkpoint or lost its tokenizer.
     """
     folder = _training(name)
     return load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
 
 
 def find_initial(name: str) -> Pretrained:
-    """The model of a name that `load_initial` takes, of a training's folder, or of the `latest` training.
-
-    Raises UserError as `find_parent` does.
-    """
+    """Load a model by a name that `load_initial` takes, by a training's folder, or as the `latest` training."""
     folder = _training(name)
     return load_initial(name) if folder is None else _trained(folder)
 

@@ -1,4 +1,4 @@
-"""A study before anything is trained: what its whole space costs, and how much of it fits the budget."""
+"""A study before anything is trained: the costs of its space, and how much of it fits the budget."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -36,10 +36,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricedStudy:
-    """A study with its whole space priced, before anything is trained.
+    """A study with the cost of its whole space known, before anything is trained.
 
-    config: with what its parent decides. run: the one to go on with, or None. parent: the model that a new study names,
-    or None. feasible: the space with its prices and budget. left_out: choices without a price, and why.
+    Attributes:
+        config: the configuration, with what the parent decides filled in.
+        run: the run to resume, or None.
+        parent: the model that a new study names, or None.
+        feasible: the space with its costs and budget.
+        left_out: choices that have no cost, with the reason.
     """
 
     config: StudyConfig
@@ -50,33 +54,33 @@ class PricedStudy:
 
     @property
     def num_members(self) -> int:
-        """Members of the whole space, counted exactly."""
+        """Number of members of the whole space, exact."""
         return num_members(self.feasible.space)
 
     @property
     def num_feasible(self) -> int:
-        """Members within the budget, counted exactly."""
+        """Number of members within the budget, exact."""
         return self.feasible.num_feasible
 
     @property
     def lines(self) -> list[str]:
-        """Size, feasible share, price of both ends, and what the prices leave out, a line each."""
+        """Size, feasible share, cost of both ends, and what the costs leave out, one line each."""
         left_out = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
         feasible = self.feasible
         return [*left_out, *overview(feasible), *_extrapolated(feasible), *_last_projection(feasible)]
 
 
 def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
-    """Prices the whole space. run: the one to go on with, or None for a new study.
+    """Compute the costs of the whole space. run: the run to resume, or None for a new study.
 
-    What a new study leaves open is taken from its parent: the space where the default one has another block, the scale
-    where it is of another size, and budgets that are shares of its price.
+    The parent decides what a new study leaves open: the space if the default one has another block, the scale if the
+    parent has another size, and budgets given as shares of its cost.
 
-    Raises UserError for a space, protocol or parent that cannot be read or priced, a parent that candidates cannot
-    start from, or a searcher that is none.
+    Raises UserError for a space, protocol or parent that cannot be read or has no cost, a parent that candidates cannot
+    start from, or an unknown searcher.
     """
     check_searcher(config.searcher)
-    if ":" in config.searcher:  # of one's own: what is wrong with it is said before anything takes time
+    if ":" in config.searcher:  # load a searcher of the user's own now, so that its errors come before anything slow
         searcher_of(config.searcher)
     parent = _load_parent(config.parent) if run is None and config.parent not in (None, NO_PARENT) else None
     if parent is not None:
@@ -98,36 +102,35 @@ def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
 
 
 def _load_parent(name: str | None) -> "Parent":
-    from nas.study.parent import find_parent  # torch, which a study without a parent of one's own waits for later
+    from nas.study.parent import find_parent  # imported late, because torch takes long
 
     assert name is not None
     return find_parent(name)
 
 
 def _require_fit(config: StudyConfig, parent: "Parent", space: SearchSpace) -> None:
-    """Raises UserError if candidates of a space cannot start from the parent."""
-    from nas.conversion.parent import require_fit  # torch, which reading the parent has imported
+    from nas.conversion.parent import require_fit  # torch was imported with the parent
 
     require_fit(parent, trained_architecture(space.base, replace(SCALES[config.scale], seq_len=config.seq_len)))
 
 
 def _with_usual_of(config: StudyConfig, parent: "Parent") -> StudyConfig:
-    """The configuration with the parent's own space and scale, where the default ones are not of its dimensions."""
-    from nas.conversion.transfer import SAME  # torch, which reading the parent has imported
+    """Use the parent's own space and scale if the default ones do not have its dimensions."""
+    from nas.conversion.transfer import SAME  # torch was imported with the parent
 
     architecture = parent.model.architecture
     if config.scale == usual_scale(None):
         config = replace(config, scale=usual_scale(architecture))
     if config.space != USUAL_SPACE:
         return config
-    scale = replace(SCALES[config.scale], seq_len=1)  # whether sequences fit is said later
+    scale = replace(SCALES[config.scale], seq_len=1)  # whether sequences fit is checked later
     usual = trained_architecture(parent.tables_on(load_space(config.space).base, scale), scale)
     is_usual = all(getattr(architecture, name) == getattr(usual, name) for name in SAME)
     return config if is_usual else replace(config, space=OWN)
 
 
 def _tables(config: StudyConfig, run: Run | None, parent: "Parent | None") -> Architecture | None:
-    """The parent, whose vocabulary and context are priced at full size; None where those of space and scale are."""
+    """The architecture whose vocabulary and context enter the costs; None for those of space and scale."""
     if config.parent in (None, NO_PARENT):
         return None
     if SCALES[config.scale].vocab_size is not None and not is_on_parent(None if run is None else run.folder, config):
@@ -141,7 +144,7 @@ def _tables(config: StudyConfig, run: Run | None, parent: "Parent | None") -> Ar
 def _with_budgets_of(
     config: StudyConfig, parent: "Parent", space: SearchSpace, pricers: Sequence[Pricer]
 ) -> StudyConfig:
-    """The configuration with its budgets in seconds and bytes, where they are shares of the parent's price."""
+    """Replace budgets that are shares of the parent's cost by seconds and bytes."""
     if not any(is_share(text) for said in config.asked.values() for text in said.values()):
         return config
     architecture = parse(placement(parent.model.architecture), space.base).architecture
@@ -165,7 +168,6 @@ def _with_budgets_of(
 
 
 def _placement_of(run: Run | None, parent: "Parent | None") -> str:
-    """The placement of the parent whose layers a search keeps."""
     if parent is not None:
         return placement(parent.model.architecture)
     assert run is not None
@@ -174,10 +176,11 @@ def _placement_of(run: Run | None, parent: "Parent | None") -> str:
 
 
 def _with_kept_layers(config: StudyConfig, space: SearchSpace, parent_placement: str) -> SearchSpace:
-    """The members that begin with the layers that are no secret.
+    """Restrict the space to members that begin with the parent's public and client layers.
 
-    Where a live norm reads the embedding, folding changes no basis; what has attention and an FFN is joined with
-    nothing, and keeps its number.
+    Only layers that folding leaves as they are can be kept: the first norm must be live, since folding then does not
+    change the basis of the embedding, and each layer must have attention and an FFN, so that none is merged or
+    renumbered.
     """
     if space.definition.choices is None:
         raise UserError(
@@ -197,7 +200,7 @@ def _with_kept_layers(config: StudyConfig, space: SearchSpace, parent_placement:
 
 
 def _extrapolated(feasible: FeasibleSpace) -> list[str]:
-    """Notes what `published` prices beyond its data: all of its rows have 12 heads in every layer."""
+    """Note that `published` extrapolates to layers with half of the heads: all of its rows have 12."""
     choices = feasible.space.definition.choices
     if feasible.priced.pricer.protocol != "published" or choices is None or "softmax-half" not in choices.attention:
         return []
@@ -205,9 +208,7 @@ def _extrapolated(feasible: FeasibleSpace) -> list[str]:
 
 
 def _last_projection(feasible: FeasibleSpace) -> list[str]:
-    """Says what the budget would admit if the last token alone were projected onto the vocabulary; under several
-    protocols counting again takes too long.
-    """
+    """Say what the budget would admit with --projection last. Several protocols take too long to count again."""
     priced, work = feasible.priced, feasible.priced.workload
     if work.deployment.projection == "last" or feasible.also:
         return []
@@ -218,7 +219,7 @@ def _last_projection(feasible: FeasibleSpace) -> list[str]:
 
 
 def overview(feasible: FeasibleSpace) -> list[str]:
-    """Says what is known before anything is trained: size, feasible share, cheapest and most expensive member."""
+    """Describe the space in lines: size, feasible share, cheapest and most expensive member."""
     priced = feasible.priced
     size, within = num_members(priced.space), feasible.num_feasible
     budgets = (

@@ -1,4 +1,4 @@
-"""Ray itself: started or reached, and its nodes listed."""
+"""Starts Ray or connects to a cluster, and lists its nodes."""
 
 import logging
 import os
@@ -18,33 +18,33 @@ from nas.run.config import THREADS_PER_TRIAL
 from nas.study.resources import Node, Resources
 from nas.study.trials import RunHaltedError
 
-# Ray keeps quiet, reports nothing home and leaves the files to us.
+# Ray does not log, sends no usage statistics and writes no files of its own.
 QUIET_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C must reach us, not wait for running trials
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # Ctrl-C must interrupt this process without waiting for running trials
     "TUNE_MAX_PENDING_TRIALS_PG": "1",  # ask for a trial only when a worker is free
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # our searcher has no single metric
     "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths mean the same in a worker as here
+    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths keep their meaning in a worker
 }
 REACHED_WITHIN_S = 10.0
-MOST_TEMPORARY = 38  # characters; Ray adds up to 68 to them, and the path of a socket has 107
+MOST_TEMPORARY = 38  # characters; Ray appends up to 68, and a socket's path may have 107
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 
 
 def cluster_nodes(address: str) -> tuple[Node, ...]:
-    """The nodes of a cluster that are alive, by name. Raises RunHaltedError if it cannot be reached."""
+    """Return the live nodes of a cluster, sorted by name. Raises RunHaltedError if it cannot be reached."""
     with _connected(address, {}):
         return tuple(sorted(alive_nodes(), key=lambda node: node.name))
 
 
 @contextmanager
 def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator[None]:
-    """Starts Ray on this machine, or reaches a cluster, and leaves it afterwards. Raises RunHaltedError.
+    """Start Ray on this machine, or connect to a cluster, and leave it on exit. Raises RunHaltedError.
 
-    Without an address, a session that this process has already is used as it is, and stays.
+    Without an address, an existing session of this process is used and left open.
     """
     local: dict[str, Any] = {}
     if resources.ray_address is None:
@@ -62,7 +62,7 @@ def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator
 def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any) -> Iterator[None]:
     os.environ.update(QUIET_ENV)
     logging.getLogger("ray").setLevel(logging.ERROR)
-    # a trial that is lost goes on, or its record has the reason
+    # lost trials are resumed, or their record has the reason
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)
     if ray.is_initialized():
         if address is not None:
@@ -74,7 +74,7 @@ def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     _init(address, worker_env, **local)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process, whatever is to be saved
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's handler would end the process without saving
     try:
         yield
     finally:
@@ -84,31 +84,31 @@ def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any)
 def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> None:
     if address is not None:
         _check_reachable(address)
-    # Ray has no public switch on Linux to stay off the network; this one makes it bind to loopback only.
+    # The only switch that makes Ray bind to loopback alone on Linux; it is not public.
     ray_constants.ENABLE_RAY_CLUSTER = address is not None
     if address is None and (own := _short_folder(tempfile.gettempdir())) is not None:
         local["_temp_dir"] = own
     try:
         ray.init(
-            address=address or "local",  # whatever RAY_ADDRESS says
+            address=address or "local",  # never the address in RAY_ADDRESS
             runtime_env={"env_vars": dict(worker_env)},
             logging_level=logging.ERROR,
             log_to_driver=False,
             **local,
         )
-    except (OSError, RuntimeError, ValueError) as error:  # Ray's types for what its own processes run into
+    except (OSError, RuntimeError, ValueError) as error:  # Ray raises these if its own processes fail
         where = "on this machine" if address is None else f"at {address}"
         raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
 
 
 def _short_folder(temporary: str) -> str | None:
-    """A folder for Ray where the system's is none for its sockets, whose paths are short and ASCII; else None."""
+    """Make a folder for Ray's sockets, whose paths must be short and ASCII; None if the system's folder will do."""
     is_short = temporary.isascii() and len(temporary) <= MOST_TEMPORARY
     return None if is_short or not os.access("/tmp", os.W_OK) else tempfile.mkdtemp(prefix="nas-", dir="/tmp")
 
 
 def _check_reachable(address: str) -> None:
-    """Ray itself takes more than a minute to find that nobody listens. Raises RunHaltedError."""
+    """Fail early, since Ray takes more than a minute to notice that nobody listens. Raises RunHaltedError."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon:  # `auto`
         return
@@ -120,7 +120,7 @@ def _check_reachable(address: str) -> None:
 
 
 def alive_nodes() -> list[Node]:
-    """The nodes with cores of the cluster that this process is connected to."""
+    """Return the live nodes with cores of the connected cluster."""
     return [
         Node(
             node_id=node["NodeID"],

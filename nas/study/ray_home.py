@@ -1,4 +1,4 @@
-"""A home for Ray, which looks for one when it is imported and keeps a token there."""
+"""A home directory for Ray, which looks for one on import and stores a token in it."""
 
 import os
 
@@ -6,10 +6,7 @@ from costmodel.config.bugs import default_cache_dir, require_writable_cache
 
 
 def require_home() -> None:
-    """Lets the cache folder stand in for a home that is missing or cannot be written to.
-
-    Raises UserError if the cache folder cannot be written to either.
-    """
+    """Use the cache folder as home if there is none or it cannot be written to."""
     home = os.path.expanduser("~")
     if not (os.path.isdir(home) and os.access(home, os.W_OK)):
         require_writable_cache()

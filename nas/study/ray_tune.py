@@ -1,6 +1,6 @@
-"""The Ray Tune adapter: asks for trials, runs each in a worker process, and hands every event back.
+"""The Ray Tune adapter: asks for trials, runs each in a worker process, and passes every event on.
 
-Nothing here decides anything: proposals, early stops and records come from `Trials` and `run_trial`.
+It decides nothing: proposals, early stops and records come from `Trials` and `run_trial`.
 """
 
 import math
@@ -28,8 +28,8 @@ from nas.study.worker import out_of_reach, run_trial, worker_env
 
 DEAD_WORKER = (RayActorError, WorkerCrashedError, OutOfMemoryError)
 ANSI_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-NODE_LABEL = "ray.io/node-id"  # which Ray gives every node
-MOST_NODES = 3  # on which the same trial fails: then it is the trial
+NODE_LABEL = "ray.io/node-id"  # a label that Ray gives every node
+MOST_NODES = 3  # a trial that fails on so many is itself the cause
 
 
 def run_trials(
@@ -39,9 +39,9 @@ def run_trials(
     time_budget_s: float | None = None,
     on_change: Callable[[], None] = lambda: None,
 ) -> None:
-    """Runs trials until the schedule is finished or the time is up; `on_change` is called as things happen.
+    """Run trials until the schedule is finished or the time is up. `on_change` is called after every step.
 
-    Raises RunHaltedError if the run cannot go on (it can be resumed), KeyboardInterrupt on Ctrl-C.
+    Raises RunHaltedError if the run cannot continue now (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
     with (
         ray_session(resources, worker_env(THREADS_PER_TRIAL)),
@@ -79,37 +79,37 @@ def _fit(
     try:
         tuner.fit()
     except RuntimeError as error:
-        if isinstance(error.__cause__, OutOfMemoryError):  # while an actor is made, Tune hands it on
+        if isinstance(error.__cause__, OutOfMemoryError):  # raised while an actor is made; Tune passes it on
             raise RunHaltedError(
                 f"this machine ran out of memory ({str(error.__cause__).splitlines()[0]}); train fewer at a time "
                 "(--max-concurrent) or end what else runs"
             ) from error
         raise
-    except TuneError as error:  # of what a callback of ours raises, Tune keeps the text alone
+    except TuneError as error:  # Tune keeps only the text of what our callbacks raise
         if isinstance(error.__context__, Exception):
             raise error.__context__ from None
         raise
 
 
 class _Places:
-    """Where trials are, and which nodes each failed on: it is tried on others, on MOST_NODES in all."""
+    """The node of each trial, and the nodes it failed on: it is tried on up to MOST_NODES."""
 
     def __init__(self, trials: Trials, resources: Resources) -> None:
         self._trials = trials
         self._bundle = {"CPU": THREADS_PER_TRIAL, "GPU": resources.gpus_per_trial}
         self._is_cluster = resources.ray_address is not None
         self._failed_on: dict[TrialKey, set[str]] = {}
-        self._waiting: set[TrialKey] = set()  # to be tried again, and not started yet
+        self._waiting: set[TrialKey] = set()  # to be tried again, not started yet
         self._began_s: dict[TrialKey, float] = {}
         self._node: dict[TrialKey, str] = {}
 
     def request(self, trial: Trial) -> dict[str, Any]:
-        """The configuration of a trial for Tune: plain data, as Tune makes its resources of a copy."""
+        """Return the configuration of a trial for Tune: plain data, because Tune derives resources from a copy."""
         failed_on = sorted(self._failed_on.get(trial.key, ()))
         return {"trial": trial, "bundle": self._bundle, "not_on": failed_on, "is_cluster": self._is_cluster}
 
     def check(self) -> None:
-        """Halts the run if a trial waits for a node that it has not failed on, and there is none any more."""
+        """Halt the run if a trial waits for another node and no other is left."""
         for key in self._waiting:
             if {node.node_id for node in alive_nodes()} <= self._failed_on[key]:
                 self._trials.halt("no node is left to train on: a trial has failed on all that are there")
@@ -123,7 +123,7 @@ class _Places:
         self._node[trial.key] = node_id
 
     def is_tried_elsewhere(self, trial: Trial, record: Record) -> bool:
-        """Whether a trial that has ended is to be tried on another node."""
+        """Whether a trial that has ended is tried again on another node."""
         node_id = self._node.pop(trial.key, None)
         timeout_s = trial.setting.config.trial_timeout_s
         is_late = timeout_s is not None and record.reason == over_timeout(timeout_s)
@@ -138,18 +138,17 @@ class _Places:
         return True
 
     def seconds(self, trial: Trial) -> float:
-        """Since a trial was started."""
+        """Seconds since a trial was started."""
         return time.monotonic() - self._began_s.get(trial.key, math.inf)
 
 
 def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
-    """The resources that a trial takes of a node, and the nodes it must not be on."""
     selector = {NODE_LABEL: f"!in({','.join(config['not_on'])})"} if config["not_on"] else {}
     return tune.PlacementGroupFactory([config["bundle"]], bundle_label_selector=[selector])
 
 
 def _trainable(config: dict[str, Any]) -> None:
-    """One trial in a worker process; every record goes back through Tune."""
+    """Run one trial in a worker process, and report every record through Tune."""
     tune.report({"node": ray.get_runtime_context().get_node_id()})
     trial: Trial = config["trial"]
     if config["is_cluster"] and (reason := out_of_reach(trial)):
@@ -163,15 +162,13 @@ def _trainable(config: dict[str, Any]) -> None:
 
 
 class _Unpickled:
-    """Tune pickles its parts for a restore of its own; ours hold live state, and the ledger is what is resumed."""
+    """Pickles as an empty object: Tune pickles its parts, but ours hold live state, and only the ledger is resumed."""
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return object, ()
 
 
 class _Asker(_Unpickled, Searcher):
-    """Tune's view of the schedule."""
-
     def __init__(self, trials: Trials, places: _Places) -> None:
         super().__init__(metric="unused", mode="min")
         self._trials, self._places = trials, places
@@ -180,23 +177,21 @@ class _Asker(_Unpickled, Searcher):
         if self._trials.halted:
             return Searcher.FINISHED
         trial = self._trials.next_trial()
-        if trial is None:  # what is running may be lost, and is asked for again then
+        if trial is None:  # a running trial may be lost and asked for again
             return Searcher.FINISHED if self._trials.finished and not self._trials.running else None
         return self._places.request(trial)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Nothing: the recorder tells the schedule."""
+        """Does nothing: the recorder tells the schedule."""
 
     def save(self, checkpoint_path: str) -> None:
-        """Nothing: the ledger is the only state."""
+        """Does nothing: the ledger is the only state."""
 
     def restore(self, checkpoint_path: str) -> None:
-        """Nothing: the ledger is the only state."""
+        """Does nothing: the ledger is the only state."""
 
 
 class _Recorder(_Unpickled, tune.Callback):
-    """Tune's events to the ledger."""
-
     def __init__(self, trials: Trials, places: _Places, on_change: Callable[[], None]) -> None:
         self._trials, self._places = trials, places
         self._on_change = on_change
@@ -235,7 +230,7 @@ class _Recorder(_Unpickled, tune.Callback):
 
 
 class _Stopper(_Unpickled, tune.Stopper):
-    """Ends the run when it is halted or its time is up; unfinished trials stay resumable."""
+    """Ends the run when it is halted or its time is up; unfinished trials can be resumed."""
 
     def __init__(self, trials: Trials, time_budget_s: float | None) -> None:
         self._trials = trials
@@ -249,16 +244,16 @@ class _Stopper(_Unpickled, tune.Stopper):
 
 
 def loss_reason(error: Exception, folder: Path) -> str:
-    """Why a trial ended without a word, given what Ray has of it; a traceback is written into the trial's folder."""
+    """Say why a trial ended without a record, from Ray's error, and write its traceback into the trial's folder."""
     if isinstance(error, DEAD_WORKER):
         return "the worker process died (out of memory?)"
     cause = error.cause if isinstance(error, RayTaskError) else error
-    text = ANSI_COLOURS.sub("", str(error))  # Ray's own, with the lines of the worker
+    text = ANSI_COLOURS.sub("", str(error))  # Ray's text, which has the worker's traceback
     return f"bug: {described(cause)}; {traceback_kept(text, folder)}"
 
 
 def _error_of(trial: TuneTrial) -> Exception:
-    """The error of a trial: `Trial.get_error` reads the run's storage, where it is only after this callback."""
+    """Read the error of a trial; `Trial.get_error` looks in storage, where it is copied only after this callback."""
     path = trial.pickled_error_file or trial.error_file
     if path is None:
         return TuneError("Ray gives no reason")

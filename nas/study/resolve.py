@@ -1,4 +1,4 @@
-"""Resolves a study: everything that its trials read, found once, in the order in which the terminal shows it."""
+"""Resolves a study: finds everything that its trials read, once, in the order in which it is printed."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,11 +37,11 @@ WITHHELD = {"bounded": "bounded softmax", "power8": "eighth powers"}  # in words
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ResolvedStudy:
-    """A study that is about to train.
+    """A study that is ready to train.
 
-    config: with everything decided that was left open. feasible: the space, as the parent allows, with its prices.
-    resources: what trials run on. parent: what candidates start from, or None from scratch. second: the corpus that
-    completed trials are validated on too, or None. meta: what the run is made with. folder: of the run.
+    config: with all open settings decided. feasible: the space that the parent allows, with its costs. parent: the
+        model that candidates start from; None from scratch. second: the corpus on which completed trials are validated
+        too, or None. folder: of the run.
     """
 
     config: StudyConfig
@@ -60,10 +60,10 @@ class ResolvedStudy:
 
 
 def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[str], None]) -> ResolvedStudy:
-    """Finds what a study trains on and from, and makes the folder of a new one, `output_dir` or one under runs/.
+    """Find what a study trains on and from, and make the folder of a new one, `output_dir` or one under runs/.
 
-    Raises UserError for bad input, InfeasibleError if no member within the budget holds with the parent's scores,
-    StoppedError if the cluster cannot be reached.
+    Raises UserError for bad input, InfeasibleError if no member within the budget stays within fixed-point range with
+    the parent's scores, StoppedError if the cluster cannot be reached.
     """
     run, feasible = priced.run, priced.feasible
     resources = study_resources(priced.config, _nodes(priced.config.ray_address))
@@ -82,7 +82,7 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[s
         log=log,
     )
     if not config.gpus_per_trial:
-        has_native(scale.head_dim or base.head_dim)  # compiled or said here, once for all
+        has_native(scale.head_dim or base.head_dim)  # once, before any worker starts: compiles the kernel
     if run is not None:
         meta, folder = checked_meta(run, config, feasible, corpus), run.folder
         second = run_second(run, config, corpus, parent)
@@ -116,7 +116,7 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[s
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
-    """The builtin parent where a new study names none, as far as it fits a space with this base; else None."""
+    """Return the builtin parent if a new study names none and it fits a space with this base, else None."""
     if config.parent is not None or config.scale != "proxy":
         return None
     parent = load_parent(BUILTIN)
@@ -128,7 +128,7 @@ def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
 
 
 def run_parent(run: Run) -> Parent | None:
-    """The parent of a run's candidates. Raises UserError if what the run keeps of it is damaged."""
+    """Return the parent of a run's candidates. Raises UserError if its copy in the run folder is damaged."""
     route = run.meta.recipe.route
     if route is None or run.meta.parent is None:
         return None
@@ -136,10 +136,10 @@ def run_parent(run: Run) -> Parent | None:
 
 
 def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
-    """The second corpus that a new study asks for, or None.
+    """Return the second corpus of a new study, or None.
 
-    Unless one is named, DEPENDENCIES beside the builtin parent's own corpus. Raises UserError if the one named is not
-    there, is the first one's text, or is too small.
+    If none is named, it is DEPENDENCIES with the builtin parent on its own corpus. Raises UserError if the corpus does
+    not exist, has the text of the first one, or is too small.
     """
     usual = DEPENDENCIES if parent is not None and parent.name == BUILTIN and config.data == "stdlib" else NO_SECOND
     if (data := config.also_validate or usual) == NO_SECOND:
@@ -150,7 +150,7 @@ def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> 
 
 
 def run_second(run: Run, config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
-    """The second corpus of a run to resume. Raises UserError if it is not what it was."""
+    """Return the second corpus of a run to resume. Raises UserError if its text has changed."""
     if run.meta.second is None:
         return None
     second = study_second(config, corpus, parent)
@@ -163,9 +163,9 @@ def run_second(run: Run, config: StudyConfig, corpus: Corpus, parent: Parent | N
 
 
 def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable[[str], None]) -> FeasibleSpace:
-    """The space without bounded softmaxes and eighth powers where they would not hold with scores as the parent's.
+    """Remove bounded softmaxes and eighth powers from layers where the parent's scores leave fixed-point range.
 
-    Raises InfeasibleError if nothing is left within the budget.
+    Raises InfeasibleError if no member within the budget is left.
     """
     space, priced = feasible.space, feasible.priced
     offered = {layer.attention for layer in space.layers}
@@ -190,9 +190,7 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable
 
 
 def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resources, log: Callable[[str], None]) -> None:
-    """Says what a trial takes that has all of the space's base. Raises UserError if this machine does not hold those
-    that run at a time; of a cluster's nodes nothing is known.
-    """
+    """Log the memory of the largest trial. Raises UserError if this machine cannot run the trials at a time."""
     memory, device = training_memory(candidate), device_of(config)
     log(f"{memory.line}, each trial at most about that")
     if resources.ray_address is None:
@@ -201,13 +199,13 @@ def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resource
 
 
 def device_of(config: StudyConfig) -> str:
-    """Where this process scores and validates the parent: as trials are trained, if it can."""
+    """Return the device on which this process scores and validates the parent: that of trials, if available here."""
     return "cuda" if config.gpus_per_trial and torch.cuda.is_available() else "cpu"
 
 
 @contextmanager
 def threads(num: int) -> Iterator[None]:
-    """Gives torch so many threads, so that what a search begins with is the same on any machine."""
+    """Set the number of torch's threads, so that the numbers of a search do not depend on the machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(num)
     try:
@@ -217,10 +215,10 @@ def threads(num: int) -> Iterator[None]:
 
 
 def _nodes(address: str | None) -> tuple[Node, ...]:
-    """The nodes to train on. Raises StoppedError if the cluster cannot be reached."""
+    """List the nodes to train on. Raises StoppedError if the cluster cannot be reached."""
     if address is None:
         return (this_machine(),)
-    from nas.study.ray_cluster import cluster_nodes  # Ray, which a study without a cluster waits for later
+    from nas.study.ray_cluster import cluster_nodes  # imported late, because Ray takes long
 
     try:
         return cluster_nodes(address)

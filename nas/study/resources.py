@@ -1,4 +1,4 @@
-"""How many trials run at a time, and on what: of this machine, or of the nodes of a cluster."""
+"""How many trials run at a time, and on what: this machine or the nodes of a cluster."""
 
 import math
 import os
@@ -11,12 +11,12 @@ from costmodel.errors import UserError
 from nas.run.config import StudyConfig
 from nas.study.schedule import GENERATION_SIZE
 
-LEAST_GENERATIONS = 4  # of a search that learns: the first two know no result
+LEAST_GENERATIONS = 4  # the first two generations of a search see no results
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A machine of a cluster. name: for people."""
+    """A machine of a cluster. name: printed to the user."""
 
     node_id: str
     name: str
@@ -26,12 +26,14 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resources:
-    """The resources that trials run on: each on one GPU at most, and on a CPU on one thread.
+    """The resources of trials. A trial takes one GPU at most, and one thread on a CPU.
 
-    slots: trials that the nodes can take at a time. max_concurrent: that may run; None for as many as nodes, of which
-        more may come, can take.
-    num_gpus: of this machine. gpus_per_trial: share of one, 0 for none.
-    ray_address: an existing cluster (whose nodes share the run folder), or None for this machine alone.
+    Attributes:
+        slots: trials that the nodes can run at a time.
+        max_concurrent: trials that may run at a time; None for as many as the nodes can, to which more may be added.
+        num_gpus: GPUs of this machine.
+        gpus_per_trial: share of a GPU per trial; 0 for none.
+        ray_address: an existing cluster, whose nodes share the run folder, or None for this machine.
     """
 
     slots: int
@@ -46,23 +48,22 @@ class Resources:
 
 
 def this_machine() -> Node:
-    """This machine as a cluster of one."""
+    """Describe this machine as a node."""
     cores = len(os.sched_getaffinity(0))
     return Node(node_id="", name="this machine", num_cpus=cores, num_gpus=torch.cuda.device_count())
 
 
 def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
-    """Resources for as many trials as there are cores, or as share the GPUs, unless fewer are asked for.
+    """Return resources for as many trials as there are cores, or as share the GPUs, or for fewer if asked.
 
-    Where there are GPUs each trial has one, unless `config` says otherwise.
-
-    Raises UserError if no trial fits on a node, or this machine does not take as many as are asked for.
+    If there are GPUs, each trial has one, unless `config` says otherwise. Raises UserError if no trial fits on a node,
+    or if this machine cannot run as many as asked.
     """
     num_gpus = sum(node.num_gpus for node in nodes)
     share = config.gpus_per_trial if config.gpus_per_trial is not None else float(num_gpus > 0)
     if share > num_gpus:
         raise UserError(f"--gpus-per-trial {share:g} needs a CUDA device, but there is none; leave it out for the CPU.")
-    on_one = int(1 / share + 1e-9) if share else 0  # trials on a GPU, none of them on two
+    on_one = int(1 / share + 1e-9) if share else 0  # trials per GPU; none uses two
     slots = sum(min(node.num_cpus, node.num_gpus * on_one) if share else node.num_cpus for node in nodes)
     where = "this machine" if config.ray_address is None else f"the cluster at {config.ray_address}"
     if not slots:
@@ -84,9 +85,9 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
 
 
 def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
-    """The configuration of a new run, with what it takes from where it is begun and keeps wherever it goes on.
+    """Fix the settings of a new run that depend on the machine where it begins; they stay when it is resumed.
 
-    Two generations are in training at once. `--max-concurrent` has no say, so that it changes no number.
+    Two generations are in training at once. `--max-concurrent` is ignored, so that it changes no number.
     """
     half, learning = math.ceil(resources.slots / 2), config.num_trials // LEAST_GENERATIONS
     size = config.generation_size or max(GENERATION_SIZE, min(half, learning))
@@ -94,7 +95,7 @@ def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
 
 
 def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
-    """Describes the resources and what of them is idle, a line each. config: resolved."""
+    """Describe the resources, and those that stay idle, one line each. config: resolved."""
     assert config.generation_size is not None
     of_gpus = f", {resources.gpus_per_trial:g} GPU each" if resources.gpus_per_trial else ", on the CPU"
     lines = [f"{resources.at_a_time} trials at a time{of_gpus}; generations of {config.generation_size}"]

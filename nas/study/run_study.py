@@ -1,7 +1,6 @@
-"""One study from prepared data to a finished run folder: what `nas.search` does once it knows that something fits.
+"""Runs a study from prepared data to a finished run folder, for `nas.search`.
 
-Each of its three parts needs a library that takes a second to import: torch, Ray and matplotlib. So each is imported
-when a study comes to it, by the functions here.
+torch, Ray and matplotlib each take a second to import, so each is imported when a study needs it.
 """
 
 import shutil
@@ -35,12 +34,12 @@ def run_study(
     on_start: Callable[[Path], None],
     on_end: Callable[[Record], None],
 ) -> Path:
-    """Trains candidates until the schedule is finished, then writes tables, front and plots and logs what came out.
+    """Train candidates until the schedule is finished, then write tables, front and plots, and log the results.
 
-    Returns the run's folder: that of the run that goes on, else `output_dir`, or one under runs/.
-    on_start: is told of the folder once that is a run, before any trial begins in this process. on_end: of every trial
-    that ended, once its record is in the ledger.
-    Raises UserError for bad input, StoppedError or OSError if the run cannot go on (it can be resumed).
+    Returns the run's folder: that of the resumed run, else `output_dir`, or one under runs/.
+    on_start: called with the folder once it is a run, before any trial begins. on_end: called with the record of every
+        trial that ended in this process, once it is in the ledger.
+    Raises UserError for bad input, StoppedError or OSError if the run cannot continue now (it can be resumed).
     """
     from nas.study.open_trials import start_trials  # torch
     from nas.study.resolve import resolve_study
@@ -70,7 +69,7 @@ def run_study(
                 left_s = None if budget_s is None else budget_s - (time.monotonic() - since_s)
                 run_trials(trials, study.resources, time_budget_s=left_s, on_change=refresh)
         finally:
-            # of what is on disk: an interrupt may come between a write and its note
+            # from the ledger on disk: an interrupt may have come between a write and its entry in memory
             write_tables(replace(run, records=read_ledger(folder)))
         for line in _closing(trials, replace(run, records=tuple(trials.records))):
             log(line)
@@ -79,7 +78,7 @@ def run_study(
 
 @contextmanager
 def _resumable(folder: Path, console: Console) -> Iterator[None]:
-    """Says how a run that ends in here goes on. Raises StoppedError where it cannot as things are."""
+    """Say how an interrupted run is resumed. Raises StoppedError if the machine's state prevents it now."""
     try:
         yield
     except KeyboardInterrupt:
@@ -93,7 +92,7 @@ def _resumable(folder: Path, console: Console) -> Iterator[None]:
 
 
 def _closing(trials: Trials, run: Run) -> list[str]:
-    """Draws the front, writes the page, and returns what came out, in lines. run: as the trials left it.
+    """Draw the front, write the report, and return the results in lines.
 
     Raises StoppedError if no trial was completed.
     """
@@ -107,7 +106,7 @@ def _closing(trials: Trials, run: Run) -> list[str]:
         reason = resume or f"see the reasons in {run.folder / 'trials.csv'}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
     remove_plots(run.folder)
-    if not unfinished:  # nobody goes on from a look, unless the run is extended: then it is trained from its beginning
+    if not unfinished:  # no longer needed: an extended run trains these candidates from the beginning
         for record in run.finished:
             if record.status == "paused":
                 shutil.rmtree(run.folder / "trials" / record.trial_id / checkpoint.FOLDER, ignore_errors=True)
@@ -116,7 +115,7 @@ def _closing(trials: Trials, run: Run) -> list[str]:
 
 
 def report_line(run: Run) -> str:
-    """Writes the page of a run and says where it is, or why there is none: what was trained is worth more than it."""
+    """Write the report of a run and say where it is. An error is only named, because the run itself is complete."""
     from nas.report.html.page import write_report  # its template engine
 
     try:

@@ -1,12 +1,12 @@
 """The schedule of trials: candidates in generations, then more seeds for the front, behind ask and tell.
 
-A candidate is looked at, which trains it up to the first rung, or trained to its end; what was looked at can be asked
-for again, and goes on from its checkpoint.
+A candidate gets a low-fidelity evaluation, up to the first rung, or its final training. A promoted candidate is asked
+for again, and continues from its checkpoint.
 
-Reproducible by construction: proposals come in generations of a fixed size, and generation g depends only on the
-seed, on g and on the results of generations up to g - 2. The lag of one generation keeps every worker busy while
-a generation finishes, and arrival order never matters. Rounds of replicates (`nas.study.finalists`) are two
-generations apart, so that each depends on all there was before it.
+Proposals are reproducible: generations have a fixed size, and generation g depends only on the seed, on g and on the
+results of generations up to g - 2. The lag keeps workers busy while a generation finishes, and the order of arrival
+does not matter. Rounds of replicates (`nas.study.finalists`) are two generations apart, so that each depends on all
+earlier ones.
 """
 
 from collections.abc import Sequence
@@ -25,15 +25,17 @@ LAG = 2  # generation g sees the results of generations up to g - LAG
 
 
 class TrialSchedule:
-    """Ask for the next suggestion, tell how its training ended; knows the generations and the lag.
+    """Asks the searcher for trainings, in generations, and receives their results.
 
-    num_trials: candidates that are trained to their end; num_looks: candidates that are looked at.
-    finalist_seeds: how many more seeds a member of the front is trained with at most, once all candidates have ended;
-        most_replicates: how many those are in all.
-    reference: of the hypervolume. parent_loss: nats, of what candidates start from.
-    known: what a ledger says was proposed, by index. It stands, also where this version would propose otherwise: a
-        generation that is there as a whole is not proposed again.
-    baselines: of a run that has proposed nothing yet.
+    Args:
+        num_trials: candidates that get the final training.
+        num_looks: candidates that get a low-fidelity evaluation.
+        baselines: of a run that has proposed nothing yet.
+        finalist_seeds: most further seeds of a member of the front, once all candidates have ended.
+        most_replicates: most further seeds in all.
+        reference: point of the hypervolume.
+        parent_loss: nats, of what candidates start from.
+        known: proposals in the ledger. They are kept even where this version would propose others.
     """
 
     def __init__(
@@ -59,8 +61,8 @@ class TrialSchedule:
         self.generation_size = generation_size
         self.proposals: list[Suggestion] = []
         self.looks: dict[int, Observation] = {}
-        self.results: dict[Key, Observation] = {}  # of what was trained to its end, or diverged or failed on the way
-        self._untold: dict[Key, int] = {}  # generation of what has not ended yet
+        self.results: dict[Key, Observation] = {}  # of final trainings, and of any that diverged or failed
+        self._untold: dict[Key, int] = {}  # generations of trainings that have not ended
         self._asked = 0
         self._generation = 0
         self._exhausted = False
@@ -78,7 +80,7 @@ class TrialSchedule:
                     self._add(Suggestion(member, generation=0, role="baseline", index=len(self._indexes)))
 
     def ask(self) -> Suggestion | None:
-        """The next suggestion, or None: nothing until more results are told, or nothing at all (`finished`)."""
+        """Return the next suggestion, or None if more results are needed first or nothing is left (`finished`)."""
         if self._asked == len(self.proposals) and not self._extend():
             return None
         proposal = self.proposals[self._asked]
@@ -94,7 +96,7 @@ class TrialSchedule:
 
     @property
     def finished(self) -> bool:
-        """Whether every trial there will ever be has been asked for."""
+        """Whether every trial has been asked for, and no more will come."""
         return self._asked == len(self.proposals) and self._all_proposed and self._replicated
 
     @property
@@ -103,7 +105,7 @@ class TrialSchedule:
         return self._exhausted or self.room.ends <= 0
 
     def _extend(self) -> bool:
-        """Proposes the next generation if there is to be one and it may be known; says whether it did."""
+        """Propose the next generation if the results it depends on are known; return whether it was proposed."""
         if not self._all_proposed:
             return self._visible(self._generation) and self._extend_candidates()
         generation = max((proposal.generation for proposal in self.proposals), default=0) + LAG
@@ -121,7 +123,7 @@ class TrialSchedule:
         return bool(suggestions) or self._extend()
 
     def _completed_generation(self, begun: list[Suggestion]) -> list[Suggestion]:
-        """A generation as proposed now, but for what the ledger has of it."""
+        """Complete a generation of which the ledger has only the beginning."""
         rng = np.random.default_rng([self.seed, self._generation])
         trained, size = self.trained(self._generation - LAG), self.generation_size
         suggestions = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.room)
@@ -147,11 +149,10 @@ class TrialSchedule:
         return bool(keys)
 
     def _visible(self, generation: int) -> bool:
-        """Whether every result that a generation depends on has been told."""
         return min(self._untold.values(), default=generation) > generation - LAG
 
     def trained(self, generation: int | None = None) -> list[Observation]:
-        """What is known of candidates of generations up to this one, in the order in which they were proposed."""
+        """Return results and predictions of candidates of generations up to this one, in the order of proposal."""
         asked: dict[int, list[Suggestion]] = {}
         for proposal in self.proposals:
             if proposal.role == "candidate":

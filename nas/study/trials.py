@@ -1,7 +1,7 @@
-"""The book-keeping of a run: proposals become trials, events become ledger records, results go back to the schedule.
+"""The bookkeeping of a run: turns proposals into trials, events into ledger records, and reports results.
 
-Knows neither Ray nor torch. A resumed run replays its ledger: what it says was proposed stands, trials that finished
-go to the schedule at once, and only the others are handed out.
+It imports neither Ray nor torch. A resumed run replays its ledger: its proposals are kept, results of finished trials
+go to the schedule, and only the other trials are run.
 """
 
 import math
@@ -34,16 +34,16 @@ from search_spaces.pricing import price_architecture
 
 Device = Literal["cpu", "cuda"]
 
-MAX_LOSSES = 3  # workers that a trial may lose between two rungs, to nodes taken away or memory that runs out
+MAX_LOSSES = 3  # workers that a trial may lose between two rungs, because nodes were taken away or memory ran out
 
 
 class RunHaltedError(RuntimeError):
-    """The machine, not a candidate, keeps the run from going on; the text says why."""
+    """The machine, not a candidate, prevents the run from continuing. The text says why."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSetting:
-    """What all trials of a run share; plain data. folder: of the run. second: the second corpus."""
+    """Plain data that all trials of a run share. folder: of the run. second: the second corpus."""
 
     config: StudyConfig
     recipe: Recipe
@@ -56,9 +56,9 @@ class TrialSetting:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """A training, as a worker takes it up and reports it; plain data.
+    """A training as plain data for a worker.
 
-    record: as it was proposed, with the price by rule; what a worker reports is that, with what has become known since.
+    record: the proposal, with the predicted cost; workers report copies of it with their results.
     """
 
     member: Member
@@ -75,12 +75,12 @@ class Trial:
 
     @property
     def folder(self) -> Path:
-        """Where its checkpoints and metrics go."""
+        """Folder of its checkpoints and metrics."""
         return self.setting.folder / "trials" / self.record.trial_id
 
     @property
     def parent(self) -> Path | None:
-        """The folder of the model that it starts from, or None."""
+        """Folder of the model that it starts from, or None."""
         return None if self.setting.recipe.route is None else self.setting.folder / PARENT_FOLDER
 
     def at_rung(self, rung: RungRecord) -> Record:
@@ -96,9 +96,9 @@ class Trial:
         second: Sequence[DocumentLoss] = (),
         agreement: Agreement | None = None,
     ) -> Record:
-        """The record of its end, but for the price of what it was verified to fold to.
+        """Return the final record, without the verified cost.
 
-        measured: what training reported; verified: what the weights fold to; second: losses on the second corpus;
+        measured: what training reported. verified: what the weights fold to. second: losses on the second corpus.
         agreement: with the parent.
         """
         record = replace(
@@ -141,10 +141,10 @@ class Trial:
 
 
 class Trials:
-    """Hands out trials and keeps the ledger; one instance per process that runs a study.
+    """Hands out trials and writes the ledger; one instance per process that runs a study.
 
-    on_end: takes the record of every trial that ended. halted: why the run cannot go on, or None.
-    running: handed out, and not ended yet.
+    on_end: called with the record of every trial that ended. halted: why the run cannot continue, or None. running:
+        trials that were handed out and have not ended.
     """
 
     def __init__(
@@ -177,11 +177,11 @@ class Trials:
 
     @property
     def finished(self) -> bool:
-        """Whether every trial there will ever be has been handed out, and none must be again."""
+        """Whether every trial has been handed out, and none must be repeated."""
         return self.schedule.finished and not self._again
 
     def next_trial(self) -> Trial | None:
-        """The next trial to run, or None if there is none now; trials the ledger holds go to the schedule instead."""
+        """Return the next trial, or None if there is none now. Results in the ledger go to the schedule instead."""
         if self._again:
             return self._handed_out(self._again.pop(0))
         while (suggestion := self.schedule.ask()) is not None:
@@ -198,9 +198,9 @@ class Trials:
         self._write(replace(trial.record, event="started", status="running"))
 
     def happened(self, record: Record, *, again: bool = False) -> None:
-        """Records a rung or an end that a worker reports. Nothing is recorded once the run is halted.
+        """Record a rung or an end that a worker reports, unless the run is halted.
 
-        An end goes to the schedule, unless the trial is to run once more, from its beginning (`again`).
+        again: whether the trial runs once more from the beginning; its result is then not passed to the schedule.
         """
         key = record.index, record.seed
         trial = self.running.get(key)
@@ -222,11 +222,11 @@ class Trials:
         self._count_failure(record)
 
     def halt(self, reason: str) -> None:
-        """Ends the run, which the machine keeps from going on; trials that have not ended stay resumable."""
+        """End the run because of the machine; trials that have not ended can be resumed."""
         self.halted = self.halted or reason
 
     def lost(self, trial: Trial, reason: str) -> None:
-        """A worker died without a word: the trial goes on from its checkpoint, or has failed if it was one too many."""
+        """Resume a trial whose worker died from its checkpoint, or fail it after more than MAX_LOSSES."""
         if trial.key not in self.running or self.halted:
             return
         self._losses[trial.key] += 1
@@ -241,7 +241,7 @@ class Trials:
         return trial
 
     def _log_proposals(self) -> None:
-        """Writes what the schedule has proposed and the ledger does not hold, before any of it is started."""
+        """Write new proposals to the ledger before any of them is started."""
         proposals = self.schedule.proposals[self._num_logged :]
         self._num_logged = len(self.schedule.proposals)
         new = [
@@ -300,11 +300,11 @@ class Trials:
         return self.setting.config.seed + suggestion.replicate
 
     def _is_retried(self, record: Record) -> bool:
-        """A failure says nothing about a candidate: it is tried again, unless later proposals depend on it already."""
+        """Repeat a failed trial, which says nothing about the candidate, unless later proposals depend on it."""
         return record.status == "failed" and self._index.last_generation < record.generation + LAG
 
     def _is_known(self, record: Record) -> bool:
-        """Whether the ledger holds this rung already: a resumed trial reports its rungs again."""
+        """Whether the ledger has this rung already: a resumed trial reports its rungs again."""
         return record.event == "rung" and record.rung in self._index.rungs.get(record.trial_id, {})
 
     def _observation(self, member: Member, record: Record) -> Observation:
@@ -321,7 +321,7 @@ class Trials:
         )
 
     def _check_same(self, suggestion: Suggestion, record: Record) -> None:
-        """Raises UserError if a member and the run's recipe make another candidate than they did; one shows it."""
+        """Raises UserError if the member and recipe now give another candidate than in the ledger."""
         proposed = candidate_id(study_candidate(self.setting.recipe, suggestion.member))
         if proposed != record.candidate_id:
             raise UserError(
@@ -330,7 +330,7 @@ class Trials:
             )
 
     def _write(self, *records: Record) -> bool:
-        """Appends records and says whether the disk took them; if not, the run is halted."""
+        """Append records and return whether that succeeded; if not, halt the run."""
         try:
             ledger.append(self.path, *records)
         except OSError as error:
@@ -342,10 +342,7 @@ class Trials:
 
 
 def price_fields(architecture: Architecture, feasible: FeasibleSpace) -> dict[str, Any]:
-    """The fields of a record that say what an architecture costs under every protocol of a search.
-
-    Raises UserError for an op without formula.
-    """
+    """Return a record's fields with the costs of an architecture under every protocol of a search."""
     first, *others = (
         price_architecture(
             architecture, constraint.priced.pricer, constraint.priced.workload, constraint.priced.accounting
@@ -359,15 +356,14 @@ def price_fields(architecture: Architecture, feasible: FeasibleSpace) -> dict[st
 
 
 def over_timeout(timeout_s: float) -> str:
-    """Why a trial has failed that took too long."""
+    """Reason of a trial that failed because it took too long."""
     return f"over --trial-timeout {format_seconds(timeout_s)}"
 
 
 def _rounded(documents: Sequence[DocumentLoss]) -> tuple[tuple[float, float], ...]:
-    """Rounds to what a table of them is read for, which keeps the ledger short."""
+    """Round to six decimals, which is precise enough and keeps the ledger short."""
     return tuple((round(share, 6), round(loss, 6)) for share, loss in documents)
 
 
 def _finite(value: float) -> float | None:
-    """None for what overflowed."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Checks of a trained candidate: the form that its weights fold to, a second validation, and its parent beside it."""
+"""Verifies the folded form of trained candidates, and compares them on the second corpus and with their parent."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from search_spaces.architecture import Architecture
 
 
 def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> VerifiedForm:
-    """Folds the last checkpoint of a completed trial as far as its logits stay what they are.
+    """Fold the last checkpoint of a completed trial as far as its logits stay the same.
 
     Raises UserError if there is no whole checkpoint.
     """
@@ -47,10 +47,10 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> Verifie
 
 
 class Deployable(NamedTuple):
-    """A trained model before it is folded, its weights by node of the op graph, a tied output table written out.
+    """A trained model before it is folded, with weights by node of the op graph and a tied output table written out.
 
-    architecture: as trained, but for an exact softmax where a bounded one does not hold. left: these layers, and those
-        whose eighth powers fixed point does not hold, which nothing can stand in for.
+    architecture: as trained, but with exact softmax where a bounded one leaves fixed-point range. left: these layers,
+        and those whose eighth powers leave it, which have no replacement.
     """
 
     architecture: Architecture
@@ -59,9 +59,9 @@ class Deployable(NamedTuple):
 
 
 def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Deployable:
-    """The model of a checkpoint with the bounds of its attention set by these tokens, sequences x T.
+    """Load the model of a checkpoint, with attention bounds set on these tokens, sequences x T.
 
-    Raises UserError for one on the way from a parent.
+    Raises UserError if it still contains components of its parent.
     """
     model = trained_model(candidate, trained)
     layers = list(model.architecture.layers)
@@ -91,7 +91,7 @@ def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Dep
 def second_documents(
     candidate: Candidate, second: Corpus, folder: Path, device: str = "cpu"
 ) -> tuple[DocumentLoss, ...]:
-    """The losses by document of a completed trial on a second corpus. Raises UserError as `verified_form`."""
+    """Return the losses by document of a completed trial on a second corpus."""
     model = trained_model(candidate, _latest(candidate, folder, "validate"))
     return validate(model.eval().to(device), second, candidate.recipe.scale).documents
 
@@ -112,7 +112,7 @@ def _latest(candidate: Candidate, folder: Path, purpose: str) -> Checkpoint:
 
 
 def trained_model(candidate: Candidate, trained: Checkpoint) -> Decoder:
-    """The model of a checkpoint. Raises UserError for one on the way from a parent."""
+    """Load the model of a checkpoint. Raises UserError if it still contains components of its parent."""
     model = Objective(candidate, torch.Generator()).model
     if candidate.recipe.route is not None:
         gates = Gates(model, candidate.trained, candidate.recipe.route)

@@ -1,4 +1,4 @@
-"""One trial in a worker process: trains a candidate, to its end or up to a look, and reports events."""
+"""Runs one trial in a worker process: trains a candidate, fully or up to the first rung, and reports events."""
 
 import errno
 import os
@@ -27,17 +27,17 @@ from nas.training.outcome import Agreement, Outcome
 from nas.training.trainer import train
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
-HANGS_S = 60.0  # after its time a trial that takes no step, on a file that does not come, say, is ended
-TIMED_OUT = 75  # the exit code of that
+HANGS_S = 60.0  # after the timeout, a trial that hangs (on a file, for example) is killed
+TIMED_OUT = 75  # its exit code
 
 
 def worker_env(threads: int) -> Mapping[str, str]:
-    """Environment that a worker process starts in: as many threads as it may use."""
+    """Return environment variables that limit a worker process to `threads` threads."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
 def out_of_reach(trial: Trial) -> str | None:
-    """Why this machine cannot train: it does not see the run's folder or the corpus, or its GPU is gone; else None."""
+    """Say why this machine cannot train (run folder or corpus not shared, no GPU), or return None."""
     setting = trial.setting
     if not (setting.folder / CONFIG_FILE).is_file():
         return f"the run folder {setting.folder} is not on {node()}; all nodes must share it"
@@ -52,10 +52,10 @@ def out_of_reach(trial: Trial) -> str | None:
 
 
 def run_trial(trial: Trial) -> Iterator[Record]:
-    """Trains a candidate; yields a `rung` record per rung and one `finished` record.
+    """Train a candidate; yield a `rung` record per rung and one `finished` record.
 
-    What goes wrong with the candidate is a `failed` record with a reason, and so is a bug, whose traceback is written
-    into the trial's folder. Raises RunHaltedError for what goes wrong with the machine (disk full).
+    Errors of the candidate and bugs become `failed` records with a reason; tracebacks of bugs are written into the
+    trial's folder. Raises RunHaltedError for errors of the machine (disk full).
     """
     try:
         with _deadline(trial.setting.config.trial_timeout_s) as is_over:
@@ -64,7 +64,7 @@ def run_trial(trial: Trial) -> Iterator[Record]:
             yield from _train(trial, is_over)
     except (UserError, TooLargeError) as error:
         yield trial.ended("failed", " ".join(str(error).split()))
-    except Exception as error:  # of any type: the run goes on, and its user finds the traceback
+    except Exception as error:  # a bug must not end the run; its traceback is saved
         if isinstance(error, OSError) and error.errno in NO_WRITE:
             where = error.filename or trial.folder
             raise RunHaltedError(f"trial {trial.record.trial_id} stops at {where}: {error.strerror}") from error
@@ -74,7 +74,7 @@ def run_trial(trial: Trial) -> Iterator[Record]:
 
 @contextmanager
 def _deadline(timeout_s: float | None) -> Iterator[Callable[[], bool]]:
-    """Yields whether the time is up. A process that does not ask within HANGS_S more ends there and then."""
+    """Yield a function that says whether the time is up. A process that hangs for HANGS_S longer is killed."""
     if timeout_s is None:
         yield lambda: False
         return
@@ -101,7 +101,7 @@ def _train(trial: Trial, is_over: Callable[[], bool]) -> Iterator[Record]:
     )
     for measured in records:
         if isinstance(measured, Outcome):
-            records.close()  # and with it what trained, as checking a fold takes as much
+            records.close()  # frees the training's memory, since checking a fold takes as much
             release_freed_memory()
             whole, second, folds = measured.status == "completed", setting.second, trial.record.deployed is not None
             yield trial.ended(
@@ -136,7 +136,7 @@ def _parent(trial: Trial) -> Parent | None:
 
 
 def _parent_of(trial: Trial) -> dict[str, Any]:
-    """Arguments of training that come from the parent."""
+    """Keyword arguments of training that come from the parent."""
     candidate, setting = trial.candidate, trial.setting
     if (parent := _parent(trial)) is None:
         return {}
