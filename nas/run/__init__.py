@@ -1,1 +1,1 @@
-"""A run as one object: configuration, ledger, means over seeds, front, tables, prices anew. Neither torch nor ray."""
+"""A run as one object: configuration, ledger, means over seeds, front, tables, new costs. Without torch and ray."""

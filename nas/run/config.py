@@ -1,4 +1,4 @@
-"""The configuration of a study: what to search, within which budget, on what; and the recipe it gives a member."""
+"""The configuration of a study: space, budget and data; and the recipe that it gives a candidate."""
 
 import math
 import re
@@ -27,58 +27,61 @@ RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", 
 
 USUAL_SPACE = "gpt2-small"
 NO_PARENT = "none"  # candidates are trained from scratch
-LOOKS = 3  # for each candidate that is trained to its end: half of the tokens go into either
-THREADS_PER_TRIAL = 1  # of torch on a CPU, so that the numbers of a trial are always the same
+LOOKS = 3  # low-fidelity evaluations per final training; each kind takes half of the tokens
+THREADS_PER_TRIAL = 1  # fixed, so that results on a CPU do not depend on the number of cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyConfig(BudgetOptions):
-    """What to search and on what, with the prices and budgets of `BudgetOptions`.
+    """What a study searches and trains on, with the costs and budgets of `BudgetOptions`.
 
     Args:
-        space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent, each with
-            what can be had in its place. By default gpt2-small, or parent where that is of another block.
-        projection: logits of all tokens of the prompt, as the papers run it, or of the last one alone.
-        embedding: tokens one-hot encoded by the client, or looked up under the protocol.
-        public_layers: first layers, such as embed,0-5, whose weights all parties have, as of a checkpoint that nobody
-            fine-tuned: they stay --parent's, untrained and in every candidate, and are priced so.
-        client_layers: so many first layers, with the embedding, that the client computes in the clear; they stay
-            --parent's likewise, and cost nothing.
-        weights: secret-shared (the default), or held by the server alone; for protocols other than published.
-        weight_masks: of semi2k, made anew in every run, or kept from an earlier one; of new tokens, from the first.
-        new_tokens: asked for after the prompt, each against a cache of keys and values; prices are per new token.
-        accounting: prices of what a candidate deploys to, which is what is paid, or as written, as papers price.
-        searcher: how candidates are chosen: trellis, evolution, stratified, uniform, nsga2, tpe, gp,
-            optuna:NAME of another sampler, or module:Class of your own.
-        generation_size: candidates that are chosen at a time; two generations are in training at once. By default 4,
-            or half of what cores or GPUs can train at a time where the run is begun, up to a quarter of the trials.
-        num_trials: candidates to train to their end, baselines not counted.
-        num_looks: candidates to look at first, for the first rung's share of a training, by searchers that do so; by
-            default 3 for each that is trained to its end. 0 trains all to their end.
-        finalist_seeds: how many more seeds a member of the front is trained with at most, once all candidates have
-            ended; in all, half as many as candidates.
-        time_budget: stop after this long, with a unit, what comes before the first trial included; the run can be
-            resumed, for as long again.
-        trial_timeout: a trial that takes longer in one go has failed, with a unit, such as 20min.
-        max_failures: stop once so many trials have failed for another reason than divergence; the run can be resumed.
-        scale: how large, how long and how fast a candidate is trained; `parent` at the size of --parent, which is the
-            default where that is not of the proxy's width and vocabulary.
-        tokens: training tokens of a candidate at full fidelity; by default the scale's, from a parent 5/8 of them.
-        parent: a trained model that candidates start from: builtin, a folder of nas.export, nas.train or
+        space: a shipped search space, the path of a space's YAML file, or parent: the layers of --parent and cheaper
+            replacements. The default is gpt2-small, or parent if --parent has another block.
+        projection: whether the logits of all tokens of the prompt are computed, as in the papers, or of the last one
+            only.
+        embedding: whether the client one-hot encodes tokens, or the protocol looks them up.
+        public_layers: first layers whose weights all parties know, such as embed,0-5, because they are those of a
+            public checkpoint. Every candidate keeps them from --parent, untrained, and their cost is that of public
+            weights.
+        client_layers: number of first layers that the client computes in plaintext, with the embedding. Every candidate
+            keeps them from --parent, untrained, at no cost.
+        weights: whether weights are secret-shared (the default) or known to the server; not for published.
+        weight_masks: for semi2k, whether the masks of weights are new in every run, or reused from an earlier one; with
+            several new tokens, from the first.
+        new_tokens: number of tokens generated after the prompt, with a KV cache; costs are per new token.
+        accounting: whether costs are of the folded model, which you would deploy, or of the unfolded one, as in the
+            papers.
+        searcher: how candidates are chosen: trellis, evolution, stratified, uniform, nsga2, tpe, gp, optuna:NAME for
+            another sampler, or module:Class of your own.
+        generation_size: candidates chosen at a time; two generations are in training at once. The default is 4, or half
+            of what the cores or GPUs can train at a time when the run begins, at most a quarter of the trials.
+        num_trials: number of candidates that get the final training, without baselines.
+        num_looks: number of candidates that get a low-fidelity evaluation, by searchers that use it; by default 3 for
+            each final training. With 0, all candidates get the final training.
+        finalist_seeds: most further seeds of a member of the front, once all candidates have ended; in all members, at
+            most half as many as candidates.
+        time_budget: stop after this time, with a unit, counted from the start of the command; the run can be resumed,
+            with as much time again.
+        trial_timeout: a trial that takes longer without a break has failed; with a unit, such as 20min.
+        max_failures: stop after so many failed trials, divergence not counted; the run can be resumed.
+        scale: how large the trained models are, and how long and fast they are trained. parent, the size of --parent,
+            is the default if that has not the width and vocabulary of proxy.
+        tokens: training tokens of a final training; by default those of the scale, or 5/8 of them with a parent.
+        parent: the trained model that candidates start from: builtin, a folder of nas.export, nas.train or
             save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to
-            train from scratch. By default builtin where scale and
-            space are its own, else none.
-        data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
+            train from scratch. The default is builtin with its own scale and space, else none.
+        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
             text, jsonl or parquet file or folder.
-        also_validate: a second corpus that completed trials are validated on too: dependencies (the Python source of
-            packages that this one needs), a path as of --data, or none. By default dependencies with the builtin
+        also_validate: a second corpus on which completed trials are validated too: dependencies (the Python source of
+            packages that this one needs), a path as for --data, or none. The default is dependencies with the builtin
             parent on stdlib, else none.
-        max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. Changes no number.
-        gpus_per_trial: share of a GPU that a trial takes, at most 1; by default 1 where there are GPUs. 0 trains on the
-            CPU.
+        max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. It does not change
+            results.
+        gpus_per_trial: share of a GPU per trial, at most 1; by default 1 if there are GPUs. 0 trains on the CPU.
         ray_address: an existing Ray cluster whose nodes share the run folder.
-        seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists take the seeds after it.
-        recipe: changes to the recipe that scale and data come with.
+        seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists use the seeds after it.
+        recipe: changes to the recipe of scale and data.
     """
 
     budget_latency: str
@@ -93,9 +96,9 @@ class StudyConfig(BudgetOptions):
     accounting: Accounting = "deployed"
     searcher: str = "trellis"
     generation_size: int | None = None
-    num_trials: int = 14  # with looks, the baselines and more seeds of the front, a quarter of an hour on two cores
+    num_trials: int = 14  # with evaluations, baselines and further seeds, 15 minutes on two cores
     num_looks: int | None = None
-    finalist_seeds: int = 2  # the fewest that show a spread and a mean that one unlucky seed does not decide
+    finalist_seeds: int = 2  # the fewest that show a spread, and a mean that does not depend on one unlucky seed
     time_budget: str | None = None
     trial_timeout: str | None = None
     max_failures: int | None = None
@@ -154,9 +157,9 @@ class StudyConfig(BudgetOptions):
             )
 
     def setting_of(self, protocol: str) -> Setting | None:
-        """What it says of how a protocol runs; of one that is not its own, who holds the weights, if that can be said.
+        """Return the user's options for a protocol; for one that the study does not use, only the weight holder.
 
-        Raises UserError for what a protocol of its own does not have.
+        Raises UserError if a protocol of the study does not have an option.
         """
         if protocol in self.protocols:
             return setting_of(protocol, weights=self.weights, weight_masks=self.weight_masks)
@@ -164,9 +167,9 @@ class StudyConfig(BudgetOptions):
 
     @property
     def budget(self) -> Budget:
-        """Under the first protocol, with those under the others.
+        """The budget under the first protocol, including those under the others.
 
-        Raises UserError for shares of a parent's price, which `nas.study.priced_study.price_study` resolves.
+        Raises UserError for shares of a parent's cost, which `nas.study.priced_study.price_study` resolves.
         """
         first, *others = self.budgets.values()
         return replace(first, also=tuple(zip(self.protocols[1:], others, strict=True)))
@@ -184,7 +187,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def kept_layers(self) -> int | None:
-        """The number of first layers that stay the parent's, with its embedding, as they are no secret; else None.
+        """Number of first layers that stay the parent's, with its embedding, as public or client layers; None without.
 
         Raises UserError for public layers that are not the first ones.
         """
@@ -200,12 +203,12 @@ class StudyConfig(BudgetOptions):
 
     @property
     def most_looks(self) -> int:
-        """Candidates to look at, by searchers that do so."""
+        """Number of low-fidelity evaluations, by searchers that use them."""
         return LOOKS * self.num_trials if self.num_looks is None else self.num_looks
 
     @property
     def most_replicates(self) -> int:
-        """Further seeds in all: a third of the tokens that candidates take with their looks."""
+        """Most further seeds in all, which take a third of the tokens of candidates."""
         return math.ceil(self.num_trials / 2) if self.finalist_seeds else 0
 
     @property
@@ -215,7 +218,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def trial_timeout_s(self) -> float | None:
-        """Seconds that a trial may take in one go, or None."""
+        """Seconds that a trial may take without a break, or None."""
         return None if self.trial_timeout is None else parse_seconds(self.trial_timeout, "--trial-timeout")
 
 
@@ -230,9 +233,9 @@ def flag(name: str) -> str:
 
 
 def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Recipe:
-    """The recipe that a study trains its candidates with; the regulariser is for those that have one.
+    """Return the recipe of a study's candidates. Its entropy regulariser is for those that use one.
 
-    Where prices are of what a candidate deploys to, linear FFNs are kept foldable, so that it is verified at its price.
+    If costs are folded costs, linear FFNs are kept foldable, so that verified costs equal predicted ones.
     """
     recipe = recipe_at(
         config.scale,
@@ -249,7 +252,7 @@ def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Rec
 
 
 def study_candidate(recipe: Recipe, member: Member) -> Candidate:
-    """A member of the space with the recipe of its study."""
+    """Return a member of the space with the recipe of its study."""
     if not member.entropy_regularised:
         recipe = replace(recipe, entropy=None)
     made = Candidate(architecture=member.architecture, recipe=recipe)

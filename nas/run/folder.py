@@ -1,7 +1,7 @@
-"""The folder of a run, which holds the configuration of its study and everything it produces.
+"""The folder of a run, with the configuration of its study and all its results.
 
 run.yaml meta.json parent/ blocks.csv trials.jsonl trials.csv pareto.csv architectures/ trials/<trial_id>/ plots/
-report.html, what `nas.export` makes of it in exports/, and of the user's own network, testbed and space a copy
+report.html, exports/ of `nas.export`, and copies of the user's own network, testbed and space
 """
 
 import errno
@@ -35,17 +35,17 @@ from search_spaces.definition import Definition, Withheld, load_definition
 from search_spaces.space import SearchSpace, build_space
 
 CONFIG_FILE = "run.yaml"
-KEPT_FILES = ("space", "network", "testbed")  # the user's own, copied
+KEPT_FILES = ("space", "network", "testbed")  # copies of the user's own files
 PARENT_FOLDER = "parent"
-FORMER_FIELDS = ("warm_start", "knowledge")  # of a run.yaml that an earlier version wrote
+FORMER_FIELDS = ("warm_start", "knowledge")  # fields of run.yaml that earlier versions wrote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParentResult:
-    """The unmodified parent of a run's candidates, validated and priced as they are.
+    """The unmodified parent of a run's candidates, with its validation and cost.
 
-    name: as the user gave it. notation: of its placement. val_loss: nats per token. latency_s: seconds per token.
-    documents: share in the loss, and loss, of each validation document; empty where they were not kept.
+    name: as the user wrote it. notation: of its architecture. val_loss: nats per token. latency_s: seconds per token.
+    documents: share of the loss, and loss, of each validation document; empty if not recorded.
     """
 
     name: str
@@ -61,9 +61,10 @@ class ParentResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecondCorpus:
-    """The corpus that completed trials are validated on too. data: as `--also-validate` has it.
+    """The second corpus on which completed trials are validated. data: as in `--also-validate`.
 
-    ngrams: of the training tokens of the first, over this one. parent_loss: nats per token; None without a parent.
+    ngrams: baselines that count the training tokens of the first corpus. parent_loss: nats per token; None without
+        parent.
     """
 
     data: str
@@ -75,15 +76,17 @@ class SecondCorpus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meta:
-    """Everything a run was made with, beyond its configuration.
+    """Everything a run was made with besides its configuration.
 
-    reference: the hypervolume's reference point: (latency_s, natural log of the unigram model's perplexity).
-    base: the dimensions that all members share (its own layers are of no account).
-    recipe: what candidates are trained with (`nas.run.config.study_candidate`).
-    parent: what the parent reaches, which is kept in PARENT_FOLDER; None without one.
-    ngrams: what n-gram models reach of the training tokens that a candidate sees; None where that was not counted.
-    withheld: attention that its space does not offer, as fixed point would not hold its rows with the parent's scores.
-    held_out: the documents that validate. second: None where trials are validated on one corpus alone.
+    Attributes:
+        reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity).
+        base: the dimensions of all members; its own layers are not used.
+        recipe: the recipe of candidates (`nas.run.config.study_candidate`).
+        parent: results of the parent, a copy of which is in PARENT_FOLDER; None without one.
+        ngrams: n-gram baselines on a candidate's training tokens; None if not counted.
+        withheld: attention removed from the space because the parent's scores would leave fixed-point range.
+        held_out: the validation documents.
+        second: the second corpus; None without one.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -108,7 +111,7 @@ class Meta:
 
 
 def new_folder(output_dir: Path | None) -> Path:
-    """The folder of a new run, made if need be: `output_dir`, or `runs/<UTC time>`.
+    """Return the folder of a new run, `output_dir` or `runs/<UTC time>`, and create it if needed.
 
     Raises UserError if it already holds a run or cannot be written.
     """
@@ -125,7 +128,7 @@ def new_folder(output_dir: Path | None) -> Path:
 
 
 def require_free(folder: Path) -> None:
-    """Raises UserError if a folder holds a run already, or plainly cannot be made or written to; writes nothing."""
+    """Raise UserError if a folder holds a run already, or cannot be made or written to. Writes nothing."""
     if _is_file(folder / CONFIG_FILE):
         raise UserError(f"--output-dir {folder} already holds a run; continue it with --resume {folder}.")
     if _is_file(folder / ledger.FILE_NAME):
@@ -138,7 +141,7 @@ def require_free(folder: Path) -> None:
 
 
 def find_run(run: str) -> Path:
-    """The folder of an existing run; `latest` is the newest under `runs/`. Raises UserError if there is none."""
+    """Return the folder of a run; `latest` is the newest under `runs/`. Raises UserError if there is none."""
     if run == "latest":
         if (newest_run := newest(CONFIG_FILE)) is None:
             raise UserError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
@@ -150,7 +153,7 @@ def find_run(run: str) -> Path:
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:
-    """Makes the folder a run, so it comes last; a space, network and testbed of the user's own are kept with it."""
+    """Write the configuration last, since it makes the folder a run, after copies of the user's own files."""
     for setting, protocol in product(KEPT_FILES, config.protocols):
         given, name = _given(config, setting, protocol)
         if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
@@ -159,14 +162,14 @@ def write_config(folder: Path, config: StudyConfig) -> None:
 
 
 def is_on_parent(folder: Path | None, config: StudyConfig) -> bool:
-    """Whether the space of a run is on the parent's dimensions; None is a run to be."""
+    """Whether the space of a run has the parent's dimensions. folder: None for a new run."""
     return config.space == OWN or _definition(folder, config).base == OWN
 
 
 def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | None = None) -> SearchSpace:
-    """The space of a run; None is a run to be.
+    """Build the space of a run. folder: None for a new run.
 
-    tables: whose vocabulary and context its base has instead of its own, or, of one on its parent, the parent.
+    tables: the architecture whose vocabulary and context replace those of its base; the parent, for a space on it.
     """
     if is_on_parent(folder, config):
         if tables is None:
@@ -186,9 +189,7 @@ def _definition(folder: Path | None, config: StudyConfig) -> Definition:
 def run_pricer(
     folder: Path | None, config: StudyConfig, protocol: str, network: str | None = None, testbed: str | None = None
 ) -> Pricer:
-    """The prices of a run under one of its protocols, on its own network and testbed unless others are given; None is a
-    run to be.
-    """
+    """Load the pricer of a run under one of its protocols, on its own network and testbed unless others are given."""
     return load_pricer(
         protocol,
         network or own_file(folder, config, "network", protocol),
@@ -198,32 +199,32 @@ def run_pricer(
 
 
 def run_pricers(folder: Path | None, config: StudyConfig) -> tuple[Pricer, ...]:
-    """Under each of them, the one that its front is of first."""
+    """Load the pricers under all protocols of a run, the first one being that of the front."""
     return tuple(run_pricer(folder, config, protocol) for protocol in config.protocols)
 
 
 def own_file(folder: Path | None, config: StudyConfig, field: str, protocol: str) -> str | None:
-    """What a field of `KEPT_FILES` names under a protocol: the run's copy of it, where there is one."""
+    """Return the file or name of a field in `KEPT_FILES` under a protocol: the run's copy if there is one."""
     given, name = _given(config, field, protocol)
     copy = None if folder is None else folder / name
     return str(copy) if given is not None and copy is not None and copy.exists() else given
 
 
 def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, str]:
-    """What a field of `KEPT_FILES` says of a protocol, and how a run's copy of that is called."""
+    """Value of a field in `KEPT_FILES` for a protocol, and the name of the run's copy of it."""
     of_all = getattr(config, field)
     given = config.asked[protocol].get(field, of_all)
     return given, f"{field}.yaml" if given == of_all else f"{field}-{protocol}.yaml"
 
 
 def read_ledger(folder: Path) -> tuple[Record, ...]:
-    """The records of a run, none if it has not started a trial yet; a torn last line is left out with a warning."""
+    """Read the records of a run, none if no trial has started; a torn last line is dropped with a warning."""
     path = folder / ledger.FILE_NAME
     return ledger.read(path) if path.exists() else ()
 
 
 def read_config(folder: Path) -> StudyConfig:
-    """Raises UserError, naming the file, if it is damaged."""
+    """Read the configuration. Raises UserError, naming the file, if it is damaged."""
     path = folder / CONFIG_FILE
     data = {name: value for name, value in load_mapping(path).items() if name not in FORMER_FIELDS}
     return decode(StudyConfig, data, str(path))
@@ -235,7 +236,7 @@ def write_meta(folder: Path, meta: Meta) -> None:
 
 
 def read_meta(folder: Path) -> Meta:
-    """Raises UserError, naming the file, if it is missing or damaged."""
+    """Read the meta. Raises UserError, naming the file, if it is missing or damaged."""
     path = folder / "meta.json"
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -247,5 +248,5 @@ def read_meta(folder: Path) -> Meta:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError as error:  # a name too long, a folder we may not enter
+    except OSError as error:  # a name that is too long, or a folder without access
         raise UserError(f"{path} cannot be opened: {error.strerror}.") from None

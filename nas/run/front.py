@@ -1,4 +1,4 @@
-"""Which members are on the front of a run, and which are not although they might have been."""
+"""Which members are on the front of a run, and which completed ones are not eligible."""
 
 from collections.abc import Sequence
 
@@ -19,15 +19,15 @@ def crosses(member: TrainedMember, budget: Budget) -> bool:
 
 
 def is_eligible(member: TrainedMember, budget: Budget) -> bool:
-    """Whether every seed came to an end, folds as checked, and costs no more than the budget.
+    """Whether every seed completed, its fold passed the check, and its verified cost is within the budget.
 
-    A candidate of which one seed diverged has no mean, and so no place: a result with a reason, not a point.
+    A candidate with a diverged seed has no mean loss, and so no point.
     """
     return not member.num_diverged and all(is_feasible(trial, budget) for trial in member.trials)
 
 
 def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
-    """Completed trials of candidates that were within budget by rule, and are not by what their weights fold to."""
+    """Completed trials whose predicted cost was within the budget and whose verified cost is not."""
     return tuple(
         record
         for record in ledger.completed(records)
@@ -36,7 +36,7 @@ def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record,
 
 
 def _was_predicted_feasible(record: Record, budget: Budget) -> bool:
-    """Whether a trial was within the budget by rule: under another budget, or by another run, it need not have been."""
+    """Whether the predicted cost was within this budget, which may differ from that of the search."""
     if record.predicted_latency_s is None or record.predicted_sent_bytes is None:
         return True
     predicted = Costs(
@@ -48,25 +48,25 @@ def _was_predicted_feasible(record: Record, budget: Budget) -> bool:
 
 
 def is_feasible(record: Record, budget: Budget) -> bool:
-    """Whether what a trial's weights were verified to fold to holds, and costs no more than the budget."""
+    """Whether the verified fold stays within fixed-point range and within the budget."""
     costs = Costs(latency_s=record.latency_s, sent_bytes=record.sent_bytes, key_bytes=record.key_bytes)
     return record.fold_holds is not False and budget.admits(costs, record.also)
 
 
 def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
-    """Every non-dominated completed candidate within budget, cheapest first: by means over seeds."""
+    """Pareto-optimal completed candidates within the budget, cheapest first, by means over seeds."""
     return front_of([member for member in members(records) if member.role == "candidate"], budget)
 
 
 def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
-    """Those of these members, whatever their role, that are eligible and no other dominates, cheapest first."""
+    """Eligible, Pareto-optimal ones of these members, of any role, cheapest first."""
     inside = sorted((member for member in trained if is_eligible(member, budget)), key=lambda member: member.point)
     kept = nondominated([member.point for member in inside])
     return tuple(member for member, keep in zip(inside, kept, strict=True) if keep)
 
 
 def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
-    """`knee` of a front with a member, where perplexity stops falling fast; else the best, of the least perplexity."""
+    """The `knee` of a front, where perplexity stops falling fast, or the member of lowest perplexity."""
     if choice == "knee":
         return front[knee([member.point for member in front])]
     return min(front, key=lambda member: member.mean_loss)

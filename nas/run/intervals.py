@@ -1,4 +1,4 @@
-"""How far a mean loss may be off: over the seeds of training, and over the documents of validation, in nats.
+"""Standard errors of a mean loss, in nats: over the seeds of training, and over the documents of validation.
 
     seeds       s / sqrt(number of seeds), s the larger of the pooled deviation of a trial over seeds and, of a member
                 with two seeds or more, its own; pooled:
@@ -6,15 +6,15 @@
     documents   sqrt(D / (D - 1) sum over the D documents of (share (loss - mean))^2), mean = sum of share * loss
     both        sqrt(seeds^2 + documents^2)
 
-A seed stands for all that training might have drawn, a document, as a cluster of tokens, for all text of its kind.
-Documents differ in how much they count, so their mean is a ratio, nats by tokens, and its error that of a ratio of sums
-over clusters. A difference between two models is paired: its losses are the differences by document, in which what
-makes a document hard for both cancels, while seeds are independent of one another: sqrt(seeds^2 + seeds'^2 +
-documents^2). Some of what seeds vary is in the differences by document too, so that the sum is rather too large.
+Seeds sample the randomness of training; documents, as clusters of tokens, sample text of their kind. Documents have
+different weights, so their mean is a ratio of sums over clusters, nats by tokens. A difference between two models is
+paired: it is computed by document, where what makes a document hard for both cancels, while seeds are independent:
+sqrt(seeds^2 + seeds'^2 + documents^2). Differences by document contain some variation over seeds too, so this error is
+rather too large.
 
-The larger deviation over seeds, since two or three seeds are often closer to one another than the next will be, and
-members that train unstably spread more than the rest. Two errors hold 95 % of a normal distribution, of few degrees of
-freedom less.
+The larger deviation is used because two or three seeds are often closer to each other than the next one will be, and
+members with unstable training vary more than others. Two standard errors cover 95 % of a normal distribution, and less
+with few degrees of freedom.
 
 Source: Cochran 1977, "Sampling Techniques", 3rd ed., chapters 6 (variance of a ratio estimate) and 9A (clusters of
 unequal sizes), without the correction for finite populations. NIST/SEMATECH e-Handbook of Statistical Methods, section
@@ -26,9 +26,9 @@ from collections.abc import Iterable, Sequence
 from statistics import variance
 from typing import TypeAlias
 
-ERRORS_APART = 2.0  # standard errors of a difference beyond which it is said to be one
+ERRORS_APART = 2.0  # a difference counts if it is larger than so many standard errors
 
-Documents: TypeAlias = tuple[tuple[float, float], ...]  # of each its share in the loss, and its nats per token
+Documents: TypeAlias = tuple[tuple[float, float], ...]  # share of the loss, and nats per token, of each
 
 
 def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
@@ -41,7 +41,7 @@ def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
 
 
 def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
-    """Standard error over seeds of the mean of a member's losses, at least one; None if no deviation is known."""
+    """Standard error over seeds of the mean of a member's losses; None if no deviation is known."""
     if pooled is None:
         return None
     deviation = math.sqrt(variance(losses)) if len(losses) >= 2 else 0.0
@@ -49,7 +49,7 @@ def seed_error(losses: Sequence[float], pooled: float | None) -> float | None:
 
 
 def document_error(documents: Documents) -> float | None:
-    """Standard error over documents of the mean of their losses; None of fewer than two."""
+    """Standard error of the mean loss over documents; None for fewer than two."""
     count = sum(share > 0 for share, _ in documents)
     if count < 2:
         return None
@@ -58,20 +58,20 @@ def document_error(documents: Documents) -> float | None:
 
 
 def mean_documents(trials: Sequence[Documents]) -> Documents:
-    """Losses by document as means over trials; empty unless all of them have the same documents."""
+    """Mean loss by document over trials; empty unless all trials have the same documents."""
     if len({tuple(share for share, _ in documents) for documents in trials}) != 1:
         return ()
     return tuple((same[0][0], sum(loss for _, loss in same) / len(same)) for same in zip(*trials, strict=True))
 
 
 def differences(documents: Documents, others: Documents) -> Documents:
-    """What the second loses more than the first by document; empty unless both have the same documents."""
+    """The second losses minus the first, by document; empty unless both have the same documents."""
     if not mean_documents([documents, others]):
         return ()
     return tuple((share, theirs - ours) for (share, ours), (_, theirs) in zip(documents, others, strict=True))
 
 
 def joined(*errors: float | None) -> float | None:
-    """The error of what is off by all of these, independently; None if none is known."""
+    """Combine independent errors; None if none is known."""
     known = [error for error in errors if error is not None]
     return math.hypot(*known) if known else None

@@ -1,7 +1,7 @@
-"""The ledger of a run: `trials.jsonl`, append-only, one JSON record a line, the only source of truth.
+"""The ledger of a run, its only source of truth: `trials.jsonl`, append-only, one JSON record per line.
 
-A record is flushed to disk before the run goes on, so a killed run loses at most the line it was writing; that
-torn line is dropped, with a warning, when the ledger is opened again.
+Each record is flushed to disk before the run continues, so a killed run loses at most the line that it was writing.
+This torn line is dropped, with a warning, when the ledger is opened again.
 """
 
 import csv
@@ -25,7 +25,7 @@ from search_spaces.deployed import deployed
 from search_spaces.notation import parse, parse_deployed
 
 FILE_NAME = "trials.jsonl"
-NO_COLUMNS = ("versions", "documents", "second_documents", "also", "predicted_also")  # of a table
+NO_COLUMNS = ("versions", "documents", "second_documents", "also", "predicted_also")  # not columns of a table
 
 Event = Literal["proposed", "started", "rung", "finished"]
 Status = Literal["proposed", "running", "completed", "paused", "diverged", "failed"]
@@ -35,28 +35,27 @@ TrialKey: TypeAlias = tuple[int, int]  # index of a candidate, seed
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """One event of one trial. None is not known (yet); a non-finite number is never written.
+    """One event of one trial. None means unknown; a non-finite number is never written.
 
-    event: `proposed` when a searcher has named a candidate, `started` whenever a worker takes it up, `rung` and
-        `finished` as it reports them. Replicates are not `proposed`: they follow from results.
-
-    notation: for people; placement: the layers, typed, which with the base of the run are the architecture.
-    index, generation: place of the trial in the order of proposals, independent of arrival.
-    is_look: whether the trial is to pause at the first rung, where it is `paused` until it is asked for again.
-    expected_loss: at the end, nats, by the searcher that proposed it; None where it says nothing.
-    role: a `baseline` is trained for comparison only and may lie outside the budget; a `replicate` is the candidate of
-        the same index, trained with another seed.
-    rung: index of the fidelity rung a `rung` record belongs to.
-    val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
-    documents: of a completed trial, for each validation document that `meta.json` names its share in the loss, which
-        they add up to, and its nats per token; second_documents: the same on the second corpus.
-    deployed_id, deployed: id and placement of what the trial deploys to: by rule, and once it is completed what its
-        weights were verified to fold to. latency_s, sent_bytes, key_bytes, rounds: of that; predicted_latency_s,
-        predicted_sent_bytes and predicted_key_bytes: by rule. also, predicted_also: the same under the other protocols
-        of the run, by name.
-    parent_divergence, parent_agreement: of a completed trial from a parent, the mean KL(parent || model) in nats per
-        token, and the share of positions with the same most likely token, on validation text.
-    left_unfolded, fold_*: see `nas.training.outcome.VerifiedForm`.
+    Attributes:
+        event: `proposed` by a searcher, `started` whenever a worker takes it up, `rung` and `finished` when the worker
+            reports them. Replicates are not `proposed`: they follow from results.
+        notation: name for people. placement: typed layers, which are the architecture together with the run's base.
+        index, generation: place of the trial in the order of proposals, which does not depend on arrival.
+        is_look: whether it is a low-fidelity evaluation, `paused` at the first rung until it is promoted.
+        expected_loss: final loss that the searcher predicted, nats, or None.
+        role: a `baseline` is trained for comparison only and may exceed the budget; a `replicate` is the candidate of
+            the same index with another seed.
+        rung: index of the rung of a `rung` record.
+        val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
+        documents: of a completed trial, share of the loss (they add up to it) and nats per token of each validation
+            document in `meta.json`. second_documents: the same on the second corpus.
+        deployed_id, deployed: id and placement of the folded form: predicted, and once completed the verified one.
+            latency_s, sent_bytes, key_bytes, rounds: its cost. also: its costs under the run's other protocols.
+        predicted_latency_s, predicted_sent_bytes, predicted_key_bytes, predicted_also: cost of the predicted form.
+        parent_divergence, parent_agreement: mean KL(parent || model) in nats per token, and share of positions with the
+            same most likely token, on validation text, of a completed trial from a parent.
+        left_unfolded, fold_*: see `nas.training.outcome.VerifiedForm`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -122,30 +121,30 @@ class Record:
 
 
 def architecture_of(record: Record, base: Architecture) -> Architecture:
-    """The architecture that a trial is of, as it is priced. base: of the run's space, as its meta.json has it."""
+    """Return the architecture of a trial as written (unfolded). base: of the run's space, from its meta.json."""
     return parse(record.placement, base).architecture
 
 
 def deployed_of(record: Record, base: Architecture) -> Architecture:
-    """The form that a trial deploys to; where prices are of models as written, that."""
+    """Return the folded form of a trial; if costs are of the unfolded form, that one."""
     if record.deployed is None:
         return architecture_of(record, base)
     form = parse_deployed(record.deployed, base)
     if form.layer_positions == base.layer_positions:
         return form
-    places = deployed(architecture_of(record, base)).layer_positions  # some layers have nothing left
+    places = deployed(architecture_of(record, base)).layer_positions  # layers with nothing left were dropped
     return replace(form, layer_positions=places if len(places) == form.num_layers else ())
 
 
 def price_columns(pricer: Pricer, price: Price) -> dict[str, Any]:
-    """The fields of a record that say what a trial costs, and under which prices."""
+    """Return the fields of a record with a cost and its origin."""
     names = ("rounds", "sent_bytes", "key_bytes", "latency_s")
     known = {"protocol": pricer.protocol, "network": pricer.network, "cost_model_id": pricer.cost_model_id}
     return known | {name: getattr(price, name) for name in names}
 
 
 def append(path: Path, *records: Record) -> None:
-    """Adds records and waits until they are on disk. Raises OSError, e.g. when the disk is full; then none is added."""
+    """Append records and wait until they are on disk. Raises OSError, e.g. if the disk is full; then none is added."""
     data = _lines(records).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     end = os.lseek(descriptor, 0, os.SEEK_END)
@@ -153,7 +152,7 @@ def append(path: Path, *records: Record) -> None:
         while data:
             data = data[os.write(descriptor, data) :]
     except OSError:
-        os.ftruncate(descriptor, end)  # takes the torn part back
+        os.ftruncate(descriptor, end)  # removes the torn part
         raise
     else:
         os.fsync(descriptor)
@@ -166,9 +165,9 @@ def _lines(records: Sequence[Record]) -> str:
 
 
 def read(path: Path) -> tuple[Record, ...]:
-    """Every record, in order; a torn last line is left out with a warning.
+    """Return every record in order; a torn last line is dropped with a warning.
 
-    Raises UserError, naming file and line, for a file that cannot be read, a damaged line that is not the last, or
+    Raises UserError, naming file and line, for a file that cannot be read, a damaged line other than the last, or
     another schema.
     """
     records: list[Record] = []
@@ -176,25 +175,25 @@ def read(path: Path) -> tuple[Record, ...]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise UserError(f"{path} must be the ledger of a run, but cannot be read: {error.strerror}.") from None
-    torn = lines.pop()  # what follows the last newline: empty unless a write was cut off
+    torn = lines.pop()  # the text after the last newline: empty unless a write was cut off
     for number, line in enumerate(lines, 1):
         try:
             data = json.loads(line)
             if isinstance(data, dict):
-                data.pop("is_known", None)  # which former versions recorded
+                data.pop("is_known", None)  # a field of earlier versions
             records.append(decode(Record, data, f"{path}, line {number}"))
         except UserError:
             raise
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
     if torn:
-        # of this line, so that it is said once
+        # stacklevel 1 attributes it to this line, so that it is shown once
         warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=1)
     return tuple(records)
 
 
 def recover(path: Path) -> tuple[Record, ...]:
-    """Reads as `read` does, and cuts a torn last line off the file, so that appending is safe again."""
+    """Read as `read` does, and cut a torn last line off the file, so that appending is safe."""
     records = read(path)
     data = path.read_bytes()
     if not data.endswith(b"\n"):
@@ -203,23 +202,22 @@ def recover(path: Path) -> tuple[Record, ...]:
 
 
 def finished(records: Iterable[Record]) -> tuple[Record, ...]:
-    """The last `finished` record of every index and seed: candidates and baselines as proposed, then replicates."""
+    """Last `finished` record of every index and seed: candidates and baselines as proposed, then replicates."""
     last = {(record.seed, record.index): record for record in records if record.event == "finished"}
     return tuple(last[key] for key in sorted(last))
 
 
 def completed(records: Iterable[Record]) -> tuple[Record, ...]:
-    """Finished trials that were trained to full fidelity: the only ones that may be ranked."""
+    """Finished trials with full training, the only ones that may be ranked."""
     return tuple(record for record in finished(records) if record.status == "completed")
 
 
 class LedgerIndex:
-    """The records of a ledger, in order, and what is known of each trial, found without reading through it.
+    """The records of a ledger in order, indexed by trial.
 
-    finished: the last end of every trial, by key. num_ends: how many there were, of all attempts, but for looks.
-    looks: the records of those that paused at a look, whether they went on or not.
-    rungs: of a trial, by number, as they were first reported. proposed: the indexes that were, and whether for a look.
-    last_generation: of any record; -1 if there is none.
+    finished: last end of every trial, by key. num_ends: ends of all attempts, without low-fidelity evaluations. looks:
+        records of trials that paused, promoted or not. rungs: first record of every rung, by trial. proposed: index,
+        and whether it is an evaluation. last_generation: of any record; -1 if there is none.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -249,7 +247,7 @@ class LedgerIndex:
             self.proposed.add((record.index, record.is_look))
 
     def end_of(self, key: TrialKey, *, is_look: bool) -> Record | None:
-        """How a trial ended, or paused at its look if that is what is asked for; None if it has not."""
+        """Return the last end of a trial, or its low-fidelity evaluation if asked for; None if there is none."""
         record = self.finished.get(key)
         if is_look:
             return self.looks.get(key, record)
@@ -262,14 +260,12 @@ class LedgerIndex:
 
 
 class Table(NamedTuple):
-    """Rows of the same columns, in order."""
-
     columns: tuple[str, ...]
     rows: tuple[tuple[object, ...], ...]
 
 
 def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None = None) -> Table:
-    """The scalar columns of the records. more: further columns by name, each with one value a record."""
+    """Return the scalar columns of the records. more: further columns by name, with one value per record."""
     derived = more or {}
     columns = [column.name for column in fields(Record) if column.name not in NO_COLUMNS]
     rows = zip(records, *derived.values(), strict=True)
@@ -280,7 +276,7 @@ def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None
 
 
 def write_csv(path: Path, written: Table) -> None:
-    """A table as CSV; a tuple in it is its values with blanks between."""
+    """Write a table as CSV; the values of a tuple are separated by blanks."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(written.columns)

@@ -1,9 +1,9 @@
-"""Candidates over the seeds they were trained with: mean loss, its standard error, and who is better than whom.
+"""Candidates with all their seeds: mean loss, its standard error, and comparisons.
 
-Losses are nats a token and perplexity is the exponential of their mean, so that seeds weigh alike in either. The first
-seed is the one that chose a member for the front, and its luck stays in the mean with its share of the seeds. Errors
-are over seeds and validation documents (`nas.run.intervals`). One member is better than another if its mean is lower by
-more than two standard errors of the difference, by document; where no member has two seeds, over documents alone.
+Losses are in nats per token, and perplexity is the exponential of their mean, so that all seeds have the same weight.
+The first seed is the one by which a member got onto the front, and its luck remains part of the mean. Errors are over
+seeds and validation documents (`nas.run.intervals`). One member is better than another if its mean is lower by more
+than two standard errors of the difference by document; the errors are over documents only if no member has two seeds.
 """
 
 import math
@@ -34,8 +34,8 @@ Verdict = Literal["better", "worse", "no difference shown", "not tested"]
 class TrainedMember:
     """A candidate or baseline with all its trials.
 
-    trials: completed, by seed, at least one. num_diverged: how many seeds more did not come to an end.
-    seed_error: standard error of the mean loss over seeds, nats; None where no member of the run has two.
+    trials: completed, by seed, at least one. num_diverged: number of further seeds that diverged. seed_error: standard
+        error of the mean loss over seeds, nats; None if no member of the run has two.
     """
 
     trials: tuple[Record, ...]
@@ -44,17 +44,17 @@ class TrainedMember:
 
     @property
     def first(self) -> Record:
-        """The trial of the first seed, whose weights stand for the member."""
+        """The trial of the first seed, whose weights are used for the member."""
         return self.trials[0]
 
     @property
     def most_expensive(self) -> Record:
-        """The trial that sets the price: the most expensive form that a seed's weights were verified to fold to."""
+        """The trial that sets the cost: the seed with the most expensive verified form."""
         return max(self.trials, key=lambda trial: (trial.latency_s, trial.sent_bytes))
 
     @property
     def num_seeds(self) -> int:
-        """Seeds that were trained to the end."""
+        """Number of completed seeds."""
         return len(self.trials)
 
     @property
@@ -74,22 +74,22 @@ class TrainedMember:
 
     @property
     def documents(self) -> Documents:
-        """Share and mean loss over seeds of each validation document; empty where they were not kept."""
+        """Share and mean loss over seeds of each validation document; empty if not recorded."""
         return mean_documents([trial.documents for trial in self.trials])
 
     @property
     def document_error(self) -> float | None:
-        """Standard error of the mean loss over validation documents, nats; None where fewer than two are known."""
+        """Standard error of the mean loss over validation documents, nats; None if fewer than two are known."""
         return document_error(self.documents)
 
     @property
     def standard_error(self) -> float | None:
-        """That of the mean loss, over seeds and documents as far as they are known, nats; None if neither is."""
+        """Standard error of the mean loss in nats, over seeds and documents; None if neither is known."""
         return joined(self.seed_error, self.document_error)
 
     @property
     def perplexity_bounds(self) -> tuple[float, float] | None:
-        """The perplexities ERRORS_APART standard errors below and above the mean loss, where there is one."""
+        """Perplexities ERRORS_APART standard errors below and above the mean loss; None without an error."""
         if self.standard_error is None:
             return None
         apart = ERRORS_APART * self.standard_error
@@ -97,7 +97,7 @@ class TrainedMember:
 
     @property
     def trial_id(self) -> str:
-        """The name of the first seed's trial."""
+        """Name of the first seed's trial."""
         return self.first.trial_id
 
     @property
@@ -112,7 +112,7 @@ class TrainedMember:
 
     @property
     def notation(self) -> str:
-        """The name or placement of the architecture."""
+        """Name or layer codes of the architecture."""
         return self.first.notation
 
     @property
@@ -122,7 +122,7 @@ class TrainedMember:
 
     @property
     def deployed(self) -> str | None:
-        """The form it runs as, of its most expensive seed."""
+        """Folded form of the most expensive seed."""
         return self.most_expensive.deployed
 
     @property
@@ -142,17 +142,17 @@ class TrainedMember:
 
     @property
     def key_bytes(self) -> float | None:
-        """That a dealer sends each party ahead of a run; None without one."""
+        """Bytes of keys that a dealer sends each party per token, ahead of a run; None without a dealer."""
         return self.most_expensive.key_bytes
 
     @property
     def also(self) -> dict[str, Costs]:
-        """What it costs under the other protocols of the run, by name."""
+        """Costs under the other protocols of the run, by name."""
         return self.most_expensive.also
 
 
 def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
-    """Every candidate and baseline of a ledger with a completed trial, in order of proposal."""
+    """Return every candidate and baseline with a completed trial, in order of proposal."""
     groups: dict[str, list[Record]] = {}
     for record in ledger.finished(records):
         groups.setdefault(record.candidate_id, []).append(record)
@@ -170,13 +170,13 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
 
 
 def difference_error(member: TrainedMember, other: TrainedMember) -> float | None:
-    """Standard error of the difference of two mean losses, paired by document, nats; None if nothing tests it."""
+    """Standard error of the difference of two mean losses, paired by document, nats; None if nothing is known."""
     by_document = document_error(differences(member.documents, other.documents))
     return joined(member.seed_error, other.seed_error, by_document)
 
 
 def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
-    """Whether the mean loss of `member` is lower, or higher, by more than seeds and documents explain."""
+    """Whether the mean loss of `member` is lower or higher by more than seeds and documents explain."""
     if (error := difference_error(member, other)) is None:
         return "not tested"
     if abs(below := other.mean_loss - member.mean_loss) <= ERRORS_APART * error:
@@ -185,7 +185,7 @@ def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
 
 
 def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
-    """Whether each member of a front, cheapest first, was tested against the one before it and is not better."""
+    """Whether each member of a front, cheapest first, was compared with the one before and is not better."""
     inside = [verdict(costlier, cheaper) in ("worse", "no difference shown") for cheaper, costlier in pairwise(front)]
     return tuple([False][: len(front)] + inside)
 

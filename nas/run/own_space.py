@@ -1,4 +1,4 @@
-"""The space of a parent's own layers: what it has, and what can be had in its place, without a file that says so."""
+"""The space of a parent's own layers and their cheaper replacements, which needs no file."""
 
 from search_spaces.architecture import Architecture
 from search_spaces.bases import OWN
@@ -11,7 +11,7 @@ LINEAR: tuple[Ffn, ...] = ("fused", "none")
 
 
 def own_space(parent: Architecture) -> SearchSpace:
-    """Choices of every layer: norms, attention and FFN of the parent's first, and what is made of them for less."""
+    """Build the space with choices for every layer: the parent's own first layer and cheaper replacements."""
     layer = parent.layers[0]
     parents = FFNS[layer.ffn].is_gated
     activations = [ffn for ffn, form in FFNS.items() if form.replaces and form.is_gated == parents]

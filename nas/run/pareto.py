@@ -1,7 +1,7 @@
-"""Pareto fronts of perplexity against price, as pure functions of arrays; everything is minimised.
+"""Pareto fronts of perplexity against latency, as pure functions of arrays; everything is minimised.
 
-A point is (latency in seconds, natural log of the perplexity). Equal points are all kept: two architectures with
-the same price and perplexity are both answers.
+A point is (latency in seconds, natural log of the perplexity). Equal points are all kept, since both architectures are
+then valid answers.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Point = tuple[float, float]
 def nondominated(points: Sequence[Point]) -> list[bool]:
     """Whether no other point is at least as good in both coordinates and better in one, for every point.
 
-    Raises UserError for a non-finite coordinate: a diverged trial is a result, never a point.
+    Raises UserError for a non-finite coordinate: a diverged trial has no point.
     """
     if not points:
         return []
@@ -26,7 +26,7 @@ def nondominated(points: Sequence[Point]) -> list[bool]:
 
 
 def ranks(points: Sequence[Point]) -> list[int]:
-    """Pareto rank of every point, 0 for the front. Raises UserError as `nondominated`."""
+    """Pareto rank of every point, 0 for the front. Raises UserError as `nondominated` does."""
     if not points:
         return []
     return [int(rank) for rank in moocore.pareto_rank(_finite(points))]
@@ -45,7 +45,8 @@ def hypervolume(points: Sequence[Point], reference: Point) -> float:
 def knee(points: Sequence[Point]) -> int:
     """Index of the front's knee: the front point farthest below the line between the front's two ends.
 
-    Both axes are scaled to the front's extent; with fewer than three points on the front, the lowest perplexity.
+    Both axes are scaled to the extent of the front. With fewer than three points on the front, it is the lowest
+    perplexity.
     Source: Das 1999, "On characterizing the knee of the Pareto curve", for the distance to the chord.
 
     Raises UserError if there are no points.
@@ -63,9 +64,9 @@ def knee(points: Sequence[Point]) -> int:
 
 
 def point_of_seeds(points: Sequence[Point]) -> Point:
-    """Point of a candidate trained with several seeds: the highest latency and the mean loss; at least one point.
+    """Point of a candidate with several seeds (at least one): the highest latency and the mean loss.
 
-    Latencies differ where the weights of some seeds fold less far: a price that is predicted must hold for each.
+    Latencies differ if the weights of some seeds fold less far, and the cost must hold for every seed.
     """
     return max(latency_s for latency_s, _ in points), fmean(loss for _, loss in points)
 

@@ -1,8 +1,7 @@
-"""A finished run under other prices: protocol, network, testbed, prompt or budget. Nothing is trained again.
+"""A finished run at other costs: protocol, network, testbed, prompt or budget. Nothing is trained again.
 
-Every completed trial is priced anew, baselines too, which other prices may make worth having; perplexities are those
-of the run, means over seeds, trained at its own sequence length. The front is recomputed, its members before and after
-compared.
+The cost of every completed trial is computed again, baselines included. Perplexities stay those of the run, means over
+seeds at its own sequence length. The front is recomputed, and its members are compared with those before.
 """
 
 from collections.abc import Mapping
@@ -30,10 +29,10 @@ Status = Literal["stays", "enters", "over budget", "dominated"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """The trained members of a run at other prices, and which of them survive.
+    """The trained members of a run at other costs, and the front there.
 
-    run: whose trials they are. repriced: its members, in the same order. after: their front, cheapest first.
-    pricer, workload, budget: what the other prices are of; all trials were trained at the length of the run's prompt.
+    run: the run. repriced: its members, in the same order. after: their front, cheapest first. pricer, workload,
+        budget: origin of the other costs; trials keep the sequence length of the run.
     """
 
     run: Run
@@ -49,7 +48,7 @@ class WhatIf:
 
     @property
     def shown(self) -> tuple[TrainedMember, ...]:
-        """The re-priced members of either front, cheapest first."""
+        """The repriced members of either front, cheapest first."""
         names = {member.trial_id for member in (*self.before, *self.after)}
         shown = (member for member in self.repriced if member.trial_id in names)
         return tuple(sorted(shown, key=lambda member: member.point))
@@ -63,7 +62,7 @@ class WhatIf:
         return _setting(self.repriced[0], self.workload)
 
     def status(self, member: TrainedMember) -> Status:
-        """Whether a re-priced member of either front stays, enters, costs too much or is dominated."""
+        """Whether a repriced member of either front stays, enters, is over budget or is dominated."""
         if member not in self.after:
             return "dominated" if is_eligible(member, self.budget) else "over budget"
         return "stays" if member.trial_id in {kept.trial_id for kept in self.before} else "enters"
@@ -76,16 +75,17 @@ def reprice(
     seq_len: int | None = None,
     **options: Any,
 ) -> WhatIf:
-    """A run's trials under other prices.
+    """Return a run's trials at other costs.
 
     Args:
-        run: any with a completed trial.
-        protocol: price under published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's; in nas.plot
-            several with commas between, whose networks, testbeds and budgets may differ: semi2k=60s,sigma=2s.
+        run: any run with a completed trial.
+        protocol: published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's protocol; in nas.plot also
+            several, separated by commas, with networks, testbeds and budgets for each: semi2k=60s,sigma=2s.
         seq_len: tokens of the prompt, instead of the run's.
         options: network and testbed, by default the run's if it has the protocol, and budgets, by default none.
 
-    Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
+    Raises:
+        UserError: if no trial is completed, or for options that do not exist or cannot be combined.
     """
     config = run.config
     given = BudgetOptions(protocol=protocol or config.protocols[0], seq_len=seq_len or run.seq_len, **options)
@@ -99,10 +99,10 @@ def reprice(
 
 
 def reprice_each(run: Run, prices: Mapping[str, Any]) -> tuple[WhatIf, ...]:
-    """A run's trials under each of the protocols in a list with commas.
+    """Return a run's trials at the costs of each protocol in a list with commas.
 
-    prices: as `reprice` takes it, or, of network, testbed and budgets, NAME=VALUE for each protocol. Without a name a
-    budget of keys is that of the protocols that have keys.
+    prices: as in `reprice`, or NAME=VALUE for each protocol in network, testbed and budgets. A key budget without a
+        name applies to the protocols that have keys.
 
     Raises UserError as `reprice` and `asked_of_each` do.
     """
@@ -111,9 +111,9 @@ def reprice_each(run: Run, prices: Mapping[str, Any]) -> tuple[WhatIf, ...]:
 
 
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
-    """A run's trials under another pricer, for another workload.
+    """Return a run's trials at the costs of another pricer, workload and budget.
 
-    Raises UserError if no trial is completed, the base cannot take the workload, or an op has no price.
+    Raises UserError if no trial is completed, the base cannot take the workload, or an op has no cost.
     """
     budget.check_keys(pricer.protocol, has_keys=pricer.has_keys)
     if not run.completed:
@@ -123,7 +123,7 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     names = {member.candidate_id for member in (*run.front, *front_of(trained, budget))}
     shown = {member.most_expensive.trial_id for member in trained if member.candidate_id in names}
 
-    def ranged(record: Record) -> Record:  # ranges are slow to find, so only what is shown has one
+    def ranged(record: Record) -> Record:  # ranges are slow to compute, so only members that are shown have one
         priced = price_architecture(deployed_of(record, run.base), pricer, workload, "written")
         return replace(record, latency_s_range=priced.latency_s_range)
 
@@ -133,7 +133,7 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
 
 
 def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:
-    """The completed trials at other prices, the rest as they are."""
+    """Replace the costs of completed trials; other trials stay the same."""
     price_op = cache(pricer.price)
 
     def at_other_prices(record: Record) -> Record:

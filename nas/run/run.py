@@ -1,4 +1,4 @@
-"""`Run`: a study's folder as one typed, immutable object, which everything that shows or uses a run takes."""
+"""`Run`: the folder of a study as one typed, immutable object, which everything takes that shows or uses a run."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -20,16 +20,21 @@ from nas.run.pareto import hypervolume
 from search_spaces.architecture import Architecture
 from search_spaces.workload import Workload
 
-MOVES = ("started", "finished")  # events after which a trial is running, or not
+MOVES = ("started", "finished")  # events after which a trial is running, or is not
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Counts of candidates and baselines by how they ended, and what the completed ones within budget add up to.
+    """Counts of candidates and baselines by result, and the front of the completed ones.
 
-    running: trials, replicates too. paused: that were looked at and have not gone on, of looked_at in all.
-    replicates: that have ended. seeds_left: that are to be trained yet, if the front stays as it is.
-    hypervolume: seconds x nats, see `nas.run.pareto.hypervolume`. best: lowest perplexity within budget, or None.
+    Attributes:
+        running: trials in training, replicates included.
+        paused: evaluated at low fidelity and not promoted.
+        looked_at: evaluated at low fidelity in all.
+        replicates: replicates that have ended.
+        seeds_left: further seeds to train if the front stays the same.
+        hypervolume: seconds x nats, see `nas.run.pareto.hypervolume`.
+        best: member of lowest perplexity within the budget, or None.
     """
 
     running: int
@@ -46,13 +51,13 @@ class Summary:
 
     @property
     def ended(self) -> int:
-        """Trials that went to their end, whatever it was."""
+        """Number of trials that completed, diverged or failed."""
         return self.completed + self.diverged + self.failed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run of a study. While it goes on, `replace(run, records=...)` is how it stands.
+    """A run of a study. During the run, `replace(run, records=...)` is its present state.
 
     config: what was searched. meta: what it was made with. records: every event of every trial, in order.
     """
@@ -64,28 +69,28 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The run of a folder. Raises UserError, naming file and line, if one of its files is damaged."""
+        """Read the run in a folder. Raises UserError, naming file and line, if one of its files is damaged."""
         meta = read_meta(folder)
         return cls(folder=folder, config=read_config(folder), meta=meta, records=read_ledger(folder))
 
     @classmethod
     def find(cls, run: str) -> Self:
-        """The run of a folder, or the newest under `runs/` by the name `latest`. Raises UserError if it is none."""
+        """Read the run in a folder, or the newest under `runs/` for `latest`. Raises UserError if there is none."""
         return cls.read(find_run(run))
 
     @cached_property
     def finished(self) -> tuple[Record, ...]:
-        """The end of every trial: candidates and baselines as proposed, then replicates."""
+        """Last record of every trial: candidates and baselines as proposed, then replicates."""
         return ledger.finished(self.records)
 
     @cached_property
     def completed(self) -> tuple[Record, ...]:
-        """Those of `finished` that were trained to full fidelity."""
+        """The finished trials with full training."""
         return ledger.completed(self.records)
 
     @property
     def is_proxy(self) -> bool:
-        """Whether what was trained is of another width than what is priced."""
+        """Whether the trained width differs from that of the costs."""
         return any(record.width != self.base.d_model for record in self.completed)
 
     @cached_property
@@ -100,7 +105,7 @@ class Run:
 
     @cached_property
     def summary(self) -> Summary:
-        """Counts of trials by how they ended, the hypervolume (seconds x nats), the best member."""
+        """Counts of trials by result, the hypervolume (seconds x nats), and the best member."""
         last = {(record.index, record.seed): record.event for record in self.records if record.event in MOVES}
         firsts = Counter(record.status for record in self.finished if record.role != "replicate")
         return Summary(
@@ -119,7 +124,7 @@ class Run:
 
     @property
     def _seeds_left(self) -> int:
-        """Seeds that the members of the front lack, as far as there are to be so many."""
+        """Further seeds to train for the present front, within the limits of the configuration."""
         tried = Counter(record.index for record in self.finished)
         wanted = 1 + self.config.finalist_seeds
         lacking = sum(max(0, wanted - tried[member.first.index]) for member in self.front)
@@ -135,12 +140,12 @@ class Run:
 
     @cached_property
     def pricer(self) -> Pricer:
-        """The run's prices under its first protocol, on its own network and testbed."""
+        """The run's pricer under its first protocol, on its own network and testbed."""
         return self.pricers[0]
 
     @cached_property
     def pricers(self) -> tuple[Pricer, ...]:
-        """Its prices under every protocol, the one that the front is of first."""
+        """The run's pricers under every protocol; the front uses the first."""
         return run_pricers(self.folder, self.config)
 
     @property
@@ -153,7 +158,7 @@ class Run:
 
     @property
     def seq_len(self) -> int:
-        """Tokens of the prompt, in training and in prices."""
+        """Tokens of the prompt, in training and in costs."""
         return self.config.seq_len
 
     @property
@@ -168,17 +173,17 @@ class Run:
 
     @property
     def ngrams(self) -> NgramBaseline | None:
-        """The result of n-gram models of the training tokens; None where they were not counted."""
+        """The n-gram baselines on the training tokens; None if not counted."""
         return self.meta.ngrams
 
     def priced_form(self, record: Record) -> Architecture:
-        """The architecture that a trial's price is of."""
+        """Return the architecture whose cost a trial has."""
         return (deployed_of if self.config.accounting == "deployed" else architecture_of)(record, self.base)
 
     def pick(self, choice: str) -> Record:
-        """The completed candidate a user asks for: `knee` or `best` of the front, or one by its arch_id.
+        """Return a completed candidate: `knee` or `best` of the front, or one by its arch_id.
 
-        Members are chosen by their means; the record, whose weights stand for the member, is that of its first seed.
+        Members are chosen by their means; the record is that of the first seed, whose weights are used for the member.
         Raises UserError if the run has no such candidate.
         """
         if choice in ("knee", "best"):

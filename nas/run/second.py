@@ -1,4 +1,4 @@
-"""Whether what a front says holds on a second corpus: its order there, and who is dominated there."""
+"""Whether the results of a front hold on a second corpus: its order there, and members dominated there."""
 
 import math
 from collections.abc import Sequence
@@ -9,23 +9,23 @@ from nas.run.members import TrainedMember
 
 
 def second_documents(member: TrainedMember) -> Documents:
-    """Share and mean loss over seeds of each document of the second corpus; empty where it was not validated there."""
+    """Share and mean loss over seeds of each document of the second corpus; empty if not validated there."""
     return mean_documents([trial.second_documents for trial in member.trials])
 
 
 def second_loss(member: TrainedMember) -> float | None:
-    """Nats per token on the second corpus, the mean over seeds; None where it was not validated there."""
+    """Mean loss over seeds on the second corpus, nats per token; None if not validated there."""
     documents = second_documents(member)
     return sum(share * loss for share, loss in documents) if documents else None
 
 
 def second_error(member: TrainedMember) -> float | None:
-    """Standard error of that over seeds and documents, nats; seeds are taken to vary as on the first corpus."""
+    """Standard error of that loss over seeds and documents, nats, with the seed error of the first corpus."""
     return joined(member.seed_error, document_error(second_documents(member)))
 
 
 def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
-    """Spearman's, of mean losses on both corpora; None of fewer than three members that were validated on both.
+    """Spearman correlation of mean losses on both corpora; None for fewer than three members validated on both.
 
     Source: Spearman 1904, "The proof and measurement of association between two things".
     """
@@ -37,7 +37,7 @@ def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
 
 
 def holds_on_first_alone(member: TrainedMember, front: Sequence[TrainedMember]) -> bool:
-    """Whether a member of a front is, on the second corpus, dominated by another beyond the error of the difference."""
+    """Whether another member dominates this one on the second corpus by more than the error of the difference."""
     return any(other.latency_s <= member.latency_s and _below(other, member) for other in front)
 
 
@@ -51,6 +51,6 @@ def _below(other: TrainedMember, member: TrainedMember) -> bool:
 
 
 def second_perplexity(member: TrainedMember) -> float | None:
-    """The exponential of `second_loss`."""
+    """Exponential of `second_loss`."""
     loss = second_loss(member)
     return None if loss is None else math.exp(loss)

@@ -16,7 +16,7 @@ from search_spaces.architecture import dump_architecture
 
 
 def write_tables(run: Run) -> None:
-    """Writes all of them anew."""
+    """Write all tables of a run, replacing old ones."""
     ledger.write_csv(run.folder / "trials.csv", trial_table(run))
     ledger.write_csv(run.folder / "pareto.csv", front_table(run))
     architectures = run.folder / "architectures"
@@ -28,8 +28,8 @@ def write_tables(run: Run) -> None:
 
 
 def trial_table(run: Run) -> Table:
-    """A row for every trial that ended. Errors are of the mean loss, nats: `standard_error` over both, low and high are
-    two of it either side; `knows_less_than_trigram`: by the `val_loss` of the row.
+    """Return a row for every trial that ended. Errors are of the mean loss in nats: `standard_error` over seeds and
+    documents, low and high two of it either side; `knows_less_than_trigram` uses the row's `val_loss`.
     """
     by_candidate = {member.candidate_id: member for member in run.members}
     losses = [record.val_loss if record.status == "completed" else None for record in run.finished]
@@ -39,11 +39,11 @@ def trial_table(run: Run) -> Table:
 
 
 def front_table(run: Run) -> Table:
-    """A row for every member of the front, cheapest first, with the columns of `trial_table`.
+    """Return a row for every member of the front, cheapest first, with the columns of `trial_table`.
 
-    A row: the trial of the first seed, price and form of the most expensive one, loss and perplexity of the mean.
-    `within_noise`: of its cheaper neighbour; `nats_below_neighbour`: of its mean loss, with its standard error, by
-    document.
+    A row has the trial of the first seed, the cost and form of the most expensive one, and the mean loss with its
+    perplexity. `within_noise` compares it with its cheaper neighbour; `nats_below_neighbour` is the difference of their
+    mean losses, and `neighbour_error` its standard error, by document.
     """
     front, neighbours = run.front, list(pairwise(run.front))
     below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]
@@ -71,7 +71,7 @@ def _also_columns(run: Run, records: Sequence[Record]) -> Mapping[str, Sequence[
 
 
 def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
-    """What members of the front reach on the second corpus, and n-grams; none for a run without one."""
+    """Results of the front and of n-gram baselines on the second corpus; none for a run without one."""
     if (second := run.meta.second) is None:
         return {}
     floors = {f"second_floor_{name.replace('-', '')}": value for name, value in second.ngrams.perplexities.items()}
@@ -84,7 +84,7 @@ def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
 
 
 def _as_one(member: TrainedMember) -> Record:
-    """A member in the form of a trial."""
+    """A member as one record."""
     return replace(
         member.most_expensive,
         trial_id=member.trial_id,
@@ -96,7 +96,7 @@ def _as_one(member: TrainedMember) -> Record:
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
-    """Means of each row's candidate over its seeds, and how far they may be off; empty where none completed."""
+    """Means of each row's candidate over its seeds, and their errors; empty where no seed completed."""
     known = [None if member is None else (member, member.perplexity_bounds or (None, None)) for member in trained]
     return {
         "num_seeds": [row and row[0].num_seeds for row in known],
@@ -111,9 +111,9 @@ def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Seque
 
 
 def _ngram_columns(losses: Sequence[float | None], ngrams: NgramBaseline | None) -> Mapping[str, Sequence[object]]:
-    """Columns of a table, a value a row: tokens and perplexities of the n-grams, and whether the row's loss is worse.
+    """Tokens and perplexities of the n-gram baselines, and whether the row's loss is worse than the trigram's.
 
-    losses: nats, of what was trained to the end; None for other rows, of which nothing is said.
+    losses: nats of completed trials; None for other rows.
     """
     if ngrams is None:
         return {}
