@@ -1,1 +1,1 @@
-"""Progress, summaries, figures and the page of a run."""
+"""Progress, summaries, figures and the HTML report of a run."""

@@ -1,7 +1,7 @@
-"""`python -m nas.report RUN`: a run as one HTML page, which needs nothing but a browser.
+"""`python -m nas.report RUN`: a run as one HTML page, for any browser.
 
-The answer comes first: which model for this budget, what it keeps layer by layer, its price, its perplexity. Then come
-the front, its members layer by layer, where costs come from, what to distrust, and how to repeat the search.
+It begins with the answer: the best model for the budget, what it keeps layer by layer, its cost and its perplexity.
+Then come the front, its members layer by layer, the origin of costs, caveats, and commands to repeat the search.
 """
 
 from functools import partial
@@ -13,7 +13,7 @@ from nas.run.run import Run
 
 
 def report(run: str, output: Path | None = None) -> None:
-    """Writes the page of a run and prints where it is.
+    """Write the report of a run and print its path.
 
     Args:
         run: folder of a run, or `latest`.

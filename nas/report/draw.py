@@ -1,4 +1,4 @@
-"""Figure data to matplotlib and to files; its only importer."""
+"""Draws figure data with matplotlib, which only this module imports, and writes files."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,23 +17,23 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-TITLE_WIDTH = 170  # characters of a line
+TITLE_WIDTH = 170  # characters per line
 ERRORS = "± two standard errors over seeds and files"
 LABELLED = 12  # front members named in the legend; the rest are in pareto.csv
-# Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: told apart by the colour-blind
+# Source: Okabe and Ito 2008, https://jfly.uni-koeln.de/color/: colours that colour-blind people can tell apart.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 FLOOR_COLOUR = "0.35"
 LINES = ("-", "--", "-.", ":")
-MOST_MARKED = 40  # points of a series; one of more is a line alone
+MOST_MARKED = 40  # a series with more points is drawn as a line without markers
 
 
 def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
-    """Writes a figure as PNG and SVG and closes it. path: without its ending."""
+    """Write a figure as PNG and SVG, close it, and return the paths. path: without suffix."""
     path.parent.mkdir(exist_ok=True)
     paths = tuple(path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
     for written in paths:
         figure.savefig(written)
-        figure.set_layout_engine("none")  # it is laid out
+        figure.set_layout_engine("none")  # the first file has fixed the layout
     plt.close(figure)
     return paths
 
@@ -48,7 +48,7 @@ def svg_text(figure: Figure) -> str:
 
 
 def draw_front(data: FrontFigure) -> Figure:
-    """The Pareto plot, readable at 1000 pixels; its legend is below it, where it covers nothing."""
+    """Draw the Pareto plot, readable at 1000 pixels, with its legend below so that it covers no point."""
     figure = plt.figure(figsize=(10, 7.5), dpi=100, layout="constrained")
     grid = figure.add_gridspec(2, 2, height_ratios=[1, 11], width_ratios=[3, 2])
     axes = figure.add_subplot(grid[1, 0])
@@ -60,7 +60,7 @@ def draw_front(data: FrontFigure) -> Figure:
 
 
 def draw_panels(data: PanelFigure) -> Figure:
-    """A grid of panels; what its lines and bars are is said once, below it."""
+    """Draw a grid of panels with one legend below it."""
     columns = min(data.columns, len(data.panels))
     rows = -(-len(data.panels) // columns)
     figure, grid = plt.subplots(
@@ -101,7 +101,7 @@ def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None
         for number, (x, y, name) in enumerate(zip(series.x, series.y, series.names, strict=False)):
             _name(axes, name, (x, y), above=not number % 2, fontsize=6, color=style["color"])
         if series.names:
-            axes.margins(x=0.3, y=0.08)  # for the names
+            axes.margins(x=0.3, y=0.08)  # room for the names
     if panel.log_x:
         axes.set_xscale("log", base=panel.log_x)
         axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
@@ -114,7 +114,7 @@ def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None
 
 
 def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
-    """The first group on top."""
+    """Draw horizontal bars, the first group on top."""
     height = 0.8 if panel.stacked else 0.8 / len(panel.series)
     lefts = [0.0] * len(panel.groups)
     for index, (name, values) in enumerate(panel.series):
@@ -171,7 +171,7 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
 
 
 def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
-    """A thin line at each perplexity, named above its left end, where there are fewest trials."""
+    """Draw a thin line at each perplexity, named above its left end, where there are fewest trials."""
     for number, (name, perplexity) in enumerate(ngrams.perplexities.items()):
         label = "_" if number else ngrams.title
         axes.axhline(perplexity, color=FLOOR_COLOUR, linewidth=0.9, linestyle=":", zorder=1, label=label)
@@ -182,12 +182,11 @@ def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
 
 
 def _draw_step(axes: Axes, front: Group, color: str) -> None:
-    """The line from each member of a front to the next."""
     axes.step(*_places(front), where="post", color=color, linewidth=1)
 
 
 def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:
-    """Full marks with error bars, hollow ones where no error is known."""
+    """Draw filled marks with error bars, and hollow ones where no error is known."""
     style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 5, "linestyle": ""}
     if group:
         axes.plot([], [], **style, label=label)
@@ -206,7 +205,7 @@ def _places(marks: Sequence[Mark]) -> tuple[list[float], list[float]]:
 
 
 def _explain_seeds(axes: Axes, marks: Group) -> None:
-    """Explains full and hollow marks, those that there are."""
+    """Explain filled and hollow marks in the legend, if there are any."""
     if any(mark.spread is not None for mark in marks):
         axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean, {ERRORS}")
     if any(mark.spread is None for mark in marks):
@@ -215,19 +214,19 @@ def _explain_seeds(axes: Axes, marks: Group) -> None:
 
 
 def _label(axes: Axes, group: Group) -> None:
-    """Names the members, from the lowest perplexity up in turn below and above, so that neighbours stay legible."""
+    """Name the members, alternately below and above from the lowest perplexity up, so that neighbours stay legible."""
     for place, mark in enumerate(sorted(group, key=lambda mark: mark.perplexity)):
         _name(axes, mark.name, (mark.latency_min, mark.perplexity), above=bool(place % 2), fontsize=7)
 
 
 def _name(axes: Axes, name: str, point: tuple[float, float], *, above: bool, **text: Any) -> None:
-    """Beside its point, and above or below it."""
+    """Write a name to the right of its point, above or below it."""
     va, shift = ("bottom", 5) if above else ("top", -5)
     axes.annotate(name, point, textcoords="offset points", xytext=(5, shift), va=va, **text)
 
 
 def _draw_ended_early(axes: Axes, data: FrontFigure) -> None:
-    """A strip above the plot: trials without a perplexity of full fidelity, at their price."""
+    """Draw trials without a final perplexity in a strip above the plot, at their latency."""
     axes.plot(data.paused_min, [1] * len(data.paused_min), color="0.5", marker="|", linestyle="")
     axes.plot(data.diverged_min, [0] * len(data.diverged_min), color="tab:red", marker="x", linestyle="")
     axes.set_yticks([0, 1], [f"diverged ({len(data.diverged_min)})", f"looked at ({len(data.paused_min)})"])

@@ -1,4 +1,4 @@
-"""Data of a run's figures: perplexity against latency, and where the latency comes from. No drawing."""
+"""Data of a run's figures: perplexity against latency, and latency by kind of op. Draws nothing."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,17 +18,17 @@ from search_spaces.budget.feasible import format_budget
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 
-PRIOR_RANGE_SHARE = 0.005  # a latency range narrower than this share of the latency is no wider than its marker
-LONGEST_NAME = 24  # characters of a label
-DRAWN_NGRAMS = ("trigram", "5-gram")  # always; and these where the trials are:
+PRIOR_RANGE_SHARE = 0.005  # a latency range below this share of the latency is hidden by its marker
+LONGEST_NAME = 24  # characters
+DRAWN_NGRAMS = ("trigram", "5-gram")  # always drawn; the others only if they are in the range of the trials:
 DRAWN_IF_INSIDE = ("unigram", "bigram")
 
 
 class Mark(NamedTuple):
     """A member at the mean over its seeds.
 
-    latency_min: minutes. range_min: price range in minutes, or None. spread: perplexities two standard errors below and
-    above the mean loss, or None where none is known.
+    latency_min: minutes. range_min: latency range in minutes, or None. spread: perplexities two standard errors below
+        and above the mean loss; None without an error.
     """
 
     name: str
@@ -38,18 +38,18 @@ class Mark(NamedTuple):
     spread: tuple[float, float] | None = None
 
 
-Group: TypeAlias = tuple[Mark, ...]  # drawn alike
+Group: TypeAlias = tuple[Mark, ...]  # marks in one style
 
 
 class NgramLines(NamedTuple):
-    """Perplexities of n-gram models of the same tokens by name; none for a run without."""
+    """Perplexities of n-gram baselines by name; empty for a run without."""
 
     title: str = ""
     perplexities: Mapping[str, float] = MappingProxyType({})
 
 
 class FrontFigure(NamedTuple):
-    """Everything the Pareto plot shows."""
+    """Everything that the Pareto plot shows."""
 
     title: str
     budget_min: float
@@ -66,7 +66,7 @@ class FrontFigure(NamedTuple):
 
 
 def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
-    """The data of the Pareto plot of a run."""
+    """Return the data of a run's Pareto plot."""
     assert run.budget.latency_s is not None
     num_layers, seq_len = run.base.num_layers, run.seq_len
     on_front = {member.candidate_id for member in run.front}
@@ -94,7 +94,7 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
 
 
 def cost_figure(run: Run) -> PanelFigure:
-    """Stacked bars of the predicted minutes a token by kind of op, of the front, the baselines and the parent."""
+    """Stacked bars of predicted minutes per token by kind of op, for the front, the baselines and the parent."""
     forms = {
         f"{number}  {label(member)}": run.priced_form(member.most_expensive)
         for number, member in enumerate(run.front, 1)
@@ -106,7 +106,7 @@ def cost_figure(run: Run) -> PanelFigure:
         given = parse(run.parent.notation, run.base).architecture
         forms[f"parent {run.parent.notation}"] = deployed(given) if run.config.accounting == "deployed" else given
     price = cache(run.pricer.price)  # layers repeat their ops
-    minutes: dict[str, list[float]] = {}  # a kind of op -> one number a form
+    minutes: dict[str, list[float]] = {}  # a kind of op -> minutes of each form
     for place, form in enumerate(forms.values()):
         for node in chain.from_iterable(run.workload.graphs(form)):
             of_kind = minutes.setdefault(node.op.label or type(node.op).__name__, [0.0] * len(forms))
@@ -119,7 +119,7 @@ def cost_figure(run: Run) -> PanelFigure:
 
 
 def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember]) -> NgramLines:
-    """The ngrams to draw beside these members: those of `DRAWN_NGRAMS`, and the low orders that are among them."""
+    """Return the n-gram lines to draw: `DRAWN_NGRAMS`, and lower orders within the range of the members."""
     if ngrams is None:
         return NgramLines()
     known = ngrams.perplexities
@@ -130,7 +130,7 @@ def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember])
 
 
 def title(trained: Sequence[TrainedMember]) -> str:
-    """The scale and tokens behind the points, and whom their prices trust."""
+    """Scale and training tokens of the points, and the trust assumptions of their protocols."""
     done = [member.first for member in trained]
     scales = sorted({f"scale {trial.scale}, width {trial.width}, {trial.tokens:,} tokens" for trial in done})
     corpora = sorted({f"{trial.tokenizer}, {trial.split}" for trial in done})
@@ -140,7 +140,7 @@ def title(trained: Sequence[TrainedMember]) -> str:
 
 
 def label(member: TrainedMember) -> str:
-    """The papers' name, or the arch_id where the placement is too long for a label."""
+    """The notation, or the arch_id if that is too long for a label."""
     return member.notation if len(member.notation) <= LONGEST_NAME else member.arch_id
 
 

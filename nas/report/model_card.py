@@ -1,4 +1,4 @@
-"""Facts of an exported model, as data for export.yaml and as its README.md: a model card by `model_card.md.jinja`."""
+"""Facts of an exported model, as data for export.yaml and as a model card (`model_card.md.jinja`)."""
 
 import shlex
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from search_spaces.workload import Workload
 
 EXPORT_FILE = "export.yaml"
 
-# what is known of the licence of a corpus that weights were trained on
+# licences of corpora that weights were trained on
 LICENCES = {
     "stdlib": "Python's standard library, under the PSF licence (https://docs.python.org/3/license.html), parts of it "
     "under others that it names",
@@ -40,7 +40,7 @@ UNKNOWN_LICENCE = "whose licence is not known here; look it up before you pass t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The outcome of training. val_loss: nats per token. tokens: trained on. ngrams: of as many tokens, if counted."""
+    """Result of training. val_loss: nats per token. tokens: number trained on. ngrams: baselines on as many tokens."""
 
     perplexity: float | None
     val_loss: float | None
@@ -53,13 +53,13 @@ class Result:
 
     @property
     def knows_less_than_trigram(self) -> bool | None:
-        """None where one of the two is not known."""
+        """Whether the loss is above the trigram baseline; None if either is unknown."""
         if self.ngrams is None or self.val_loss is None:
             return None
         return self.ngrams.above_trigram(self.val_loss)
 
     def plain(self) -> dict[str, Any]:
-        """Plain data; n-grams in perplexities, nothing of them where they were not counted."""
+        """Plain data, with n-gram baselines as perplexities if they were counted."""
         data = asdict(self)
         del data["ngrams"]
         if self.ngrams is None:
@@ -70,7 +70,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Everything a repetition depends on. trial_id, budget_latency: of a run. command: of a training."""
+    """Everything that a repetition depends on. trial_id, budget_latency: of a run. command: of a training."""
 
     run: str
     trial_id: str | None = None
@@ -88,9 +88,10 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fold:
-    """How the folded model compares with the trained one. check: the fields of `nas.conversion`'s `FoldCheck`.
+    """Comparison of the folded model with the trained one. check: fields of `FoldCheck` in `nas.conversion`.
 
-    tokens: that it was checked on. condition: of the change of basis. left: what was not folded, and why.
+    tokens: those of the check. condition: condition number of the change of basis. left: parts left unfolded, with
+        reasons.
     """
 
     check: Mapping[str, Any]
@@ -100,7 +101,7 @@ class Fold:
     left: tuple[str, ...]
 
 
-VERIFIED = (  # fields of a record: the price of what its weights fold to, and whether that form holds
+VERIFIED = (  # fields of a record: verified form, its cost, and whether it stays within fixed-point range
     "deployed", "deployed_id", "latency_s", "sent_bytes", "predicted_latency_s", "predicted_sent_bytes", "fold_holds",
     "left_unfolded",
 )  # fmt: skip
@@ -108,10 +109,10 @@ VERIFIED = (  # fields of a record: the price of what its weights fold to, and w
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """Everything export.yaml says.
+    """Everything in export.yaml.
 
-    candidate: as trained. architecture: as exported, and priced. estimate: of a new token of the workload.
-    verified: the trial, if its weights were verified to fold to something. fold: None where that is not asked for.
+    candidate: as trained. architecture: as exported, whose cost is given. estimate: of a new token of the workload.
+        verified: the trial, if its folded form was verified. fold: None if folding was not asked for.
     """
 
     candidate: Candidate
@@ -155,19 +156,19 @@ class Facts:
 
     @property
     def whose(self) -> str:
-        """Weights that are no secret, in words."""
+        """Public weights and client layers, in words."""
         return shown(self.workload.deployment.public_layers, self.workload.deployment.client_layers)
 
 
 def _lists(value: Any) -> Any:
-    """Tuples as lists."""
+    """Replace tuples by lists."""
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}
     return [_lists(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
-    """Return the card as Markdown. format: `hf`, `yaml` or `mpc`. run: what the model is a member of."""
+    """Return the card as Markdown. format: `hf`, `yaml` or `mpc`. run: the run that the model comes from, if any."""
     known, front = candidate_id(facts.candidate), run.front if run else ()
     member = next((member for member in run.members if member.candidate_id == known), None) if run else None
     arguments = ("nas.search", *flags_of(run.config)) if run else ("nas.train", *(facts.provenance.command or ()))
@@ -206,7 +207,7 @@ def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
 
 
 def _spans(architecture: Architecture) -> list[tuple[str, Layer]]:
-    """Equal layers in a row as `2 to 5`, and what they have."""
+    """Group equal consecutive layers: `2 to 5`, and the layer."""
     spans = []
     for layer, group in groupby(enumerate(architecture.layers), key=lambda item: item[1]):
         indices = [index for index, _ in group]

@@ -1,10 +1,10 @@
-"""Data of plain figures: panels of lines, points, bars and heat maps side by side. No drawing."""
+"""Data of plain figures: panels of lines, points, bars and heat maps. Draws nothing."""
 
 from typing import NamedTuple, TypeAlias
 
 
 class Series(NamedTuple):
-    """Points that belong together. names: of each point, or none. joined: by a line."""
+    """Points of one style. names: of each point, or none. joined: whether a line connects them."""
 
     name: str
     x: tuple[float, ...]
@@ -14,7 +14,7 @@ class Series(NamedTuple):
 
 
 class LinePanel(NamedTuple):
-    """Series against one another. log_x: base of a logarithmic axis, 0 for a linear one; log_y: whether that is one."""
+    """Series on common axes. log_x: base of a logarithmic axis, 0 for a linear one. log_y: whether y is logarithmic."""
 
     title: str
     x_label: str
@@ -25,7 +25,7 @@ class LinePanel(NamedTuple):
 
 
 class BarPanel(NamedTuple):
-    """Horizontal bars. groups: one name a group; series: name and one value a group. stacked: or side by side."""
+    """Horizontal bars. groups: names. series: name, and one value per group. stacked: else side by side."""
 
     title: str
     x_label: str
@@ -35,7 +35,7 @@ class BarPanel(NamedTuple):
 
 
 class HeatPanel(NamedTuple):
-    """Rows of cells from the top; None is no number and stays blank. limits: of the colours, alike in all panels."""
+    """Rows of cells from the top; None stays blank. limits: of the colours, equal in all panels."""
 
     title: str
     x_label: str
@@ -48,7 +48,7 @@ Panel: TypeAlias = LinePanel | BarPanel | HeatPanel
 
 
 class PanelFigure(NamedTuple):
-    """Panels under one title, in rows of at most `columns`. colours: what the colours of heat maps mean.
+    """Panels under one title, in rows of at most `columns`. colours: meaning of the colours of heat maps.
 
     row_height: inches.
     """

@@ -1,4 +1,4 @@
-"""Which figures a run has, and where they lie: `plots/` of the run folder."""
+"""The figures of a run, in `plots/` of its folder."""
 
 from pathlib import Path
 
@@ -12,13 +12,13 @@ PLOTS = "plots"  # folder of a run
 
 
 def plot_run(run: Run) -> tuple[Path, ...]:
-    """Draws the Pareto plot of a run and returns the paths. Raises UserError if nothing has been trained yet."""
+    """Draw the Pareto plot of a run and return its paths. Raises UserError if no trial has completed."""
     if not run.completed:
         raise UserError(f"{run.folder} has no completed trial yet, so there is nothing to plot.")
     return save_figure(run.folder / PLOTS / "pareto", draw_front(front_figure(run, published_rows())))
 
 
 def remove_plots(folder: Path) -> None:
-    """Removes what was drawn of a run so far, before it has another front."""
+    """Remove old figures of a run before its front changes."""
     for path in (folder / PLOTS).glob("*.*"):
         path.unlink()

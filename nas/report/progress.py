@@ -1,4 +1,4 @@
-"""The progress of a run on a terminal: one live table, or plain lines when the output is not a terminal."""
+"""The progress of a run on a terminal: one live table, or plain lines if the output is not a terminal."""
 
 import math
 import time
@@ -15,11 +15,11 @@ from nas.corpus.ngrams import TRIGRAM
 from nas.run.run import Run, Summary
 
 REFRESH_S = 1.0
-LINE_EVERY_S = 30.0  # of progress, where no terminal shows a bar
+LINE_EVERY_S = 30.0  # between lines of progress without a terminal
 
 
 def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
-    """The state of a run in one line. live: whether a process works on it."""
+    """Describe the state of a run in one line. live: whether a process is working on it."""
     summary = run.summary
     unended = f"{summary.running} {'running' if live else 'unfinished'}"
     return (
@@ -31,7 +31,7 @@ def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
 
 
 def table(run: Run, eta_s: float | None) -> Table:
-    """The state of a run as a table of one row."""
+    """Return the state of a run as a table of one row."""
     summary = run.summary
     cells = {
         "running": str(summary.running),
@@ -53,7 +53,7 @@ def table(run: Run, eta_s: float | None) -> Table:
 
 @contextmanager
 def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], None]]:
-    """Yields a function to call when something may have changed; cheap to call often. state: the run as it stands."""
+    """Yield a function that updates the display; it is cheap to call often. state: returns the present run."""
     eta_s, num_shown, checked = _eta(state()), -1, -math.inf
     screen = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
 
@@ -76,9 +76,9 @@ def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], N
 
 
 def _eta(first: Run) -> Callable[[Run], float | None]:
-    """Seconds to the end, from the trials that ended since the process began; None until one has.
+    """Return a function that estimates the seconds left, from trials that ended since the process began.
 
-    As if the front stayed as it is: its members lack seeds, those of another front may lack more. first: at the start.
+    It assumes that the front stays the same, since other members may lack more seeds. first: the run at the start.
     """
     start = time.monotonic()
 
@@ -94,7 +94,7 @@ def _eta(first: Run) -> Callable[[Run], float | None]:
 
 
 def _best(run: Run) -> str:
-    """The best perplexity, or - for none, with the trigram's after it."""
+    """The best perplexity, or -, followed by the trigram's."""
     text = "-" if run.summary.best is None else f"{run.summary.best.perplexity:.2f}"
     return text if run.ngrams is None else f"{text} (trigram {run.ngrams.perplexity(TRIGRAM):.2f})"
 
@@ -106,7 +106,7 @@ def _hypervolume(summary: Summary) -> str:
 
 
 def _more_seeds(summary: Summary) -> str:
-    """Trials of the front with more seeds: of as many as the front, as it is now, is to have."""
+    """Replicates that have ended, out of all that the present front needs."""
     if not summary.replicates and not summary.seeds_left:
         return ""
     return f"{summary.replicates}/{summary.replicates + summary.seeds_left} more seeds, "
@@ -114,7 +114,7 @@ def _more_seeds(summary: Summary) -> str:
 
 @contextmanager
 def share_progress(console: Console, description: str) -> Iterator[Callable[[float], None]]:
-    """Show a bar with the time left, or now and then a line where there is no terminal.
+    """Show a bar with the time left, or an occasional line if there is no terminal.
 
     Yields a function that takes the share of the work done, from 0 to 1.
     """

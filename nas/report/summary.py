@@ -1,4 +1,4 @@
-"""A run in lines of text: what came out, at what scale, how far from the papers, what prices rest on, where it lies."""
+"""A run in lines of text: its front, scale, comparison with the papers, origin of costs, and files."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,15 +22,15 @@ from nas.run.run import Run
 from nas.run.second import holds_on_first_alone, rank_correlation, second_perplexity
 from search_spaces.budget.feasible import format_budget, format_price
 
-LEAST_EXPECTED = 8  # candidates, before it is said how well they were expected
-FEW = 4  # a front of fewer members is said to be one
+LEAST_EXPECTED = 8  # candidates from which on the searcher's predictions are evaluated
+FEW = 4  # a front with fewer members gets a note
 KNOWS_LESS = "knows less than a trigram"
 FIRST_ALONE = "dominated there"
 IN_NOISE = "within noise of its cheaper neighbour"
 
 
 def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
-    """Only what this run established, in order: front, n-grams, baselines, order against the papers, scale, places."""
+    """Describe what this run found: front, n-grams, baselines, order against the papers, scale, files."""
     lines = [
         f"front: {len(run.front)} {'member' if len(run.front) == 1 else 'members'} within {format_budget(run.budget)} "
         "per token"
@@ -60,7 +60,7 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
 
 
 def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
-    """One line with the perplexities of all orders; none for a run without them."""
+    """Return one line with the perplexities of all orders; none for a run without n-gram baselines."""
     if ngrams is None:
         return []
     reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in ngrams.perplexities.items())
@@ -68,7 +68,7 @@ def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
 
 
 def second_lines(run: Run) -> list[str]:
-    """What the second corpus is, what n-grams reach on it, and whether the front is in the same order there."""
+    """Describe the second corpus, n-gram baselines on it, and whether the front has the same order there."""
     if (second := run.meta.second) is None:
         return []
     reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in second.ngrams.perplexities.items())
@@ -79,32 +79,32 @@ def second_lines(run: Run) -> list[str]:
 
 
 def second_text(run: Run, member: TrainedMember) -> str:
-    """`9.31`, on the second corpus, with what speaks against the member there; empty where nothing is known."""
+    """Perplexity on the second corpus, such as `9.31`, and objections to the member there; empty if unknown."""
     if (perplexity := second_perplexity(member)) is None:
         return ""
     return f"{perplexity:.2f}" + (f", {FIRST_ALONE}" if holds_on_first_alone(member, run.front) else "")
 
 
 def on_second(run: Run, member: TrainedMember) -> str:
-    """`; on dependencies 9.31`, behind a perplexity of the first corpus; empty where nothing is known."""
+    """Text such as `; on dependencies 9.31`, to follow a perplexity of the first corpus; empty if unknown."""
     text = second_text(run, member)
     return f"; on {run.meta.second.data} {text}" if text and run.meta.second is not None else ""
 
 
 def mark(loss: float, ngrams: NgramBaseline | None) -> str:
-    """Marks a loss, in nats, above that of the trigram, whose context is two tokens; empty for the others."""
+    """Mark a loss, in nats, that is above the trigram baseline's; empty for others."""
     return KNOWS_LESS if ngrams is not None and ngrams.above_trigram(loss) else ""
 
 
 def perplexity_text(member: TrainedMember) -> str:
-    """`33.10 ± 0.42 (3 seeds)`: the exponential of the mean loss, half the width of its bounds, where it has some."""
+    """Text such as `33.10 ± 0.42 (3 seeds)`: exponential of the mean loss, and half the width of its bounds."""
     bounds = member.perplexity_bounds
     spread = "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.2f}"
     return f"{member.perplexity:.2f}{spread} ({seeds_text(member)})"
 
 
 def seeds_text(member: TrainedMember) -> str:
-    """`3 seeds`, or `1 of 3 seeds diverged`."""
+    """Text such as `3 seeds`, or `1 of 3 seeds diverged`."""
     whole = member.num_seeds + member.num_diverged
     if member.num_diverged:
         return f"{member.num_diverged} of {whole} seeds diverged"
@@ -112,7 +112,7 @@ def seeds_text(member: TrainedMember) -> str:
 
 
 def spread_words(trained: Sequence[TrainedMember]) -> str:
-    """What `±` is of, for these members; empty where none has any."""
+    """Explain `±` for these members; empty if none has an error."""
     seeds = any(member.seed_error is not None for member in trained)
     documents = any(member.document_error is not None for member in trained)
     over = " and ".join(["seeds"] * seeds + ["validation documents"] * documents)
@@ -121,7 +121,7 @@ def spread_words(trained: Sequence[TrainedMember]) -> str:
 
 
 def compared(member: TrainedMember, other: TrainedMember) -> str:
-    """The verdict on a member beside another one, and what it rests on where that is not both."""
+    """Verdict on a member compared with another one, and its evidence if seeds were not repeated."""
     error, tested = difference_error(member, other), verdict(member, other)
     if error is None:
         return tested
@@ -129,12 +129,12 @@ def compared(member: TrainedMember, other: TrainedMember) -> str:
 
 
 def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
-    """IN_NOISE or nothing for each member of a front, cheapest first."""
+    """IN_NOISE or an empty string for each member of a front, cheapest first."""
     return [IN_NOISE if inside else "" for inside in in_noise(front)]
 
 
 def unstable_lines(run: Run) -> list[str]:
-    """Candidates that one seed trained and another did not."""
+    """List candidates of which some seeds completed and others diverged."""
     return [
         f"not on the front: {member.arch_id} {member.notation}: {seeds_text(member)}; perplexity of the "
         f"{'others' if member.num_seeds > 1 else 'other'} {member.perplexity:.2f}"
@@ -144,7 +144,7 @@ def unstable_lines(run: Run) -> list[str]:
 
 
 def price_line(run: Run) -> str:
-    """Whom the run's prices trust, and what of its front, as deployed, lies outside the data of `published`."""
+    """Say whom the protocols trust, and which costs of the folded front lie outside the data of `published`."""
     words = ""
     if "published" in run.config.protocols:
         forms = [deployed_of(member.most_expensive, run.base) for member in run.front]
@@ -156,7 +156,7 @@ def price_line(run: Run) -> str:
 
 
 def parent_lines(run: Run) -> list[str]:
-    """The unmodified parent, and how far behind it the best member of the front is."""
+    """Describe the unmodified parent, and the best member of the front relative to it."""
     if (parent := run.parent) is None:
         return []
     line = (
@@ -169,7 +169,7 @@ def parent_lines(run: Run) -> list[str]:
 
 
 def against_parent(parent: ParentResult, member: TrainedMember) -> str:
-    """Such as `+7.7% ± 1.2% in perplexity, 37% less time`; the half width is of two errors, paired by document."""
+    """Text such as `+7.7% ± 1.2% in perplexity, 37% less time`, with two standard errors, paired by document."""
     less = 1 - member.latency_s / parent.latency_s
     time = f"{less:.0%} less time" if less >= 0 else f"{-less:.0%} more time"
     by_document = document_error(differences(parent.documents, member.documents))
@@ -190,7 +190,7 @@ def agreement_text(member: TrainedMember) -> str:
 
 
 def _seeds(trained: Sequence[TrainedMember]) -> str:
-    """How many seeds there were, and what that allows to say."""
+    """Number of seeds, and what can be concluded from them."""
     most = max(member.num_seeds for member in trained)
     seeds = "one seed" if most == 1 else f"1 to {most} seeds"
     if not (words := spread_words(trained)):
@@ -199,7 +199,7 @@ def _seeds(trained: Sequence[TrainedMember]) -> str:
 
 
 def infeasible_lines(run: Run) -> list[str]:
-    """Members whose weights did not fold as the rule predicted, so that they are beyond the budget."""
+    """List members over budget because their weights did not fold as predicted."""
     lines = []
     for record in found_infeasible(run.records, run.budget):
         why = "; ".join((f"its folded form failed the check: its logits {_how_far(record)}", *record.left_unfolded))
@@ -226,18 +226,18 @@ def _described(member: TrainedMember) -> str:
 
 
 def sent_text(member: TrainedMember) -> str:
-    """What is sent, keys, and prices under the run's other protocols: `6.43 GB; under sigma 2.00 s and 1.90 GB`."""
+    """Bytes, keys, and costs under the run's other protocols: `6.43 GB; under sigma 2.00 s and 1.90 GB`."""
     keys = "" if member.key_bytes is None else f", {format_bytes(member.key_bytes)} of keys"
     return "; ".join((f"{format_bytes(member.sent_bytes)}{keys}", *also_texts(member)))
 
 
 def also_texts(member: TrainedMember) -> list[str]:
-    """Its price under each of the run's other protocols."""
+    """Costs of a member under each of the run's other protocols."""
     return [f"under {name} {format_price(costs)}" for name, costs in member.also.items()]
 
 
 def _crossing(member: TrainedMember, budget: Budget) -> str:
-    """Says so where the price is within budget only for some of the coefficients the data allow."""
+    """Note a latency that is within the budget for only some coefficients that the data allow."""
     if not crosses(member, budget) or member.latency_s_range is None:
         return ""
     low, high = member.latency_s_range
@@ -245,13 +245,12 @@ def _crossing(member: TrainedMember, budget: Budget) -> str:
 
 
 def _knows(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
-    """Says so where a trigram predicts better."""
     marked = mark(member.mean_loss, ngrams)
     return f"; {marked}" if marked else ""
 
 
 def _baseline_lines(run: Run) -> list[str]:
-    """Each baseline with the gap of the best candidate within budget, whatever its sign, and what is shown of it."""
+    """Describe each baseline, and the best candidate within the budget relative to it, with the verdict."""
     lines = []
     for baseline in (member for member in run.members if member.role == "baseline"):
         outside = "" if is_feasible(baseline.most_expensive, run.budget) else " outside the budget"
@@ -265,7 +264,7 @@ def _baseline_lines(run: Run) -> list[str]:
 
 
 def order_lines(run: Run) -> list[str]:
-    """Says so where this run orders published rows otherwise than the papers do, and whether seeds show it."""
+    """Say where this run orders published rows differently from the papers, and whether that is beyond noise."""
     printed = {
         row.notation: row.perplexity
         for row in published_rows()
@@ -288,7 +287,7 @@ def order_lines(run: Run) -> list[str]:
 
 
 def searcher_lines(run: Run) -> list[str]:
-    """Compare the losses that the searcher expected with those that were reached."""
+    """Compare the losses that the searcher predicted with the final ones."""
     proposed = [record for record in run.records if record.event == "proposed" and record.expected_loss is not None]
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
     begun = {record.index for record in proposed if record.is_look}
@@ -305,7 +304,7 @@ def searcher_lines(run: Run) -> list[str]:
 
 
 def _explained(pairs: Sequence[tuple[float, float]]) -> float:
-    """R^2 of what was expected: one minus the squares of what it was off over those around the mean."""
+    """R^2 of predictions: one minus their squared errors over the squared deviations from the mean."""
     mean = fmean(end for _, end in pairs)
     around = sum((end - mean) ** 2 for _, end in pairs)
     return 1 - sum((end - expected) ** 2 for expected, end in pairs) / around if around else 0.0

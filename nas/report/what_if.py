@@ -1,5 +1,5 @@
-"""A finished run under other prices, as tables and lines: what is compared, and which picks survive; under several
-protocols what each member costs and is under each, and what another's pick loses.
+"""A finished run at other costs, as tables and lines: the comparison, and which picks survive. With several protocols:
+the cost and status of each member under each, and what the pick of one protocol loses under another.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ PICKS = ("knee", "best")
 
 
 def what_if_table(what_if: WhatIf) -> Table:
-    """The members of either front, cheapest first, at both prices; a last column where some are above the trigram."""
+    """Return a table of the members of either front, cheapest first, at both costs."""
     old = {member.trial_id: member for member in what_if.run.members}
     table = Table(box=None, pad_edge=False)
     marks = [mark(member.mean_loss, what_if.run.ngrams) for member in what_if.shown]
@@ -47,7 +47,7 @@ def what_if_table(what_if: WhatIf) -> Table:
 
 
 def what_if_lines(what_if: WhatIf) -> list[str]:
-    """Says what is compared, and which picks survive."""
+    """Describe the comparison, and which picks survive."""
     before, after = what_if.before, what_if.after
     lines = [
         f"then: {what_if.title_before}, within {format_budget(what_if.run.budget)} a token",
@@ -82,7 +82,7 @@ def _pick_lines(what_if: WhatIf) -> list[str]:
 
 
 def _status_text(what_if: WhatIf, member: TrainedMember) -> str:
-    """The status, and of a dominated member by whom."""
+    """The status, and for a dominated member the number of the one that dominates it."""
     status = what_if.status(member)
     if status != "dominated":
         return status
@@ -95,7 +95,7 @@ def _bounded(budget: Budget) -> str:
 
 
 def picks_table(what_ifs: Sequence[WhatIf]) -> Table:
-    """Members of any front, cheapest first under the first prices: their cost, and what they are, under each."""
+    """Return a table of the members of any front, cheapest first, with cost and status under each protocol."""
     names = {member.trial_id for what_if in what_ifs for member in what_if.after}
     columns = [[member for member in what_if.repriced if member.trial_id in names] for what_if in what_ifs]
     table = Table(box=None, pad_edge=False)
@@ -108,7 +108,7 @@ def picks_table(what_ifs: Sequence[WhatIf]) -> Table:
 
 
 def loss_lines(what_ifs: Sequence[WhatIf]) -> list[str]:
-    """How much more each pick costs under each other protocol than the cheapest that is as good there."""
+    """Say how much more each pick costs under each other protocol than the cheapest member that is as good."""
     return [
         f"{choice} of {chosen.title_after}, under {paid.title_after}: {_loss(paid, picked(chosen.after, choice))}"
         for choice in PICKS

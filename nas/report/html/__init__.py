@@ -1,1 +1,1 @@
-"""A run as one HTML page that needs nothing else: the answer first, then what it rests on."""
+"""A run as one self-contained HTML page: first the answer, then the evidence."""

@@ -1,4 +1,4 @@
-"""The answer: which model for this budget, and what stands beside it."""
+"""The answer of a report: the best model for the budget, and models to compare it with."""
 
 from typing import Any, NamedTuple
 
@@ -13,14 +13,14 @@ from nas.run.run import Run
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture
 
-DRAWN_NGRAMS = ("5-gram", "trigram")  # orders that are worth a row
+DRAWN_NGRAMS = ("5-gram", "trigram")  # orders with a row of their own
 
-# kind of a row -> what is said beside its name; of several rows of one name, the first kind is shown
+# kind of a row -> note beside its name; of rows with the same name, the first kind in this order is shown
 NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", "paper": "", "n-gram": "n-gram"}
 
 
 class Row(NamedTuple):
-    """One model beside the pick. kind: a key of NOTES. Columns that a model does not have are empty."""
+    """One model in the comparison. kind: a key of NOTES. Columns without a value are empty."""
 
     kind: str
     name: str
@@ -33,9 +33,9 @@ class Row(NamedTuple):
 
 
 def answer_of(run: Run) -> dict[str, Any] | None:
-    """The pick in words: the member of the front of lowest perplexity; None if the front is empty.
+    """Describe the pick, the member of the front with the lowest perplexity; None if the front is empty.
 
-    verdicts: what is known of it, most important first.
+    verdicts: results about it, most important first.
     """
     if not run.front:
         return None
@@ -55,9 +55,9 @@ def answer_of(run: Run) -> dict[str, Any] | None:
 
 
 def rows_beside(run: Run) -> list[Row]:
-    """The pick among the parent, what was trained for comparison, the papers' ladder and n-grams, most expensive first.
+    """Return rows of the pick, the parent, trained baselines, the papers' models and n-grams, most expensive first.
 
-    A row of the papers that this run has trained, or started from, is one row.
+    A model of the papers that this run has trained, or started from, has one row.
     """
     papers = {row.notation: row for row in rows_of(run)}
     models = [("pick", member.notation, *_known(member)) for member in run.front[-1:]]
@@ -83,14 +83,14 @@ def rows_beside(run: Run) -> list[Row]:
 
 
 def rows_of(run: Run) -> list[PublishedRow]:
-    """The papers' own rows of the run's depth, width and prompt; those never fitted too."""
+    """Return the papers' own rows with the run's depth, width and prompt, including those that no fit used."""
     size = (run.base.num_layers, run.base.d_model, run.seq_len)
     rows = (*published_rows(), *held_out_rows())
     return [row for row in rows if (row.num_layers, row.d_model, row.seq_len) == size and row.own_method]
 
 
 def marks_of(run: Run) -> list[str]:
-    """Says of each member of the front what speaks against it."""
+    """List the objections to each member of the front."""
     marks = []
     for member, noise in zip(run.front, noise_marks(run.front), strict=True):
         price = "its price range crosses the budget" if crosses(member, run.budget) else ""
@@ -99,12 +99,12 @@ def marks_of(run: Run) -> list[str]:
 
 
 def _known(member: TrainedMember) -> tuple[float, float, str]:
-    """Seconds and bytes a token of a trained member, and its perplexity."""
+    """Seconds and bytes per token of a trained member, and its perplexity."""
     return member.latency_s, member.sent_bytes, perplexity_text(member).partition(" (")[0]
 
 
 def _priced(run: Run, notation: str) -> tuple[float, float]:
-    """Seconds and bytes a token of a placement, under the run's prices."""
+    """Seconds and bytes per token of an architecture at the run's costs."""
     architecture = parse(notation, run.base).architecture
     price = price_architecture(architecture, run.pricer, run.workload, run.config.accounting).price
     return price.latency_s, price.sent_bytes
@@ -137,7 +137,7 @@ def _against_neighbour(run: Run, best: TrainedMember) -> str:
 
 
 def _cheaper(run: Run, best: TrainedMember) -> str:
-    """The knee, where it is another member."""
+    """Describe the knee if it is not the pick."""
     place = run.front.index(picked(run.front, "knee"))
     member = run.front[place]
     if member is best:

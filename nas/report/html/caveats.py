@@ -1,4 +1,4 @@
-"""Caveats: everything that limits what a page's numbers say, each with a heading of a word or two."""
+"""The caveats of a report: everything that limits its results, by subject."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from search_spaces.bases import base_architecture
 
 
 def caveats(run: Run) -> dict[str, list[str]]:
-    """What limits the answer, by subject, most important first; subjects with nothing to say are left out."""
+    """Return what limits the answer, by subject, most important first, without empty subjects."""
     whose = shown(run.config.public_layers, run.config.client_layers)
     known = {
         "Scale": _scale(run),

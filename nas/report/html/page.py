@@ -1,6 +1,6 @@
-"""The page itself: a template filled with what a run has found, its style and figures inside it.
+"""The report itself: a template filled with the results of a run, with its style and figures inside.
 
-The page loads nothing and runs no script. Its content security policy forbids both, whatever text a run brings with it.
+The page loads nothing and runs no script. Its content security policy forbids both, whatever text a run contains.
 """
 
 import re
@@ -34,7 +34,7 @@ _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
 def page(run: Run) -> str:
-    """The page of a run, of one without a completed trial too. Equal runs give equal pages."""
+    """Return the report of a run, also if no trial completed. Equal runs give equal pages."""
     environment = Environment(
         loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True,
@@ -65,9 +65,9 @@ def page(run: Run) -> str:
 
 
 def write_report(run: Run, output: Path | None = None) -> Path:
-    """Writes the page of a run, into its folder unless another file is given, and returns its path.
+    """Write the report of a run into its folder, or to `output`, and return its path.
 
-    Raises UserError if the run cannot be priced, or the page not be written.
+    Raises UserError if the run's costs cannot be computed, or the page cannot be written.
     """
     path = output or run.folder / REPORT_FILE
     if path.is_dir():
@@ -81,7 +81,7 @@ def write_report(run: Run, output: Path | None = None) -> Path:
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:
-    """Name and value of everything that a repetition depends on, beside the command."""
+    """Names and values of everything else that a repetition depends on."""
     meta = run.meta
     return [
         ("begun", meta.created),
@@ -103,7 +103,7 @@ def _setting_words(run: Run) -> str:
 
 
 def _member(run: Run, member: TrainedMember) -> dict[str, Any]:
-    """A member of the front; its layer map is of what was trained."""
+    """Data of a member of the front; its layer map shows the trained architecture."""
     rounds = member.most_expensive.rounds
     return {
         "name": member.notation,
@@ -118,7 +118,7 @@ def _member(run: Run, member: TrainedMember) -> dict[str, Any]:
 
 
 def _why_nothing(run: Run) -> list[str]:
-    """Why there is no answer; nothing where there is one."""
+    """Say why there is no answer; empty if there is one."""
     if run.front:
         return []
     if run.members:
@@ -142,7 +142,7 @@ def _why_nothing(run: Run) -> list[str]:
 
 
 def _commands(run: Run) -> list[tuple[str, str]]:
-    """Lines for a shell, and what they do: search again, look closer, export the pick."""
+    """Shell commands to search again, look closer and export the pick, with what they do."""
     folder = shlex.quote(_short(run.folder))
     commands = [
         (shlex.join(["python", "-m", "nas.search", *flags_of(run.config)]), "the same search, from the start"),
@@ -159,7 +159,7 @@ def _commands(run: Run) -> list[tuple[str, str]]:
 
 
 def _short(folder: Path) -> str:
-    """The path from where the command was given, if the run is below; else the run's own name."""
+    """The path relative to the current folder, if the run is inside it."""
     try:
         return str(folder.relative_to(Path.cwd()))
     except ValueError:

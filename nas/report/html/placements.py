@@ -1,4 +1,4 @@
-"""Placements for the eye: of every layer its norms, attention and FFN, as letters, words, and what becomes of them."""
+"""Architectures as a layer map: norms, attention and FFN of each layer as letters and words, and whether they fold."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ ABSENT = "·"
 
 
 class Cell(NamedTuple):
-    """One choice in one layer. kind: its name among the choices, which gives its colour."""
+    """One choice in one layer. kind: its name among the choices, which decides its colour."""
 
     letter: str
     kind: str
@@ -33,7 +33,7 @@ class LayerCells(NamedTuple):
 
 
 def layer_map(architecture: Architecture, accounting: Accounting) -> tuple[LayerCells, ...]:
-    """The layers of a trained architecture; what the rule of folding takes away of them, where that is accounted."""
+    """Return the columns of a trained architecture, marking what folds away if costs are folded costs."""
     if accounting == "written" or architecture.folded:
         left = architecture.layers
     else:
@@ -45,14 +45,14 @@ def layer_map(architecture: Architecture, accounting: Accounting) -> tuple[Layer
 
 
 def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
-    """What these layer maps have, each once with its part: norms, attention, FFNs."""
+    """Return the cells that occur in these layer maps, each once, with its part: norm, attention or FFN."""
     columns = [column for layers in maps for column in layers]
     cells = ((part, cell) for part in LayerCells._fields for column in columns for cell in [getattr(column, part)])
     return list(dict.fromkeys((part, cell) for part, cell in cells if cell.status != "absent"))
 
 
 def kept_words(architecture: Architecture, accounting: Accounting) -> str:
-    """The parts that are left to run, counted: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
+    """Count the parts that remain: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
     columns, whole = layer_map(architecture, accounting), architecture.num_layers
     final = deployed(architecture).final_norm if accounting == "deployed" else architecture.final_norm
     attention = [column.attention for column in columns if column.attention.status == "kept"]
@@ -95,7 +95,7 @@ def _cell(choice: Choice, left: Choice, forms: Mapping[Choice, AttentionForm | F
 
 
 def _norms(layer: Layer, left: Layer) -> Cell:
-    """Both norms in one cell; one letter where they are alike, or only one sub-block is there to have a norm."""
+    """Both norms in one cell; with one letter if they are equal, or only one sub-layer exists."""
     pair = [(layer.norm1, left.norm1)] * (layer.attention != "none") + [(layer.norm2, left.norm2)] * (
         layer.ffn != "none"
     )
