@@ -1,1 +1,1 @@
-"""Training text: from documents to token files, and the floor that n-grams of it set."""
+"""Training text: from documents to token files, and n-gram baselines on it."""

@@ -1,9 +1,9 @@
 """A corpus: token arrays of a train and a validation split, prepared once and cached by fingerprint.
 
-Perplexities are comparable only between runs with the same corpus fingerprint: it covers the texts, the split, how far
-they were prepared, which text of a parent does not validate, how documents are cut into sequences, and the tokenizer:
-itself if it comes with the corpus, else its settings and the version of `tokenizers`, which may learn other merges from
-the same text.
+Perplexities are comparable only between runs with the same corpus fingerprint. It covers the texts, the split, how much
+was prepared, the parent's text that is excluded from validation, how documents are cut into sequences, and the
+tokenizer. A tokenizer that is trained here is represented by its settings and the version of `tokenizers`, since
+another version may learn other merges from the same text.
 """
 
 import hashlib
@@ -52,24 +52,26 @@ from nas.storage import replace_file
 
 T = TypeVar("T")
 
-FORMAT = 2  # of the cache entry; part of the fingerprint
+FORMAT = 2  # version of the cache entry; part of the fingerprint
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
-COUNTED_TOKENS = 1 << 24  # counted at a time, which bounds memory
+COUNTED_TOKENS = 1 << 24  # at a time, which bounds memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Corpus:
     """A prepared corpus; `tokens` maps its arrays into memory.
 
-    folder: cache entry that holds it. fingerprint: of everything that its tokens depend on.
-    tokenizer: name with digest.
-    vocab_size: of the tokenizer, which finds no more merges than a small corpus has.
-    num_train_tokens: all there are, or the first so many of a larger source.
-    unigram_loss: validation loss, nats per token, of the best model that ignores context: train frequencies with one
-        added to every count. Its exponential is the reference point of the hypervolume.
-    held_out: the documents that validate, those that repeat what was trained on left out.
-    chunk_len: None if documents follow one another; else each was cut alone into sequences of so many tokens, which
-        are stored each with the token after it.
+    Attributes:
+        folder: cache entry.
+        fingerprint: of everything that its tokens depend on.
+        tokenizer: name with digest.
+        vocab_size: of the tokenizer; a small corpus yields fewer merges than asked for.
+        num_train_tokens: of the whole split, or of the part of a large source that was prepared.
+        unigram_loss: validation loss, nats per token, of the best model that ignores context: train frequencies with
+            one added to every count. Its exponential is the reference point of the hypervolume.
+        held_out: the validation documents, without those that repeat training text.
+        chunk_len: None if documents follow each other; else each document was cut into sequences of this many tokens,
+            each stored with the token after it.
     """
 
     folder: str
@@ -85,16 +87,16 @@ class Corpus:
     chunk_len: int | None = None
 
     def tokens(self, split: Split) -> NDArray[np.unsignedinteger[Any]]:
-        """The token ids of a split, in order of documents, memory-mapped read-only."""
+        """Return the token ids of a split, in order of documents, memory-mapped read-only."""
         return np.memmap(self.file(split), dtype=id_type(self.vocab_size), mode="r", shape=(self.lengths[split],))
 
     @property
     def lengths(self) -> dict[Split, int]:
-        """Tokens of each split."""
+        """Number of tokens of each split."""
         return {"train": self.num_train_tokens, "validation": self.num_validation_tokens}
 
     def file(self, split: Split) -> Path:
-        """Where the tokens of a split are."""
+        """Return the file with the tokens of a split."""
         return Path(self.folder) / ("train.bin" if split == "train" else self.held_out.file)
 
 
@@ -109,19 +111,21 @@ def prepare(
     tokenizer: GivenTokenizer | None = None,
     of_parent: KeptWindows | None = None,
 ) -> Corpus:
-    """The corpus `data` (see `open_source`) in at most `vocab_size` tokens, from the cache if it is there.
+    """Prepare the corpus `data` (see `open_source`) in at most `vocab_size` tokens, or open it in the cache.
 
-    The tokenizer that comes with the corpus is used where it fits; else one is trained.
-    seq_len: of the sequences to train on, for corpora that are cut into them.
-    tokens: training tokens of a run. A large source is prepared as far as that takes (see `level_of`), and further
-        when a longer run asks for it. A preparation that was killed goes on where it was.
-    log: is told, now and then, how far it is.
-    tokenizer: instead of the corpus's own, for a model that knows another one.
-    of_parent: windows of the text that such a model was trained on (`near_duplicates.to_keep`), as far as they are
-        known; what repeats them does not validate.
+    A tokenizer is trained unless the corpus comes with one that fits.
 
-    Raises UserError for unknown or unreadable data, a vocabulary too small, a split without tokens, or a validation
-    split of copies; OSError if the cache cannot be written.
+    Args:
+        seq_len: of training sequences, for corpora that are cut into them.
+        tokens: training tokens of a run. A large source is prepared as far as they need (see `level_of`), and further
+            for a longer run. A killed preparation is resumed.
+        log: called with lines of progress.
+        tokenizer: used instead of the corpus's own, for a model with another one.
+        of_parent: windows of the parent's training text (`near_duplicates.to_keep`) as far as known; validation
+            excludes documents that repeat them.
+
+    Raises UserError for unknown or unreadable data, a vocabulary that is too small, a split without tokens, or a
+    validation split of copies; OSError if the cache cannot be written.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise UserError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
@@ -133,14 +137,14 @@ def prepare(
     encoder = None if given is None else given_encoder(given, vocab_size, chunk_len)
     key = _key(source, given, vocab_size, chunk_len, of_parent)
     entry, level = (cache_dir or default_cache_dir()) / key, level_of(tokens)
-    with suppress(UserError):  # torn: dealt with under the lock
+    with suppress(UserError):  # a torn entry is handled under the lock
         if corpus := _cached(entry, level):
             return corpus
     if cache_dir is None:
         require_writable_cache()
     with locked(entry, log):
         try:
-            if corpus := _anew_if_torn(entry, lambda: _cached(entry, level)):  # prepared meanwhile by another process
+            if corpus := _anew_if_torn(entry, lambda: _cached(entry, level)):  # prepared by another process meanwhile
                 return corpus
             encoder = encoder or trained_encoder(_trained_tokenizer(entry, source, vocab_size, log), chunk_len)
             itemsize = encoder.dtype.itemsize
@@ -158,12 +162,12 @@ def prepare(
 
 
 def tokenizer_folder(fingerprint: str) -> Path:
-    """The folder with the tokenizer of a prepared corpus, which is there as long as the corpus is in the cache."""
+    """Return the folder with the tokenizer of a prepared corpus, which exists as long as its cache entry."""
     return _entry(fingerprint)[0]
 
 
 def known_corpus(fingerprint: str | None) -> Corpus | None:
-    """The prepared corpus with a fingerprint, if one is given, as long as it is whole in the cache."""
+    """Return the prepared corpus with a fingerprint, or None if it is not whole in the cache."""
     if fingerprint is not None:
         with suppress(UserError):
             return open_corpus(*_entry(fingerprint))
@@ -171,9 +175,9 @@ def known_corpus(fingerprint: str | None) -> Corpus | None:
 
 
 def _entry(fingerprint: str) -> tuple[Path, int | None]:
-    """The cache entry of a corpus, whether it is there or not, and the level up to which it is that corpus."""
+    """The cache entry of a corpus, existing or not, and the level up to which it is that corpus."""
     cache = default_cache_dir()
-    for facts in cache.glob("*/corpus-*.json"):  # entries of sources that are larger than they are prepared
+    for facts in cache.glob("*/corpus-*.json"):  # entries of sources that were prepared in part
         level = facts.stem.removeprefix("corpus-")
         if _fingerprint(facts.parent.name, level) == fingerprint:
             return facts.parent, int(level)
@@ -181,7 +185,7 @@ def _entry(fingerprint: str) -> tuple[Path, int | None]:
 
 
 def open_corpus(folder: Path, level: int | None = None) -> Corpus:
-    """The corpus in a cache entry: whole, or as far as a level. Raises UserError if it is not there or torn."""
+    """Open a cache entry, whole or up to a level. Raises UserError if it is missing or torn."""
     path = folder / _facts_file(level)
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
@@ -198,7 +202,7 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
 
 
 def require_chunks(corpus: Corpus, seq_len: int) -> None:
-    """Raises UserError unless each split holds at least one sequence of seq_len tokens and its next token."""
+    """Raise UserError unless each split has at least one sequence of seq_len tokens and its next token."""
     if corpus.chunk_len not in (None, seq_len):
         raise UserError(
             f"data {corpus.data!r} was prepared in sequences of {corpus.chunk_len} tokens, not of {seq_len}; "
@@ -233,7 +237,6 @@ def _key(
 
 
 def _fingerprint(key: str, level: str) -> str:
-    """Fingerprint of the part of a source up to a level."""
     return hashlib.sha256(f"{key} {level}".encode()).hexdigest()[:16]
 
 
@@ -242,7 +245,7 @@ def _facts_file(level: int | None) -> str:
 
 
 def _cached(entry: Path, level: int) -> Corpus | None:
-    """What is there as far as the level, or the whole source if that is less. Raises UserError if it is torn."""
+    """Open what is prepared up to the level, or the whole source if it is smaller. Raises UserError if torn."""
     if (entry / _facts_file(level)).exists():
         return open_corpus(entry, level)
     if (entry / _facts_file(None)).exists() and (corpus := open_corpus(entry)).num_train_tokens < level:
@@ -251,13 +254,13 @@ def _cached(entry: Path, level: int) -> Corpus | None:
 
 
 def _anew_if_torn(entry: Path, read: Callable[[], T]) -> T | None:
-    """What is read, or None, with a warning, after a torn entry was removed."""
+    """Call `read`; if the entry is torn, remove it with a warning and return None."""
     try:
         return read()
     except UserError as error:
         warnings.warn(f"preparing the corpus anew: {error}", stacklevel=3)
     for path in sorted(entry.glob("[!.]*"), key=lambda path: not path.name.startswith("corpus")):
-        path.unlink()  # facts first, so that nobody opens it half deleted
+        path.unlink()  # facts first, so that no process opens a half-deleted entry
     return None
 
 
@@ -280,7 +283,7 @@ def _described(
     key: str,
     of_parent: KeptWindows | None,
 ) -> Corpus:
-    """Writes the facts of what is prepared, up to the level, and what of it validates."""
+    """Hold out validation documents, and write the facts of the corpus up to the level."""
     cut = progress.cuts.get(str(level))
     held_out_file = "held-out.bin" if cut is None else f"held-out-{level}.bin"
     held_out = hold_out(entry, progress.lengths if cut is None else cut, encoder.dtype, of_parent, held_out_file)

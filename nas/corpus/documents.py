@@ -1,7 +1,7 @@
-"""Streams of documents: batches in an order that is always the same, each with the position at which to go on after it.
+"""Streams of documents: batches in a fixed order, each with the position from which the stream can be resumed.
 
-A document is one file of text, one line of a .jsonl or one row of a table, already given to a split. Local files and
-datasets of the hub are read alike.
+A document is one text file, one line of a .jsonl or one row of a table, already assigned to a split. Local files and
+hub datasets share this interface.
 """
 
 import hashlib
@@ -15,11 +15,11 @@ Split = Literal["train", "validation"]
 
 VALIDATION_SHARE = 0.05  # of files or rows: about 90,000 tokens of the standard library
 BATCH_DOCUMENTS = 256
-BATCH_CHARACTERS = 1 << 22  # bounds memory where documents are books
+BATCH_CHARACTERS = 1 << 22  # bounds memory for books
 
 
 class Document(NamedTuple):
-    """name: of its file, or of its row; empty where it has none."""
+    """A text and its split. name: of its file or row; may be empty."""
 
     split: Split
     text: str
@@ -27,7 +27,7 @@ class Document(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """position: JSON data, where the stream goes on after these documents. share: of the stream read, if known."""
+    """Documents. position: JSON data to resume the stream after them. share: of the stream that was read, if known."""
 
     documents: list[Document]
     position: Any
@@ -36,10 +36,9 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """split: of all its documents, or None if each is given to one by hash.
+    """A stream of documents. split: of all of them, or None if each is assigned by hash.
 
-    batches: the documents after a position, or all for None. The batches after a position are the same whether the
-        stream was read through or opened there.
+    batches: returns the documents after a position, or all for None. They do not depend on where the stream was opened.
     """
 
     split: Split | None
@@ -48,7 +47,7 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenTokenizer:
-    """A tokenizer that comes with the corpus. json: its tokenizer.json. end_of_text: its token after a document."""
+    """A tokenizer of a corpus or model. json: its tokenizer.json. end_of_text: the token after a document."""
 
     name: str
     json: str
@@ -57,12 +56,14 @@ class GivenTokenizer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentSource:
-    """Documents of a corpus.
+    """The documents of a corpus.
 
-    name: as the user asked for it. fingerprint: hexadecimal SHA-256 of everything the documents depend on.
-    streams: one with both splits, or one of each, validation first.
-    tokenizer: reads the one that comes with it into a vocabulary of this many entries; None if one must be trained.
-    chunked: whether a sequence never crosses the end of a document, and what is left of a document is dropped.
+    Attributes:
+        name: as the user wrote it.
+        fingerprint: hexadecimal SHA-256 of everything that the documents depend on.
+        streams: one with both splits, or one for each, validation first.
+        tokenizer: reads the corpus's own tokenizer for a vocabulary of this size; None if one must be trained.
+        chunked: whether sequences are cut within each document, and its tail is dropped.
     """
 
     name: str
@@ -73,7 +74,7 @@ class DocumentSource:
 
 
 def texts(source: DocumentSource, split: Split) -> Iterator[str]:
-    """The documents of a split, from the first."""
+    """Yield the documents of a split, from the first."""
     for stream in source.streams:
         if stream.split in (None, split):
             with closing(stream.batches(None)) as batches:
@@ -84,7 +85,7 @@ def texts(source: DocumentSource, split: Split) -> Iterator[str]:
 def in_batches(
     documents: Iterable[Document], position: Callable[[], Any], share: Callable[[], float | None]
 ) -> Generator[Batch, None, None]:
-    """Documents in batches bounded in number and size; position and share are asked when one is full."""
+    """Group documents into batches of bounded number and size; position and share are called when one is full."""
     batch: list[Document] = []
     size = 0
     for document in documents:
@@ -98,11 +99,11 @@ def in_batches(
 
 
 def by_hash(key: str) -> Split:
-    """The split of the document with this key: a relative path or its text."""
+    """Return the split of a document by its key: a relative path or its text."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
     return "validation" if int.from_bytes(digest[:8], "big") < VALIDATION_SHARE * 2**64 else "train"
 
 
 def fingerprint(content: Any) -> str:
-    """Hexadecimal SHA-256 of JSON data."""
+    """Return the hexadecimal SHA-256 of JSON data."""
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The validation split as it is used: its documents without near-duplicates of what was trained on."""
+"""The validation split without near-duplicates of training text."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,19 +14,19 @@ from nas.corpus.near_duplicates import KeptWindows, Windows, kept_documents, rep
 from nas.corpus.token_files import SPLITS, WINDOW_BYTES
 from nas.storage import replace_file
 
-MOST_GROUPS = 64  # documents whose losses are kept one by one: an error over 64 groups is as good as over thousands
-MOST_KEPT = 1 << 22  # windows kept with a model: 16 MiB, and 0.1 % of others are taken for one of them
-READ_WINDOWS = 1 << 22  # read at a time, which bounds memory
+MOST_GROUPS = 64  # documents with a loss of their own; the error over 64 groups is as good as over thousands
+MOST_KEPT = 1 << 22  # windows kept with a model: 16 MiB, and 0.1 % of other windows match by chance
+READ_WINDOWS = 1 << 22  # at a time, which bounds memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOut:
-    """What validates, and what does not as it repeats text that was trained on.
+    """The validation documents, and those excluded because they repeat training text.
 
-    file: of its tokens. documents: name and number of tokens of each, in order; of more than MOST_GROUPS, groups of
-        neighbours. num_left_out: documents; tokens_left_out: theirs.
-    repeated_share: of the windows of what validates, those that the candidates, or a parent as far as its text is
-        known, were trained on.
+    file: of the tokens. documents: name and number of tokens of each, in order; above MOST_GROUPS, of groups of
+        neighbours. num_left_out, tokens_left_out: excluded documents and their tokens.
+    repeated_share: share of the windows of validation documents that occur in the training text of the candidates or,
+        as far as known, of the parent.
     """
 
     file: str = "held-out.bin"
@@ -39,10 +39,10 @@ class HeldOut:
 def hold_out(
     entry: Path, lengths: Mapping[str, int], dtype: np.dtype[Any], of_parent: KeptWindows | None, file: str
 ) -> HeldOut:
-    """Writes the tokens that validate, of the first `lengths` of what is prepared in a folder, into a file there.
+    """Write the validation tokens among the first `lengths` that are prepared in a folder, into a file there.
 
-    of_parent: windows of what a parent was trained on, as far as they are known. Raises UserError if no document is
-    left, OSError if the file cannot be written.
+    of_parent: windows of the parent's training text, as far as known. Raises UserError if no document is left, OSError
+        if the file cannot be written.
     """
     lines = (entry / "documents.bin").read_bytes()[: lengths["documents"]].splitlines()
     names, num_tokens, num_windows = zip(*(json.loads(line) for line in lines), strict=True)
@@ -69,20 +69,20 @@ def hold_out(
 
 
 def trained_on(entry: Path) -> KeptWindows | None:
-    """The windows of all training text that is prepared in a folder, to be kept with a model; None of too many."""
+    """Return the windows of all prepared training text, to be kept with a model; None if there are too many."""
     length = (entry / "train-windows.bin").stat().st_size // WINDOW_BYTES
     return to_keep(np.concatenate([*_parts(entry / "train-windows.bin", length)])) if length <= MOST_KEPT else None
 
 
 def stored_windows(entry: Path) -> Iterator[Windows]:
-    """The windows of all text of both splits that is prepared in a folder, in parts."""
+    """Yield the windows of all prepared text of both splits, in parts."""
     for split in SPLITS:
         path = entry / f"{split}-windows.bin"
         yield from _parts(path, path.stat().st_size // WINDOW_BYTES)
 
 
 def grouped(documents: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
-    """Documents, or MOST_GROUPS groups of neighbours, of as many documents each as can be."""
+    """Return the documents, or MOST_GROUPS groups of neighbours of nearly equal size."""
     if len(documents) <= MOST_GROUPS:
         return tuple(documents)
     ends = [group * len(documents) // MOST_GROUPS for group in range(MOST_GROUPS + 1)]
@@ -91,6 +91,5 @@ def grouped(documents: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]
 
 
 def _parts(path: Path, length: int) -> Iterator[Windows]:
-    """The first windows of a file."""
     for start in range(0, length, READ_WINDOWS):
         yield np.fromfile(path, np.uint64, min(READ_WINDOWS, length - start), offset=start * WINDOW_BYTES)

@@ -1,6 +1,6 @@
-"""Datasets and tokenizers of the Hugging Face hub, at the revision they have now. Needs the extra `hf`.
+"""Datasets and tokenizers of the Hugging Face hub, at their current revision. Needs the extra `hf`.
 
-A repository may also be a local folder, which is read by the same calls.
+A local folder may replace a repository.
 """
 
 import os
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Repository(NamedTuple):
-    """name: owner and name on the hub. revision: its commit. remedy: what to do if it cannot be read."""
+    """name: owner and name on the hub. revision: its commit. remedy: advice if it cannot be read."""
 
     name: str
     revision: str
@@ -24,7 +24,7 @@ class Repository(NamedTuple):
 
 
 def reach(name: str, kind: str, remedy: str) -> Repository:
-    """A repository at its present revision. kind: `dataset` or `model`.
+    """Return a repository at its current revision. kind: `dataset` or `model`.
 
     Raises UserError, in one line that ends with the remedy, if the extra is missing or the hub cannot be reached.
     """
@@ -42,9 +42,9 @@ def reach(name: str, kind: str, remedy: str) -> Repository:
 
 
 def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
-    """The texts in a column of a dataset, downloaded as they are read; a position is the dataset's own state.
+    """Stream the texts in a column of a dataset, downloaded as they are read; positions are states of the dataset.
 
-    Raises UserError, when it is read, if the hub goes away or there is no such column.
+    Reading raises UserError if the hub becomes unreachable or there is no such column.
     """
 
     def batches(position: Any) -> Generator[Batch, None, None]:
@@ -69,7 +69,7 @@ def hub_stream(repository: Repository, field: str, split: Split) -> Stream:
 
 
 def hub_file(repository: Repository, file: str) -> str:
-    """The text of a file of a repository. Raises UserError if it cannot be read."""
+    """Return the text of a file in a repository. Raises UserError if it cannot be read."""
     from huggingface_hub import hf_hub_download
 
     def read() -> str:
@@ -88,7 +88,7 @@ def _load(repository: Repository) -> Any:
 
 
 def _reached(name: str, remedy: str, action: Callable[[], T]) -> T:
-    """What the action makes of the hub. Raises UserError if it fails."""
+    """Return the action's result. Raises UserError if it fails."""
     try:
         return action()
     except Exception as error:  # the hub's client raises a dozen unrelated types

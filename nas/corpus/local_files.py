@@ -1,8 +1,8 @@
-"""Documents of local files: folders of text and tables, or one file of them.
+"""Documents of local files: folders of text and tables, or a single file.
 
-The split is decided by a hash (of the relative path for files, of the text for rows), so that it never depends on order
-or on what else is there; exact copies of a file are read once and rows with equal text fall on one side, so that
-nothing validated was trained on.
+A hash decides the split (of the relative path for files, of the text for rows), so that it depends neither on order nor
+on other files. Exact copies of a file are read once, and rows with equal text are in the same split, so that no
+validation text is trained on.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ from nas.corpus.documents import (
 TEXT_FIELDS = ("text", "content")
 NAMED = " or ".join(map(repr, TEXT_FIELDS))
 
-# Not code that a model should learn from: tests, bundled packages, and tables that repeat each other line by line.
+# Excluded because a model should not learn from it: tests, bundled packages, and tables with repetitive lines.
 STDLIB_EXCLUDED = frozenset(
     {
         "test",
@@ -50,12 +50,12 @@ STDLIB_EXCLUDED = frozenset(
 
 
 def jsonl_texts(path: Path) -> Iterator[str]:
-    """The text of every line that is not blank.
+    """Yield the text of every line that is not blank.
 
-    Raises UserError, naming file and line, if the file cannot be read or a line is no JSON object with a text.
+    Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
     """
     try:
-        with path.open("rb") as file:  # lines end at \\n alone: a JSON string may hold U+2028 and its like
+        with path.open("rb") as file:  # lines end with \\n only: JSON strings may contain U+2028
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield _text_of(line, path, number)
@@ -82,9 +82,9 @@ def _text_of(line: bytes, path: Path, number: int) -> str:
 
 
 def parquet_texts(path: Path) -> Iterator[str]:
-    """The texts of a table, nulls left out.
+    """Yield the texts of a table, without nulls.
 
-    Raises UserError, naming the file, if it is damaged or no parquet, or has no column of texts.
+    Raises UserError, naming the file, if it is damaged, not a parquet file, or has no column of texts.
     """
     import pyarrow as pa
     from pyarrow import parquet
@@ -112,17 +112,16 @@ class File(NamedTuple):
 
 
 def stdlib_source() -> DocumentSource:
-    """The running Python's standard library."""
+    """Return the standard library of the running Python."""
     folder = Path(sysconfig.get_paths()["stdlib"])
     return _source("stdlib", *_listed(folder, stdlib_files(folder), None))
 
 
 def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> DocumentSource:
-    """Every text and table under a folder, split by hash.
+    """Return every text and table in a folder, split by hash.
 
-    Texts that would all fall on one side are cut instead, and the end of each validates, unless `whole_files` is set.
-
-    Raises UserError if there is no text.
+    If all texts would be in one split, the end of each is held out instead, unless `whole_files` is set. Raises
+    UserError if there is no text.
     """
     files, content = listed(folder, None)
     names = [relative for relative, _ in content]
@@ -134,7 +133,7 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
 
 
 def txt_source(name: str, path: Path) -> DocumentSource:
-    """One text: its beginning is trained on, its end held out."""
+    """Return one text, of which the beginning is trained on and the end held out."""
     raw = _read(path)
     _decoded(raw, path)
 
@@ -147,7 +146,7 @@ def txt_source(name: str, path: Path) -> DocumentSource:
 
 
 def _halves(text: str) -> tuple[str, str]:
-    """The beginning of a text, and its end, VALIDATION_SHARE of its lines, or of its words if it has too few lines."""
+    """Split off the end of a text: VALIDATION_SHARE of its lines, or of its words if it has too few lines."""
     lines = text.splitlines(keepends=True)
     if held_out := round(VALIDATION_SHARE * len(lines)):
         return "".join(lines[:-held_out]), "".join(lines[-held_out:])
@@ -157,17 +156,17 @@ def _halves(text: str) -> tuple[str, str]:
 
 
 def rows_source(name: str, path: Path) -> DocumentSource:
-    """The rows of one file, split by hash."""
+    """Return the rows of one file, split by hash."""
     return _source(name, [_file(path, path.name, None)], [path.suffix, digest(path)])
 
 
 def _source(name: str, files: Sequence[File], content: list[Any]) -> DocumentSource:
-    """Files that are split by hash. content: what their documents depend on."""
+    """A source split by hash. content: everything that its documents depend on."""
     return DocumentSource(name=name, fingerprint=fingerprint(content), streams=(file_stream(files, None),))
 
 
 def listed(folder: Path, split: Split | None) -> tuple[list[File], list[Any]]:
-    """The files under a folder that hold documents, and what they depend on.
+    """Return the files in a folder that hold documents, and what their documents depend on.
 
     split: of all documents, or None to decide by hash. Raises UserError if there is no text.
     """
@@ -176,7 +175,7 @@ def listed(folder: Path, split: Split | None) -> tuple[list[File], list[Any]]:
 
 
 def file_stream(files: Sequence[File], split: Split | None) -> Stream:
-    """The documents of files, one file after the other; a position is [file, its documents read]."""
+    """Stream the documents of files, one file after the other; a position is [file, number of its documents read]."""
     total = max(1, sum(file.size for file in files))
 
     def batches(position: Any) -> Generator[Batch, None, None]:
@@ -198,7 +197,7 @@ def file_stream(files: Sequence[File], split: Split | None) -> Stream:
 
 
 def digest(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file that may be larger than the memory."""
+    """Return the hexadecimal SHA-256 of a file that may not fit in memory."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -207,9 +206,9 @@ def digest(path: Path) -> str:
 
 
 def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[list[File], list[Any]]:
-    """Every UTF-8 text once, by relative path, then every file of rows once; of exact copies the first."""
+    """List every UTF-8 text by relative path, then every file of rows, without exact copies."""
     texts: dict[str, tuple[str, Path]] = {}  # digest of the contents -> relative path, path
-    tables: dict[str, tuple[str, Path]] = {}  # the same of files that are read row by row
+    tables: dict[str, tuple[str, Path]] = {}  # the same for files of rows
     any_text, others = False, list[str]()
     for relative, path in sorted((path.relative_to(folder).as_posix(), path) for path in paths):
         if path.suffix.lower() in ROW_READERS:
@@ -235,9 +234,7 @@ def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[l
 
 
 def stdlib_files(folder: Path) -> Iterator[Path]:
-    """What of the standard library a model learns from. Folders that are left out are not entered: one of them may hold
-    every installed package.
-    """
+    """Yield files of the standard library, without entering excluded folders such as site-packages."""
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in STDLIB_EXCLUDED]
         yield from (

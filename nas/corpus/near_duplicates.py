@@ -1,12 +1,12 @@
-"""Which validation documents repeat text that was trained on: by windows of five lines, wherever they stand.
+"""Finds validation documents that repeat training text, by windows of five lines.
 
-A line counts without the blanks around it, and only if it has a letter or a digit, so that neither indentation nor
-layout hides a copy. A window is five such lines in a row, or all of a document of fewer. Equal windows are found by
-hashes of 64 bits; of a parent's text the upper 32 are kept, so that of N distinct windows that it was trained on, one
-that it was not is taken for one of them with probability N / 2**32: for the 189,152 of the builtin parent 4.4e-5.
+Lines are stripped and need a letter or a digit, so that indentation and layout do not hide a copy. A window is five
+such consecutive lines, or all of a shorter document. Windows are compared by hashes of 64 bits. Of a parent's text only
+the upper 32 bits are kept, so that a new window matches one of N distinct ones with probability N / 2**32: 4.4e-5 for
+the 189,152 of the builtin parent.
 
-Whole documents are left out, since what surrounds a copy is mostly copied too: each with more than a tenth of its
-windows in what was trained on, and then those of the largest shares, until at most 2 % of all windows are.
+Whole documents are excluded, since text around a copy is mostly copied too: each with more than a tenth of its windows
+in training text, and then those with the largest shares, until at most 2 % of all windows are repeated.
 """
 
 import re
@@ -17,20 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 WINDOW_LINES = 5
-MOST_OF_A_DOCUMENT = 0.1  # under Python 3.11 to 3.13, copies have 44 % and more, other files 1.6 % and less
+MOST_OF_A_DOCUMENT = 0.1  # under Python 3.11 to 3.13, copies have at least 44 %, other files at most 1.6 %
 MOST_OF_ALL = 0.02
-KEPT_TYPE = np.dtype("<u4")  # of the windows that are kept with a parent
+KEPT_TYPE = np.dtype("<u4")  # of windows kept with a parent
 
 Windows = NDArray[np.uint64]
 KeptWindows = NDArray[np.uint32]
 
 _COUNTS = re.compile(r"[^\W_]")
-# odd, of well mixed bits: of each place in the window another
+# odd numbers with well-mixed bits, one for each place in a window
 _FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
 
 
 def window_hashes(text: str) -> Windows:
-    """The hash of every window of a text, in order, with repeats."""
+    """Return the hash of every window of a text, in order, with repeats."""
     stripped = (line.strip() for line in text.splitlines())
     lines = [zlib.crc32(line.encode("utf-8", "surrogatepass")) for line in stripped if _COUNTS.search(line)]
     if 0 < len(lines) < WINDOW_LINES:
@@ -45,12 +45,12 @@ def window_hashes(text: str) -> Windows:
 
 
 def to_keep(windows: Windows) -> KeptWindows:
-    """What is kept of windows with a parent: the distinct upper halves, rising."""
+    """Return the sorted, distinct upper halves of windows, which are kept with a parent."""
     return np.unique((windows >> np.uint64(32)).astype(KEPT_TYPE))
 
 
 def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWindows | None) -> NDArray[np.bool_]:
-    """Whether candidates, whose windows may come in parts, or their parent were trained on each window."""
+    """Whether each window occurs in the training text of candidates, given in parts, or of their parent."""
     wanted, places = np.unique(windows, return_inverse=True)
     repeats = np.zeros(len(wanted), dtype=bool)
     if of_parent is not None:
@@ -62,7 +62,7 @@ def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWin
 
 
 def kept_documents(num_windows: NDArray[np.int64], num_repeated: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Whether each document may validate, by how many windows it has and how many of them are repeated."""
+    """Whether each document is used for validation, from its numbers of windows and of repeated ones."""
     shares = num_repeated / np.maximum(num_windows, 1)
     kept: NDArray[np.bool_] = shares <= MOST_OF_A_DOCUMENT
     for document in np.argsort(-shares, kind="stable"):

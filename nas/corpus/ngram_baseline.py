@@ -1,8 +1,8 @@
-"""The floor under a candidate's perplexity: what n-gram models of the same tokens reach. Cached beside the corpus.
+"""N-gram baselines: the perplexities of n-gram models of the same training tokens. Cached with the corpus.
 
-A model that attends to its whole context and has learned something from it is below its trigram. The unigram of the
-floor is of the tokens that were seen, with the same discount as the others; the reference of the hypervolume stays
-`Corpus.unigram_loss`, of the whole training split.
+A model that has learned something from its context is below the trigram. The unigram baseline counts the tokens that a
+candidate has seen, with the same discount as higher orders; the hypervolume's reference remains `Corpus.unigram_loss`,
+of the whole training split.
 """
 
 import json
@@ -19,8 +19,8 @@ from nas.corpus.ngrams import NgramBaseline, kneser_ney
 from nas.corpus.sequences import epoch_order, gather, held_out_targets, mean_loss, num_sequences
 from nas.storage import replace_file
 
-FORMAT = 2  # of what is computed and cached; raised when numbers change
-COUNTED_TOKENS = 1 << 24  # training tokens that are counted at most: 1.5 GB of memory and a quarter of a minute
+FORMAT = 2  # of the cache; raised when numbers change
+COUNTED_TOKENS = 1 << 24  # most training tokens that are counted: takes 1.5 GB of memory and 15 seconds
 
 
 def ngram_baseline(
@@ -33,16 +33,17 @@ def ngram_baseline(
     second: Corpus | None = None,
     log: Callable[[str], None] = lambda line: None,
 ) -> NgramBaseline:
-    """The n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
+    """Return the n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
 
-    tokens: training tokens that a candidate has seen, in whole sequences; None, or more than there are: all. At most
-        2**24 are counted, which `NgramBaseline.tokens` tells; more would lower the n-grams.
-    seed: of the training that draws a part of them; of 524,288 tokens the trigrams of four seeds differ by 4 %.
-    validation_tokens: of the scale. The ngrams are over the very targets that candidates are validated on, of the same
-        shares (`held_out_targets`), each with the tokens before it in its sequence as context, since perplexities of
-        other parts of a split cannot be compared.
-
-    second: another corpus in the same tokens, whose targets they are over instead.
+    Args:
+        tokens: training tokens of a candidate, in whole sequences; None for all. At most 2**24 are counted
+            (`NgramBaseline.tokens`), although more would lower the perplexities.
+        seed: of the training, which draws a part of all tokens; for 524,288 tokens the trigram varies by 4 % over four
+            seeds.
+        validation_tokens: of the scale. The baseline is computed on the same targets as the candidates, with the same
+            weights (`held_out_targets`) and contexts within a sequence, since other parts of a split have other
+            perplexities.
+        second: another corpus in the same tokens, on whose targets the baseline is computed instead.
 
     Raises UserError if a split has no sequence.
     """
@@ -53,7 +54,7 @@ def ngram_baseline(
     drawn = counted if counted == count else f"{counted}-of-seed-{seed}"
     name = f"ngrams-{FORMAT}-{corpus.fingerprint}-{seq_len}-{drawn}-{len(held_out.indices)}"
     path = Path(corpus.folder) / f"{name}{'' if second is None else f'-{second.fingerprint}'}.json"
-    with suppress(OSError, ValueError, RecursionError):  # not there, or damaged
+    with suppress(OSError, ValueError, RecursionError):  # missing or damaged
         return decode(NgramBaseline, json.loads(path.read_text(encoding="utf-8")), str(path))
     log(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
@@ -64,6 +65,6 @@ def ngram_baseline(
     )
     losses = [mean_loss(held_out.by_document(-np.log(probabilities))) for probabilities in orders]
     ngrams = NgramBaseline(tokens=counted * seq_len, losses=tuple(losses))
-    with suppress(OSError):  # a cache that only others may write to
+    with suppress(OSError):  # another user's cache may be read-only
         replace_file(path, json.dumps(asdict(ngrams)))
     return ngrams

@@ -1,15 +1,15 @@
-"""What n-grams make of a text: interpolated Kneser-Ney models of orders 1 to 5, as functions of arrays.
+"""N-gram models: interpolated Kneser-Ney of orders 1 to 5, as functions of arrays.
 
     P_n(w | h) = (max(c(h w) - D, 0) + D t(h) P_(n-1)(w | h')) / c(h)
 
-h are the n - 1 tokens before w, h' all but the first of them; c(h) is the sum of c(h w) over w, t(h) the number of w
-with c(h w) > 0. The highest order counts n-grams; a lower one counts in how many contexts an n-gram is seen, the
-distinct tokens before it. Below order 1 every token is as likely as another, so none has probability 0. After a context
-that was never seen, P_n is P_(n-1).
+h are the n - 1 tokens before w, and h' is h without its first token. c(h) is the sum of c(h w) over w, and t(h) is the
+number of w with c(h w) > 0. For the highest order, c counts n-grams; for a lower one, it counts the distinct tokens
+before an n-gram. Below order 1 all tokens are equally likely, so that none has probability 0. After a context that was
+never seen, P_n is P_(n-1).
 
 Source: Kneser and Ney 1995, "Improved backing-off for m-gram language modeling"; Chen and Goodman 1998, "An empirical
-study of smoothing techniques for language modeling", TR-10-98, for the interpolated form. Their discount is estimated;
-this one is given.
+study of smoothing techniques for language modeling", TR-10-98, for the interpolated form. They estimate the discount,
+which is fixed here.
 """
 
 import math
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import UserError
 
-DISCOUNT = 0.75  # D, by which bigrams of held-out news are rarer than of training news: Church and Gale 1991
+DISCOUNT = 0.75  # D: how much rarer bigrams are in held-out news than in training news, Church and Gale 1991
 NAMES = ("unigram", "bigram", "trigram", "4-gram", "5-gram")
 TRIGRAM = 3
 
@@ -31,7 +31,7 @@ Tokens = NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NgramBaseline:
-    """What n-gram models of a candidate's training tokens reach on the tokens that it is validated on.
+    """N-gram models of a candidate's training tokens, evaluated on its validation tokens.
 
     tokens: training tokens that were counted. losses: of orders 1 to 5, nats per token.
     """
@@ -44,11 +44,11 @@ class NgramBaseline:
             raise UserError(f"`losses` must be one of each order, {len(NAMES)}, but got {len(self.losses)}.")
 
     def perplexity(self, order: int) -> float:
-        """exp(loss) of order 1 to 5."""
+        """Return exp(loss) of an order from 1 to 5."""
         return math.exp(self.losses[order - 1])
 
     def above_trigram(self, loss: float) -> bool:
-        """Whether a model of this validation loss, nats per token, predicts worse than the trigram."""
+        """Whether a validation loss, nats per token, is worse than the trigram's."""
         return loss > self.losses[TRIGRAM - 1]
 
     @property
@@ -58,18 +58,18 @@ class NgramBaseline:
 
 
 def kneser_ney(train: Tokens, held_out: Tokens, vocab_size: int) -> Iterator[NDArray[np.float64]]:
-    """Yields, for each order from 1 to 5, the probability of every held-out target: rows x (columns - 1).
+    """Yield the probability of every held-out target for each order from 1 to 5: rows x (columns - 1).
 
-    train, held_out: rows of token ids below `vocab_size`, which is at most 2**32; at least 1 row x 2 columns, as many
-        columns in both. All but the first token of a row are targets; a context reaches back to the start of its row,
-        so that targets near it are given by the longest order that fits.
+    train, held_out: rows of token ids below `vocab_size`, which is at most 2**32; at least 1 row x 2 columns, the same
+        number of columns in both. All but the first token of a row are targets. Contexts do not cross the start of a
+        row, so targets near it use the longest order that fits.
     """
     ids, held_ids = train.astype(np.int64), held_out.astype(np.int64)  # of the n-gram that ends at each place
     counts = np.bincount(train[:, 1:].ravel(), minlength=vocab_size)
     grams = _Grams(counts=counts, contexts=np.zeros(vocab_size, dtype=np.int64), num_contexts=1)
     asked = _Asked(grams=held_ids[:, 1:], contexts=np.zeros_like(held_ids[:, 1:]))
     probabilities = np.full(asked.grams.shape, 1 / vocab_size)
-    lower = probabilities.copy()  # of order n - 1 by contexts, at the targets of order n
+    lower = probabilities.copy()  # of order n - 1 by context, at the targets of order n
     for order in range(1, len(NAMES) + 1):
         probabilities[:, max(0, order - 2) :] = _interpolated(grams, asked, lower)
         yield probabilities.copy()
@@ -84,7 +84,7 @@ def kneser_ney(train: Tokens, held_out: Tokens, vocab_size: int) -> Iterator[NDA
 
 
 class _Grams(NamedTuple):
-    """The n-grams of an order by id: how often each counts, and the id of its context."""
+    """The n-grams of an order by id: their counts, and the ids of their contexts."""
 
     counts: NDArray[np.int64]
     contexts: NDArray[np.int64]
@@ -92,17 +92,17 @@ class _Grams(NamedTuple):
 
 
 class _Asked(NamedTuple):
-    """The n-grams whose probability is asked for, by id, and their contexts; -1: never seen."""
+    """The n-grams whose probability is wanted, by id, and their contexts; -1 if never seen."""
 
     grams: NDArray[np.int64]
     contexts: NDArray[np.int64]
 
 
 def _interpolated(grams: _Grams, asked: _Asked, lower: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The formula above, of the shape of what is asked."""
+    """Evaluate the formula of the module, in the shape of `asked`."""
     totals = np.append(np.bincount(grams.contexts, grams.counts, grams.num_contexts), 0)
     kinds = np.append(np.bincount(grams.contexts, grams.counts > 0, grams.num_contexts), 0)
-    discounted = np.append(np.maximum(grams.counts - DISCOUNT, 0), 0)  # the last of each is that of id -1
+    discounted = np.append(np.maximum(grams.counts - DISCOUNT, 0), 0)  # the last value is for id -1
     total = totals[asked.contexts]
     seen = discounted[asked.grams] + DISCOUNT * kinds[asked.contexts] * lower
     return np.divide(seen, total, out=lower.copy(), where=total > 0)
@@ -111,10 +111,10 @@ def _interpolated(grams: _Grams, asked: _Asked, lower: NDArray[np.float64]) -> N
 def _extended(
     ids: NDArray[np.int64], tokens: Tokens, vocab_size: int, num_ids: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """One order further: the distinct n-grams, where they are, how often, and how many end with each shorter one.
+    """Extend the order by one: distinct n-grams, their places and counts, and continuation counts of shorter ones.
 
-    ids: of the shorter ones, rows x (columns of tokens + 1). An n-gram is coded as id of its context * vocab_size + its
-    token, below 2**63 for up to 2**31 ids; its own id is its place among the sorted codes.
+    ids: of the shorter ones, rows x (columns of tokens + 1). An n-gram's code is id of its context * vocab_size + its
+        token, below 2**63 for up to 2**31 ids; its own id is its rank among the codes.
     """
     codes = (ids[:, :-1] * vocab_size + tokens).ravel()
     order = np.argsort(codes)
@@ -130,6 +130,6 @@ def _extended(
 
 
 def _found(codes: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Places of codes among the sorted ones; -1 where they are not."""
+    """Ranks of codes among the sorted ones, or -1."""
     places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
     return np.where(codes[places] == wanted, places, -1)

@@ -1,8 +1,8 @@
-"""A second corpus, on which trained candidates are validated too: text of other authors, none of which trains anything.
+"""A second validation corpus: text of other authors, of which nothing is used for training.
 
-It is in the tokens of the first corpus, and all of it validates, but for what repeats the first one's text or the
-parent's. `dependencies` is Python that this package needs: of each of PACKAGES as installed the FILES_OF_EACH files
-whose paths have the lowest hashes, so that the choice is the same wherever the versions are.
+It uses the tokens of the first corpus, and excludes documents that repeat the text of the first corpus or of the
+parent. `dependencies` is Python source of packages that this one needs: of each of PACKAGES, the FILES_OF_EACH
+installed files whose paths have the lowest hashes, so that equal versions give the same choice.
 """
 
 import hashlib
@@ -31,22 +31,22 @@ from nas.storage import replace_file
 
 DEPENDENCIES = "dependencies"
 PACKAGES = ("jsonargparse", "matplotlib", "networkx", "numpy", "ray", "rich", "scipy", "torch")
-FILES_OF_EACH = 8  # 64 documents, whose losses are then kept one by one
+FILES_OF_EACH = 8  # 64 documents in all, few enough that each has a loss of its own
 FILE_BYTES = range(2_000, 64_000)
 NOT_THEIRS = frozenset({"test", "tests", "testing", "_vendor", "vendor", "thirdparty_files", "_vendored"})
-READ_CHARACTERS = 1 << 22  # of another source, from its beginning
-A_COPY = 0.5  # of the windows of a document, from which on it counts as the same file
+READ_CHARACTERS = 1 << 22  # from the beginning of another source
+A_COPY = 0.5  # share of repeated windows above which a document counts as the same file
 
 
 class SecondSource(NamedTuple):
-    """fingerprint: of all documents that there are."""
+    """The documents of a second corpus. fingerprint: of all of them."""
 
     fingerprint: str
     documents: list[Document]
 
 
 def second_source(data: str) -> SecondSource:
-    """The documents of `dependencies`, or the first of a source as `--data` names it. Raises UserError as it does."""
+    """Return the documents of `dependencies`, or the first ones of a source named as in `--data`."""
     if data == DEPENDENCIES:
         return _dependencies()
     source = open_source(data, whole_files=True)
@@ -54,15 +54,15 @@ def second_source(data: str) -> SecondSource:
 
 
 def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: KeptWindows | None) -> Corpus:
-    """What of a source validates beside `first`: the same corpus but for its validation split.
+    """Return the corpus `first` with another source as its validation split.
 
-    of_parent: as `nas.corpus.corpus.prepare` has it. Raises UserError if a file is in both, of `dependencies` if all
-    are, or nothing is as long as a sequence.
+    of_parent: as in `nas.corpus.corpus.prepare`. Raises UserError if a file is in both corpora, unless the source is
+        `dependencies`.
     """
     parent = b"" if of_parent is None else of_parent.tobytes()
     key = hashlib.sha256(json.dumps([1, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]
     entry = default_cache_dir() / f"second-{key}"
-    with suppress(OSError, ValueError):  # not there, or damaged
+    with suppress(OSError, ValueError):  # missing or damaged
         held_out = decode(HeldOut, json.loads((entry / "held-out.json").read_text(encoding="utf-8")), str(entry))
         return _beside(first, data, key, entry, held_out)
     kept = _without_copies(data, source.documents, first, of_parent)
@@ -79,7 +79,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
 
 
 def require_sequences(second: Corpus, seq_len: int) -> None:
-    """Raises UserError unless n-grams can be looked up in it."""
+    """Raise UserError unless the corpus is long enough for an n-gram baseline."""
     if not second.held_out.documents or second.num_validation_tokens <= seq_len:
         raise UserError(
             f"--also-validate {second.data} must hold more than {seq_len} tokens for an n-gram baseline, but has "
@@ -98,7 +98,7 @@ def _beside(first: Corpus, data: str, key: str, entry: Path, held_out: HeldOut) 
 def _without_copies(
     data: str, documents: list[Document], first: Corpus, of_parent: KeptWindows | None
 ) -> list[Document]:
-    """Raises UserError if a file is in both, unless nobody has asked for it."""
+    """Drop documents that repeat training text. Raises UserError for whole copies in a source that the user chose."""
     windows = [window_hashes(document.text) for document in documents]
     repeats = repeated(np.concatenate(windows), stored_windows(Path(first.folder)), of_parent)
     ends = np.cumsum([len(hashes) for hashes in windows])
@@ -122,8 +122,8 @@ def _dependencies() -> SecondSource:
 
 
 def package_files(package: str) -> Iterator[tuple[str, Path]]:
-    """Names and paths of its Python files but tests and others' code, in the order of the names' hashes; none of a
-    package that is not installed.
+    """Yield names and paths of a package's Python files, without tests and vendored code, in the order of the names'
+    hashes. Yields none if the package is not installed.
     """
     try:
         files = distribution(package).files or []

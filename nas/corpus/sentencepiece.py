@@ -1,6 +1,6 @@
-"""A SentencePiece BPE model, as Languini's tokenizer is published, turned into a tokenizer of `tokenizers`.
+"""Converts a SentencePiece BPE model, such as the published tokenizer of Languini, for `tokenizers`.
 
-Source: google/sentencepiece, src/sentencepiece_model.proto; field numbers of the protocol buffer below.
+Source: google/sentencepiece, src/sentencepiece_model.proto; the numbers below are its field numbers.
 """
 
 import struct
@@ -25,9 +25,9 @@ class Piece(NamedTuple):
 
 
 def to_json(model: bytes) -> str:
-    """The tokenizer.json of a model without normalisation, such as Languini's.
+    """Return the tokenizer.json of a model without normalisation, such as Languini's.
 
-    Raises UserError if it is damaged, or of another algorithm or normalisation.
+    Raises UserError if it is damaged, or has another algorithm or normalisation.
     """
     try:
         pieces = [_piece(field.data) for field in _all_fields(model) if field.field_number == 1]
@@ -51,7 +51,7 @@ def to_json(model: bytes) -> str:
 
 
 def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
-    """Every way to join two pieces to a third, the third with the best score first."""
+    """List all pairs of pieces that form a third one, in order of its score."""
     scores = {piece.text: piece.score for piece in pieces if piece.kind == NORMAL}
     joined = [
         (-score, cut, text) for text, score in scores.items() for cut in range(1, len(text)) if text[:cut] in scores
@@ -66,7 +66,7 @@ def _piece(message: bytes) -> Piece:
 
 
 def _fields(message: bytes) -> dict[int, Any]:
-    """The last value of every field of a message of another schema, by number: an integer, or bytes."""
+    """Last value of every field of a message, by number: an integer or bytes. Its schema is not needed."""
     return {field.field_number: field.data for field in _all_fields(message)}
 
 

@@ -1,4 +1,4 @@
-"""A corpus as sequences: how many there are, in which order training draws them, which of them validate."""
+"""A corpus as sequences: their number, the order in which training draws them, and those for validation."""
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
@@ -13,28 +13,28 @@ from nas.corpus.documents import Split
 
 MOST_OF_LOSS = 1 / 20
 
-DocumentLoss: TypeAlias = tuple[float, float]  # share in the loss, nats per token
+DocumentLoss: TypeAlias = tuple[float, float]  # share of the loss, nats per token
 
 
 def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
-    """Sequences of seq_len tokens, each with the token after it, that share no target; as many as there are.
+    """Return the number of sequences of seq_len tokens, each with its next token, that share no target.
 
-    Raises UserError if the corpus was cut into sequences of another length, or a split holds none.
+    Raises UserError if the corpus was cut into sequences of another length, or a split has none.
     """
     require_chunks(corpus, seq_len)
     length = corpus.lengths[split]
     return (length - 1) // seq_len if corpus.chunk_len is None else length // (seq_len + 1)
 
 
-@lru_cache(maxsize=2)  # a batch spans two epochs at most
+@lru_cache(maxsize=2)  # a batch spans at most two epochs
 def epoch_order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
-    """The order in which an epoch draws the `length` training sequences."""
+    """Return the order in which an epoch draws the `length` training sequences."""
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
 class HeldOutTargets(NamedTuple):
-    """What validates. indices: of sequences, rising. documents: of each target, sequences x seq_len, by its place in
-    `HeldOut.documents`. shares: of each document in the loss, which add up to 1.
+    """Validation targets. indices: of sequences, rising. documents: index in `HeldOut.documents` of each target,
+    sequences x seq_len. shares: weight of each document in the loss; they add up to 1.
     """
 
     indices: NDArray[np.int64]
@@ -42,7 +42,7 @@ class HeldOutTargets(NamedTuple):
     shares: NDArray[np.float64]
 
     def by_document(self, losses: NDArray[np.floating[Any]]) -> tuple[DocumentLoss, ...]:
-        """Share and mean loss of each, 0 of one without a target. losses: of each target, sequences x seq_len."""
+        """Return share and mean loss of each document, 0 without targets. losses: sequences x seq_len."""
         owners = self.documents.ravel()
         sums = np.bincount(owners, losses.ravel(), len(self.shares))
         counts = np.bincount(owners, minlength=len(self.shares))
@@ -50,15 +50,15 @@ class HeldOutTargets(NamedTuple):
 
 
 def mean_loss(documents: Iterable[DocumentLoss]) -> float:
-    """The loss, nats per token, in which each document has its share."""
+    """Return the loss, nats per token, as the weighted mean over documents."""
     return sum(share * loss for share, loss in documents)
 
 
 def held_out_targets(corpus: Corpus, seq_len: int, tokens: int) -> HeldOutTargets:
-    """About so many tokens in whole sequences, at least one: as many of one document as of another, as far as they go.
+    """Choose about `tokens` validation tokens in whole sequences, spread evenly over documents.
 
-    A document counts for its tokens, but for at most MOST_OF_LOSS of all; of fewer documents than can keep to that, for
-    at most twice what it would if all were equal. Raises UserError as `num_sequences`.
+    A document's weight is its share of the tokens, but at most MOST_OF_LOSS; if there are too few documents for that,
+    at most twice the weight of equal shares. Raises UserError as `num_sequences` does.
     """
     count = num_sequences(corpus, "validation", seq_len)
     stride = seq_len if corpus.chunk_len is None else seq_len + 1
@@ -73,7 +73,7 @@ def held_out_targets(corpus: Corpus, seq_len: int, tokens: int) -> HeldOutTarget
 
 
 def loss_shares(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of each document in the loss, by how many of its tokens validate. See `held_out_targets`."""
+    """Weight of each document in the loss, from its number of targets, as in `held_out_targets`."""
     num_documents = np.count_nonzero(sizes)
     most = MOST_OF_LOSS if num_documents * MOST_OF_LOSS >= 1 else min(1.0, 2 / num_documents)
     shares: NDArray[np.float64] = sizes / sizes.sum()
@@ -85,7 +85,7 @@ def loss_shares(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _evenly(available: Sequence[int], wanted: int) -> list[int]:
-    """How many to take of each, together at most `wanted`, so that the largest number is as low as can be."""
+    """How many to take of each, at most `wanted` in all, so that the largest number is as small as possible."""
     taken, left = [0] * len(available), wanted
     for place, document in enumerate(sorted(range(len(available)), key=lambda index: available[index])):
         taken[document] = min(available[document], -(-left // (len(available) - place)))
@@ -96,7 +96,7 @@ def _evenly(available: Sequence[int], wanted: int) -> list[int]:
 def gather(
     corpus: Corpus, split: Split, indices: Sequence[int] | NDArray[np.int64], seq_len: int
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Sequences of a split, each with the token after it: indices x (seq_len + 1), as they are stored."""
+    """Return sequences of a split, each with its next token: indices x (seq_len + 1), in the stored type."""
     stride = seq_len if corpus.chunk_len is None else seq_len + 1
     starts = np.asarray(indices, dtype=np.int64) * stride
     sequences: NDArray[np.unsignedinteger[Any]] = sliding_window_view(corpus.tokens(split), seq_len + 1)[starts]

@@ -1,4 +1,4 @@
-"""Where training text comes from: the name or path that a user gives, as a source of documents.
+"""Finds training text: from a name or path to a source of documents.
 
 The papers' corpora come with their tokenizer, their split and their way of cutting documents into sequences, from the
 hub or, as NAME:FOLDER, from a local copy.
@@ -28,7 +28,7 @@ from nas.corpus.tokenizer import TOKENIZER_FILE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HubDataset:
-    """Repositories of the hub. field: the column of texts."""
+    """Repositories on the hub. field: the column of texts."""
 
     train: str
     validation: str
@@ -40,10 +40,9 @@ class HubDataset:
 class PaperCorpus:
     """A corpus of the papers.
 
-    hub: None if it cannot be downloaded, for the reason in `withdrawn`.
-    vocab_size: entries of its tokenizer. end_of_text: the tokenizer's token after a document.
-    tokenizer_file: the file of a local copy that holds the tokenizer, beside its train and validation texts.
-    chunked: whether sequences are cut from each document alone, tails dropped.
+    hub: None if it cannot be downloaded, with the reason in `withdrawn`. vocab_size: of its tokenizer. end_of_text: the
+        token after a document. tokenizer_file: in a local copy, next to train and validation texts. chunked: whether
+        sequences are cut within each document, and tails dropped.
     """
 
     hub: HubDataset | None
@@ -80,12 +79,12 @@ PAPER_CORPORA: dict[str, PaperCorpus] = {
 
 
 def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
-    """The source named `stdlib`, `codeparrot`, `languini`, by a path, or by NAME:FOLDER for a local copy.
+    """Open the source named `stdlib`, `codeparrot`, `languini`, by a path, or by NAME:FOLDER for a local copy.
 
-    whole_files: keep the files of a folder whole, also where they are too few to hold some out.
+    whole_files: never split a file of a folder, even if there are too few to hold some out.
 
-    Raises UserError, in one line, for anything else and for a source that cannot be read or reached; rows that
-    cannot be read raise it when they are reached.
+    Raises UserError, in one line, for anything else and for a source that cannot be read or reached; unreadable rows
+    raise it when they are read.
     """
     name, colon, folder = data.partition(":")
     if name in PAPER_CORPORA:
@@ -128,7 +127,6 @@ def _hub_source(name: str, corpus: PaperCorpus) -> DocumentSource:
 
 
 def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource:
-    """Train and validation are a folder or a file each."""
     splits: tuple[Split, Split] = ("validation", "train")
     for path in (folder / split for split in splits):
         if not os.path.isdir(path):
@@ -153,7 +151,7 @@ def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource
 def _paper_source(
     name: str, corpus: PaperCorpus, streams: tuple[Stream, ...], content: object, read_tokenizer: Callable[[], str]
 ) -> DocumentSource:
-    """content: what the documents depend on. The paper's tokenizer is used where it fits into the vocabulary."""
+    """Use the paper's tokenizer if it fits into the vocabulary. content: everything that the documents depend on."""
 
     def tokenizer(vocab_size: int) -> GivenTokenizer | None:
         if vocab_size < corpus.vocab_size:

@@ -1,10 +1,10 @@
-"""Tokenising a source into files that grow: a preparation that was killed goes on from its last record.
+"""Tokenises a source into growing files; a killed preparation is resumed from its last record.
 
-Beside the tokens of both splits, `train.bin` and `validation.bin`, are the windows of their texts
-(`nas.corpus.near_duplicates`) and, in `documents.bin`, a line of JSON for every validation document: its name, its
-tokens, its windows.
+`train.bin` and `validation.bin` have the tokens of both splits. Other files have the windows of their texts
+(`nas.corpus.near_duplicates`) and, in `documents.bin`, one JSON line per validation document: its name, and its numbers
+of tokens and windows.
 
-Only whole batches up to the last `progress.json` count; what was written after it is cut off again.
+Only whole batches up to the last `progress.json` count; anything written later is cut off.
 """
 
 import fcntl
@@ -25,12 +25,12 @@ from nas.corpus.tokenizer import Encoder
 from nas.storage import replace_file
 
 PROGRESS_FILE = "progress.json"
-LEVEL_TOKENS = 1 << 23  # a corpus is prepared to this many training tokens, or to a power of two times as many
-VALIDATION_TOKENS = 1 << 22  # of a validation split of its own: as many as the largest scale validates on
-COMMIT_TOKENS = 1 << 20  # at most about this many are tokenised again after a kill: seconds
+LEVEL_TOKENS = 1 << 23  # a corpus is prepared to this many training tokens, times a power of two
+VALIDATION_TOKENS = 1 << 22  # of a separate validation split: as many as the largest scale uses
+COMMIT_TOKENS = 1 << 20  # about the most that is tokenised again after a kill, in seconds
 LOG_EVERY_S = 5.0
 SPLITS: tuple[Split, ...] = ("train", "validation")
-FILES = (*SPLITS, "train-windows", "validation-windows", "documents")  # with .bin
+FILES = (*SPLITS, "train-windows", "validation-windows", "documents")  # with suffix .bin
 WINDOW_BYTES = 8
 
 Log = Callable[[str], None]
@@ -38,13 +38,14 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparationProgress:
-    """What there is of a corpus.
+    """The prepared part of a corpus.
 
-    lengths: of each of FILES: tokens, windows, bytes. positions: of each stream, after its last document; None before
-        its first.
-    ended: whether each stream has no document after that.
-    cuts: the lengths there were when the training tokens reached a level, by that level. They make the corpus of a
-        level the same, whether it was prepared to that level or beyond.
+    Attributes:
+        lengths: of each of FILES: tokens, windows or bytes.
+        positions: of each stream, after its last document; None before its first.
+        ended: whether each stream has ended.
+        cuts: lengths when the training tokens reached each level, so that the corpus of a level does not depend on
+            whether more was prepared.
     """
 
     lengths: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))
@@ -58,7 +59,7 @@ class PreparationProgress:
 
 
 def level_of(tokens: int) -> int:
-    """How many training tokens to prepare for a run over so many."""
+    """Return how many training tokens to prepare for a run on `tokens`."""
     level = LEVEL_TOKENS
     while level < tokens:
         level *= 2
@@ -68,10 +69,10 @@ def level_of(tokens: int) -> int:
 def extend(
     folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int, log: Log
 ) -> PreparationProgress:
-    """Tokenises on from the progress until there are `level` training tokens or no documents, and logs how far it is.
+    """Tokenise until there are `level` training tokens or no more documents, and log the progress.
 
-    Raises UserError if a document cannot be read or a split is empty, OSError if the disk is full;
-    what was recorded by then is kept.
+    Raises UserError if a document cannot be read or a split is empty, OSError if the disk is full; recorded progress is
+    kept.
     """
     recorded = progress
     report = _progress_log(source, level, log)
@@ -92,18 +93,18 @@ def extend(
 
 
 def _bytes(progress: PreparationProgress, itemsize: int) -> dict[str, int]:
-    """The bytes of each of FILES. itemsize: bytes of a token."""
+    """Bytes of each of FILES. itemsize: bytes of a token."""
     units = dict.fromkeys(SPLITS, itemsize) | dict.fromkeys(FILES[2:4], WINDOW_BYTES)
     return {name: progress.lengths[name] * units.get(name, 1) for name in FILES}
 
 
 def new_progress(source: DocumentSource) -> PreparationProgress:
-    """The progress of a source of which nothing has been read."""
+    """Return the progress of an unread source."""
     return PreparationProgress(positions=[None] * len(source.streams), ended=[False] * len(source.streams))
 
 
 def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> PreparationProgress:
-    """How far a folder is. Raises UserError if its record is damaged, or the files hold less than it says."""
+    """Read the progress in a folder. Raises UserError if it is damaged, or the files are shorter than it says."""
     path = folder / PROGRESS_FILE
     try:
         progress = PreparationProgress(**json.loads(path.read_text(encoding="utf-8")))
@@ -119,11 +120,11 @@ def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> Prepar
 
 @contextmanager
 def locked(folder: Path, log: Log) -> Iterator[None]:
-    """Holds the folder, made if need be, for this process; waits for another that holds it."""
+    """Lock the folder, which is made if needed, for this process; wait while another process holds it."""
     with ExitStack() as stack:
         while True:
             folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError):  # its holder has just removed the folder
+            with suppress(FileNotFoundError):  # its last holder may have removed the folder
                 file = stack.enter_context((folder / ".lock").open("w"))
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -145,7 +146,7 @@ def _require_both(source: DocumentSource, progress: PreparationProgress) -> None
 
 
 def _append(batch: Batch | None, encoder: Encoder, files: dict[str, BinaryIO]) -> dict[str, int]:
-    """Writes the documents of a batch and returns by how much each file has grown."""
+    """Write the documents of a batch, and return by how much each file has grown."""
     added = dict.fromkeys(FILES, 0)
     documents = batch.documents if batch else []
     for document, ids in zip(documents, encoder.encode([document.text for document in documents]), strict=True):
@@ -163,7 +164,7 @@ def _append(batch: Batch | None, encoder: Encoder, files: dict[str, BinaryIO]) -
 def _after(
     progress: PreparationProgress, index: int, batch: Batch | None, added: dict[str, int]
 ) -> PreparationProgress:
-    """The progress after a batch of the stream with that index, or after its end for None."""
+    """Progress after a batch of a stream, or after the stream's end if it is None."""
     if batch is None:
         return replace(progress, ended=[*progress.ended[:index], True, *progress.ended[index + 1 :]])
     lengths = {name: progress.lengths[name] + num_added for name, num_added in added.items()}
@@ -176,7 +177,7 @@ def _after(
 
 @contextmanager
 def _opened(folder: Path, progress: PreparationProgress, itemsize: int) -> Iterator[dict[str, BinaryIO]]:
-    """The files, to append to what the progress records."""
+    """Open the files to append after the recorded progress."""
     with ExitStack() as stack:
         files: dict[str, BinaryIO] = {}
         for name, size in _bytes(progress, itemsize).items():
@@ -193,7 +194,7 @@ def _record(folder: Path, files: dict[str, BinaryIO], progress: PreparationProgr
 
 
 def _progress_log(source: DocumentSource, level: int, log: Log) -> Callable[[PreparationProgress, Batch | None], None]:
-    """Logs now and then how far it is and when it will be done, by tokens or by the files read."""
+    """Return a function that logs the share done and the time left, by tokens or by files read."""
     goal = level + VALIDATION_TOKENS * any(stream.split == "validation" for stream in source.streams)
     began = last = start = 0.0  # time of the first batch and of the last line; share after the first batch
 

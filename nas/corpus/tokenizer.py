@@ -1,4 +1,4 @@
-"""Documents to token ids, by the tokenizer that comes with a corpus or a byte-level BPE trained on it."""
+"""Converts documents to token ids, with a corpus's own tokenizer or a byte-level BPE trained on it."""
 
 import hashlib
 import json
@@ -16,19 +16,19 @@ from nas.corpus.documents import DocumentSource, GivenTokenizer, texts
 from nas.storage import replace_file
 
 TOKENIZER_FILE = "tokenizer.json"
-TOKENIZER_CONFIG_FILE = "tokenizer_config.json"  # beside it, which is transformers' place for what follows a document
-END_OF_TEXT = "<|endoftext|>"  # follows every document, as in GPT-2
-TOKENIZER_BYTES = 100_000_000  # of training text that the tokenizer learns from: merges settle long before
+TOKENIZER_CONFIG_FILE = "tokenizer_config.json"  # where transformers looks for the token after a document
+END_OF_TEXT = "<|endoftext|>"  # after every document, as in GPT-2
+TOKENIZER_BYTES = 100_000_000  # of training text for the tokenizer: merges settle long before
 PIECE_CHARACTERS = 1 << 20  # longer documents are encoded in pieces of whole lines, which bounds memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoder:
-    """Texts to token ids.
+    """Converts texts to token ids.
 
-    name: with a digest of the tokenizer. end: the id that follows every document.
-    seq_len: None, or the length of the sequences that each document is cut into, tails dropped; every one comes with
-        the token after it, seq_len + 1 ids in all, and no end.
+    name: includes a digest of the tokenizer. end: id after every document. seq_len: None, or the length of the
+        sequences into which each document is cut without its tail; each has its next token, seq_len + 1 ids in all, and
+        no end.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Encoder:
         return id_type(self.vocab_size)
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger[Any]]]:
-        """The token ids of each document."""
+        """Return the token ids of each document."""
         pieces = [_pieces(text) for text in documents]
         encodings = iter(
             self.tokenizer.encode_batch([piece for document in pieces for piece in document], add_special_tokens=False)
@@ -60,12 +60,12 @@ class Encoder:
 
 
 def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | None) -> Encoder:
-    """Raises UserError if the tokenizer is damaged, does not fit into the vocabulary or cannot end a document."""
+    """Build an encoder. Raises UserError if the tokenizer is damaged, too large or lacks the end of text."""
     try:
         tokenizer = Tokenizer.from_str(given.json)
     except Exception as error:  # the package raises plain Exception
         raise UserError(f"the tokenizer of {given.name} must be a whole tokenizer.json, but: {error}.") from None
-    tokenizer.no_truncation()  # a call with `max_length` before save_pretrained leaves both in the file
+    tokenizer.no_truncation()  # saved if a call with `max_length` came before save_pretrained
     tokenizer.no_padding()
     size = tokenizer.get_vocab_size()
     if vocab_size is not None and size > vocab_size:
@@ -80,32 +80,33 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
 
 
 def trained_encoder(text: str, seq_len: int | None) -> Encoder:
-    """Makes an encoder of the JSON that `train_tokenizer` returned."""
+    """Build an encoder from the JSON of `train_tokenizer`."""
     return given_encoder(GivenTokenizer(name="bpe", json=text, end_of_text=END_OF_TEXT), None, seq_len)
 
 
 def write_tokenizer(folder: Path, json_text: str, end_of_text: str) -> None:
-    """Writes a tokenizer as `kept_tokenizer` reads it, the file with its entries last. Raises OSError."""
+    """Write a tokenizer for `kept_tokenizer`, its entries last. Raises OSError."""
     replace_file(folder / TOKENIZER_CONFIG_FILE, json.dumps({"eos_token": end_of_text}) + "\n")
     replace_file(folder / TOKENIZER_FILE, json_text)
 
 
 def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
-    """The tokenizer in a folder; one without a configuration beside it ends a document as ours do. Raises OSError, or
-    UserError if the configuration is damaged.
+    """Read the tokenizer in a folder; without a configuration, its end of text is END_OF_TEXT.
+
+    Raises OSError, or UserError if the configuration is damaged.
     """
     path, end = folder / TOKENIZER_CONFIG_FILE, END_OF_TEXT
     if path.is_file():
         try:
             eos = json.loads(path.read_text(encoding="utf-8"))["eos_token"]
-            end = eos if isinstance(eos, str) else str(eos["content"])  # some of transformers' have settings
+            end = eos if isinstance(eos, str) else str(eos["content"])  # in some models of transformers it is a mapping
         except (ValueError, LookupError, TypeError):
             raise UserError(f"{path} must name the `eos_token` of {TOKENIZER_FILE} beside it; restore it.") from None
     return GivenTokenizer(name=name, json=(folder / TOKENIZER_FILE).read_text(encoding="utf-8"), end_of_text=end)
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
-    """Byte-level BPE on the train split alone, as JSON. Source: Radford et al. 2019, GPT-2, section 2.2."""
+    """Train byte-level BPE on the train split and return JSON. Source: Radford et al. 2019, GPT-2, section 2.2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -120,7 +121,7 @@ def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
 
 
 def id_type(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """The smallest of two types that holds the ids of a vocabulary."""
+    """Return the smaller of two types that can hold the ids of a vocabulary."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
