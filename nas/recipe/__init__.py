@@ -1,1 +1,1 @@
-"""Candidates and how they are trained; plain data."""
+"""Candidates and their recipes, as plain data."""

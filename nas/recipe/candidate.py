@@ -1,4 +1,4 @@
-"""A candidate, which a trial trains: a priced architecture and the recipe it is trained with."""
+"""A candidate, which a trial trains: an architecture and the recipe that trains it."""
 
 import hashlib
 import json
@@ -23,16 +23,16 @@ from search_spaces.notation import Member, name_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """An architecture as it would be deployed (and is priced), and how it is trained."""
+    """An architecture in its full size, of which costs are computed, and how it is trained."""
 
     architecture: Architecture
     recipe: Recipe
 
     @property
     def trained(self) -> Architecture:
-        """The architecture at the recipe's scale: the one whose weights are trained.
+        """The architecture at the recipe's scale, whose weights are trained.
 
-        From a parent, norms that the candidate lacks are frozen ones, which deploy alike.
+        With a parent, norms that the candidate lacks are frozen ones, which fold to the same model.
         """
         made, route = trained_architecture(self.architecture, self.recipe.scale), self.recipe.route
         if route is None:
@@ -41,20 +41,20 @@ class Candidate:
 
     @property
     def initial_architecture(self) -> Architecture:
-        """The architecture at the start of training: with the parts of the parent that are yet to go."""
+        """The architecture at the start of training, with the parts of the parent that are still to be removed."""
         trained, route = self.trained, self.recipe.route
         return trained if route is None else initial_architecture(trained, parent_architecture(route, trained))
 
     @property
     def name(self) -> str:
-        """The papers' name, or the placement, with EReg(...) around it if the recipe regularises entropy."""
+        """The papers' name, or layer codes, with EReg(...) around it if the recipe regularises entropy."""
         return name_of(self.architecture, entropy_regularised=self.recipe.entropy is not None)
 
 
 def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
-    """The candidate as plain data; freezing, foldable, linear fits, spread only where there is what they act on.
+    """Return the candidate as plain data, without settings that have no effect on it.
 
-    What is left out keeps the `candidate_id` of every candidate from before there was this field.
+    Omitting them keeps the `candidate_id` of candidates from before these settings existed.
     """
     recipe = asdict(candidate.recipe)
     architecture = candidate.architecture if candidate.recipe.route is None else candidate.trained
@@ -82,13 +82,13 @@ def _leave_out_defaults(data: dict[str, Any], settings: Any, names: Sequence[str
 
 
 def candidate_id(candidate: Candidate) -> str:
-    """Twelve hexadecimal digits that name an architecture together with its recipe: SHA-256 of the canonical form."""
+    """Identify an architecture with its recipe by twelve hexadecimal digits: SHA-256 of the canonical form."""
     text = json.dumps(canonical_candidate(candidate), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def trial_id(candidate: Candidate, *, seed: int, attempt: int = 0) -> str:
-    """A candidate trained once: `<candidate_id>-s<seed>-a<attempt>`, safe as a folder name.
+    """Name one training of a candidate: `<candidate_id>-s<seed>-a<attempt>`, safe as a folder name.
 
     Raises UserError for a negative seed or attempt.
     """
@@ -106,7 +106,7 @@ def candidate_at(
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Candidate:
-    """A member with the recipe of a scale, as `recipe_at` makes it."""
+    """Return a member with the recipe of a scale, as made by `recipe_at`."""
     regularised = member.entropy_regularised
     recipe = recipe_at(scale, data, entropy_regularised=regularised, route=route, seq_len=seq_len, tokens=tokens)
     return Candidate(architecture=member.architecture, recipe=recipe)

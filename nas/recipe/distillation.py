@@ -1,9 +1,8 @@
-"""The schedule from a trained parent to a candidate: what the parent has and the candidate lacks goes step by step.
+"""The distillation schedule: how a trained parent is turned into a candidate, and what is removed when.
 
-Norms are frozen one after another (`Freezing`), attention and FFNs are gated down to nothing, linear FFNs start as what
-is nearest to the parent's; meanwhile and after that the candidate learns from the parent's predictions. Cut off at
-once, what a trained model leans on is not learned back in a laptop's minutes. The candidate is the target; the schedule
-is a part of its recipe.
+Norms are frozen one after another (`Freezing`), removed attention and FFNs are gated to zero, and linear FFNs start as
+the closest fit to the parent's. Meanwhile and afterwards, the candidate learns from the parent's predictions. If all
+parts were removed at once, the model would not recover within minutes on a laptop.
 """
 
 import math
@@ -20,7 +19,7 @@ from search_spaces.notation import parse
 PartKind = Literal["attention", "ffn"]
 Trainable = Literal["all", "changed", "neighbours"]
 
-KINDS: dict[PartKind, tuple[str, ...]] = {  # with the fields of a layer that it consists of
+KINDS: dict[PartKind, tuple[str, ...]] = {  # kind -> fields of a layer
     "attention": ("norm1", "attention"),
     "ffn": ("norm2", "ffn", "stabiliser"),
 }
@@ -35,22 +34,23 @@ class DistillationSchedule:
     Args:
         parent: digest of the parent's weights (`nas.conversion.parent`).
         placement: the parent's layers, typed.
-        start_share: share of the steps before the gates of what goes begin to fall from 1 to 0, linearly.
-        end_share: share of the steps before they are at 0.
-        distillation: share of the parent's predictions in what the loss compares with; the rest is the next token.
-        spread: whether layers before a tail of empty ones take the weights of the parent's evenly over its depth (see
-            `spread_layers`), or those of its first ones.
-        linear_fit_tokens: of training, over which parts are fitted to the parent's (`nas.conversion.linear_fit`).
-        most_likely: tokens of each of the parent's predictions; the rest of the vocabulary counts as one more.
-        trainable: what of the model is trained: all; changed, the attention, FFNs and final norm that are not the
-            parent's, with the neighbours of those that go; neighbours, these with what is just before and after each.
-        blockwise_tokens: over which each sub-layer that is not the parent's is first trained by itself on the parent's
-            streams (`nas.training.distillation.library`); 0 to start from the parent's weights.
-        kept_layers: so many first layers stay the parent's to the bit, with its embedding; None where any may be
+        start_share: share of the steps before the gates of removed parts begin to fall linearly from 1 to 0.
+        end_share: share of the steps before these gates reach 0.
+        distillation: weight of the parent's predictions in the target; the rest is the next token.
+        spread: whether layers before a tail of empty ones start from parent layers spread evenly over its depth (see
+            `spread_layers`), or from its first ones.
+        linear_fit_tokens: training tokens to fit parts to the parent's (`nas.conversion.linear_fit`).
+        most_likely: tokens in the teacher cache for each prediction; the rest of the vocabulary counts as one more.
+        trainable: the part of the model that is trained: all; changed, the attention, FFNs and final norm that differ
+            from the parent's and the neighbours of removed ones; neighbours, these and the sub-layers before and after
+            each.
+        blockwise_tokens: tokens on which each new sub-layer is first trained on its own, on the parent's hidden states
+            (`nas.training.distillation.library`); 0 to start from the parent's weights.
+        kept_layers: number of first layers that stay exactly the parent's, with its embedding; None if all may be
             trained.
-        streams: weight of how far the stream that each layer leaves is from the parent's (`nas.training.objective`).
+        streams: weight of the distance between hidden states and the parent's (`nas.training.objective`).
 
-    Raises UserError if a number is out of its range.
+    Raises UserError if a number is out of range.
     """
 
     parent: str
@@ -59,7 +59,7 @@ class DistillationSchedule:
     end_share: float = 0.05
     distillation: float = 0.95
     spread: bool = False
-    linear_fit_tokens: int = 8_192  # the divergence of a layer falls by a sixth from 1,024 on, and no further
+    linear_fit_tokens: int = 8_192  # from 1,024 on, a layer's divergence falls by a sixth, and no further
     most_likely: int = 16
     trainable: Trainable = "all"
     blockwise_tokens: int = 0
@@ -81,28 +81,28 @@ class DistillationSchedule:
                 raise UserError(f"`{name}` of a schedule must be at least {least}, but got {value}.")
 
     def gate_at(self, step: int, num_steps: int) -> float:
-        """The share of the removed parts that is left after step 0, 1, ..., num_steps."""
+        """Return the gate of removed parts after step 0, 1, ..., num_steps."""
         begin, end = self.start_share * num_steps, self.end_share * num_steps
         return min(1.0, max(0.0, (end - step) / (end - begin)))
 
 
 class Part(NamedTuple):
-    """A part of a layer that goes: its attention or its FFN."""
+    """A removed or trained part of a layer: its attention or its FFN."""
 
     layer: int
     kind: PartKind
 
 
 def parent_architecture(route: DistillationSchedule, dimensions: Architecture) -> Architecture:
-    """The parent's placement. dimensions: any architecture of the parent's dimensions and depth."""
+    """Return the parent's architecture. dimensions: any architecture with its dimensions and depth."""
     return parse(route.placement, dimensions).architecture
 
 
 def student_architecture(target: Architecture, parent: Architecture, *, spread: bool) -> Architecture:
-    """Returns what is trained for a target, which deploys alike.
+    """Return the architecture that is trained for a target, which folds to the same model.
 
-    Where the parent has a norm and the target has none, or a frozen one, the parent's is frozen; two linears, where the
-    parent has not just those, are one; `spread_layers`, unless they are to stay.
+    If the parent has a norm and the target has none, or a frozen one, the parent's is frozen. An FFN of two linears
+    becomes one, unless the parent has the same. Layers are placed by `spread_layers` if `spread` is set.
     """
     placed = spread_layers(target.layers) if spread else target.layers
     layers = tuple(
@@ -119,15 +119,10 @@ def student_architecture(target: Architecture, parent: Architecture, *, spread: 
 
 
 def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Layers followed by two or more empty ones, evenly over the depth; others as they are.
+    """Spread layers that are followed by at least two empty ones evenly over the depth; return others unchanged.
 
-    Such a tail says how many layers there are, not which of the parent's they are made of. From the builtin parent,
-    327,680 tokens, one seed, perplexity by which of its layers are kept (`python -m nas.train ARCH --parent builtin`):
-
-        11  9.39 (without 5)       9.32 (the first)
-        10  7.84 (without 3, 8)    7.88 (without 5, 9)     8.12 (the first)
-         5  9.86 (0, 3, 6, 8, 11)  9.99 (0, 3, 6, 9, 11)  10.33 (0, 2, 5, 8, 11)  12.5 (0 to 3, 11)  15.3 (0 to 4)
-         3 14.40 (0, 6, 11)       14.08 (0, 5, 11)        25.9 (0 to 2)
+    Such a tail tells how many layers there are, not from which of the parent's they start. Spread layers end better
+    than first ones: from the builtin parent with five layers at perplexity 9.86 instead of 15.3 (docs/research-log.md).
     """
     kept = [layer for layer in layers if layer != EMPTY]
     if len(kept) < 2 or len(layers) - len(kept) < 2 or EMPTY in layers[: len(kept)]:
@@ -139,7 +134,7 @@ def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def initial_architecture(trained: Architecture, parent: Architecture) -> Architecture:
-    """The architecture at the start of training: with the parent's attention and FFN where these are yet to go."""
+    """Return the architecture at the start of training, with the attention and FFNs that are still to be removed."""
     layers = list(trained.layers)
     for index, kind in removed_parts(trained, parent):
         part = {name: getattr(parent.layers[index], name) for name in KINDS[kind]}
@@ -148,15 +143,15 @@ def initial_architecture(trained: Architecture, parent: Architecture) -> Archite
 
 
 def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]:
-    """Every part of the parent that the trained architecture lacks, layer by layer."""
+    """Yield every part of the parent that the trained architecture lacks, layer by layer."""
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
         yield from (Part(index, kind) for kind in KINDS if getattr(layer, kind) == "none" != getattr(theirs, kind))
 
 
 def trained_parts(trained: Architecture, parent: Architecture, trainable: Trainable) -> list[Part] | None:
-    """The attention and FFNs that are trained, in order; None for all of the model, also where nothing is changed."""
+    """Return the attention and FFNs that are trained, in order; None for the whole model, also if nothing differs."""
     places = [Part(index, kind) for index in range(parent.num_layers) for kind in KINDS]
-    reach = dict.fromkeys(removed_parts(trained, parent), 1)  # what goes leaves its neighbours to heal
+    reach = dict.fromkeys(removed_parts(trained, parent), 1)  # neighbours of removed parts must compensate for them
     for part in places:
         ours, theirs = trained.layers[part.layer], parent.layers[part.layer]
         if any(getattr(ours, name) != getattr(theirs, name) for name in KINDS[part.kind]):
@@ -168,7 +163,7 @@ def trained_parts(trained: Architecture, parent: Architecture, trainable: Traina
 
 
 def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
-    """What is fitted to the parent's: attention by eighth powers, FFNs that are one linear or have a polynomial."""
+    """Return parts fitted to the parent's: attention by eighth powers, and FFNs that are one linear or a polynomial."""
     fitted = []
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
         if "none" not in (layer.attention, theirs.attention):
@@ -181,11 +176,9 @@ def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
 
 
 def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
-    """The degree of the polynomial that an FFN of this form has where the parent's layer has another activation; None
-    for other forms.
+    """Degree of the polynomial in an FFN of this form if the parent's layer has another activation, else None.
 
-    A square without a gate is a polynomial of what the parent's activation reads only if that has none either, and its
-    linears have biases.
+    A square without a gate can be fitted only if the parent's FFN has no gate either, and its linears have biases.
     """
     if theirs.ffn in (form, "none", *LINEAR_FFNS):
         return None

@@ -1,4 +1,4 @@
-"""Changes of a user to the recipe that a scale and its data come with. Nothing stated, nothing changed."""
+"""The user's changes to the recipe of a scale and its data, as flags. None means unchanged."""
 
 import sys
 from argparse import SUPPRESS, Action
@@ -14,9 +14,9 @@ from nas.recipe.recipe import EntropyRegularisation, Foldable, Freezing, Recipe,
 
 
 def _changes(kind: type, *names: str, **parts: type) -> Any:
-    """A dataclass of some fields of another, or of all, with its descriptions; None for what a user does not state.
+    """Make a dataclass with some or all fields of another and their descriptions, optional and None by default.
 
-    parts: fields that have changes of their own.
+    parts: fields with a dataclass of changes of their own.
     """
     hints = get_type_hints(kind)
     stated = [(field.name, hints[field.name] | None, None) for field in fields(kind) if field.name in (names or hints)]
@@ -46,11 +46,11 @@ class EntropyChanges(_changes(EntropyRegularisation)):  # type: ignore[misc]
 
 
 class FoldableChanges(_changes(Foldable)):  # type: ignore[misc]
-    """Has linear FFNs that fold away kept foldable; stating either turns it on."""
+    """Keeps linear FFNs foldable; setting either option turns it on."""
 
 
 class FreezingChanges(_changes(Freezing)):  # type: ignore[misc]
-    """When norms are frozen that an architecture has frozen, one after another."""
+    """When frozen norms are frozen, one after another."""
 
 
 class DistillationChanges(_changes(DistillationSchedule, *_OF_ROUTE)):  # type: ignore[misc]
@@ -71,9 +71,9 @@ class RecipeChanges(_changes(Recipe, *_OF_RECIPE, **_PARTS)):  # type: ignore[mi
 
 
 def add_recipe_flags(parser: cli.Parser, skip: Collection[str] = ()) -> None:
-    """Add a flag `--recipe.*` for every change; `--recipe.help` lists them, and the help of the command names that one.
+    """Add a flag `--recipe.*` for every change. The command's help names only `--recipe.help`, which lists them.
 
-    skip: of those of the scale.
+    skip: flags of the scale to leave out.
     """
     parser.add_class_arguments(RecipeChanges, "recipe", skip=set(_PARTS))
     for name, part in _PARTS.items():
@@ -89,8 +89,6 @@ def add_recipe_flags(parser: cli.Parser, skip: Collection[str] = ()) -> None:
 
 
 class _RecipeHelp(Action):
-    """Prints the flags of the recipe and exits."""
-
     def __init__(self, option_strings: Sequence[str], text: str = "", **rest: Any) -> None:
         help = "list the flags --recipe.KEY VALUE, each of which changes one part of the recipe, and exit"
         super().__init__(option_strings, dest=SUPPRESS, default=SUPPRESS, nargs=0, help=help)
@@ -102,9 +100,9 @@ class _RecipeHelp(Action):
 
 
 def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
-    """The recipe with its changes.
+    """Return the recipe with its changes.
 
-    Raises UserError for a value out of its range, or changes of a regulariser or a schedule that is not there.
+    Raises UserError for a value out of range, or changes to a regulariser or a schedule that the recipe does not have.
     """
     if recipe.entropy is None and _stated(changes.entropy):
         names = ", ".join(_stated(changes.entropy))

@@ -1,4 +1,4 @@
-"""The papers' recipes on each of their corpora: what `--scale paper` means there."""
+"""The papers' recipes on each of their corpora, for `--scale paper`."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, ScaleName, from_parent
 
-# Source: arXiv 2410.13060 and its training code. Not stated there: betas.
+# Source: arXiv 2410.13060 and its training code, which do not state the betas.
 CODEPARROT = Recipe(
     scale=SCALES["paper"],
     data="codeparrot",
@@ -15,7 +15,7 @@ CODEPARROT = Recipe(
     temperature_init=1e-2,  # arXiv 2501.03489
 )
 
-# Source: arXiv 2501.03489 and the Languini Kitchen it trains with (arXiv 2309.11197); the shortest of its three runs.
+# Source: arXiv 2501.03489 and the Languini Kitchen that it uses (arXiv 2309.11197); the shortest of its three runs.
 LANGUINI = Recipe(
     scale=replace(
         SCALES["paper"],
@@ -36,7 +36,7 @@ LANGUINI = Recipe(
 
 PAPER_RECIPES = {recipe.data: recipe for recipe in (CODEPARROT, LANGUINI)}
 
-# The papers' weights of the regulariser, 1e-5 and 5e-5, as their code applies them: summed over the rows of a batch.
+# The papers' weights, 1e-5 and 5e-5, are for penalties summed over the rows of a batch, as in their code.
 PAPER_PENALTIES = {
     "codeparrot": EntropyRegularisation(weight=1e-5 * 128 * 128),
     "languini": EntropyRegularisation(weight=5e-5 * 128 * 512),
@@ -52,9 +52,9 @@ def recipe_at(
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Recipe:
-    """The recipe of a scale on some data, with a distillation schedule if there is a parent.
+    """Return the recipe of a scale on some data, with a distillation schedule if there is a parent.
 
-    None keeps the recipe's own sequence length or tokens. Raises UserError for a number out of its range.
+    None keeps the recipe's own sequence length or tokens. Raises UserError for a number out of range.
     """
     recipe = recipe_for(name, data, entropy_regularised=entropy_regularised)
     recipe = recipe if route is None else from_parent(recipe, route)
@@ -64,7 +64,7 @@ def recipe_at(
 
 
 def recipe_for(scale: ScaleName, data: str, *, entropy_regularised: bool) -> Recipe:
-    """The recipe of a scale on some data: at scale `paper` the papers', for their corpora and local copies of them."""
+    """Return the recipe of a scale on some data; for scale `paper` the papers', on their corpora and copies of them."""
     corpus = data.partition(":")[0] if scale == "paper" else ""
     recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[scale], optimizer="muon" if scale == "proxy" else "adamw"))
     penalty = PAPER_PENALTIES.get(corpus, EntropyRegularisation()) if entropy_regularised else None

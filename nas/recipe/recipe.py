@@ -1,6 +1,6 @@
-"""The recipe of a candidate: scale, optimizer, schedule, entropy regularisation. None of it changes the price.
+"""The recipe of a candidate: scale, optimizer, schedule, entropy regularisation. None of it changes costs.
 
-A `Recipe` holds its scale in full, not by name, so that two recipes with equal content train alike on any version.
+A `Recipe` contains its scale in full, so that equal recipes train equally in any version.
 """
 
 import math
@@ -23,28 +23,28 @@ EntropyMaximum = Literal["ln-t", "causal"]
 
 MAX_SEED = 2**63 - 1  # torch's generators take 64 bits
 MAX_COUNT = 2**63 - 1  # of tokens, which torch and numpy index with 64 bits
-MAX_SIZE = 2**28  # of one dimension: of two, three times over, the bytes of a tensor fit 64 bits
+MAX_SIZE = 2**28  # of one dimension, so that the bytes of any tensor with two of them fit into 64 bits
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
-    """Size, length and rate of a candidate's training.
+    """Size, length and learning rate of a candidate's training.
 
     Args:
         head_dim: features per head of the trained model, whose width is heads x head_dim; None keeps the
             architecture's.
         vocab_size: entries of the tokenizer; None keeps the architecture's.
         seq_len: tokens per sequence.
-        tokens: training tokens of a run at full fidelity.
+        tokens: training tokens of a final training.
         batch: sequences per optimizer step.
         micro_batch: sequences per forward pass, a divisor of the batch; fewer need less memory.
-        learning_rate: its peak.
+        learning_rate: peak learning rate.
         warmup_share: share of the steps before the peak.
-        rungs: shares of the tokens at which the model is validated, ending with 1.
-        validation_tokens: at the end at most this many, as many of one document as of another as far as they go
-            (`nas.corpus.sequences`); at the rungs before, a quarter.
+        rungs: shares of the tokens after which the model is validated, ending with 1.
+        validation_tokens: most tokens of the last validation, spread evenly over documents (`nas.corpus.sequences`);
+            earlier validations use a quarter.
 
-    Raises UserError if a number is out of its range.
+    Raises UserError if a number is out of range.
     """
 
     name: ScaleName
@@ -55,7 +55,7 @@ class Scale:
     batch: int
     micro_batch: int
     learning_rate: float
-    warmup_share: float = 0.05  # arXiv 2410.13060's training code: 5 % of the steps
+    warmup_share: float = 0.05  # 5 % of the steps, as in the training code of arXiv 2410.13060
     rungs: tuple[float, ...] = (0.25, 0.5, 1.0)  # two chances to stop a dominated trial, each halving its cost
     validation_tokens: int
 
@@ -76,23 +76,23 @@ class Scale:
 
     @property
     def num_steps(self) -> int:
-        """Optimizer steps of a run at full fidelity: the tokens, rounded up to whole batches."""
+        """Optimizer steps of a final training: the tokens, rounded up to whole batches."""
         return -(-self.tokens // (self.batch * self.seq_len))
 
     @property
     def seen_tokens(self) -> int:
-        """Tokens of these steps."""
+        """Training tokens of all steps."""
         return self.num_steps * self.batch * self.seq_len
 
     @property
     def rung_steps(self) -> tuple[int, ...]:
-        """The step after which each rung is due; two rungs never share one."""
+        """The steps after which rungs end, without repetition."""
         steps = [max(1, round(share * self.num_steps)) for share in self.rungs]
         return tuple(sorted(set(steps)))
 
     @property
     def rung_validation_tokens(self) -> int:
-        """Tokens that validate at a rung before the last, which compares trials at the same rung alone."""
+        """Validation tokens of rungs before the last; fewer suffice, since they are compared only with each other."""
         return -(-self.validation_tokens // 4)
 
     @property
@@ -103,17 +103,17 @@ class Scale:
 
 _SIZES: dict[ScaleName, tuple[float | None, ...]] = {
     # head_dim, vocab_size, seq_len, tokens, batch, micro_batch, learning_rate, validation_tokens
-    # Seconds on one core: for tests and for trying a command out.
+    # Seconds on one core, for tests and for trying a command out.
     "smoke": (4, 512, 32, 8_192, 8, 8, 3e-3, 2_048),
-    # A laptop CPU: depth, heads and placement of the real model, everything else narrow. Chosen for ranking published
-    # rows as the papers do (docs/proxies.md): tokens count most. The rate is Muon's and made for these tokens; with
-    # AdamW placements without norms diverge at it. Validation takes nearly all that is left of five large files of the
-    # standard library.
+    # For a laptop CPU: depth, heads and layers of the full model, but narrow. It was chosen to rank published rows as
+    # the papers do (docs/proxies.md), for which the number of tokens matters most. The rate is for Muon and these
+    # tokens; with AdamW, architectures without norms diverge at it. Validation uses nearly all of five large files of
+    # the standard library.
     "proxy": (8, 512, 128, 524_288, 8, 8, 1.2e-2, 65_536),
-    # The size of a trained parent, a small language model, on a few cores: what is taken out is healed in minutes, most
-    # of which went into learning before. Six minutes a candidate of SmolLM2-135M on two cores.
+    # For a trained parent, a small language model, on a few cores: a few minutes of recovery per candidate, six for
+    # SmolLM2-135M on two cores.
     "parent": (None, None, 128, 131_072, 8, 4, 2e-4, 32_768),
-    # One GPU, under an hour a candidate by arithmetic; not measured yet.
+    # For one GPU: under an hour per candidate by arithmetic, not measured yet.
     "gpu": (32, 16_384, 128, 200_000_000, 256, 128, 1e-3, 1_048_576),
     # Source: arXiv 2410.13060, training code: 65,536 tokens a step, 2.1e9 tokens, AdamW at 1e-3.
     "paper": (None, None, 128, 2_100_000_000, 512, 32, 1e-3, 4_194_304),
@@ -135,32 +135,31 @@ SCALES: dict[ScaleName, Scale] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyRegularisation:
-    """Pulls every head's attention entropy into a band around a learned share of its largest value E_max, in nats.
+    """Pulls the attention entropy of every head into a band around a learned share of its maximum E_max, in nats.
 
     Args:
-        form: mean penalises a head's mean entropy and averages over sequences, heads and layers (Algorithm 1 of the
-            paper, independent of batch and length); published-code is what the authors' code does, which penalises
-            every query row and sums over rows and sequences, so that its weight means less the smaller the batch. Every
-            recipe of this toolkit takes mean.
-        maximum: E_max. ln-t, as in the paper, is ln(seq_len) for every row; causal is what a row can reach, ln i for
+        form: mean penalises the mean entropy of each head and averages over sequences, heads and layers (Algorithm 1 of
+            the paper, independent of batch and length). published-code penalises every query row and sums over rows and
+            sequences, as the authors' code does, so that the effect of its weight depends on the batch.
+        maximum: E_max. ln-t, as in the paper, is ln(seq_len) for every row; causal is the attainable maximum: ln i for
             row i, and ln(T!) / T for a head's mean.
         weight: lambda, the factor of the penalty in the loss.
-        warmup_share: share of the steps over which the weight rises linearly from 0 to that; 0 for a constant weight.
+        warmup_share: share of the steps over which the weight rises linearly from 0; 0 for a constant weight.
         margin: gamma, half the width of the band in units of E_max.
-        threshold_init: theta, the centre of the band at the start; it is learned.
+        threshold_init: theta, the initial centre of the band, which is learned.
 
     Source: arXiv 2501.03489, Algorithm 1.
     """
 
     form: PenaltyForm = "mean"
     maximum: EntropyMaximum = "ln-t"
-    weight: float = 0.16  # the paper's 1e-5 as its code applies it, summed over 128 rows x 128 sequences
+    weight: float = 0.16  # the paper's 1e-5, which its code sums over 128 rows x 128 sequences
     warmup_share: float = 0.0  # arXiv 2501.03489 has no schedule
     margin: float = 0.20  # arXiv 2501.03489, section 5
-    threshold_init: float = 0.36  # not stated; the middle of the learned values 0.20 to 0.52 printed there
+    threshold_init: float = 0.36  # not stated in the paper; the middle of its learned values, 0.20 to 0.52
 
     def weight_at(self, step: int, num_steps: int) -> float:
-        """The weight in step 0, 1, ... of a run."""
+        """Return the weight in step 0, 1, ... of a run."""
         rising = self.warmup_share * num_steps
         return self.weight * min(1.0, (step + 1) / rising) if rising else self.weight
 
@@ -177,27 +176,27 @@ class EntropyRegularisation:
 class Normalisation:
     """Trains linears through a normalised form of their weights, which is computed once for the deployed model.
 
-    kind: `weight` learns the length of every row apart from its direction; `spectral` keeps the largest singular
+    kind: `weight` learns the length of every row separately from its direction; `spectral` keeps the largest singular
         value of every matrix at 1.
-    linears: whose weights; q, k, v and o are queries, keys, values and output of attention.
+    linears: those whose weights are normalised; q, k, v and o are queries, keys, values and output of attention.
 
-    Source: arXiv 2410.13060, table of normalised FFNs and attention; Salimans and Kingma 2016, arXiv 1602.07868;
-    Miyato et al. 2018, arXiv 1802.05957.
+    Source: arXiv 2410.13060, table of normalised FFNs and attention; Salimans and Kingma 2016, arXiv 1602.07868; Miyato
+    et al. 2018, arXiv 1802.05957.
     """
 
     kind: Literal["weight", "spectral"]
-    linears: NormalisedLinears = "ffn"  # the best set in the source's table
+    linears: NormalisedLinears = "ffn"  # the best choice in the table of the source
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Freezing:
-    """When the norms that an architecture has frozen become so: one after another, evenly spread.
+    """When norms are frozen, if the architecture has frozen ones: one after another, at equal distances.
 
     Args:
         start_share: share of the steps before the first is frozen.
         end_share: share of the steps before the last is frozen.
 
-    Source: arXiv 2507.02559, which takes one norm after another out of trained models.
+    Source: arXiv 2507.02559, which removes norms from trained models one after another.
     """
 
     start_share: float = 0.4
@@ -212,16 +211,18 @@ class Freezing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Foldable:
-    """Keeps linear FFNs invertible enough to be folded into the stream's basis (`nas.training.distillation.foldable`).
+    """Keeps linear FFNs invertible enough to be folded into the basis of the residual stream.
 
     Args:
-        floor: smallest singular value that a layer's map of the stream may have; without an FFN all are 1. Stating it
-            turns this on.
-        every: so many optimizer steps, and after the last one, it is seen to. Stating it turns this on.
+        floor: smallest allowed singular value of a layer's map of the residual stream; without an FFN all are 1.
+            Setting it turns this on.
+        every: optimizer steps between corrections; one more follows the last step. Setting it turns this on.
+
+    See `nas.training.distillation.foldable`.
     """
 
-    floor: float = 0.5  # 0.3 leaves two linears above the bar of folding (nas/training/distillation/foldable.py)
-    every: int = 32  # 1.5 % of the seconds of a step at scale `proxy` on a core, with something to raise in every layer
+    floor: float = 0.5  # with 0.3, two linears fail the fold check (nas/training/distillation/foldable.py)
+    every: int = 32  # costs 1.5 % of a step at scale `proxy` on a core, if every layer needs a correction
 
     def __post_init__(self) -> None:
         if not 0 < self.floor <= 1 or not 1 <= self.every <= MAX_COUNT:
@@ -233,30 +234,31 @@ class Foldable:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """Everything about training that leaves the deployed model's price unchanged.
+    """Everything about training, which does not change the cost of the trained model.
 
     Args:
         data: stdlib, codeparrot, languini or a path.
         entropy: the entropy regulariser, or None to train on cross-entropy alone.
-        normalisation: of the weights of linears, or None.
-        freezing: of the norms that the architecture has frozen; without effect where it has none.
-        foldable: keeps linear FFNs so that they fold, or None; without effect where `layers_kept_foldable` are none.
+        normalisation: normalised weights of linears, or None.
+        freezing: when frozen norms are frozen; without effect if the architecture has none.
+        foldable: keeps linear FFNs foldable, or None; without effect if `layers_kept_foldable` returns none.
         route: the distillation schedule from a trained parent, or None to train from scratch.
-        slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
-        optimizer: muon moves the weights of the layers' linears by Muon, at AdamW's rate, and the rest by AdamW.
-        schedule: how the learning rate falls after warm-up.
+        slopes: whether each leaky ReLU learns its own slope, or all share one.
+        optimizer: muon trains the weights of the layers' linears with Muon, at AdamW's rate, and the rest with AdamW.
+        schedule: decay of the learning rate after warm-up.
         final_rate_share: last learning rate over the peak.
         beta1: AdamW's decay of the mean gradient.
         beta2: AdamW's decay of the mean squared gradient.
         eps: AdamW's smallest denominator.
-        weight_decay: of the weights of linears and tables.
+        weight_decay: decay of the weights of linears and embedding tables.
         clip_norm: largest norm of the whole gradient.
-        temperature_init: first value of every learned softmax temperature.
-        precision: of products; what is stored stays in single precision. tf32 is for GPUs, and float32 on a CPU.
-        recompute: compute layers again for their gradients, which saves most of the memory of activations, costs a
-            third of the time and changes no number.
+        temperature_init: initial value of learned softmax temperatures.
+        precision: of products; parameters and optimizer states stay in single precision. tf32 is for GPUs, and float32
+            on a CPU.
+        recompute: whether layers are computed again for their gradients, which saves most of the memory of activations,
+            costs a third of the time and changes no number.
 
-    Raises UserError if a number is out of its range.
+    Raises UserError if a number is out of range.
     """
 
     scale: Scale = SCALES["proxy"]
@@ -273,9 +275,9 @@ class Recipe:
     beta1: float = 0.9
     beta2: float = 0.95  # arXiv 2501.03489's Languini runs
     eps: float = 1e-8  # torch's default
-    weight_decay: float = 0.1  # arXiv 2410.13060's training code; not on biases, norms and scalars
-    clip_norm: float = 1.0  # arXiv 2410.13060's training code
-    temperature_init: float = 0.1  # arXiv 2501.03489, Languini; its 1e-2 for CodeParrot trains a proxy worse
+    weight_decay: float = 0.1  # training code of arXiv 2410.13060; not for biases, norms and scalars
+    clip_norm: float = 1.0  # training code of arXiv 2410.13060
+    temperature_init: float = 0.1  # arXiv 2501.03489, Languini; its 1e-2 for CodeParrot is worse at scale proxy
     precision: Precision = "float32"
     recompute: bool = False
 
@@ -299,15 +301,15 @@ class Recipe:
 
 
 def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
-    """The recipe that starts from a trained parent, whose weights ask for smaller steps, and fewer, than drawn ones.
+    """Adapt a recipe to start from a trained parent, which needs smaller and fewer steps than random weights.
 
-    Chosen at scale `proxy` by `experiments/data/fidelity-levers.csv`: AdamW, an eighth of the rate, half the
-    batch, five eighths of the tokens, and norms that freeze early, so that most of the training heals. Scale `parent`
-    is made for one: sub-layers that are new are trained by themselves first, and they alone learn.
+    Chosen at scale `proxy` by `experiments/data/fidelity-levers.csv`: AdamW, an eighth of the rate, half the batch,
+    five eighths of the tokens, and early freezing, so that most of the training is recovery. At scale `parent`, which
+    already has a suitable rate, new sub-layers are first trained on their own, and only they are trained.
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
-    route = replace(route, streams=10.0 if route.distillation else 0.0)  # the text alone where nobody teaches
+    route = replace(route, streams=10.0 if route.distillation else 0.0)  # without a teacher: text alone
     if scale.name == "parent":
         route = replace(route, blockwise_tokens=32_768, most_likely=64, trainable="changed")
         return replace(recipe, route=route)
@@ -323,22 +325,22 @@ def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
 
 
 def usual_scale(parent: Architecture | None) -> ScaleName:
-    """The scale where none is named: `parent` with a model that is not of the proxy's width and vocabulary."""
+    """Return the default scale: `parent` for a model that does not have the proxy's width and vocabulary."""
     scale = SCALES["proxy"]
     narrow = parent is None or (parent.head_dim, parent.vocab_size) == (scale.head_dim, scale.vocab_size)
     return "proxy" if narrow else "parent"
 
 
 def layers_kept_foldable(architecture: Architecture) -> list[int]:
-    """The layers that `Foldable` acts on: their FFN vanishes when the model is folded, and no norm is before it."""
+    """Return the layers that `Foldable` acts on: their FFN folds away, and has no norm before it."""
     return [index for index in absorbed_layers(architecture) if architecture.layers[index].norm2 == "none"]
 
 
 def trained_architecture(architecture: Architecture, scale: Scale) -> Architecture:
-    """The architecture that is really trained: same depth, heads and placement at the scale's width and vocabulary.
+    """Return the trained architecture: the same depth, heads and layers at the scale's width and vocabulary.
 
-    Raises UserError if the architecture's own context is shorter than the scale's sequences, or a dimension is beyond
-    what a tensor can have.
+    Raises UserError if the architecture's context is shorter than the scale's sequences, or a dimension is too large
+    for a tensor.
     """
     width = architecture.d_model if scale.head_dim is None else architecture.num_heads * scale.head_dim
     vocab_size = architecture.vocab_size if scale.vocab_size is None else scale.vocab_size

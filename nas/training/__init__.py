@@ -1,1 +1,1 @@
-"""Training of one candidate, and what it reports. Knows nothing of studies."""
+"""Training of one candidate, and its reports. Does not depend on studies."""

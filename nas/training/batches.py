@@ -1,4 +1,4 @@
-"""Batches of a step and of a rung's validation, as functions of seed and step alone; and validation."""
+"""Batches of training steps and validation, as functions of seed and step alone; and validation."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,12 +19,12 @@ from nas.training.outcome import Agreement
 T = TypeVar("T")
 
 COMPARED = 16_384  # validation tokens on which a model is compared with its parent
-AHEAD = 2  # batches: one in the making while one waits
+AHEAD = 2  # batches: one in the making while another waits
 
 
 class Validation(NamedTuple):
-    """documents: share of each in the loss, and its nats per token of the corpus' tokenizer. loss: of all, by shares.
-    head_means: of each layer its heads' mean row entropies, nats.
+    """Result of a validation. loss: nats per token, weighted by document. head_means: by layer, mean row entropy of
+    each head, nats. documents: share of the loss and nats per token of each.
     """
 
     loss: float
@@ -33,20 +33,20 @@ class Validation(NamedTuple):
 
 
 def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of step 0, 1, ...: each batch x seq_len, int64."""
+    """Return inputs and targets of step 0, 1, ...: each batch x seq_len, int64."""
     indices = train_indices(corpus, step=step, batch=batch, seq_len=seq_len, seed=seed)
     return _split(gather(corpus, "train", indices, seq_len))
 
 
 def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> list[int]:
-    """The sequences that step 0, 1, ... trains on: each once an epoch, in an order drawn anew from (seed, epoch)."""
+    """Return the sequences of step 0, 1, ...: each once per epoch, in an order drawn from (seed, epoch)."""
     count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
     return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]
 
 
 def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) -> list[tuple[Tensor, Tensor]]:
-    """Inputs and targets of about so many tokens, the scale's by default (`held_out_targets`)."""
+    """Return inputs and targets of about `tokens` tokens, by default the scale's (`held_out_targets`)."""
     batch, seq_len = scale.micro_batch, scale.seq_len
     targets = held_out_targets(corpus, seq_len, tokens or scale.validation_tokens)
     sequences = gather(corpus, "validation", targets.indices, seq_len)
@@ -54,8 +54,8 @@ def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) 
 
 
 class Prefetched(Generic[T]):
-    """Batches made ahead of time by a thread, for a device that would wait for them: `make(step)` for rising
-    steps, started `AHEAD` steps early; an error is raised where its step is asked for.
+    """Makes batches ahead of time in a thread, so that a GPU does not wait: calls `make(step)` for rising steps, up to
+    `AHEAD` steps early. Errors are raised when their step is asked for.
     """
 
     def __init__(self, make: Callable[[int], T]) -> None:
@@ -75,7 +75,7 @@ class Prefetched(Generic[T]):
 
 @torch.no_grad()
 def validate(model: Decoder, corpus: Corpus, scale: Scale, tokens: int | None = None) -> Validation:
-    """The model on about so many validation tokens, by default the scale's, the same for every model and seed."""
+    """Validate a model on about `tokens` tokens, by default the scale's, the same for every model and seed."""
     device = model.embed.weight.device
     targets_of = held_out_targets(corpus, scale.seq_len, tokens or scale.validation_tokens)
     losses: list[NDArray[np.float64]] = []
@@ -108,6 +108,6 @@ def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tok
 
 
 def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, each rows x seq_len, of sequences with the token after them."""
+    """Inputs and targets, each rows x seq_len, of sequences that include the next token."""
     tokens = torch.from_numpy(sequences.astype(np.int64))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

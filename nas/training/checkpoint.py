@@ -1,9 +1,9 @@
-"""Checkpoints of a trial: complete or absent, checked when read, never pickled.
+"""Checkpoints of a trial: complete or absent, verified when read, never pickled.
 
-`checkpoints/step-000000128/` holds `weights.safetensors` (the model), `optimizer.safetensors` (the optimizer's state
-and whatever else is trained) and `state.json` (identity, progress, SHA-256 of the other two). It is written beside
-and renamed into place; the one before is kept until then, and after that as a fall-back, older ones are removed.
-Of a run that has ended only `step-000000128-end/` is kept, without `optimizer.safetensors`.
+`checkpoints/step-000000128/` has `weights.safetensors` (the model), `optimizer.safetensors` (the state of the optimizer
+and other trained values) and `state.json` (identity, progress, SHA-256 of the other two). It is written under another
+name and renamed. The previous checkpoint is kept as a fallback; older ones are removed. After the end of a training
+only `step-000000128-end/` is kept, without `optimizer.safetensors`.
 """
 
 import hashlib
@@ -32,10 +32,10 @@ STATE_FILE = "state.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """A trial between two steps, as far as it needs to go on.
+    """The state of a trial between two steps.
 
-    identity: what must agree for that (candidate, corpus, seed). progress: plain JSON data of the training loop.
-    optimizer: None if the run has ended, so that nothing can go on from here.
+    identity: must agree on resuming (candidate, corpus, seed). progress: plain JSON data of the training loop.
+        optimizer: None if the training has ended, so that it cannot be resumed.
     """
 
     step: int
@@ -46,17 +46,17 @@ class Checkpoint:
 
 
 def save(trial: Path, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint into the folder of a trial. Raises OSError, e.g. when the disk is full."""
+    """Write a checkpoint into the folder of a trial. Raises OSError, e.g. if the disk is full."""
     folder = trial / FOLDER
     ended = checkpoint.optimizer is None
     final = folder / f"step-{checkpoint.step:09d}{'-end' if ended else ''}"
     draft = folder / f"{final.name}.draft"
-    for stale in folder.glob("*.draft"):  # of a process that was killed
+    for stale in folder.glob("*.draft"):  # left by a killed process
         shutil.rmtree(stale, ignore_errors=True)
     draft.mkdir(parents=True)
     try:
-        # Through bytes: safetensors' own file writer turns a full disk into an error that is no OSError.
-        # A file at a time, as each is in memory twice.
+        # Through bytes, since on a full disk safetensors' own writer raises an error that is no OSError.
+        # One file at a time, since each is in memory twice.
         files = {WEIGHTS_FILE: checkpoint.weights, OPTIMIZER_FILE: checkpoint.optimizer}
         digests = {name: _write(draft / name, tensors) for name, tensors in files.items() if tensors is not None}
         state = {
@@ -73,15 +73,15 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
         shutil.rmtree(draft, ignore_errors=True)
         raise
     older = [path for path in _by_age(trial) if path.name < final.name]
-    for other in _by_age(trial):  # a run goes on from its newest whole checkpoint, so what is newer is damaged
+    for other in _by_age(trial):  # newer ones are damaged, since a run is resumed from its newest whole checkpoint
         if other != final and (ended or other not in older[: NUM_KEPT - 1]):
             shutil.rmtree(other, ignore_errors=True)
 
 
 def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole, or None; a damaged one is passed over with a warning.
+    """Read the newest whole checkpoint, or return None; damaged ones are skipped with a warning.
 
-    Raises UserError if it belongs to another candidate, corpus or seed than `identity` says.
+    Raises UserError if it belongs to another candidate, corpus or seed than `identity`.
     """
     for folder in _by_age(trial):
         try:
@@ -99,7 +99,7 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """The SHA-256 of the file that is written."""
+    """Write tensors and return the SHA-256 of the file."""
     raw = safetensors.torch.save(dict(tensors))
     write_through(path, raw)
     return hashlib.sha256(raw).hexdigest()
@@ -123,7 +123,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _by_age(trial: Path) -> list[Path]:
-    """Newest first."""
+    """Checkpoint folders, newest first."""
     return sorted((path for path in (trial / FOLDER).glob("step-*") if path.suffix != ".draft"), reverse=True)
 
 

@@ -1,6 +1,6 @@
-"""Measurements inside a model in training, twenty times a run: entropies, NaNs, gradients, learned scalars.
+"""Measurements inside a model during training, twenty per run: entropies, NaNs, gradients, learned scalars.
 
-It costs one more forward pass of one micro-batch each time; nothing of it changes what is trained.
+Each costs one more forward pass of a micro-batch, and does not change the training.
 """
 
 import math
@@ -15,22 +15,24 @@ from nas.recipe.recipe import Scale
 from nas.training.entropy import EntropyPenalty, summarise
 from nas.training.objective import Objective
 
-NUM_DIAGNOSES = 20  # a run
-# Ends of the names of learned scalars: alpha and beta, slopes of leaky ReLUs, gains of He and Hofmann's attention.
+NUM_DIAGNOSES = 20  # per run
+# Suffixes of learned scalars: alpha and beta, slopes of leaky ReLUs, gains of He and Hofmann's attention.
 SCALARS = (".alpha", ".beta", ".slope", ".identity", ".softmax", ".uniform")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """A model just before step `step`'s weights change, on the step's first micro-batch. None stands for no number.
+    """A model just before the update of step `step`, on its first micro-batch. None replaces numbers that are not
+    finite.
 
-    head_entropies: of each layer its heads', nats, mean over rows and sequences.
-    quarter_shares, flags: as in `EntropySummary`, or None and no flags where an entropy is not finite.
-    num_nan: attention rows of each layer whose entropy is not a number.
-    gradient_norms: of the step's whole gradient, before clipping, by layer and part of the model.
-    thresholds: of each layer's heads, the regulariser's, shares of E_max; None without it.
-    temperatures: geometric mean over positions of every head, by layer; empty without them.
-    scalars: every learned scalar by name, one number per head where it has one.
+    Attributes:
+        head_entropies: by layer and head, nats, mean over rows and sequences.
+        quarter_shares, flags: as in `EntropySummary`; None and empty if an entropy is not finite.
+        num_nan: attention rows of each layer whose entropy is NaN.
+        gradient_norms: of the whole gradient before clipping, by layer and part of the model.
+        thresholds: the regulariser's, by layer and head, as shares of E_max; None without it.
+        temperatures: by layer, geometric mean over positions for every head; empty without them.
+        scalars: every learned scalar by name, with one number per head if there are several.
     """
 
     step: int
@@ -45,15 +47,15 @@ class Diagnosis:
 
 
 def is_due(step: int, scale: Scale) -> bool:
-    """Whether step 1, 2, ... of a run is one to look at; the last one is."""
+    """Whether step 1, 2, ... of a run is diagnosed; the last one is."""
     return step * NUM_DIAGNOSES // scale.num_steps > (step - 1) * NUM_DIAGNOSES // scale.num_steps
 
 
 @torch.no_grad()
 def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
-    """inputs: batch x T, tokens. Gradients are those that the objective holds."""
+    """Diagnose the model on inputs (tokens, batch x T) with its present gradients."""
     model, penalty = objective.model, objective.penalty
-    _, entropies = model.features(inputs, with_entropies=True)  # no logits, which are the largest tensor of all
+    _, entropies = model.features(inputs, with_entropies=True)  # without logits, which would be the largest tensor
     assert entropies is not None
     rows = [layer.double() for layer in entropies]  # each batch x heads x T
     head_means = [layer.mean(dim=(0, 2)) for layer in rows]
@@ -77,7 +79,7 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
 
 
 def _thresholds(penalty: EntropyPenalty, head_means: Sequence[Tensor]) -> list[list[float]]:
-    """Thresholds of the heads that there are."""
+    """Thresholds of the heads that exist."""
     return [row[: len(means)] for row, means in zip(penalty.thresholds.tolist(), head_means, strict=True)]
 
 
@@ -91,5 +93,5 @@ def _gradient_norms(objective: nn.Module) -> dict[str, float | None]:
 
 
 def _finite(number: float) -> float | None:
-    """JSON has no place for the others."""
+    """The number, or None if JSON cannot represent it."""
     return number if math.isfinite(number) else None

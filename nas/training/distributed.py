@@ -1,6 +1,6 @@
-"""Data-parallel training by `torchrun`: every process takes a share of each batch, gradients are averaged.
+"""Data-parallel training with `torchrun`: every process takes a share of each batch, and gradients are averaged.
 
-All processes hold the same weights and take the same decisions; the one of rank 0 alone writes and speaks.
+All processes have the same weights and make the same decisions; only rank 0 writes files and prints.
 """
 
 import os
@@ -17,28 +17,28 @@ from costmodel.errors import StoppedError, UserError
 
 T = TypeVar("T")
 
-PREPARATION = timedelta(days=1)  # how long the others wait for the first to prepare a corpus, or for a slow step
+PREPARATION = timedelta(days=1)  # longest wait for rank 0 to prepare a corpus, or for a slow step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Team:
-    """Processes that train one model; of one process nothing is exchanged."""
+    """The processes that train one model. A single process exchanges nothing."""
 
     rank: int = 0
     size: int = 1
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes and speaks."""
+        """Whether this process writes files and prints."""
         return self.rank == 0
 
     def share(self, batch: Tensor) -> Tensor:
-        """This process's rows of a batch, whose length the size divides."""
+        """Return this process's rows of a batch, whose length must be a multiple of the size."""
         return batch.chunk(self.size)[self.rank]
 
     @torch.no_grad()
     def average(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces tensors of equal shapes in all processes by their mean over processes, in one exchange per dtype."""
+        """Replace tensors by their mean over processes, with one exchange per dtype. Shapes must agree."""
         if self.size == 1:
             return
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
@@ -50,7 +50,7 @@ class Team:
                 tensor.copy_(part.view_as(tensor))
 
     def broadcast_from_leader(self, make: Callable[[], T]) -> T:
-        """Returns what the first process makes, while the others wait; an error of user or machine is raised in all."""
+        """Return what the first process makes while the others wait; its expected errors are raised in all."""
         if self.size == 1:
             return make()
         box: list[T | UserError | StoppedError | OSError | None] = [None]
@@ -70,7 +70,7 @@ SOLO = Team()
 
 @contextmanager
 def joined(device: str) -> Iterator[tuple[Team, str]]:
-    """The team that `torchrun` started this process in, and this process's own device; else it is alone on `device`."""
+    """Yield the team of this process and its device: as started by `torchrun`, or alone on `device`."""
     if "WORLD_SIZE" not in os.environ:
         yield SOLO, device
         return
@@ -80,6 +80,6 @@ def joined(device: str) -> Iterator[tuple[Team, str]]:
     distributed.init_process_group("nccl" if device != "cpu" else "gloo", timeout=PREPARATION)
     try:
         yield Team(rank=distributed.get_rank(), size=distributed.get_world_size()), device
-        distributed.barrier()  # nobody leaves while another still exchanges
+        distributed.barrier()  # no process leaves while another still exchanges
     finally:
         distributed.destroy_process_group()

@@ -1,10 +1,11 @@
-"""When a run counts as diverged, and where in the model it went wrong.
+"""When a run counts as diverged, and where in the model.
 
-Two rules. Non-finite: the loss or the gradient of a step, or a validation loss or its perplexity, is infinite or not
-a number, or the norm of a finite gradient is beyond the range of its floats.
-Above its start: after warm-up, each of the last `WINDOW` training losses exceeds that of the first step and that of the
-best model without context, so that the model predicts worse than it did untrained, and neither a spike nor an unlucky
-batch is to blame. With a distillation schedule, whose parts may all go at once, only in the second half of the steps.
+There are two rules:
+- Non-finite: the loss or gradient of a step, or a validation loss or its perplexity, is infinite or NaN, or the norm of
+  a finite gradient overflows.
+- Above its start: after warm-up, each of the last `WINDOW` training losses exceeds that of the first step and that of
+  the best model without context. The model is then worse than untrained, and not because of a spike or a single batch.
+  With a distillation schedule, which may remove parts at once, this applies only in the second half of the steps.
 """
 
 import math
@@ -15,20 +16,20 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-MAX_LOSS = math.log(sys.float_info.max)  # nats; the perplexity of a larger one is no float
-WINDOW = 10  # steps: by luck alone, once in a thousand for a model that learns nothing
-OUTSIDE = "the model"  # where, when no module can be named
+MAX_LOSS = math.log(sys.float_info.max)  # nats; the perplexity of a larger loss overflows a float
+WINDOW = 10  # steps: a model that learns nothing exceeds by chance once in a thousand
+OUTSIDE = "the model"  # the place, if no module can be named
 
 
 def above_start(losses: Sequence[float], initial: float) -> bool:
-    """Whether each of the last `WINDOW` training losses is above the one that the run began with."""
+    """Whether each of the last `WINDOW` training losses is above the initial one."""
     return len(losses) >= WINDOW and min(losses[-WINDOW:]) > initial
 
 
 def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> str:
-    """The first module, in order of execution, whose output is not finite on these tokens.
+    """Name the first module, in order of execution, whose output is not finite on these tokens.
 
-    Only modules without parts are looked at, so that the name is that of a single operation.
+    Only modules without submodules are checked, so that the name is that of a single operation.
     """
     broken: list[str] = []
 
@@ -49,12 +50,12 @@ def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> s
 
 
 def deepest_nonfinite_gradient(model: nn.Module) -> str | None:
-    """The last module with a non-finite gradient: the first that back-propagation met. None if none has one."""
+    """Name the last module with a non-finite gradient, which back-propagation reached first, or None."""
     names = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
     return names[-1].rpartition(".")[0] if names else None
 
 
 def steepest_module(model: nn.Module) -> str:
-    """The module whose gradient is longest."""
+    """Name the module with the largest gradient norm."""
     norms = {name: p.grad.double().norm().item() for name, p in model.named_parameters() if p.grad is not None}
     return max(norms, key=lambda name: (not math.isnan(norms[name]), norms[name])).rpartition(".")[0]

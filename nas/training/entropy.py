@@ -1,4 +1,4 @@
-"""Attention entropy as a training signal (the regulariser) and as a diagnosis (collapse and overload)."""
+"""Attention entropy as a regulariser, and as a diagnosis of collapse and overload."""
 
 import math
 from collections.abc import Sequence
@@ -11,15 +11,15 @@ from nas.attention.causal import row_bounds
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training.outcome import EntropySummary
 
-COLLAPSE_SHARE = 0.02  # of ln T: below it a head looks at one token. Recorded, no stop: a sharp head can be useful
+COLLAPSE_SHARE = 0.02  # of ln T: a head below it attends to one token. Only recorded, since it can be useful
 
 
 class EntropyPenalty(nn.Module):
-    """The regulariser of every layer and head at once, with its learned thresholds (layers x heads, shares of E_max).
+    """The regulariser of all layers and heads, with its learned thresholds (layers x heads, shares of E_max).
 
-    Where layers differ in heads, `num_heads` is the most that one has; thresholds that no head has stay as they are.
-    With deviation d = E - threshold * E_max the penalty is d^2 where |d| > margin * E_max, else 0. Not yet multiplied
-    by the regulariser's weight.
+    If layers differ in heads, `num_heads` is the largest number; thresholds without a head do not change. With the
+    deviation d = E - threshold * E_max, the penalty is d^2 where |d| > margin * E_max, else 0. The regulariser's weight
+    is not included.
 
     Source: arXiv 2501.03489, Algorithm 1.
     """
@@ -31,18 +31,18 @@ class EntropyPenalty(nn.Module):
 
     @property
     def adds_up(self) -> bool:
-        """Whether the penalty of a batch is the sum of those of its parts, and not their mean."""
+        """Whether the penalty of a batch is the sum, not the mean, over its parts."""
         return self.settings.form == "published-code"
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
-        """The scalar penalty of row entropies, of each layer batch x heads x T, in nats; 0 where none has a head."""
+        """Return the scalar penalty of row entropies in nats, batch x heads x T for each layer; 0 without heads."""
         num_heads = [layer.shape[1] for layer in layers]
-        if not any(num_heads):  # the gates of all attention have closed
+        if not any(num_heads):  # all attention is gated to zero
             return 0.0 * self.thresholds.sum()
         if set(num_heads) == {self.thresholds.shape[1]}:
             entropies = torch.stack(tuple(layers))  # layers x batch x heads x T
             thresholds = self.thresholds[:, None, :, None]
-        else:  # all heads as those of one layer
+        else:  # concatenates the heads of all layers, as if they were one
             of_heads = [row[:heads] for row, heads in zip(self.thresholds, num_heads, strict=True)]
             entropies = torch.cat(tuple(layers), dim=1)[None]
             thresholds = torch.cat(of_heads)[None, None, :, None]
@@ -60,7 +60,7 @@ class EntropyPenalty(nn.Module):
 
 
 def summarise(head_means: Sequence[Tensor], seq_len: int) -> EntropySummary:
-    """The diagnosis of mean entropies, of each layer its heads', in nats, over sequences of seq_len tokens.
+    """Summarise the mean entropies of all heads, by layer, in nats, over sequences of seq_len tokens.
 
     Raises UserError if an entropy is not finite.
     """

@@ -1,4 +1,4 @@
-"""The record of a training in a folder of `nas.train`, beside its checkpoints: enough to hand the model over."""
+"""The record of a training in a folder of `nas.train`, next to its checkpoints: enough to export the model."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -16,10 +16,10 @@ TRAINING_FILE = "training.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingManifest:
-    """corpus: its fingerprint. tokenizer, split: what perplexities are of. created: UTC. versions: of packages.
+    """What was trained, and on what.
 
-    command: what follows `python -m nas.train`.
-    ngrams: what n-gram models reach of the same tokens.
+    corpus: its fingerprint. tokenizer, split: those of perplexities. created: UTC. versions: of packages. command:
+        arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -40,13 +40,13 @@ def is_training(folder: Path) -> bool:
 
 
 def write_training(folder: Path, training: TrainingManifest) -> None:
-    """Raises OSError."""
+    """Write the record. Raises OSError."""
     replace_file(
         folder / TRAINING_FILE, dump(asdict(training) | {"candidate": canonical_candidate(training.candidate)})
     )
 
 
 def read_training(folder: Path) -> TrainingManifest:
-    """Raises UserError, naming the file, if it is damaged or of another version."""
+    """Read the record. Raises UserError, naming the file, if it is damaged or of another version."""
     path = folder / TRAINING_FILE
     return decode(TrainingManifest, load_mapping(path), str(path))

@@ -1,4 +1,4 @@
-"""How much memory a training takes, counted on tensors without data, before there is one with; and where it ran out."""
+"""Estimates the memory of a training before it starts, on tensors without data; reports where memory ran out."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -16,19 +16,19 @@ from nas.training.distillation.teacher import Predictions
 from nas.training.objective import Objective
 from nas.training.optimizer import optimizers
 
-MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer keeps of each that it moves
+MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer stores per parameter
 
 
 class TooLargeError(StoppedError):
-    """The memory does not hold a micro-batch; the text says which, and what to lower."""
+    """The memory is too small for a micro-batch; the text says which, and what to lower."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """The largest tensors of a training, bytes; not what an allocator, a product or a checkpoint in the making adds.
+    """The largest tensors of a training, in bytes, without overhead of allocator, products or saving a checkpoint.
 
-    parent: its parameters, if it teaches. activations: what a micro-batch keeps for its gradients, the gradient of the
-    projection to the vocabulary with it.
+    parent: its parameters, if it is the teacher. activations: saved for the gradients of a micro-batch, including the
+        gradient of the projection to the vocabulary.
     """
 
     parameters: int
@@ -43,13 +43,13 @@ class Memory:
 
     @property
     def line(self) -> str:
-        """Says what takes how much."""
+        """Total and parts as text."""
         parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in asdict(self).items() if n)
         return f"memory: {format_bytes(self.total)} ({parts})"
 
 
 def training_memory(candidate: Candidate) -> Memory:
-    """The memory of one training, on a device of any kind. Counts attention as it is kept without entropies."""
+    """Estimate the memory of one training, on any device, with attention as it is stored without entropies."""
     scale = candidate.recipe.scale
     with FakeTensorMode():
         objective = Objective(candidate, torch.Generator())
@@ -88,7 +88,7 @@ def training_memory(candidate: Candidate) -> Memory:
 
 
 def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -> None:
-    """Raises UserError if so many trainings at a time need more bytes than there are, as far as that is known."""
+    """Raise UserError if trainings at a time need more bytes than available; None means unknown."""
     if available is not None and num_trials * memory.total > available:
         at_a_time = f" for each of {num_trials} trials at a time" if num_trials > 1 else ""
         raise UserError(
@@ -98,13 +98,13 @@ def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -
 
 
 def available_bytes(device: str) -> int | None:
-    """Free memory of a device, for a CPU of this machine; None where the system does not say."""
+    """Return the free memory of a device, or of this machine for a CPU; None if the system does not say."""
     return int(torch.cuda.mem_get_info(device)[0]) if torch.device(device).type == "cuda" else free_bytes()
 
 
 @contextmanager
 def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
-    """Raises TooLargeError for whatever torch raises where memory runs out."""
+    """Raise TooLargeError in place of torch's errors when memory runs out."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:

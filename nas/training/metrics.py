@@ -1,8 +1,8 @@
-"""The training curve of a trial on disk: metrics.csv, one row a step, and a TensorBoard log of the same; and
-diagnostics.jsonl, one object for every step that was looked into.
+"""The training curve of a trial on disk: metrics.csv, one row per step, also as a TensorBoard log; and
+diagnostics.jsonl, one object per diagnosed step.
 
-A resumed trial first drops the rows after its checkpoint, so that the files are what an unbroken run would have written
-(but for the seconds).
+A resumed trial first drops rows after its checkpoint, so that the files equal those of an uninterrupted run (except for
+seconds).
 """
 
 import csv
@@ -22,9 +22,9 @@ TENSORBOARD_FOLDER = "tensorboard"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepMetrics:
-    """One optimizer step: losses in nats per token before it; seconds since the trial began, in all its processes.
+    """One optimizer step: losses before it, in nats per token; seconds since the trial began, in all its processes.
 
-    penalty: of the entropy regulariser, before its weight. val_loss: only on rungs.
+    penalty: of the entropy regulariser, without its weight. val_loss: only at rungs.
     """
 
     step: int
@@ -41,10 +41,10 @@ COLUMNS = tuple(field.name for field in fields(StepMetrics))
 
 
 class MetricsLog:
-    """Appends steps; `flush` puts them on disk. Raises OSError, e.g. when the disk is full."""
+    """Appends steps; `flush` writes them to disk. Raises OSError, e.g. if the disk is full."""
 
     def __init__(self, folder: Path, *, last_step: int) -> None:
-        from torch.utils.tensorboard import SummaryWriter  # a second and a half that a run without a log is spared
+        from torch.utils.tensorboard import SummaryWriter  # imported late, because it takes 1.5 seconds
 
         folder.mkdir(parents=True, exist_ok=True)
         header = ",".join(COLUMNS) + "\n"
@@ -78,7 +78,7 @@ class MetricsLog:
 
 
 def _keep_until(path: Path, last_step: int, header: str, step_of: Callable[[str], int]) -> None:
-    """Rewrites the file with a header and the lines up to a step; a torn line ends them."""
+    """Rewrite a file with a header and the lines up to a step or the first torn line."""
     lines: list[str] = []
     if path.exists() and last_step:
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -86,7 +86,7 @@ def _keep_until(path: Path, last_step: int, header: str, step_of: Callable[[str]
             try:
                 if not line.endswith("\n") or step_of(line) > last_step:
                     break
-            except (ValueError, KeyError, TypeError, RecursionError):  # torn, or no line of ours
+            except (ValueError, KeyError, TypeError, RecursionError):  # torn, or not written here
                 break
             lines.append(line)
     replace_file(path, header + "".join(lines))

@@ -1,7 +1,7 @@
-"""Muon: momentum whose matrices are made orthogonal before they are taken as a step. All of one shape at once.
+"""The optimizer Muon: momentum with orthogonalised matrices. Matrices of equal shape are processed together.
 
-Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks"; the step's length is that of Liu
-et al. 2025, arXiv 2502.16982, section 2.2, so that AdamW's learning rates and weight decay carry over.
+Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". Steps are scaled as in Liu et al.
+2025, arXiv 2502.16982, section 2.2, so that AdamW's learning rates and weight decay can be used.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,10 +18,10 @@ ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's ste
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon over the weights of linears, out_features x in_features.
+    """Muon for the weights of linears, out_features x in_features.
 
-    packed: how many matrices of equal size each weight is made of, one below the other, as queries, keys and values
-    are. Its state is one buffer per weight, `momentum`.
+    weights: pairs of a weight and the number of equally large matrices stacked in it (3 for queries, keys and values).
+        The state is one buffer per weight, `momentum`.
     """
 
     def __init__(self, weights: Iterable[tuple[nn.Parameter, int]], *, lr: float, weight_decay: float) -> None:
@@ -40,7 +40,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of every weight that has a gradient. closure: never asked for."""
+        """Update every weight that has a gradient. closure: never called."""
         moved: list[tuple[Tensor, Tensor, dict[str, Any]]] = []  # matrices of a weight, its momentum, its group
         for group in self.param_groups:
             held = [weight for weight in group["params"] if weight.grad is not None]
@@ -58,7 +58,7 @@ class Muon(torch.optim.Optimizer):
         return None
 
     def _look_ahead(self, weight: nn.Parameter) -> Tensor:
-        """Nesterov's momentum of a weight: what the running mean of its gradients would be after one more of these."""
+        """Nesterov momentum of a weight: the running mean of gradients, updated twice with the present one."""
         assert weight.grad is not None
         state = self.state[weight]
         if not state:
@@ -68,10 +68,10 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:
-    """The nearest matrices with orthonormal rows, roughly. matrices: n x short x long, with short <= long.
+    """Approximate the nearest matrices with orthonormal rows. matrices: n x short x long, with short <= long.
 
-    The iteration X <- (a + b XX' + c (XX')^2) X of NEWTON_SCHULZ. As XX' and the factors commute, it is run on the
-    short x short matrices XX' alone, and X is multiplied once, by the product of all factors.
+    Iterates X <- (a + b XX' + c (XX')^2) X of NEWTON_SCHULZ. XX' and the factors commute, so the iteration is done on
+    the short x short matrices XX', and X is multiplied once by the product of all factors.
     """
     unit = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
     a, b, c = NEWTON_SCHULZ
@@ -92,6 +92,6 @@ def _size(weight: Tensor, packed: int) -> tuple[int, int]:
 
 
 def _matrices(source: Tensor, packed: int) -> Tensor:
-    """The matrices of a weight, as wide ones: packed x short x long."""
+    """The matrices of a weight, transposed if needed: packed x short x long."""
     matrices = source.view(packed, -1, source.shape[1])
     return matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT

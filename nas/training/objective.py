@@ -1,15 +1,7 @@
-"""The loss: cross-entropy, distillation from a parent and the entropy penalty, as the recipe says.
+"""The loss of a recipe: cross-entropy, distillation from a parent, and the entropy penalty.
 
-Distillation compares predictions and, with a weight, the streams between layers, which say far more of each token. From
-the builtin parent, seed 0, nats by that weight (0, 10, 30, 100), above after 65,536 tokens, below after 327,680:
-
-    1xLSLGo-11xLSLBo         2.287  2.169  2.142
-    SM+ScFuFFN               2.907  2.832  2.865
-    2xlSlRo-6xlHlRo-4xoolRo  2.531  2.454  2.461
-
-    10xoSoRo-2xooooo                                     2.065  2.042  2.049  2.064
-    7xoSoRo-5xooooo                                      2.187  2.146  2.157  2.181
-    1xoooRo-3xoHooo-2xoHoRo-4xoToRo-2xLTLRo              2.029  2.000  2.002  2.006
+Distillation compares predictions and, with a weight, the hidden states after each layer, which carry much more
+information per token. docs/research-log.md compares weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,14 +19,14 @@ from nas.training.distillation.teacher import Predictions
 from nas.training.entropy import EntropyPenalty
 from search_spaces.architecture import num_heads
 
-StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # of a model's streams
+StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # of a model's hidden states
 
 
 class Losses(NamedTuple):
-    """Losses of a batch, before their weights.
+    """Losses of a batch, without their weights.
 
-    cross_entropy: mean over tokens, in nats. penalty: of attention entropies.
-    distillation: divergence of the model from its parent, KL(parent || model), mean over tokens, in nats.
+    cross_entropy: mean over tokens, nats. penalty: of attention entropies. distillation: KL(parent || model), mean over
+        tokens, nats.
     """
 
     cross_entropy: Tensor
@@ -43,9 +35,9 @@ class Losses(NamedTuple):
 
 
 class Objective(nn.Module):
-    """Everything the optimizer moves: the model and, with entropy regularisation, its thresholds.
+    """Everything that is trained: the model and, with entropy regularisation, its thresholds.
 
-    With a distillation schedule the model begins as its `initial_architecture`.
+    With a distillation schedule, the model begins as its `initial_architecture`.
     """
 
     def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
@@ -62,7 +54,7 @@ class Objective(nn.Module):
         most_heads = max(
             0 if layer.attention == "none" else num_heads(architecture, layer) for layer in architecture.layers
         )
-        if recipe.entropy is not None and most_heads:  # without any attention there is nothing to regularise
+        if recipe.entropy is not None and most_heads:  # there is nothing to regularise without attention
             self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
         self.lowered = recipe.precision == "bfloat16"
         self.distillation = 0.0 if route is None else route.distillation
@@ -75,10 +67,10 @@ class Objective(nn.Module):
         predictions: Predictions | None = None,
         stream_error: StreamError | None = None,
     ) -> tuple[Tensor, Losses]:
-        """What of the loss compares predictions and streams, to be differentiated with the penalty; and the losses.
+        """Return the loss to be differentiated, without the penalty, and all losses.
 
-        inputs, targets: batch x T. predictions: the parent's, which distillation needs. stream_error: how far streams
-        of these inputs are from the parent's (`Teacher.stream_error`).
+        inputs, targets: batch x T. predictions: the parent's, needed for distillation. stream_error: distance of these
+            inputs' hidden states from the parent's (`Teacher.stream_error`).
         """
         streams: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
@@ -109,9 +101,9 @@ class Objective(nn.Module):
         predictions: Predictions | None = None,
         stream_errors: Sequence[StreamError] = (),
     ) -> Losses:
-        """Gradients and losses of a batch, computed in equal parts so that memory holds one part only.
+        """Compute gradients and losses of a batch in equal parts, so that only one part is in memory.
 
-        predictions: as `forward` has them, of the batch. stream_errors: of each part, or none.
+        predictions: as in `forward`, of the batch. stream_errors: one per part, or none.
         """
         penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
         total = torch.zeros(3, dtype=torch.float64, device=inputs.device)

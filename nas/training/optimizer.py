@@ -1,4 +1,4 @@
-"""The optimizer of each parameter, the learning rate by step, and the optimizers' state as named tensors."""
+"""Optimizers by parameter, the learning rate by step, and optimizer states as named tensors."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from nas.recipe.recipe import Recipe
 from nas.training.muon import Muon
 
-PACKED = {"qkv": 3, "qk": 2}  # linears that are several, one below the other
-UNDECAYED = ("thresholds", "log_weight")  # matrices by shape, but no weights of a linear
+PACKED = {"qkv": 3, "qk": 2}  # linears that stack several matrices
+UNDECAYED = ("thresholds", "log_weight")  # have two dimensions, but are no weights of a linear
 
 
 def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
-    """AdamW over every parameter or, if the recipe says `muon`, over all but the weights of the layers' linears."""
+    """Return AdamW for every parameter or, with `muon`, for all but the weights of the layers' linears."""
     if recipe.optimizer == "adamw":
         return (adamw(module, recipe),)
     named = dict(_trained(module))
     linears = {name: weight for name, weight in named.items() if ".layers." in f".{name}" and decays(name, weight)}
-    linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # no lengths of normalised rows
+    linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # no lengths of rows
     rest = adamw_over([(value, decays(name, value)) for name, value in named.items() if name not in linears], recipe)
     if not linears:
         return (rest,)
@@ -29,9 +29,9 @@ def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer
 
 
 def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW over every parameter; only the weights of linears and embedding tables decay.
+    """Return AdamW for every parameter; only the weights of linears and embedding tables decay.
 
-    Source: arXiv 2410.13060's training code, which decays neither biases nor norms nor gains.
+    Source: arXiv 2410.13060's training code, which does not decay biases, norms or gains.
     """
     return adamw_over([(value, decays(name, value)) for name, value in _trained(module)], recipe)
 
@@ -41,12 +41,12 @@ def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 
 def decays(name: str, parameter: Tensor) -> bool:
-    """Whether the parameter of that name is a linear's weight or an embedding table."""
+    """Whether the parameter is a linear's weight or an embedding table."""
     return parameter.ndim >= 2 and not name.endswith(UNDECAYED)
 
 
 def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) -> torch.optim.AdamW:
-    """AdamW as the recipe sets it over parameters, each with whether it decays."""
+    """Return AdamW with the recipe's settings for parameters, each with whether it decays."""
     pairs = list(parameters)
     decayed, rest = ([parameter for parameter, its in pairs if its == is_decayed] for is_decayed in (True, False))
     return torch.optim.AdamW(
@@ -59,7 +59,7 @@ def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) 
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """The rate of step 0, 1, ...: linear warm-up to the peak, then the recipe's schedule down to its final share."""
+    """Return the rate of step 0, 1, ...: linear warm-up to the peak, then the recipe's schedule to its final share."""
     scale = recipe.scale
     if step < scale.warmup_steps:
         return scale.learning_rate * (step + 1) / scale.warmup_steps
@@ -69,7 +69,7 @@ def learning_rate(recipe: Recipe, step: int) -> float:
 
 
 def state_tensors(module: nn.Module, moving: Sequence[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimizers' state on the CPU, as `exp_avg.<parameter>` and so on."""
+    """Return the optimizers' state on the CPU, named `exp_avg.<parameter>` and so on."""
     return {
         f"{kind}.{name}": value.cpu()
         for name, parameter in module.named_parameters()
@@ -81,7 +81,7 @@ def state_tensors(module: nn.Module, moving: Sequence[torch.optim.Optimizer]) ->
 def load_state_tensors(
     module: nn.Module, moving: Sequence[torch.optim.Optimizer], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Puts back what `state_tensors` gave; copies, as tensors of a file need not be aligned as torch's own are."""
+    """Restore the result of `state_tensors`, as copies, because tensors from a file may lack torch's alignment."""
     named = dict(module.named_parameters())
     owners = {
         parameter: optimizer

@@ -1,4 +1,4 @@
-"""Reports of training: a record at every rung and one outcome at the end. Plain data, no torch."""
+"""Reports of training: a record at every rung and one outcome at the end. Plain data, without torch."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,10 +10,9 @@ from search_spaces.architecture import Architecture
 class EntropySummary:
     """Attention entropy on the validation split.
 
-    head_means: of each layer its heads', nats, mean over query rows and sequences.
-    num_collapsed: heads whose mean is below 0.02 ln(seq_len).
-    quarter_shares: shares of heads in the four quarters of the largest mean, lowest first; they sum to 1, to 0
-        if there is no head.
+    head_means: by layer and head, nats, mean over query rows and sequences. num_collapsed: heads with a mean below 0.02
+        ln(seq_len). quarter_shares: shares of heads in the four quarters of the largest mean, lowest first; they sum to
+        1, or to 0 without heads.
     """
 
     head_means: tuple[tuple[float, ...], ...]
@@ -22,10 +21,10 @@ class EntropySummary:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Observations that stop nothing.
+        """Observations that do not stop the training.
 
-        `entropy-collapse`: some head has collapsed. `entropic-overload`: more heads are overloaded than the quarter
-        that an even spread over the four quarters would give (one always is: that with the largest mean).
+        `entropy-collapse`: at least one head has collapsed. `entropic-overload`: more than a quarter of the heads is in
+        the highest quarter, where an even spread would put a quarter.
         """
         flags = {"entropy-collapse": self.num_collapsed > 0, "entropic-overload": self.quarter_shares[3] > 0.25}
         return tuple(name for name, raised in flags.items() if raised)
@@ -33,14 +32,16 @@ class EntropySummary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedForm:
-    """The form of a trained model that is run, as folding verified it.
+    """The folded form of a trained model, as verified.
 
-    architecture: at the dimensions that are priced. left: what the rule promises to fold and these weights do not
-        allow, with the reason.
-    logits_error: largest difference of a logit to the trained model's, relative to the largest logit; single precision.
-    fixed_point_error, trained_fixed_point_error: the same of the folded and of the trained model in fixed point.
-    top1_agreement: share of positions whose likeliest token is the trained model's.
-    holds: whether all of that is within the bars of `nas.conversion.verified_fold`.
+    Attributes:
+        architecture: in the dimensions of the costs.
+        left: parts that fold by rule but not with these weights, with the reason.
+        logits_error: largest difference of a logit from the trained model's, relative to the largest logit; single
+            precision.
+        fixed_point_error, trained_fixed_point_error: the same for the folded and the trained model in fixed point.
+        top1_agreement: share of positions with the same most likely token as the trained model.
+        holds: whether all of these are within the limits of `nas.conversion.verified_fold`.
     """
 
     architecture: Architecture
@@ -65,11 +66,10 @@ class Agreement(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungRecord:
-    """A validation in mid-training, after `share` of the tokens of full fidelity.
+    """A validation during training, after `share` of the tokens of the final training.
 
-    val_loss: nats per token; perplexity = exp(val_loss).
-    seconds: wall time spent on the trial so far, in all its processes.
-    documents: of the last rung, the share of each validation document in the loss, and its nats per token.
+    val_loss: nats per token; perplexity = exp(val_loss). seconds: wall time of the trial so far, in all its processes.
+    documents: only at the last rung: share of the loss, and nats per token, of each validation document.
     """
 
     rung: int
@@ -85,10 +85,10 @@ class RungRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """The end of a trial that nobody stopped. Only a `completed` one has losses.
+    """The end of a training that was not stopped. Only a `completed` one has losses.
 
-    reason, layer: of a divergence, e.g. `non-finite gradient at step 312, first in layers.3.attention.qkv`; steps is
-        then the step it happened in.
+    reason, layer: of a divergence, e.g. `non-finite gradient at step 312, first in layers.3.attention.qkv`, in step
+        `steps`.
     """
 
     status: Literal["completed", "diverged"]
@@ -104,7 +104,7 @@ class Outcome:
 
 
 def completed(record: RungRecord) -> Outcome:
-    """The outcome of a run whose last rung this is."""
+    """Return the outcome of a run with this last rung."""
     return Outcome(
         status="completed",
         steps=record.steps,

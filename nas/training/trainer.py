@@ -1,7 +1,7 @@
-"""Training of one candidate: a generator of rung records that ends with an outcome. Knows nothing of studies or Ray.
+"""Training of one candidate: a generator of rung records that ends with an outcome. Independent of studies and Ray.
 
-On the CPU with one thread the numbers are a function of candidate, corpus and seed alone, however often the run was
-killed and resumed. Several processes can train one model together (`nas.training.distributed`).
+On the CPU with one thread, the numbers depend only on candidate, corpus and seed, even if the run was killed and
+resumed. Several processes can train one model together (`nas.training.distributed`).
 """
 
 import math
@@ -35,16 +35,16 @@ from nas.training.objective import Objective, StreamError
 from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
 
-CHECKPOINT_INTERVAL_S = 30.0  # the work a kill may cost,
-CHECKPOINT_SHARE = 0.03  # or more, so that checkpoints take no more of the time than this
+CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
+CHECKPOINT_SHARE = 0.03  # unless checkpoints would take more than this share of the time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
     """Progress of a run; plain data.
 
-    initial_loss: of the first step, or of the best model without context if that is larger, as given weights start
-    low. losses: of the last steps. Both in nats per token, for the divergence rule.
+    initial_loss: that of the first step or, if larger, of the best model without context, since given weights start
+        low. losses: of the last steps. Both in nats per token, for the divergence rule.
     """
 
     step: int = 0
@@ -67,17 +67,18 @@ def train(
     team: Team = SOLO,
     stop: Callable[[], bool] = lambda: False,
 ) -> Generator[RungRecord | Outcome, None, None]:
-    """Trains to full fidelity; yields a record at every rung, then the outcome. Close it to stop early.
+    """Train to the end; yield a record at every rung, then the outcome. Close the generator to stop early.
 
-    folder: where metrics, TensorBoard log and checkpoints go; a run found there is resumed, and the rungs it had
-        already reached (and its outcome) are yielded again first.
-    initial: deployed weights to start from, of `candidate.initial_architecture`; what is not in it is drawn.
-    teacher: the parent, which a distillation schedule needs.
-    team: processes that call this alike and train one model; all read the folder, the leader writes it.
-    stop: asked after every step; once it says so, the run is saved and ends without an outcome.
+    Args:
+        folder: for metrics, TensorBoard log and checkpoints. A run in it is resumed; its earlier rungs, and its outcome
+            if it has ended, are yielded again first.
+        initial: deployed weights of `candidate.initial_architecture` to start from; missing ones are random.
+        teacher: the parent, needed for a distillation schedule.
+        team: processes that train one model together with equal calls; all read the folder, the leader writes it.
+        stop: called after every step; if it returns True, the run is saved and ends without an outcome.
 
-    Raises UserError if corpus, recipe and team do not fit or the folder holds another run; OSError if it cannot be
-    written; TooLargeError.
+    Raises UserError if corpus, recipe and team do not fit or the folder has another run; OSError if it cannot be
+    written; TooLargeError if memory is too small.
     """
     with raise_out_of_memory(candidate, device):
         given = initial or {}
@@ -120,7 +121,7 @@ def _records(run: "TrainingRun", stop: Callable[[], bool]) -> Generator[RungReco
 
 
 class TrainingRun:
-    """A run between two steps. folder: where it is written; None in a process that writes nothing."""
+    """A run between two steps. folder: None in a process that writes nothing."""
 
     def __init__(
         self,
@@ -147,7 +148,7 @@ class TrainingRun:
         self._gates = None if route is None else Gates(self.objective.model, candidate.trained, route)
         self.optimizers = optimizers(self.objective, candidate.recipe)
         self.progress = TrainingProgress()
-        self.diagnosis: Diagnosis | None = None  # of the last step, if it was looked into and is written
+        self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
         self._prefetched: Prefetched[tuple[Tensor, Tensor]] | None = None
         if torch.device(device).type == "cuda":
             torch.set_float32_matmul_precision("high" if self.recipe.precision == "tf32" else "highest")
@@ -157,11 +158,11 @@ class TrainingRun:
         self._since_s = time.perf_counter()
 
     def step(self) -> StepMetrics:
-        """One optimizer step; if it diverged, no weight moves and the outcome is set."""
+        """Take one optimizer step; if it diverged, no weight changes and the outcome is set."""
         inputs, targets = self.batch()
         num_parts = max(1, len(inputs) // self.scale.micro_batch)
         penalty = self.objective.penalty
-        # what adds up over sequences must not be averaged over processes
+        # sums over sequences must not be averaged over processes
         factor = self.team.size if penalty is not None and penalty.adds_up else 1
         weight = factor * self.penalty_weight
         losses = self.objective.backward(
@@ -189,12 +190,12 @@ class TrainingRun:
             if self._gates is not None:
                 self._gates.move(step=metrics.step, num_steps=num_steps)
             keep_foldable(model, self.recipe.foldable, step=metrics.step, num_steps=num_steps)
-        for optimizer in self.optimizers:  # of parts that a gate has taken out too: without gradient they stay
+        for optimizer in self.optimizers:  # also of gated parts, which do not change without a gradient
             optimizer.zero_grad(set_to_none=True)
         return metrics
 
     def judge(self, inputs: Tensor, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
-        """Counts a step whose gradients are there but no weight has moved; sets the outcome if it diverged."""
+        """Count a step whose gradients are computed and not applied; set the outcome if it diverged."""
         rate = learning_rate(self.recipe, self.progress.step)
         self._count(loss)
         problem = self._problem(loss, gradient_norm, inputs)
@@ -214,7 +215,7 @@ class TrainingRun:
         )
 
     def validate_if_due(self) -> RungRecord | None:
-        """A record if a rung ends with this step; the last one completes the run."""
+        """Return a record if a rung ends with this step; the last one completes the run."""
         if self.progress.outcome or self.progress.step not in self.scale.rung_steps:
             return None
         last = self.progress.step == self.scale.rung_steps[-1]
@@ -224,7 +225,7 @@ class TrainingRun:
         )
 
     def end_rung(self, validation: Validation) -> RungRecord | None:
-        """The record of the rung that ends with this step; None if the validation shows that the run diverged."""
+        """Return the record of the rung that ends with this step; None if its validation shows divergence."""
         steps, (loss, head_means, documents) = self.scale.rung_steps, validation
         self._tick()
         if problem := self._validation_problem(loss, head_means):
@@ -248,7 +249,7 @@ class TrainingRun:
         return record
 
     def save(self) -> None:
-        """Writes a checkpoint into the run's folder, the last one if the outcome is known. Raises OSError."""
+        """Write a checkpoint into the run's folder, the last one if there is an outcome. Raises OSError."""
         assert self.folder is not None
         weights = {name: value.cpu() for name, value in stored_weights(self.objective.model).items()}
         state = self.objective.state_dict()
@@ -265,41 +266,41 @@ class TrainingRun:
 
     def _restore(self, saved: Checkpoint) -> None:
         self.progress = decode(TrainingProgress, saved.progress, "the progress of a checkpoint")
-        if saved.optimizer is None:  # it has ended, and nothing needs its weights
+        if saved.optimizer is None:  # an ended run does not need its weights
             return
         if self._gates is not None:
             self._gates.move(step=saved.step, num_steps=self.scale.num_steps)
         load_stored(self.objective.model, saved.weights)
         moments = {name: value for name, value in saved.optimizer.items() if not name.startswith("value.")}
         thresholds = {name.removeprefix("value."): saved.optimizer[name] for name in saved.optimizer.keys() - moments}
-        self.objective.load_state_dict(thresholds, strict=False)  # the model's are there
+        self.objective.load_state_dict(thresholds, strict=False)  # the model's values are loaded already
         load_state_tensors(self.objective, self.optimizers, moments)
 
     def close(self) -> None:
-        """Stops making batches."""
+        """Stop making batches."""
         if self._prefetched:
             self._prefetched.close()
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the step about to be taken, this process's share of them, on its device."""
+        """Return inputs and targets of the next step, this process's share, on its device."""
         inputs, targets = (self._prefetched or self._host_batch)(self.progress.step)
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
     def predictions(self, inputs: Tensor) -> Predictions | None:
-        """The parent's, of the batch of the step about to be taken."""
+        """Return the parent's predictions for the batch of the next step."""
         if self.teacher is None or not self.objective.distillation:
             return None
         return self.teacher.predictions(self._indices(), inputs)
 
     def stream_errors(self, inputs: Tensor, num_parts: int) -> list[StreamError]:
-        """How far streams are from the parent's in each part of the batch of the step about to be taken."""
+        """Return the distances of hidden states from the parent's, for each part of the next step's batch."""
         if self.teacher is None or not self.objective.streams:
             return []
         wanted = self.teacher.streams(self._indices(), inputs)
         return [partial(self.teacher.stream_error, part) for part in wanted.chunk(num_parts)]
 
     def _indices(self) -> list[int]:
-        """This process's share of the sequences of the step about to be taken."""
+        """This process's share of the sequences of the next step."""
         scale, step = self.scale, self.progress.step
         drawn = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
         indices: list[int] = self.team.share(torch.tensor(drawn)).tolist()
@@ -312,7 +313,7 @@ class TrainingRun:
         return (inputs.pin_memory(), targets.pin_memory()) if self._prefetched else (inputs, targets)
 
     def _problem(self, loss: float, norm: float, inputs: Tensor) -> tuple[str, str] | None:
-        """Returns what is wrong with the step just computed, and in which module; None if nothing is."""
+        """What is wrong with the step just computed, and in which module; None if nothing is."""
         progress, model = self.progress, self.objective.model
         if not math.isfinite(loss):
             where = divergence.first_nonfinite_activation(model, torch.split(inputs, self.scale.micro_batch))
@@ -322,7 +323,7 @@ class TrainingRun:
                 return "non-finite gradient at step {step}, first in {layer}", deepest.removeprefix("model.")
             return "gradient norm too large at step {step}, steepest in {layer}", divergence.steepest_module(model)
         assert progress.initial_loss is not None
-        # from here on a loss is the model's own: after warm-up, and after what a parent lost has had time to heal
+        # after warm-up, or after recovery from removed parts, a high loss is the model's own
         settled = self.scale.warmup_steps if self.recipe.route is None else self.scale.num_steps // 2
         is_settled = progress.step >= settled + divergence.WINDOW
         if is_settled and divergence.above_start(progress.losses, progress.initial_loss):
@@ -331,7 +332,7 @@ class TrainingRun:
         return None
 
     def _validation_problem(self, loss: float, head_means: Sequence[Tensor]) -> tuple[str, str] | None:
-        """Returns the same for a validation."""
+        """The same for a validation."""
         if not (math.isfinite(loss) and torch.cat(tuple(head_means)).isfinite().all()):
             tokens = (inputs.to(self.device) for inputs, _ in validation_batches(self.corpus, self.scale))
             where = divergence.first_nonfinite_activation(self.objective.model, tokens)
@@ -341,7 +342,7 @@ class TrainingRun:
         return None
 
     def _end_diverged(self, reason: str, layer: str) -> None:
-        """reason: with places for step and layer."""
+        """Set the outcome. reason: a format string with step and layer."""
         outcome = Outcome(
             status="diverged",
             steps=self.progress.step,
@@ -353,7 +354,7 @@ class TrainingRun:
         self.progress = replace(self.progress, outcome=outcome)
 
     def _count(self, loss: float) -> None:
-        """Counts a step with this loss; a non-finite one is not kept, as JSON has no place for it."""
+        """Count a step and record its loss, unless it is not finite, which JSON cannot represent."""
         progress = replace(self.progress, step=self.progress.step + 1)
         if math.isfinite(loss):
             losses = (*progress.losses, loss)[-divergence.WINDOW :]
@@ -366,7 +367,7 @@ class TrainingRun:
 
     @property
     def penalty_weight(self) -> float:
-        """The weight in the step about to be taken."""
+        """Weight of the entropy penalty in the next step."""
         entropy = self.recipe.entropy
         return 0.0 if entropy is None else entropy.weight_at(self.progress.step, self.scale.num_steps)
 
@@ -381,7 +382,7 @@ class TrainingRun:
 
 
 def check(candidate: Candidate, corpus: Corpus, team: Team = SOLO) -> None:
-    """Raises UserError if corpus, recipe and team do not fit."""
+    """Raise UserError if corpus, recipe and team do not fit."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     share = scale.batch // team.size
     if scale.batch % team.size or share % min(share, scale.micro_batch):
