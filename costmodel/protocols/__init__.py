@@ -1,4 +1,4 @@
-"""The protocols a model can be priced under, by the names the command line knows."""
+"""The protocols under which a model can be priced, by their names on the command line."""
 
 import os
 from collections.abc import Callable
@@ -18,12 +18,12 @@ from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.trust import Trust
 
 Setting: TypeAlias = EngineSetting | SigmaSetting | CryptenSetting
-RunSetting: TypeAlias = EngineSetting | CryptenSetting  # of protocols that are run here
+RunSetting: TypeAlias = EngineSetting | CryptenSetting  # protocols that an engine runs here
 Loader: TypeAlias = Callable[[str | Network | None, Path | None, Any], Pricer]
 
 
 def _published(network: str | Network | None, testbed: Path | None, setting: Setting | None) -> Pricer:
-    """Raises UserError for anything that is given."""
+    """Load `published`; a UserError is raised for any option, since all of them are fitted in."""
     named = network.name if isinstance(network, Network) else network
     given = {"network": named, "testbed": testbed, "setting": setting}
     for name, value in given.items():
@@ -47,7 +47,7 @@ TRUST: dict[str, Trust] = {
     "sigma": sigma.TRUST,
     "crypten": crypten.TRUST,
 }
-# protocol -> what of a setting may be said of it; `published` has all of it fitted in
+# protocol -> the class of its settings; `published` has none, because its settings are fitted in
 SETTINGS: dict[str, type[Setting]] = {
     **dict.fromkeys(ENGINE_PROTOCOLS, EngineSetting),
     "sigma": SigmaSetting,
@@ -61,18 +61,18 @@ def load_pricer(
     testbed: str | os.PathLike[str] | None = None,
     setting: Setting | None = None,
 ) -> Pricer:
-    """The pricer of a protocol; None is the protocol's own network, testbed and setting.
+    """Return the pricer of a protocol; None stands for the protocol's default network, testbed or setting.
 
-    Raises UserError for an unknown protocol, or a network, testbed or setting that the protocol cannot take.
+    A UserError is raised for an unknown protocol, or a network, testbed or setting that the protocol cannot use.
     """
     _check(protocol)
     return LOADERS[protocol](network, None if testbed is None else Path(testbed), setting)
 
 
 def setting_of(protocol: str, **flags: Any) -> Setting | None:
-    """What is said of a protocol's setting; None if nothing is.
+    """Return the setting of a protocol from the flags that are not None; None if there are none.
 
-    Raises UserError for an unknown protocol, or a flag or value that the protocol does not have.
+    A UserError is raised for an unknown protocol, or a flag or value that the protocol does not have.
     """
     _check(protocol)
     given = {name: value for name, value in flags.items() if value is not None}

@@ -21,34 +21,31 @@ from costmodel.protocols.primitives import (
 )
 
 NUM_PARTIES = 3
-OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to so many bits by oblivious transfer, wider ones by an adder
+OBLIVIOUS_BITS = 8  # conversion.cc, B2ASelector: up to 8 bits by oblivious transfer, wider ones by an adder
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
-    """Rounds, messages and bytes of one op. Raises UserError for an op without a program."""
+    """Return the rounds, messages and bytes of one op; a UserError is raised for an op without a program."""
     return price_calls(calls_of(op, setting, share_bytes=2 * setting.ring_bits // 8), setting, PRICES)
 
 
 def _passed_on(num_bytes: int) -> Comm:
-    """Every party sends its part to the next one, at once."""
+    """Every party sends its part to the next one, all at once."""
     return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
 
 
 def _product(call: Call, setting: EngineSetting) -> Comm:
-    """Each party computes one additive part and re-shares it; so also for matrices, whatever their inner dimension.
-
-    Source: arithmetic.cc, MulAA and MatMulAA; ABY3 section 5.1.
-    """
+    """Each party computes one part and re-shares it. Source: arithmetic.cc, MulAA and MatMulAA; ABY3 section 5.1."""
     return _passed_on(call.elements * setting.ring_bits // 8)
 
 
 def _multiply(call: Call, setting: EngineSetting) -> Comm:
-    """A factor that one party holds is shared first. Source: api.cc, mul_sv."""
+    """If one party holds a factor, it is shared first. Source: api.cc, mul_sv."""
     return total_comm([*([_shared(call.elements, setting)] if call.private else []), _product(call, setting)])
 
 
 def _matmul(call: Call, setting: EngineSetting) -> Comm:
-    """Costs what `_multiply` does. Source: api.cc, mmul_sv."""
+    """Like `_multiply`. Source: api.cc, mmul_sv."""
     if not call.private:
         return _product(call, setting)
     rows, columns = call.factors
@@ -56,9 +53,9 @@ def _matmul(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _truncate(call: Call, setting: EngineSetting) -> Comm:
-    """Two parties hold x and get the wrap bit by a product that the third helps with, then re-share the result.
+    """Two parties that hold x compute the wrap bit by a product with the third's help, then re-share the result.
 
-    Round 1: two masked bits and the helper's correction, in the least ring that holds the cut bits. Round 2: two
+    Round 1: two masked bits and the helper's correction, in the smallest ring that holds the cut bits. Round 2: two
     words. |x| < 2^(k-2). Source: arithmetic.cc, TruncAPr2 and computeMW.
     """
     wrap, word = max(4, stored_bytes(call.bits)), setting.ring_bits // 8
@@ -67,7 +64,7 @@ def _truncate(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _mux(call: Call, setting: EngineSetting) -> Comm:
-    """Two oblivious transfers between three parties (two masked messages and the chosen mask), each result passed on.
+    """Two oblivious transfers among three parties (two masked messages and the chosen mask); each result is passed on.
 
     Source: arithmetic.cc, MulA1B; ot.cc; ABY3 section 5.4.1.
     """
@@ -76,16 +73,13 @@ def _mux(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _msb(call: Call, setting: EngineSetting) -> Comm:
-    """One party's sum of two parts becomes boolean shares; then an AND, and per level of the carry tree two at once.
-
-    Source: conversion.cc, MsbA2B; ab_api.cc, carry_a2b.
-    """
+    """Share a sum of two parts as bits, one AND, two ANDs per level. Source: MsbA2B; ab_api.cc, carry_a2b."""
     share, generate = _and(call.elements, setting.ring_bits), _and(call.elements, setting.ring_bits)
     return total_comm([share, generate, *(_and(2 * call.elements, bits) for bits in halves(setting))])
 
 
 def _a2b(call: Call, setting: EngineSetting) -> Comm:
-    """Costs what `_msb` does, with a Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
+    """Like `_msb`, with a Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
     return total_comm([_and(call.elements, setting.ring_bits), _adder(call.elements, setting)])
 
 
@@ -102,10 +96,10 @@ def _b2a(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _equal(call: Call, setting: EngineSetting) -> Comm:
-    """One party deals a mask; the other two open the masked difference, and its bits are joined by halves.
+    """One party deals a mask; the other two open the masked difference, whose bits are combined by halving.
 
-    Rounds 1 to 3: the mask in two sharings, a masked share, a re-sharing. The result is kept, and becomes arithmetic,
-    in a byte. Source: conversion.cc, EqualAP and eqz, https://eprint.iacr.org/2019/599, section IV.D.
+    Rounds 1 to 3: the mask in two sharings, a masked share, a re-sharing. The result is stored and converted to
+    arithmetic shares as a byte. Source: conversion.cc, EqualAP and eqz, https://eprint.iacr.org/2019/599, section IV.D.
     """
     num_bytes = 4 * call.elements * setting.ring_bits // 8
     opened = Comm(rounds=3, messages=4, online_bytes=num_bytes, waited_bytes=num_bytes)
@@ -114,19 +108,18 @@ def _equal(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _shared(elements: int, setting: EngineSetting) -> Comm:
-    """The owner sends a part to each other party, at once. Source: arithmetic.cc, V2A."""
+    """The owner sends a part to each other party at once. Source: arithmetic.cc, V2A."""
     num_bytes = elements * setting.ring_bits // 8
     return Comm(rounds=1, messages=2, online_bytes=2 * num_bytes, waited_bytes=num_bytes)
 
 
 def _adder(elements: int, setting: EngineSetting) -> Comm:
-    """Kogge-Stone: an AND of all bits, then two at once for every doubling."""
     levels = (setting.ring_bits - 1).bit_length()
     return total_comm([_and(elements, setting.ring_bits), *[_and(2 * elements, setting.ring_bits)] * levels])
 
 
 def _and(elements: int, bits: int) -> Comm:
-    """Costs what a product does, on bits. Source: boolean.cc, AndBB."""
+    """A product of bits costs what one of numbers does. Source: boolean.cc, AndBB."""
     return _passed_on(elements * stored_bytes(bits))
 
 

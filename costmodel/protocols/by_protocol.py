@@ -1,4 +1,4 @@
-"""Flags that say one thing for several protocols: `--protocol semi2k,sigma --budget-latency semi2k=60s,sigma=2s`."""
+"""Flags with values per protocol: `--protocol semi2k,sigma --budget-latency semi2k=60s,sigma=2s`."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,9 +9,10 @@ KEYS = "budget_keys"
 
 
 def asked_of_each(protocol: str, flags: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
-    """What flags, by name, say of each protocol in a list; without a name a budget of keys is of those that have keys.
+    """Return the values of flags for each protocol in a list.
 
-    Raises UserError for an unknown protocol with keys, a testbed of all of them, or as `by_protocol` does.
+    A budget of keys without a protocol's name is for the protocols with keys. A UserError is raised for an unknown
+    protocol, one testbed for several protocols, or a value that `by_protocol` refuses.
     """
     protocols, testbed = protocols_of(protocol), flags.get("testbed")
     if len(protocols) > 1 and testbed is not None and "=" not in testbed:
@@ -27,14 +28,14 @@ def asked_of_each(protocol: str, flags: Mapping[str, str | None]) -> dict[str, d
 
 
 def protocols_of(text: str) -> tuple[str, ...]:
-    """The names in a list with commas, each once."""
+    """Return the distinct names in a list separated by commas."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",")))
 
 
 def by_protocol(text: str | None, protocols: Sequence[str], subject: str) -> dict[str, str | None]:
-    """What a flag says of each protocol: one value of all, or NAME=VALUE with commas between, None where it says none.
+    """Return a flag's value for each protocol, from one value for all or NAME=VALUE pairs; None where none is given.
 
-    Raises UserError for a value of a protocol that is not among them, or for several without names.
+    A UserError is raised for a name that is not among the protocols, or for several values without names.
     """
     if text is None or ("=" not in text and "," not in text):
         return dict.fromkeys(protocols, text)

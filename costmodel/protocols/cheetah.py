@@ -1,17 +1,17 @@
 """The protocol `cheetah`: two parties, additive shares, lattice encryption and oblivious transfer; semi-honest.
 
-Products are computed under RLWE encryption, comparisons and truncations by oblivious transfers (OTs) that are extended
-in large batches. Keys, batches of OTs and cached product triples are made when first needed, so that what an op costs
-depends on what ran before it: `walk` prices ops in the order in which the engine runs them, and `comm` prices one op by
-its share, which adds up. What is made ahead is preprocessing.
+Products are computed under RLWE encryption; comparisons and truncations use oblivious transfers (OTs), which are
+extended in large batches. Keys, batches of OTs and cached product triples are preprocessing, made when first needed, so
+the cost of an op depends on the ops before it. `walk` prices ops in the order in which the engine runs them; `comm`
+prices one op by its share of the batches, so that costs add up.
 
-Rounds are counted by two clocks, one per party, since a party that waits for nothing runs ahead of the other: a
-message moves its receiver's clock to one after its sender's. An op takes as many rounds as the later clock advances.
-What preprocessing waits for is not in them.
+Rounds are counted by two clocks, one per party, since a party that waits for nothing runs ahead of the other: a message
+moves its receiver's clock to one after its sender's. An op takes as many rounds as the later clock advances. Waiting
+for preprocessing is not included.
 
-Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one
-thread; Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207. Sizes of compressed ciphertexts and keys, and
-what starting OTs costs, are measured: spu 0.9.5, ring of 64 bits, sums over both parties. They vary by 0.1 %.
+Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one thread;
+Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207. Sizes of compressed ciphertexts and keys, and the cost of
+the first OTs, are measured: spu 0.9.5, ring of 64 bits, sums over both parties. They vary by 0.1 %.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -37,40 +37,36 @@ from costmodel.protocols.cheetah_preprocessing import (
 from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import Call, Calls, Comm, EngineSetting, local, total_comm
 
-RING_BITS = 64  # parameters of the encryption are those for this ring
+RING_BITS = 64  # the encryption parameters are for this ring
 WORD_BYTES = 8
 
 MATRIX_SENT_BYTES = 185_043  # an encrypted block; measured on 64 x 256 x 256, 128 x 64 x 128, 128 x 768 x 768
-MATRIX_ANSWER_BYTES = 254_289  # its answer, two ring elements; measured likewise
-CACHED_ELEMENTS = 2 * DEGREE  # from so many elements on, products do without cached triples; arithmetic.cc, MulAA
-SQUARE_HALVED = DEGREE  # up to so many elements, squares are not cut in two; arithmetic.cc, SquareA
+MATRIX_ANSWER_BYTES = 254_289  # its answer, two ring elements; measured on the same products
+CACHED_ELEMENTS = 2 * DEGREE  # products of at least this many elements use no cached triples; arithmetic.cc, MulAA
+SQUARE_HALVED = DEGREE  # squares of at most this many elements are not cut in two; arithmetic.cc, SquareA
 DIGIT_BITS = 4  # nonlinear/compare_prot.h: compared by digits, each one OT of 16 messages
-OT_GROUP = 8  # messages are packed in groups of so many; ot/yacl/ferret.cc, kOTBatchSize
+OT_GROUP = 8  # messages are packed in groups of 8; ot/yacl/ferret.cc, kOTBatchSize
 BLOCK_BITS = 128  # choices travel in blocks; yacl_ote_adapter.cc, recv_cot
 BUFFER_BYTES = 1024 * 1024  # ot/yacl/ferret.cc, SEND_BUFFER_SIZE
-ACKNOWLEDGED = 16  # ciphertexts are sent in groups of so many, one of which waits for its receipt; kCtAsyncParallel
+ACKNOWLEDGED = 16  # ciphertexts are sent in groups of 16, one of which waits for its receipt; kCtAsyncParallel
 
-# What a run makes once, however little of it is used: keys, the first OTs, a batch of OTs per direction; and what is
-# left over at the end of a batch of triples, half of it in expectation.
+# Made once a run, however little of it is used: keys, the first OTs, a batch of OTs per direction, and the unused rest
+# of a batch of triples, half a batch in expectation.
 ONCE = (PRODUCT_KEYS, MATRIX_KEYS, OT_START, *[ot_batches(1)] * 2, triple_batches(1 / 2))
 
 
 def walk(ops: Iterable[Op], setting: EngineSetting) -> tuple[Comm, ...]:
-    """The cost of each op in a fresh run of all of them, in order.
-
-    Raises UserError for a ring that is not of 64 bits, or an op without a program.
-    """
+    """Return the cost of each op in a fresh run of all, in order; a UserError is raised as by `comm`."""
     return tuple(cost for cost, _ in _walked(ops, setting))
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
-    """The cost of one op wherever it runs, so that the cost of a model is a sum in any order.
+    """Return the cost of one op, independent of the ops before it, so that costs add up in any order.
 
-    Rounds are those of the op alone; in a sequence it may take one less. Online bytes are those of `walk`. Of
-    preprocessing, an op pays its share of the batches of OTs and triples, to whole bytes; `TokenEmbedding`, which every
-    decoder has once, also pays for what a run makes once.
-
-    Raises UserError for a ring that is not of 64 bits, or an op without a program.
+    Rounds are those of the op alone; in a sequence it may take one less. Online bytes equal those of `walk`. Of
+    preprocessing, an op pays its share of the batches of OTs and triples, rounded to whole bytes. `TokenEmbedding`,
+    which every decoder has once, also pays for everything that is made once a run. A UserError is raised for a ring
+    that does not have 64 bits, or an op without a program.
     """
     used = Use()
     online = total_comm(PRICES[call.primitive](call, used) for call in _calls(op, setting))
@@ -79,7 +75,7 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
 
 
 def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
-    """Bytes of one op, its share of what is made in batches included, by the primitive that sends them."""
+    """Return the bytes of one op by the primitive that sends them, including its share of batches."""
     num_bytes: dict[str, int] = {}
     for call in _calls(op, setting):
         used = Use()
@@ -89,7 +85,7 @@ def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
 
 
 def num_ots(op: Op, setting: EngineSetting) -> int:
-    """Oblivious transfers that one op uses, of both directions together."""
+    """Return the number of oblivious transfers that one op uses, in both directions together."""
     used = Use()
     for call in _calls(op, setting):
         PRICES[call.primitive](call, used)
@@ -97,12 +93,11 @@ def num_ots(op: Op, setting: EngineSetting) -> int:
 
 
 def batches_made(ops: Iterable[Op], setting: EngineSetting) -> tuple[int, ...]:
-    """Batches of OTs made in each op of a fresh run of all of them, in order."""
+    """Return the number of batches of OTs made in each op of a fresh run of all of them, in order."""
     return tuple(num_batches for _, num_batches in _walked(ops, setting))
 
 
 def _walked(ops: Iterable[Op], setting: EngineSetting) -> Iterator[tuple[Comm, int]]:
-    """The cost of each op in a fresh run, and the batches of OTs made in it."""
     stock, clocks = Stock(), [0, 0]
     for op in ops:
         parts, start, batches = list[Comm](), max(clocks), stock.num_batches
@@ -120,10 +115,10 @@ def _calls(op: Op, setting: EngineSetting) -> Calls:
 
 
 def _multiply(call: Call, used: Use) -> Comm:
-    """Large: each half is encrypted by one party, both factors, and answered. Small: Beaver, with cached triples.
+    """Large: each party encrypts one half of both factors, and the other answers. Small: Beaver, with cached triples.
 
-    A factor that the server holds is encrypted by it, and multiplied with the other party's share.
-    Source: arithmetic.cc, MulAA and MulAV; arith/cheetah_mul.cc, MulShare; state.cc, makeSureCacheSize.
+    A factor that the server holds is encrypted by it, and multiplied by the other party's share. Source: arithmetic.cc,
+    MulAA and MulAV; arith/cheetah_mul.cc, MulShare; state.cc, makeSureCacheSize.
     """
     used.product_keys = True
     if call.private:
@@ -137,7 +132,7 @@ def _multiply(call: Call, used: Use) -> Comm:
 
 
 def _square(call: Call, used: Use) -> Comm:
-    """Twice the product of the two shares: one factor is encrypted. Source: arithmetic.cc, SquareA."""
+    """Compute twice the product of the two shares; only one factor is encrypted. Source: arithmetic.cc, SquareA."""
     half = call.elements // 2 if call.elements > SQUARE_HALVED else call.elements
     parts = [half, call.elements - half] if half < call.elements else [half]
     used.product_keys = True
@@ -145,7 +140,7 @@ def _square(call: Call, used: Use) -> Comm:
 
 
 def _encrypted(parts: list[int], factors: int, used: Use) -> Comm:
-    """Vectors are encrypted, sent, multiplied with the other party's and answered; the parts go opposite ways at once.
+    """Vectors are encrypted, sent, multiplied by the other party's and answered; parts in opposite directions overlap.
 
     The first ciphertext of a group waits for its receipt, two rounds, before the others are sent.
     """
@@ -161,10 +156,10 @@ def _encrypted(parts: list[int], factors: int, used: Use) -> Comm:
 
 
 def _matmul(call: Call, used: Use) -> Comm:
-    """Per cross term, the factor of fewer blocks is encrypted and sent, and the products are answered.
+    """For each cross term, the factor with fewer blocks is encrypted and sent, and the products are sent back.
 
-    There are two cross terms of shares, at once, and one where the server holds a factor.
-    Source: arith/cheetah_dot.cc, doDotOLE; arithmetic.cc, MatMulAA and MatMulAV.
+    Shares have two cross terms, which overlap; if the server holds a factor there is one. Source: arith/cheetah_dot.cc,
+    doDotOLE; arithmetic.cc, MatMulAA and MatMulAV.
     """
     used.matrix_keys = True
     sent, answers, answer_bytes = _ciphertexts(call)
@@ -179,7 +174,7 @@ def _matmul(call: Call, used: Use) -> Comm:
 
 
 def _ciphertexts(call: Call) -> tuple[int, int, int]:
-    """Traffic of one cross term: blocks sent, answers, and their bytes; several answers are packed."""
+    """Return the blocks sent, answers (packed if there are several) and bytes of answers of one cross term."""
     rows, columns = call.factors
     inner = call.operands // (rows + columns)
     block, packed = _blocks(rows, inner, columns)
@@ -197,7 +192,7 @@ def _ciphertexts(call: Call) -> tuple[int, int, int]:
 
 
 def _blocks(rows: int, inner: int, columns: int) -> tuple[Block, bool]:
-    """The shape of a matrix product's blocks, and whether their answers are packed: where there are several."""
+    """Return the block shape of a matrix product, and whether there are several blocks, whose answers are packed."""
     block = best_block(rows, inner, columns, packed=True)
     if ceil(rows / block[0]) * ceil(columns / block[2]) > 1:
         return block, True
@@ -205,10 +200,10 @@ def _blocks(rows: int, inner: int, columns: int) -> tuple[Block, bool]:
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """What the matrix products among calls compute, in each cross term.
+    """Return the work of the matrix products among calls, in each cross term.
 
-    products: of blocks, of which nearly as many are encoded; results: blocks they add up to; switches: the key switches
-    that pack these. Of blocks that are encrypted and sent there are fewer.
+    The units are `products` of blocks, of which nearly as many are encoded; `results`, the blocks that they add up to;
+    and `switches`, the key switches that pack the results. Fewer blocks are encrypted and sent.
     """
     products = results = switches = 0
     for call in calls:
@@ -224,15 +219,12 @@ def matrix_work(calls: Calls) -> dict[str, int]:
 
 
 def _truncate(call: Call, used: Use) -> Comm:
-    """The carry of the cut bits, by one OT: the engine moves every number to where its sign is known.
-
-    Source: nonlinear/truncate_prot.cc, Compute and MSB1ToWrap.
-    """
+    """Get the carry of the cut bits by one OT. Source: nonlinear/truncate_prot.cc, Compute and MSB1ToWrap."""
     return _correlated_ot(call.elements, call.bits, 0, used)
 
 
 def _msb(call: Call, used: Use) -> Comm:
-    """Digits are compared by an OT of 16 messages of 2 bits; a tree joins digits, but for the lowest also equality.
+    """Compare digits by an OT of 16 messages of 2 bits; a tree combines them, with equality for all but the lowest.
 
     Source: arithmetic.cc, MsbA2B; nonlinear/compare_prot.cc, DoCompute and TraversalANDFullBinaryTree.
     """
@@ -249,7 +241,7 @@ def _msb(call: Call, used: Use) -> Comm:
 
 
 def _mux(call: Call, used: Use) -> Comm:
-    """One OT per direction. Source: ot/basic_ot_prot.cc, Multiplexer."""
+    """Use one OT per direction. Source: ot/basic_ot_prot.cc, Multiplexer."""
     return total_comm(_correlated_ot(call.elements, RING_BITS, direction, used) for direction in (0, 1))
 
 
@@ -261,7 +253,7 @@ def _a2b(call: Call, used: Use) -> Comm:
 
 
 def _b2a(call: Call, used: Use) -> Comm:
-    """An OT per bit, of as many bits as are left above it. Source: ot/basic_ot_prot.cc, SingleB2A and PackedB2A."""
+    """Use an OT per bit, as wide as the bits left above it. Source: ot/basic_ot_prot.cc, SingleB2A and PackedB2A."""
     if call.bits == 1:
         return _correlated_ot(call.elements, RING_BITS, 0, used)
     num_ots = call.elements * call.bits
@@ -270,7 +262,7 @@ def _b2a(call: Call, used: Use) -> Comm:
 
 
 def _equal(call: Call, used: Use) -> Comm:
-    """Digits by an OT of 16 messages of a bit, joined by halves; then to arithmetic.
+    """Compare digits by an OT of 16 messages of a bit, combine them by halving, and convert to arithmetic shares.
 
     Source: arithmetic.cc, EqualAP; nonlinear/equal_prot.cc, DoCompute.
     """
@@ -284,9 +276,9 @@ def _equal(call: Call, used: Use) -> Comm:
 
 
 def _and_opened(elements: int, bits: int, num_opened: int, used: Use) -> Comm:
-    """A random OT per bit and direction makes a triple; masked values are opened, one after the other.
+    """Make a triple by a random OT per bit and direction, then open masked values one after the other.
 
-    num_opened: 2 for an AND, 3 for two ANDs with a common factor. Source: ot/basic_ot_prot.cc, BitwiseAnd and
+    `num_opened` is 2 for an AND, 3 for two ANDs with a common factor. Source: ot/basic_ot_prot.cc, BitwiseAnd and
     CorrelatedBitwiseAnd.
     """
     used.ots = [num_ots + elements * bits for num_ots in used.ots]
@@ -297,14 +289,14 @@ def _and_opened(elements: int, bits: int, num_opened: int, used: Use) -> Comm:
 
 
 def _correlated_ot(elements: int, bits: int, direction: int, used: Use) -> Comm:
-    """An OT per element whose messages differ by a chosen number of so many bits; only the difference is sent."""
+    """Use an OT per element whose messages differ by a chosen number of `bits` bits; only the difference is sent."""
     groups, rest = divmod(elements, OT_GROUP)
     words = groups * ceil(OT_GROUP * bits / RING_BITS) + ceil(rest * bits / RING_BITS)
     return _chosen(elements, words * WORD_BYTES, direction, used)
 
 
 def _chosen(num_ots: int, message_bytes: int, sender: int, used: Use) -> Comm:
-    """The receiver's choices, a bit each, then the sender's messages. Source: ot/yacl/ferret.cc."""
+    """The receiver sends its choices, a bit each, then the sender its messages. Source: ot/yacl/ferret.cc."""
     used.ots[sender] += num_ots
     used.deliver(1 - sender)
     used.deliver(sender)
@@ -313,12 +305,12 @@ def _chosen(num_ots: int, message_bytes: int, sender: int, used: Use) -> Comm:
 
 
 def _in_turn(num_messages: int, num_bytes: int) -> Comm:
-    """Sent one after the other; online, its rounds are read off the clocks."""
+    """Bytes sent one after the other; the clocks count the rounds."""
     return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes, waited_bytes=num_bytes)
 
 
 def _both_ways(num_messages: int, num_bytes: int) -> Comm:
-    """Half of it by each party, at once; online, its rounds are read off the clocks."""
+    """Bytes sent half by each party, at once; the clocks count the rounds."""
     return Comm(rounds=0, messages=num_messages, online_bytes=num_bytes, waited_bytes=num_bytes // NUM_PARTIES)
 
 

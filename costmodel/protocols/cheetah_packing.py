@@ -1,4 +1,4 @@
-"""How a matrix product is cut to blocks that fit a ring element of the encryption.
+"""How a matrix product is cut into blocks that fit a ring element of the encryption.
 
 Source: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah/arith/matmat_prot.cc, GetSubMatShape
 (https://github.com/secretflow/spu), which tries every shape; here only those that can win are tried.
@@ -14,19 +14,19 @@ DEGREE = 8192  # coefficients of a ring element of the encryption; arith/cheetah
 Block: TypeAlias = tuple[int, int, int]  # rows, inner and columns of a block
 
 
-@lru_cache(maxsize=4096)  # an architecture has few shapes, and many products of each
+@lru_cache(maxsize=4096)  # an architecture has many products, but few shapes
 def best_block(rows: int, inner: int, columns: int, *, packed: bool) -> Block:
-    """Shape of the blocks of least price, for rows x inner times inner x columns.
+    """Return the cheapest block shape to multiply rows x inner by inner x columns.
 
-    packed: answers are packed, and `inner` is then cut by powers of two. Of several shapes that are equal, the engine
-    takes the last in its order, which is by rows and then by inner.
+    With `packed`, answers are packed and `inner` is cut by powers of two. Of equally cheap shapes the engine takes the
+    last in its order, by rows and then by inner dimension.
     """
     candidates = _candidates(rows, inner, columns, packed=packed)
     return max(candidates, key=lambda block: (-_price(rows, inner, columns, block, packed=packed), block))
 
 
 def _price(rows: int, inner: int, columns: int, block: Block, *, packed: bool) -> float:
-    """A ciphertext is priced 1000, a key switch 1, a product of ciphertexts 0.1."""
+    """Weigh a ciphertext by 1000, a key switch by 1 and a product of ciphertexts by 0.1."""
     high, deep, wide = block
     blocks = ceil(rows / high), ceil(inner / deep), ceil(columns / wide)
     sent, answers = min(blocks[0], blocks[2]) * blocks[1], ceil(blocks[0] * blocks[2] / deep)
@@ -35,15 +35,15 @@ def _price(rows: int, inner: int, columns: int, block: Block, *, packed: bool) -
 
 
 def key_switches(rows: int, columns: int, block: Block) -> int:
-    """What packing the answers of such blocks to full ciphertexts takes."""
+    """Return the number of key switches that pack the answers of such blocks into full ciphertexts."""
     return ceil(rows * columns / DEGREE) * block[1]
 
 
 def _candidates(rows: int, inner: int, columns: int, *, packed: bool) -> Iterator[Block]:
-    """Per `deep` and number of row blocks, the one shape that can win.
+    """Yield, for each depth and number of row blocks, the one shape that can win.
 
-    Among the heights that need as many row blocks, lower ones leave room for wider blocks, and so for as many columns
-    or more: the lowest has the least price, and the highest that needs no more column blocks is the last of that price.
+    Among heights that need the same number of row blocks, lower ones leave room for blocks at least as wide: the lowest
+    is the cheapest, and the highest that needs no more column blocks is the last of the same price.
     """
     heights = list(_heights(min(DEGREE, rows), rows))
     for deep in _depths(inner, packed=packed):
@@ -57,7 +57,7 @@ def _candidates(rows: int, inner: int, columns: int, *, packed: bool) -> Iterato
 
 
 def _heights(highest: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Lowest and highest of the heights that need equally many row blocks, from 1 to `highest`."""
+    """Yield the lowest and highest of the heights that need the same number of row blocks, from 1 to `highest`."""
     low = 1
     while low <= highest:
         num_blocks = ceil(rows / low)

@@ -1,11 +1,11 @@
-"""What the parties of `cheetah` make ahead of a product or comparison: keys, oblivious transfers (OTs), triples.
+"""The preprocessing of `cheetah`: keys, oblivious transfers (OTs) and product triples, made before they are needed.
 
-A `Use` is what calls use up of it. A `Stock` makes things when they run out, as the engine does, so that the cost of an
-op depends on what ran before it; `Use.share` is the part of the batches that is used up, so that costs add up in any
-order. None of it depends on the data.
+A `Use` counts what calls consume. A `Stock` makes material when it runs out, as the engine does, so the cost of an op
+depends on the ops before it. `Use.share` is the consumed part of the batches, so that costs add up in any order.
+Nothing here depends on the data.
 
 Source: SecretFlow-SPU 0.9.5, libspu/mpc/cheetah (https://github.com/secretflow/spu), with one thread. Sizes of keys and
-compressed ciphertexts, and what starting OTs costs, are measured, in a ring of 64 bits, as sums over both parties.
+compressed ciphertexts, and the cost of the first OTs, are measured in a ring of 64 bits, as sums over both parties.
 """
 
 from dataclasses import dataclass, field
@@ -17,25 +17,25 @@ from costmodel.protocols.primitives import Comm, total_comm
 NUM_PARTIES = 2
 NUM_MODULI = 4  # plaintext primes of 45 bits for 64 + 64 + 32 bits; arith/cheetah_mul.cc, TotalCRTBitLen
 PRODUCT_SENT_BYTES = 161_025  # an encrypted vector, one prime; measured on products of 16,384 elements
-PRODUCT_ANSWER_BYTES = 124_947  # its answer; measured likewise
+PRODUCT_ANSWER_BYTES = 124_947  # its answer; measured on the same products
 PRODUCT_KEYS_BYTES = 321_746  # both public keys; measured on a first product
 MATRIX_KEYS_BYTES = 19_428_501  # both public keys and keys for packing; measured on a first matrix product
 
-# OT extension by Ferret: n of a batch, of which k + t log2(n / t) are kept for the next; ot/yacl/yacl_ote_adapter.h
+# OT extension by Ferret: n in a batch, of which k + t log2(n / t) make the next one; ot/yacl/yacl_ote_adapter.h
 BATCH, KEPT = 10_485_760, 452_000 + 1280 * 13
 FIRST_BATCH = 470_016
-BATCH_BYTES = 1280 * 13 * 16 + 19  # t trees of log2(n / t) levels, a block each; the rest measured
+BATCH_BYTES = 1280 * 13 * 16 + 19  # t trees of log2(n / t) levels, a block each; the 19 are measured
 START_BYTES = 940_326  # base OTs and first batches, both directions; measured on a first comparison
-BATCH_MESSAGES, START_MESSAGES = 1281, 1858  # measured likewise
-TRIPLES = DEGREE // 2  # made by one vector of each prime; state.cc, makeSureCacheSize
+BATCH_MESSAGES, START_MESSAGES = 1281, 1858  # measured on a first comparison
+TRIPLES = DEGREE // 2  # made from one vector of each prime; state.cc, makeSureCacheSize
 
 
 def made_ahead(num_bytes: int, num_messages: int) -> Comm:
-    """Bytes and messages made ahead; what they wait for is not in the rounds.
+    """Return the cost of preprocessing; its waiting is not counted as rounds.
 
-    No two of them are under way at once: keys are received before they are answered, and triples and OTs are made by
-    one party sending and the other answering. Source: arith/cheetah_mul.cc, LazyExpandSEALContexts; state.cc,
-    makeSureCacheSize; on a link of 3 Mbit/s, products from triples took 0.97 of all their bytes.
+    No two steps overlap: keys are received before they are answered, and triples and OTs are made by one party sending
+    and the other answering. Source: arith/cheetah_mul.cc, LazyExpandSEALContexts; state.cc, makeSureCacheSize. Measured
+    on a link of 3 Mbit/s, products from triples took 0.97 of the time that all their bytes need.
     """
     return Comm(rounds=0, messages=num_messages, online_bytes=0, setup_bytes=num_bytes, waited_bytes=num_bytes)
 
@@ -46,22 +46,25 @@ OT_START = made_ahead(START_BYTES, START_MESSAGES)
 
 
 def ot_batches(count: float) -> Comm:
-    """Batches of OTs, in one direction; a share of a batch is rounded to whole bytes and messages."""
+    """Return the cost of batches of OTs in one direction; a share of a batch is rounded to whole bytes and messages."""
     return made_ahead(round(count * BATCH_BYTES), round(count * BATCH_MESSAGES))
 
 
 def triple_batches(count: float) -> Comm:
-    """Batches of products of random numbers, two products each; rounded likewise."""
+    """Return the cost of batches of random product triples, two products each; rounded like `ot_batches`."""
     vectors = NUM_MODULI * count
     return made_ahead(round(vectors * (PRODUCT_SENT_BYTES + PRODUCT_ANSWER_BYTES)), round(2 * vectors))
 
 
 @dataclass(kw_only=True, slots=True)
 class Use:
-    """What calls use up of what is made ahead, and when they are done.
+    """The preprocessing that calls consume, and the time at which they are done.
 
-    clocks: of both parties, in rounds. ots: random OTs by direction, 0 where party 0 sends. triples: products of random
-    numbers. product_keys, matrix_keys: whether keys are needed at all.
+    Attributes:
+        clocks: Clock of each party, in rounds.
+        ots: Random OTs by direction; entry 0 counts those that party 0 sends.
+        triples: Products of random numbers.
+        product_keys, matrix_keys: Whether keys are needed at all.
     """
 
     clocks: list[int] = field(default_factory=lambda: [0, 0])
@@ -71,30 +74,30 @@ class Use:
     matrix_keys: bool = False
 
     def deliver(self, sender: int) -> None:
-        """A message from one party, which the other waits for."""
+        """Send a message that the other party waits for."""
         self.clocks[1 - sender] = max(self.clocks[1 - sender], self.clocks[sender] + 1)
 
     def exchange(self) -> None:
-        """A message from each party, both sent before either waits."""
+        """Send a message from each party, both before either waits."""
         first, second = self.clocks
         self.clocks = [max(first, second + 1), max(second, first + 1)]
 
     def advance(self, sender: int, sender_clock: int, other_clock: int) -> None:
-        """Both clocks, moved on but never back."""
+        """Move both clocks forward, never back."""
         moved = [other_clock, sender_clock] if sender == 1 else [sender_clock, other_clock]
         self.clocks = [max(old, new) for old, new in zip(self.clocks, moved, strict=True)]
 
     @property
     def share(self) -> Comm:
-        """The share of all batches taken from, to whole bytes and messages; keys and the first OTs are not in it."""
+        """The consumed share of all batches, to whole bytes and messages, without keys and the first OTs."""
         return total_comm([ot_batches(sum(self.ots) / (BATCH - KEPT)), triple_batches(self.triples / TRIPLES)])
 
 
 @dataclass(kw_only=True, slots=True)
 class Stock:
-    """What the parties have made and not yet used.
+    """The preprocessing that the parties have made and not yet used.
 
-    spare_ots, triples: as `Use` counts them. num_batches: batches of OTs made so far.
+    `spare_ots` and `triples` are counted as in `Use`; `num_batches` counts the batches of OTs made so far.
     """
 
     has_product_keys: bool = False
@@ -105,7 +108,7 @@ class Stock:
     num_batches: int = 0
 
     def take(self, used: Use) -> Comm:
-        """What has to be made for a call: batches of OTs as needed, and triples for all it uses if they do not suffice.
+        """Make what a call needs: OT batches, and triples for the whole call if the spare ones do not suffice.
 
         Source: ot/yacl/yacl_ote_adapter.cc, rcot; state.cc, makeSureCacheSize.
         """

@@ -1,13 +1,12 @@
-"""Seconds that parties compute, per kind of op: affine in the work an op does, fitted on measured runs.
+"""Compute seconds of the parties by kind of op, affine in the work of the op and fitted on measured runs.
 
     seconds of an op = fixed_s of its kind + sum over units of work of per_unit_s x count
 
-Measured with a process per party on one machine, so what it takes to hand messages to TCP and back is in them.
-Coefficients are at least 0, so that seconds never fall as work grows; the work of matrix products depends on how the
-engine cuts them to tiles, and under cheetah to blocks. A kind is a type of op in one of its forms, with its weights
-secret-shared or held by the server; all matrix products are of one kind, since one kernel computes them. What is
-fitted, and on which machine, is a testbed file. An op that was measured itself, at its full size, takes the seconds
-measured.
+Each party was a process on the same machine, so the seconds include handing messages to TCP and back. Coefficients are
+at least 0, so that seconds never fall as work grows. The work of a matrix product depends on how the engine cuts it
+into tiles, and under cheetah into blocks. A kind is a type of op in one of its forms, with its weights secret-shared or
+held by the server; all matrix products are of one kind, since one kernel computes them. A testbed file states the fit
+and the machine. An op that was measured at its full size takes the measured seconds instead.
 """
 
 import math
@@ -29,12 +28,15 @@ POOL = "Matmul"  # the kind of all matrix products: one kernel, with secret fact
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KindSeconds:
-    """The fit of one kind.
+    """The fit of one kind of op.
 
-    fixed_s, per_unit_s: seconds per op, and per unit of each of its `work`.
-    greatest: the most of each unit that any op it is fitted on does; what does more is extrapolated.
-    num_points: ops it is fitted on. worst_error: greatest relative error on them. held_out_error: greatest relative
-    error on an op that was left out of the fit, which bounds what to expect of sizes between those measured.
+    Attributes:
+        fixed_s, per_unit_s: Seconds per op, and per unit of work.
+        greatest: The most of each unit among the fitted ops; larger ops are extrapolated.
+        num_points: Number of fitted ops.
+        worst_error: Greatest relative error on the fitted ops.
+        held_out_error: Greatest relative error on an op that was left out of the fit; the error to expect for sizes
+            between the measured ones.
     """
 
     fixed_s: float
@@ -56,10 +58,13 @@ class KindSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpSeconds:
-    """One op, measured at its full size.
+    """The measurement of one op at its full size.
 
-    seconds: the least of its runs, with its share of what is made ahead; setup_s: that share, where it can be told.
-    spread: how far from these another run was at most, relative to them. num_runs: how often it ran.
+    Attributes:
+        seconds: The fastest of its runs, with its share of preprocessing.
+        setup_s: That share, where it can be told apart.
+        spread: Greatest relative deviation of another run from `seconds`.
+        num_runs: Number of runs.
     """
 
     seconds: float
@@ -73,10 +78,13 @@ class OpSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComputeTestbed:
-    """What one machine needs for each kind of op under one protocol, all parties on that machine.
+    """The compute seconds of each kind of op under one protocol, with all parties on one machine.
 
-    engine, machine, measured_on: provenance; notes: what else to know of it. threads: of each party.
-    start_s: keys and first oblivious transfers, once a run. ops: single ops that were measured, by `op_name`.
+    Attributes:
+        engine, machine, measured_on: Provenance; `notes` states what else matters.
+        threads: Threads of each party.
+        start_s: Seconds of keys and first oblivious transfers, once a run.
+        ops: Single ops that were measured, by `op_name`.
     """
 
     protocol: str
@@ -103,7 +111,7 @@ def _check(**values: float) -> None:
 
 
 def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
-    """What an op does, by unit. Of a matrix product all calls count, tile by tile: a tile reads its operands anew."""
+    """Return the work of an op by unit. A matrix product counts every tile, since each reads its operands again."""
     if not op.is_product:
         return op.work
     engine = ENGINE_PROTOCOLS[protocol]
@@ -114,27 +122,27 @@ def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
 
 
 def kind(op: Op, weights: str) -> str:
-    """The type of the op, its forms, and who holds its weights, if it has any: `secret` or `server`."""
+    """Return the type of the op, its forms and, if it has weights, who holds them: `secret` or `server`."""
     forms = [value for field in fields(op) if isinstance(value := getattr(op, field.name), str)]
     return ".".join([type(op).__name__, *forms, *([weights] if op.weights == "hidden" else [])])
 
 
 def fitted_kind(op: Op, weights: str) -> str:
-    """The kind whose seconds an op has: its own, or that of all matrix products."""
+    """Return the kind whose fit applies to an op: its own, or the one of all matrix products."""
     if not op.is_product or op.work:
         return kind(op, weights)
     return f"{POOL}.{weights if op.weights == 'hidden' else 'secret'}"
 
 
 def op_name(op: Op, weights: str) -> str:
-    """The kind of an op with whatever else it has, but for defaults, such as `Relu(rows=8, features=16)`."""
+    """Return the kind of an op with its other fields that are not defaults, such as `Relu(rows=8, features=16)`."""
     values = {field.name: getattr(op, field.name) for field in fields(op) if getattr(op, field.name) != field.default}
     shape = ", ".join(f"{name}={value}" for name, value in values.items() if not isinstance(value, str))
     return f"{kind(op, weights)}({shape})"
 
 
 def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """Seconds of one op, start not included. Raises UserError for a kind or unit that the testbed has not measured."""
+    """Return the seconds of one op, without start-up; a UserError is raised if the testbed lacks its kind or unit."""
     if known := testbed.ops.get(op_name(op, weights)):
         return known.seconds
     measured = _measured(op, weights, testbed)
@@ -148,7 +156,7 @@ def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """How many times more an op does, of the unit that it exceeds the most, than any that was measured; 1 within."""
+    """Return the greatest ratio, over units, of an op's work to the most that was measured; at least 1."""
     if op_name(op, weights) in testbed.ops:
         return 1.0
     greatest = _measured(op, weights, testbed).greatest
@@ -157,10 +165,10 @@ def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
-    """How far off the seconds of an op may be.
+    """Return the absolute error to expect of an op's seconds.
 
-    Of an op that was measured: its spread. Else the held-out error of its kind, and as much again for every doubling
-    beyond the sizes that were measured.
+    A measured op has its spread. Others have the held-out error of their kind, plus as much again for every doubling
+    beyond the measured sizes.
     """
     seconds = seconds_of(op, weights, testbed)
     if known := testbed.ops.get(op_name(op, weights)):
@@ -170,12 +178,12 @@ def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
 
 
 def load_compute(path: Path) -> ComputeTestbed:
-    """The testbed in a YAML file. Raises UserError, naming the file, also for one of another schema."""
+    """Read a testbed from a YAML file; a UserError names the file if it is not valid or has another schema."""
     return decode(ComputeTestbed, load_mapping(path), str(path))
 
 
 def dump_compute(testbed: ComputeTestbed) -> str:
-    """The text of a testbed file, seconds to four digits."""
+    """Return the text of a testbed file, with seconds to four digits."""
     data = _rounded(asdict(testbed))
     data["notes"] = list(testbed.notes)
     return dump({"schema_version": data.pop("schema_version"), **data})

@@ -1,9 +1,10 @@
-"""Prices under the engine's protocols: bytes and rounds by formula, compute seconds from a testbed, a network's link.
+"""Costs under the engine's protocols: bytes and rounds by formula, compute seconds from a testbed, and a network's
+link.
 
     latency = compute seconds + waited bytes x 8 / bandwidth + rounds x RTT / 2
 
-Nothing overlaps: a party computes, then sends, then waits, as the engine does within an op. All seconds of
-preprocessing are in the latency, those of starting (keys, first oblivious transfers) with the embedding, which every
+Nothing overlaps: within an op a party computes, then sends, then waits, as the engine does. The latency includes all
+seconds of preprocessing. The start-up seconds (keys, first oblivious transfers) are added to the embedding, which every
 decoder has once.
 """
 
@@ -34,12 +35,12 @@ from costmodel.protocols.primitives import Comm, EngineSetting
 from costmodel.trust import Trust
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
-LATENCY_STEP_S = 2.0**-26  # seconds are multiples of it, so that sums are exact in any order below 4 years
+LATENCY_STEP_S = 2.0**-26  # seconds are multiples of this, so sums below 4 years are exact in any order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByFormula(Pricer):
-    """A protocol whose bytes and rounds are known by formula, on a network. setting: what numbers of a model are."""
+    """A protocol on a network, with bytes and rounds by formula; `setting` states how numbers are represented."""
 
     protocol: str
     network: str
@@ -51,18 +52,18 @@ class ByFormula(Pricer):
 
     @abstractmethod
     def comm(self, op: Op) -> Comm:
-        """Rounds, messages and bytes of an op. Raises UserError for one that the protocol has no formula for."""
+        """Return the rounds, messages and bytes of an op; a UserError is raised if there is no formula for it."""
 
     @abstractmethod
     def op_s(self, op: Op, cost: Comm) -> float | None:
-        """Seconds that an op is computed for; None where nobody knows."""
+        """Return the compute seconds of an op, or None if they are not known."""
 
     def error_s(self, op: Op, cost: Comm) -> float:
-        """How far off these may be."""
+        """Return the absolute error to expect of `op_s`, in seconds."""
         return 0.0
 
     def start_s(self, op: Op) -> float:
-        """Seconds of starting, which are with one op of a model."""
+        """Return the start-up seconds that are added to this op; one op of a model carries them."""
         return 0.0
 
     def price(self, op: Op) -> Price:
@@ -85,29 +86,26 @@ class ByFormula(Pricer):
         )
 
     def wire_s(self, cost: Comm) -> float:
-        """What a communication takes on the link."""
+        """Return the seconds that a communication takes on the link."""
         pair_bytes = cost.sent_bytes / math.comb(self.trust.num_parties, 2)
         return network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
-        """The latency less and plus the error of every op's compute seconds; the network's part is exact."""
+        """Return the latency minus and plus the errors of compute seconds; None if the seconds of an op are unknown."""
         low_s = high_s = 0.0
         for op, count in Counter(node.op for node in graph).items():
             cost = self.comm(op)
             if (own_s := self.op_s(op, cost)) is None:
                 return None
             latency_s, error_s = self._price(op, cost).latency_s, self.error_s(op, cost)
-            low_s += count * (latency_s - min(own_s, error_s))  # an error above 100 % leaves no less than nothing
+            low_s += count * (latency_s - min(own_s, error_s))  # compute seconds cannot fall below 0
             high_s += count * (latency_s + error_s)
         return max(0.0, low_s), high_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Derived(ByFormula):
-    """A protocol of the engine, on a testbed and a network.
-
-    setting: the ring, and who holds the weights.
-    """
+    """A protocol of the engine, on a testbed and a network; `setting` states the ring and who holds the weights."""
 
     range_over: str = "errors of the compute seconds"
     setting: EngineSetting
@@ -143,10 +141,11 @@ def load(
     testbed: Path | None = None,
     setting: EngineSetting | None = None,
 ) -> Derived:
-    """A protocol on a network (default `lan`) and a testbed (default: the one committed for it).
+    """Return a protocol on a network (default `lan`) and a testbed (default: the one committed for it).
 
-    Raises UserError for a network or testbed file that is not valid, or a testbed of another protocol, engine, ring or
-    number of threads.
+    Raises:
+        UserError: If the network or testbed file is not valid, or the testbed is for another protocol, engine, ring or
+            number of threads.
     """
     path, link = testbed or TESTBEDS / f"{protocol}.yaml", load_network(network)
     measured, setting = load_compute(path), setting or EngineSetting()
@@ -180,20 +179,20 @@ def load(
 
 
 def load_if_measured(protocol: str, network: str | Network, setting: EngineSetting) -> Derived | None:
-    """A protocol on a network and the committed testbed; None in another setting than was measured for that."""
+    """Return a protocol on a network and its committed testbed; None if that was measured in another setting."""
     usual = EngineSetting(weights=setting.weights, weight_masks=setting.weight_masks)
     return load(protocol, network, setting=setting) if setting == usual else None
 
 
 def check_setting(protocol: str, setting: EngineSetting) -> None:
-    """Raises UserError for a setting that a protocol does not have."""
+    """Check that a protocol supports a setting; a UserError is raised if it does not."""
     if setting.weight_masks == "kept" and not ENGINE_PROTOCOLS[protocol].keeps_masks:
         keeping = " or ".join(name for name, known in ENGINE_PROTOCOLS.items() if known.keeps_masks)
         raise UserError(f"`weight_masks` kept is of protocol {keeping}, but got protocol {protocol}; leave it out.")
 
 
 def on_grid(seconds: float) -> float:
-    """Raises UserError for seconds beyond all numbers."""
+    """Round seconds to a multiple of `LATENCY_STEP_S`; a UserError is raised if they are not finite."""
     if not math.isfinite(steps := seconds / LATENCY_STEP_S):
         raise UserError(f"an op takes {seconds:g} s on this testbed and network; correct their numbers.")
     return round(steps) * LATENCY_STEP_S

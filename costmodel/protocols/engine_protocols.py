@@ -1,7 +1,7 @@
-"""The protocols that the engine runs: formulas of each, and whom it trusts.
+"""The protocols that the engine runs: the formulas of each, and whom you must trust.
 
 Sources of trust: SecretFlow-SPU 0.9.5, docs/reference/mpc_status.rst (https://github.com/secretflow/spu), the
-configuration that runs are made with, and the protocols' own papers.
+configuration used for runs, and the protocols' own papers.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,14 +16,16 @@ from costmodel.trust import Trust
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProtocol:
-    """A protocol by the name of its kind in the engine.
+    """A protocol of the engine.
 
-    trust: whom it trusts; its number of parties is the engine's.
-    comm: rounds, messages and bytes of an op, wherever it runs.
-    in_order: those of each op in a fresh run of several, where what ran before matters; None if it does not.
-    num_shares: words that a party holds of one element. keeps_masks: whether masks of weights can be kept between runs.
-    matrix_work: what the matrix products among calls compute, by unit.
-    is_slow: whether an op of GPT-2's size takes minutes, so that calibration repeats less and leaves the largest out.
+    Attributes:
+        trust: Whom you must trust; its number of parties is the engine's.
+        comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
+        in_order: Return those of each op in a fresh run, where they depend on the ops before it; None if they do not.
+        num_shares: Words that a party holds of one element.
+        keeps_masks: Whether masks of weights can be reused between runs.
+        matrix_work: Return the work of the matrix products among calls, by unit.
+        is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
     """
 
     trust: Trust
@@ -35,7 +37,7 @@ class EngineProtocol:
     is_slow: bool = False
 
     def walk(self, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
-        """The cost of each op in a fresh run of all of them, in order."""
+        """Return the cost of each op in a fresh run of all of them, in order."""
         return one_by_one(self.comm, some, setting) if self.in_order is None else self.in_order(some, setting)
 
 

@@ -1,9 +1,9 @@
-"""Elementary functions on fixed-point secrets, as the engine approximates them: calls per element.
+"""Calls per element of elementary functions on fixed-point secrets, as the engine approximates them.
 
-Source of every sequence: SecretFlow-SPU 0.9.5 (https://github.com/secretflow/spu), files named below, under the
-default runtime options of that version: exponential by squaring with 8 iterations, division by Goldschmidt with 2,
-tanh by Chebyshev polynomials, erf by Abramowitz and Stegun 7.1.27. Compared with measured bytes in the tests.
-What is not listed is local: sums, products with public integers, shifts and masks of boolean sharings.
+Source of every sequence: SecretFlow-SPU 0.9.5 (https://github.com/secretflow/spu), files named below, under the default
+runtime options of that version: exponential by squaring with 8 iterations, division by Goldschmidt with 2, tanh by
+Chebyshev polynomials, erf by Abramowitz and Stegun 7.1.27. The tests compare them with measured bytes. Operations that
+are not listed are local: sums, products with public integers, shifts and masks of boolean sharings.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ CHEBYSHEV_TERMS = 9  # fxp_approx.cc, tanh_chebyshev
 RSQRT_DEGREE = 4  # fxp_approx.cc, rsqrt_init_guess
 NARROWEST_DIVISION_BITS = 64
 ERF_DEGREE = 4  # fxp_approx.cc, ErfImpl
-VERY_SMALL_UNITS = 4  # of the last fraction bit; see `constant_product`
+VERY_SMALL_UNITS = 4  # in units of the last fraction bit; see `constant_product`
 
 MULTIPLY: Calls = (Call(primitive="multiply", elements=1),)
 SIGN: Calls = (Call(primitive="msb", elements=1),)
@@ -30,40 +30,38 @@ EQUAL: Calls = (Call(primitive="equal", elements=1),)
 
 
 def truncate(setting: EngineSetting) -> Calls:
-    """Back to `fraction_bits` after a product."""
+    """Return a number to `fraction_bits` after a product."""
     return (Call(primitive="truncate", elements=1, bits=setting.fraction_bits),)
 
 
 def product(setting: EngineSetting) -> Calls:
-    """Two secrets."""
+    """Multiply two secrets."""
     return MULTIPLY + truncate(setting)
 
 
 def weight_product(op: Op, setting: EngineSetting) -> Calls:
-    """A secret and a weight."""
+    """Multiply a secret by a weight."""
     if op.public:
         return public_product(setting)
     return (Call(primitive="multiply", elements=1, private=setting.weights == "server"), *truncate(setting))
 
 
 def weight_sum(op: Op, setting: EngineSetting) -> Calls:
-    """A secret and a weight, which the server shares first if it holds it. Source: api.cc, add_sv."""
+    """Add a weight to a secret; if the server holds the weight, it shares it first. Source: api.cc, add_sv."""
     return (Call(primitive="input", elements=1),) if setting.weights == "server" and not op.public else ()
 
 
 def public_product(setting: EngineSetting) -> Calls:
-    """A secret and a public number: the product is local, its truncation is not."""
+    """Multiply a secret by a public number: the product is local, but its truncation is not."""
     return truncate(setting)
 
 
 def constant_product(factor: float, setting: EngineSetting) -> Calls:
-    """A secret and a public number that the program states: none for 1, and more bits are cut for a very small one.
+    """Multiply a secret by a constant of the program: free for 1, and with a wider truncation for a very small number.
 
-    Below 4 units of the last fraction bit, the engine multiplies by 2^k times the number, 2^k the greatest power of two
-    less than its inverse, and cuts k bits more.
-
-    Source: SecretFlow-SPU, libspu/dialect/ring, ImproveMulSmallConstant; that 0.9.5 does so too, up to but without the
-    limit, is measured.
+    Below 4 units of the last fraction bit, the engine multiplies by 2^k times the number and truncates k bits more; 2^k
+    is the greatest power of two less than the number's inverse. Source: SecretFlow-SPU, libspu/dialect/ring,
+    ImproveMulSmallConstant. We measured that 0.9.5 does the same below the limit, but not at it.
     """
     if factor == 1:
         return ()
@@ -78,23 +76,23 @@ def square(setting: EngineSetting) -> Calls:
 
 
 def maximum(setting: EngineSetting) -> Calls:
-    """The sign of a difference selects between its terms."""
+    """Select the larger of two numbers by the sign of their difference."""
     return SIGN + SELECT
 
 
 def exponential(setting: EngineSetting) -> Calls:
-    """(1 + x / 2^n)^(2^n). Source: fxp_approx.cc, exp_taylor."""
+    """Compute (1 + x / 2^n)^(2^n). Source: fxp_approx.cc, exp_taylor."""
     shrink = Call(primitive="truncate", elements=1, bits=EXPONENTIAL_SQUARINGS)
     return (shrink, *square(setting) * EXPONENTIAL_SQUARINGS)
 
 
 def reciprocal(setting: EngineSetting) -> Calls:
-    """Sign off, `reciprocal_positive`, sign on. Source: fxp_base.cc, reciprocal_goldschmidt."""
+    """Remove the sign, apply `reciprocal_positive`, restore the sign. Source: fxp_base.cc, reciprocal_goldschmidt."""
     return SIGN + _arithmetic(1) + MULTIPLY + reciprocal_positive(setting) + MULTIPLY
 
 
 def reciprocal_positive(setting: EngineSetting) -> Calls:
-    """Scale by the power of two that brings x to [1/2, 1), Goldschmidt's iterations, scale back.
+    """Scale x to [1/2, 1) by a power of two, run Goldschmidt's iterations and scale back.
 
     Source: fxp_base.cc, reciprocal_goldschmidt_positive and reciprocal_goldschmidt_normalized_approx.
     """
@@ -106,10 +104,7 @@ def reciprocal_positive(setting: EngineSetting) -> Calls:
 
 
 def reciprocal_square_root(setting: EngineSetting) -> Calls:
-    """A polynomial on [1/4, 1/2), times a power of sqrt(2) found from the highest bit.
-
-    Source: fxp_approx.cc, f_rsqrt.
-    """
+    """Multiply a polynomial on [1/4, 1/2) by a power of sqrt(2). Source: fxp_approx.cc, f_rsqrt."""
     fraction = setting.fraction_bits
     normalise = _arithmetic(2 * fraction) + product(setting)
     guess = polynomial(RSQRT_DEGREE, setting)
@@ -118,19 +113,19 @@ def reciprocal_square_root(setting: EngineSetting) -> Calls:
 
 
 def tanh(setting: EngineSetting) -> Calls:
-    """Clamp to [-5, 5], scale, Chebyshev's recurrence, public weights. Source: fxp_approx.cc, tanh_chebyshev."""
+    """Clamp to [-5, 5], scale, sum Chebyshev polynomials, scale. Source: fxp_approx.cc, tanh_chebyshev."""
     clamp = maximum(setting) * 2
     terms = square(setting) + product(setting) * (CHEBYSHEV_TERMS - 1)
     return clamp + public_product(setting) + terms + public_product(setting)
 
 
 def sigmoid(setting: EngineSetting) -> Calls:
-    """1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
+    """Compute 1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
     return exponential(setting) + reciprocal(setting)
 
 
 def error_function(setting: EngineSetting) -> Calls:
-    """1 - 1 / p(|x|)^4 below 3 and 1 above, with the sign of x. Source: fxp_approx.cc, f_erf."""
+    """Compute 1 - 1 / p(|x|)^4 below 3 and 1 above, with the sign of x. Source: fxp_approx.cc, f_erf."""
     absolute = SIGN + _arithmetic(1) + MULTIPLY
     fourth_power = square(setting) * 2
     inner = polynomial(ERF_DEGREE, setting) + fourth_power + reciprocal_positive(setting)
@@ -138,23 +133,20 @@ def error_function(setting: EngineSetting) -> Calls:
 
 
 def polynomial(degree: int, setting: EngineSetting) -> Calls:
-    """Public coefficients: powers of x, those that are ready together in one call, and one truncation of the sum.
-
-    Source: fxp_base.cc, polynomial.
-    """
+    """Sum powers of x with public coefficients, and truncate the sum once. Source: fxp_base.cc, polynomial."""
     powers: Calls = ()
     known = 1
     while known < degree:
-        new = min(known, degree - known)
+        new = min(known, degree - known)  # powers that can be computed at once share a call
         powers += on(new, product(setting))
         known += new
     return powers + truncate(setting)
 
 
 def highest_bit(setting: EngineSetting) -> Calls:
-    """Only the highest set bit: every bit OR all above it, by doubling. Source: ring.cc, _prefix_or.
+    """Keep only the highest set bit, by ORing each bit with all bits above it. Source: ring.cc, _prefix_or.
 
-    Raises UserError for a ring of 32 bits, in which the engine cannot divide (integer masks have 64 bits).
+    A UserError is raised for a ring of 32 bits, in which the engine cannot divide (integer masks have 64 bits).
     """
     if setting.ring_bits < NARROWEST_DIVISION_BITS:
         raise UserError(
@@ -176,7 +168,7 @@ def _arithmetic(bits: int) -> Calls:
 
 
 def reduction(length: int, function: Calls) -> Calls:
-    """Folds `length` elements by halves; an odd one out waits to the end. Source: hlo/reduce.cc, TreeReduce."""
+    """Reduce `length` elements by halving; odd elements are added last. Source: hlo/reduce.cc, TreeReduce."""
     calls: Calls = ()
     num_waiting = 0
     while length > 1:

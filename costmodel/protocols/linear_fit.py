@@ -1,7 +1,7 @@
-"""Linear fits that are judged by relative error, as linear programs.
+"""Linear fits by relative error, solved as linear programs.
 
-A row is a mapping of terms to counts with a measured target; a fit gives every term a coefficient >= 0. Columns and
-rows are scaled before solving: raw bytes (1e10) and seconds per element (1e-6) would be lost in solver tolerances.
+A row maps terms to counts and has a measured target; a fit gives every term a coefficient >= 0. Columns and rows are
+scaled before solving, because raw bytes (1e10) and seconds per element (1e-6) would be lost in solver tolerances.
 
 Source: Boyd and Vandenberghe 2004, "Convex Optimization", section 6.1 (Chebyshev and l1 approximation as programs).
 """
@@ -17,12 +17,12 @@ from costmodel.errors import UserError
 
 Counts = Mapping[str, int]
 Array = NDArray[np.float64]
-SLACK = 1e-9  # relative room for the solver where a first solve's optimum bounds a second
+SLACK = 1e-9  # relative slack where the optimum of a first solve bounds a second one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scaled:
-    """Rows divided by their targets, columns by their greatest entry; `terms` name the columns."""
+    """Rows divided by their targets and columns by their greatest entry; `terms` names the columns."""
 
     terms: tuple[str, ...]
     matrix: Array  # rows x terms
@@ -36,11 +36,14 @@ def fit(
     fixed: Mapping[str, float],
     capped: Sequence[bool] | None = None,
 ) -> dict[str, float]:
-    """Coefficients >= 0 with the least mean relative error among those whose greatest one is at most `worst`.
+    """Return the coefficients >= 0 with the least mean relative error, among those whose greatest error is at most
+    `worst`.
 
-    fixed: coefficients given beforehand. capped: the rows that `worst` binds, all of them unless given; the mean is
-    over every row. If no coefficients reach `worst`, the least reachable one takes its place. Terms that no row has
-    get 0.
+    Args:
+        rows, targets: Counts of terms in each row, and its measured value.
+        worst: Greatest relative error allowed. If no coefficients reach it, the least reachable one is used instead.
+        fixed: Coefficients that are given. Terms that no row has get 0.
+        capped: Rows to which `worst` applies (default: all). The mean is over every row.
     """
     bound = np.ones(len(rows), dtype=bool) if capped is None else np.array(capped, dtype=bool)
     scaled = _scaled(rows, targets, tuple(term for term in rows[0] if term not in fixed))
@@ -55,7 +58,7 @@ def fit(
 
 
 def _solve(scaled: _Scaled, rest: Array, capped: NDArray[np.bool_], objective: Array, worst: float) -> Array:
-    """Least objective over (coefficients, error of each row, greatest error of capped rows), the last <= `worst`."""
+    """Minimise over (coefficients, error of each row, greatest error of capped rows), with the last <= `worst`."""
     num_rows, num_terms = scaled.matrix.shape
     identity, zeros = np.eye(num_rows), np.zeros((num_rows, 1))
     above = np.hstack([scaled.matrix, -identity, zeros])
@@ -80,12 +83,12 @@ def extremes(
     tolerance: float,
     bounds: Mapping[str, tuple[float, float]],
 ) -> tuple[float, float]:
-    """Least and greatest sum of coefficient x count over all coefficients >= 0 consistent with the rows.
+    """Return the least and greatest sum of coefficient x count over all coefficients >= 0 that are consistent with the
+    rows.
 
-    Consistent: each row within `tolerance` (relative) of its target, and terms in `bounds` within theirs. The
-    greatest is infinite if `counts` has a term that neither rows nor bounds limit.
-
-    Raises UserError if no coefficients are consistent.
+    Consistent coefficients reproduce each row's target within the relative `tolerance` and stay within `bounds`. The
+    greatest sum is infinite if `counts` has a term that neither rows nor bounds limit. A UserError is raised if no
+    coefficients are consistent.
     """
     scaled = _scaled(rows, targets, tuple(counts))
     columns = zip(scaled.terms, scaled.column_scale, strict=True)
@@ -108,9 +111,9 @@ def extremes(
 
 
 def least_squares(shares: Array) -> Array:
-    """Coefficients >= 0 with the least squares of relative errors, so that what they predict never falls with a count.
+    """Return the coefficients >= 0 with the least squares of relative errors, so predictions grow with every count.
 
-    shares: rows x terms, counts over the row's target. Columns are scaled first: they differ by ten powers of ten.
+    `shares` is rows x terms, counts divided by the row's target; its columns differ by ten orders of magnitude.
     """
     scale = np.where(shares.max(axis=0) > 0, shares.max(axis=0), 1.0)
     values: Array = nnls(shares / scale, np.ones(len(shares)))[0] / scale

@@ -1,11 +1,10 @@
-"""Op -> calls: what every function of `execution.op_functions` does to secrets, step by step.
+"""The calls of each op: the steps on secrets of every function in `execution.op_functions`.
 
-Everything is secret but what `execution.interpreter` calls public: the temperatures, the bounds of scores, the
-scalars of shaped attention, the causal mask, the rotary angles, and the weights that a deployment makes public. The
-other weights are shared, or held by the server alone, as the setting says. The client shares its tokens one-hot, or as
-they are where they are looked up; the logits stay shared.
-A step that no call stands for is local. The engine's compiler drops products with a constant 1 and reductions over one
-element, which is why some shapes of size 1 have programs of their own.
+Everything is secret except what `execution.interpreter` calls public: the temperatures, the bounds of scores, the
+scalars of shaped attention, the causal mask, the rotary angles, and the weights that a deployment makes public. Other
+weights are shared by all parties or held by the server, as the setting says. The client shares its tokens one-hot, or
+as ids if the embedding looks them up. The logits stay shared. Steps without a call are local. The engine's compiler
+drops products with a constant 1 and reductions over one element, so some shapes of size 1 have their own programs.
 """
 
 from collections.abc import Callable
@@ -20,16 +19,16 @@ from costmodel.protocols.primitives import Call, Calls, EngineSetting, Primitive
 
 TILE_BYTES = 256 * 1024 * 1024  # ring.cc, _mmul: larger operands are multiplied tile by tile
 MOST_TILES = 10_000  # 2.5 TB of operands; each tile is a call of its own
-SKEWED = 8  # ring.cc, calcMmulTilingSize: a matrix is long or flat when one dimension is so many times the others
-SHARED: Calls = (Call(primitive="share", elements=1),)  # such as what a sum or a maximum over an axis starts from
+SKEWED = 8  # ring.cc, calcMmulTilingSize: a matrix is long or flat if one dimension is this many times the others
+SHARED: Calls = (
+    Call(primitive="share", elements=1),
+)  # for example the initial value of a sum or a maximum over an axis
 
 
 def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
-    """The calls of one op.
+    """Return the calls of one op; a UserError is raised if it has no program or is too large for one.
 
-    share_bytes: of one party's share of one element, which decides how large a matrix product is cut to tiles.
-
-    Raises UserError for an op that has no program, or is too large for one.
+    `share_bytes` is the size of one party's share of one element, which decides how a matrix product is cut into tiles.
     """
     if op.is_local:
         return ()
@@ -41,11 +40,10 @@ def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
 
 
 def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, weights_of: Op | None = None) -> Calls:
-    """m x k times k x n, in tiles where the engine cuts them, and one truncation of the result.
+    """Multiply an m x k by a k x n matrix, in tiles where the engine cuts them, and truncate the result once.
 
-    weights_of: the op whose weight the right factor is, which the server may hold, or all parties; None for a secret.
-
-    Raises UserError for a product of more than `MOST_TILES`.
+    `weights_of` is the op whose weight is the right factor, or None if that factor is a secret. A UserError is raised
+    for more than `MOST_TILES` tiles.
     """
     primitive: Primitive = "public_matmul" if weights_of and weights_of.public else "matmul"
     hidden = weights_of is not None and weights_of.hides_weights
@@ -74,7 +72,7 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """What the matrix products among calls multiply and read."""
+    """Return the number of scalar products and of operands that the matrix products among calls have."""
     products = [(call.operands // sum(call.factors)) * call.elements for call in calls if call.factors]
     return {"products": sum(products), "operands": sum(call.operands for call in calls)}
 
@@ -84,7 +82,7 @@ def _cuts(length: int, step: int) -> list[int]:
 
 
 def _tile(m: int, k: int, n: int, share_bytes: int) -> tuple[int, int, int]:
-    """How large a tile of each dimension is. Source: ring.cc, calcMmulTilingSize."""
+    """Return the size of a tile in each dimension. Source: ring.cc, calcMmulTilingSize."""
     if k * (m + n) * share_bytes < TILE_BYTES:
         return m, k, n
     limit = TILE_BYTES // share_bytes
@@ -99,13 +97,13 @@ def _tile(m: int, k: int, n: int, share_bytes: int) -> tuple[int, int, int]:
 
 
 def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> Calls:
-    """A lookup compares each token with each entry of the public vocabulary, which makes it one-hot."""
+    """Make tokens one-hot by comparing each with every entry of the public vocabulary, then multiply by the table."""
     one_hot = on(op.tokens * op.vocab, fixed_point.EQUAL) if op.encoding == "lookup" else ()
     return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weights_of=op)
 
 
 def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Squares, of a LayerNorm less the mean; their mean, its inverse root, and products by that and by the gain."""
+    """Multiply each row by the inverse root of its mean square (for LayerNorm without its mean), and by the gain."""
     roots = op.num_roots if isinstance(op, ops.RmsNorm) else op.rows
     start = () if op.rows * op.features == roots else SHARED
     means = () if op.rows * op.features == roots else on(roots, fixed_point.public_product(setting))
@@ -119,7 +117,7 @@ def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: EngineSetting, share_bytes: 
 
 
 def _frozen_norm(op: ops.FrozenNorm, setting: EngineSetting, share_bytes: int) -> Calls:
-    """A product by the gain; where it is centred, the mean of each row before it, and a bias after it."""
+    """Multiply by the gain; a centred one also subtracts the mean of each row first and adds a bias."""
     elements = op.rows * op.features
     gained = on(elements, fixed_point.weight_product(op, setting))
     if not op.centred:
@@ -134,7 +132,7 @@ def _linear(op: ops.Linear, setting: EngineSetting, share_bytes: int) -> Calls:
 
 
 def _rotary(op: ops.Rotary, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Queries and keys times cosines, and their crossed halves times sines; all angles are public."""
+    """Multiply queries and keys by cosines, and their crossed halves by sines; all angles are public."""
     turned = op.rows * (op.heads + (op.key_heads or op.heads)) * op.rotary_dim
     if (
         op.rows == op.sequences and op.past_len == 0
@@ -144,16 +142,16 @@ def _rotary(op: ops.Rotary, setting: EngineSetting, share_bytes: int) -> Calls:
 
 
 def _scores(op: ops.AttentionScores, setting: EngineSetting, share_bytes: int) -> Calls:
-    """One matrix product per head, one after the other. Source: hlo/basic_binary.cc, DotGeneral."""
+    """Multiply matrices head by head. Source: hlo/basic_binary.cc, DotGeneral."""
     factor = 1 if not op.scaled else op.head_dim**-0.5 if op.factor is None else op.factor
     scaled = on(op.heads * op.queries * op.head_dim, fixed_point.constant_product(factor, setting))
     return scaled + matmul(op.queries, op.head_dim, op.keys, setting, share_bytes) * op.heads
 
 
 def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Numbers of at least 0 for the scores, by form; then row sum, its reciprocal, and one product."""
+    """Make the scores nonnegative, as the form says, and divide each row by its sum."""
     rows = op.heads * op.queries
-    if op.keys == 1 and op.form in ("exact", "bounded"):  # what is left of x / x is x
+    if op.keys == 1 and op.form in ("exact", "bounded"):  # the compiler reduces x / x * x to x
         return on(rows, fixed_point.exponential(setting))
     if op.keys == 1 and op.form == "power8":  # all weight on the one key
         return ()
@@ -182,9 +180,9 @@ def _gelu(op: ops.Gelu, setting: EngineSetting) -> Calls:
     return forms[op.form]
 
 
-# Ops that do the same to every element of their output -> the calls for one.
-# A public factor is local but for its truncation. Source: libspu/kernel/hal/fxp_base.cc, f_mul.
-# x * x comes as a product of two secrets, which the engine does not make a square. Source:
+# element-wise op -> the calls for one element of its output
+# A product by a public factor is local except for its truncation. Source: libspu/kernel/hal/fxp_base.cc, f_mul.
+# x * x is compiled to a product of two secrets, not to a square. Source:
 # libspu/kernel/hal/polymorphic.cc, mul, which calls fxp_base.cc, f_mul, and not f_square.
 ELEMENTWISE: dict[type, Callable[[Any, EngineSetting], Calls]] = {
     ops.PositionEmbedding: lambda op, setting: fixed_point.weight_sum(op, setting),

@@ -1,7 +1,7 @@
-"""The language in which an op's price is stated: calls of a protocol's primitives, and what one call costs.
+"""The terms in which an op's cost is stated: calls of a protocol's primitives, and the cost of one call.
 
-An op is a sequence of calls, the same for every secret-sharing protocol of the engine; a protocol prices a call from
-its size alone. Calls follow one another: no call starts before the one before it is done, as the engine runs them.
+An op is a sequence of calls, which is the same for every secret-sharing protocol of the engine. A protocol prices a
+call from its size alone. Calls run one after the other: none starts before the previous one is done, as in the engine.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,16 +13,16 @@ from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols.identity import ENGINE
 
-# primitive -> what it does to secret-shared integers of the ring
+# primitive: its operation on secret-shared integers of the ring
 #   multiply, square: element-wise products; matmul: a matrix product; public_matmul: one with a public right factor
 #   truncate: division by a power of two, which every product of fixed-point numbers needs
 #   msb: the most significant bit of an arithmetic sharing, as a boolean sharing of one bit
 #   mux: an arithmetic sharing times a boolean sharing of one bit
 #   a2b: arithmetic to boolean sharing of every bit; b2a: back, from the lowest `bits` bits
-#   equal: whether a number is a public one, as an arithmetic sharing
+#   equal: whether a number equals a public one, as an arithmetic sharing
 #   and: AND of two boolean sharings of `bits` bits
 #   share: an arithmetic sharing of a public number
-#   input: an arithmetic sharing of what one party holds
+#   input: an arithmetic sharing of a number that one party holds
 Primitive = Literal[
     "multiply", "square", "matmul", "public_matmul", "truncate", "msb", "mux", "a2b", "b2a", "equal", "and",
     "share", "input",
@@ -33,17 +33,18 @@ WeightMasks = Literal["fresh", "kept"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSetting:
-    """What the numbers of a model are in the engine.
+    """How the engine represents the numbers of a model.
 
-    ring_bits: secret-shared integers are modulo 2^ring_bits.
-    fraction_bits: bits after the binary point; 18 is the engine's default for a ring of 64 bits.
-    weights: `secret`, shared by all parties before the run; `server`, held by one party, which no other sees.
-    weight_masks: of matrices of weights in products that open them masked, `semi2k`'s: `fresh` in every run, or `kept`
-        from an earlier one, so that only the other factor is masked and opened.
-    threads: that each party computes with. Formulas are for one; cheetah preprocesses some for each thread.
-
-    Raises UserError for a ring the engine does not have, or too small for the fraction, no thread, or masks of weights
-    that the server holds, which the engine shares anew in every run.
+    Attributes:
+        ring_bits: Secret-shared integers are modulo 2^ring_bits.
+        fraction_bits: Bits after the binary point; 18 is the engine's default for a ring of 64 bits.
+        weights: `secret`, shared by all parties before the run; `server`, held by one party and seen by no other.
+        weight_masks: Masks of weight matrices in products that open them masked (`semi2k`): `fresh` in every run, or
+            `kept` from an earlier run, so that only the other factor is masked and opened.
+        threads: Threads of each party. Formulas are for one; cheetah preprocesses some material for each thread.
+    Raises:
+        UserError: If the engine does not have the ring, the fraction does not fit into it, `threads` is below 1, or
+            masks are to be reused for weights that the server holds, which the engine shares again in every run.
     """
 
     formulas_of: ClassVar[str] = ENGINE
@@ -56,7 +57,7 @@ class EngineSetting:
 
     @property
     def of_first_run(self) -> "EngineSetting":
-        """What the first of several runs in turn is under: masks that the others keep are made and opened in it."""
+        """The setting of the first of several runs, which makes and opens the masks that later runs reuse."""
         return replace(self, weight_masks="fresh")
 
     def __post_init__(self) -> None:
@@ -78,12 +79,13 @@ class EngineSetting:
 class Call:
     """One call of a primitive.
 
-    elements: of the result.
-    operands: elements of both factors of a matrix product; 0 for the rest, whose operands are as large as the result.
-    factors: rows and columns of a matrix product; empty for the rest.
-    bits: width of what `and`, `b2a` and `truncate` (bits cut off) work on; 0 for the rest.
-    private: of `multiply` and `matmul`, whether one factor, the right one, is held by one party and not shared.
-    opened: of `matmul`, whether the right factor was opened, masked, in an earlier run.
+    Attributes:
+        elements: Elements of the result.
+        operands: Elements of both factors of a matrix product; 0 for other primitives.
+        factors: Rows and columns of a matrix product; empty for other primitives.
+        bits: Width of the operands of `and` and `b2a`, or bits that `truncate` cuts off; 0 for other primitives.
+        private: Whether one party holds the right factor of a `multiply` or `matmul`, which is not shared.
+        opened: Whether the right factor of a `matmul` was opened, masked, in an earlier run.
     """
 
     primitive: Primitive
@@ -100,11 +102,12 @@ Calls: TypeAlias = tuple[Call, ...]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comm:
-    """What a call costs: rounds on the critical path; messages and bytes summed over all parties.
+    """The communication of a call: rounds on the critical path; messages and bytes summed over all parties.
 
-    waited_bytes: of all bytes, preprocessing included, those that follow one another where each pair of parties has a
-    full-duplex link of its own: what is under way at once counts once.
-    key_bytes: that each party has from a dealer; in no other field.
+    Attributes:
+        waited_bytes: Bytes on the critical path, preprocessing included, if each pair of parties has a full-duplex link
+            of its own; bytes that are sent at the same time count once.
+        key_bytes: Bytes that a dealer gives each party; in no other field.
     """
 
     rounds: int
@@ -126,12 +129,12 @@ COUNTS_OF = attrgetter(*COUNTS)
 
 
 def local(call: Call, _: object) -> Comm:
-    """What every party does by itself."""
+    """Return the cost of a call that every party computes by itself: nothing."""
     return NOTHING
 
 
 def refuse_public(op: Op, protocol: str) -> None:
-    """Raises UnpricedOpError for weights that a deployment makes public: of a protocol with formulas of hidden ones."""
+    """Raise UnpricedOpError for public weights, under a protocol that has formulas for hidden weights only."""
     if op.public:
         raise UnpricedOpError(
             f"`public_layers` go with protocols semi2k, aby3 and cheetah, but got protocol {protocol}, which has no "
@@ -144,7 +147,7 @@ Prices: TypeAlias = Mapping[str, Callable[[Call, EngineSetting], Comm]]
 
 
 def price_calls(calls: Iterable[Call], setting: EngineSetting, prices: Prices) -> Comm:
-    """The sum over calls. Raises UserError for a primitive the protocol has no formula for."""
+    """Return the summed cost of calls; a UserError is raised for a primitive that the protocol has no formula for."""
     parts = []
     for call in calls:
         if call.primitive not in prices:
@@ -154,29 +157,29 @@ def price_calls(calls: Iterable[Call], setting: EngineSetting, prices: Prices) -
 
 
 def one_by_one(comm: Callable[[Op, Any], Comm], some: Sequence[Op], setting: Any) -> tuple[Comm, ...]:
-    """The cost of each op, which does not depend on what ran before it; layers have most ops in common."""
+    """Return the cost of each op when it does not depend on earlier ops; equal ops are priced once."""
     costs = {op: comm(op, setting) for op in dict.fromkeys(some)}
     return tuple(costs[op] for op in some)
 
 
 def total_comm(parts: Iterable[Comm]) -> Comm:
-    """What steps that wait for one another cost together."""
+    """Return the cost of steps that wait for one another."""
     columns = zip(*map(COUNTS_OF, (NOTHING, *parts)), strict=True)
     return Comm(**dict(zip(COUNTS, map(sum, columns), strict=True)))
 
 
 def on(elements: int, calls: Calls) -> Calls:
-    """The same calls on `elements` times as many elements: an element-wise function over a whole array."""
+    """Scale the calls for one element to an array of `elements` values."""
     return tuple(replace(call, elements=call.elements * elements) for call in calls)
 
 
 def stored_bytes(bits: int) -> int:
-    """Bytes in which the engine keeps and sends a boolean sharing of so many bits: a power of two, at least one."""
+    """Return the bytes in which the engine stores and sends a boolean sharing: a power of two, at least 1."""
     return max(1, 1 << max(0, (bits - 1).bit_length() - 3))
 
 
 def halves(setting: EngineSetting) -> list[int]:
-    """Widths of the levels of a carry tree: half the ring's bits, a quarter, down to one."""
+    """Return the widths of the levels of a carry tree: half the ring's bits, a quarter, and so on down to one."""
     widths = [setting.ring_bits // 2]
     while widths[-1] > 1:
         widths.append(widths[-1] // 2)

@@ -1,31 +1,31 @@
-"""The protocol `published`: the papers' own 2PC measurements, as linear functions of op shapes.
+"""The protocol `published`: the papers' own two-party measurements, as linear functions of op shapes.
 
     cost of an op = sum over terms of coefficient x count, counts from COUNTS, coefficients from a testbed file
 
-The coefficients are fitted on the printed rows (`python -m costmodel calibrate`), network included, so there is no
-network to choose and rounds, messages and the splits of bytes and seconds are not known.
+The coefficients are fitted on the printed rows (`python -m costmodel calibrate`) and include the network. There is
+therefore no network to choose, and rounds, messages and the splits of bytes and seconds are not known.
 
-What the counts assume:
-- A linear costs its input and output elements, which travel as ciphertexts, and a fixed amount per row, the handling
-  of a row's ciphertexts whatever its width; QKV is one packed linear d -> 3d, so it pays its rows once.
-- The two attention products cost their operands of `head_dim` features; what is `queries x keys` is in the softmax.
-- Embedding and projection cost tokens x vocabulary each, at one shared coefficient. The rows identify their sum at a
-  vocabulary of 50,000; that each is half of it, and that both follow the vocabulary, is assumed.
-- Adding activations, learned positions and rotary angles are local, so free. A temperature is free because the rows
-  with SM(t) print the costs of the rows without it: it merges with 1/sqrt(head_dim).
-- A scaled addition is free: in a norm-free net, as all printed ones with scaled additions are but for one LayerNorm
-  in layer 0 of He and Hofmann's, alpha and beta fold into neighbouring weights. With LayerNorms there is no row to
-  tell; it is free there by assumption (LayerNorm ignores the scale of its input, up to its epsilon).
+Assumptions of the counts:
+
+- A linear costs its input and output elements, which travel as ciphertexts, and a fixed amount per row for handling the
+  row's ciphertexts, whatever its width. QKV is one packed linear d -> 3d, so its rows count once.
+- The two attention products cost their operands of `head_dim` features; costs per query and key are in the softmax.
+- Embedding and projection cost tokens x vocabulary each, with one shared coefficient. The rows identify their sum at a
+  vocabulary of 50,000. It is assumed that each is half of it and that both grow with the vocabulary.
+- Adding activations, learned positions and rotary angles is local, so free. A temperature is free because rows with
+  SM(t) print the costs of the rows without it: it merges with 1/sqrt(head_dim).
+- A scaled addition is free. In a network without norms, alpha and beta fold into neighbouring weights; all printed rows
+  with scaled additions are such networks, except for one LayerNorm in layer 0 of He and Hofmann's. With LayerNorms it
+  is free by assumption (LayerNorm ignores the scale of its input, up to its epsilon).
 - Shaped attention costs its scores: learned scalars times a matrix of fixed-point numbers need a truncation per
   element, which is not local. Only He and Hofmann's rows have it.
-- Every printed row runs a whole prompt and projects all its tokens. One token against cached keys and values, and the
-  projection of the last token alone, are priced by the same counts: an extrapolation that no row checks.
-- Half of the heads are priced by the same counts, of narrower linears and fewer scores. All printed rows have every
-  head, so this is an extrapolation that no row checks.
-- A norm with a frozen deviation is free: it is linear and folds into the linears behind it, an assumption as for alpha
-  and beta. RMSNorm, the square, logistic functions and tangents by themselves, and public factors have no printed row,
-  so no formula; a factor of the scores is in the attention product.
-- A leaky ReLU costs what a ReLU costs: one comparison and one selection; its slope is taken as public.
+- Every printed row runs a whole prompt and projects all its tokens, with all heads. A token with cached keys and
+  values, the projection of the last token alone and half of the heads use the same counts: extrapolations that no row
+  checks.
+- A norm with a frozen deviation is free: it is linear and folds into the linears behind it, by assumption as for alpha
+  and beta. RMSNorm, the square, sigmoid and tanh on their own, and public factors are in no printed row, so they have
+  no formula. A factor of the scores is part of the attention product.
+- A leaky ReLU costs as much as a ReLU, one comparison and one selection; its slope is taken to be public.
 
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
 """
@@ -57,7 +57,7 @@ TRUST = Trust(
 )
 TESTBED = Path(__file__).parents[1] / "testbeds" / "published.yaml"
 
-# term -> what one unit of it is
+# term -> what its unit is
 TERMS: dict[str, str] = {
     "linear_elements": "input and output elements of linears, rows x (in_features + out_features)",
     "linear_rows": "rows of linears, each linear counted on its own",
@@ -70,7 +70,7 @@ TERMS: dict[str, str] = {
     "vocabulary_elements": "one-hot tokens and logits, tokens x vocab for each of embedding and projection",
 }
 
-# op type -> how many of which terms an op of that type has; {} is free, an absent type that is not local an error
+# op type -> the count of each term; {} is free, and a type that is neither listed nor local is an error
 COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.TokenEmbedding: lambda op: {"vocabulary_elements": op.tokens * op.vocab},
     ops.PositionEmbedding: lambda op: {},
@@ -93,18 +93,18 @@ COUNTS: dict[type, Callable[[Any], dict[str, int]]] = {
     ops.VocabProjection: lambda op: {"vocabulary_elements": op.rows * op.vocab},
 }
 
-# op type -> the field that names its form, and the forms that its coefficient is taken for
+# op type -> the field that names its form, and the forms that its coefficient covers
 MEASURED_FORMS: dict[type, tuple[str, tuple[str, ...]]] = {
     ops.TokenEmbedding: ("encoding", ("one-hot",)),
     ops.Softmax: ("form", ("exact",)),
     ops.Gelu: ("form", ("tanh", "exact")),
 }
 
-# op types that a printed row has, and those that lay out or sum what they read
+# op types that a printed row has, and those that only rearrange or add their inputs
 ROW_OPS: frozenset[type] = frozenset(
     {*COUNTS, ops.Add, ops.PackHeads, ops.RepeatHeads} - {ops.FrozenNorm, ops.LeakyRelu, ops.Rotary}
 )
-D_FF_PER_D_MODEL = 4  # of every row: its FFN column is 16 x T x d_model^2 x L, two linears of 4 d_model
+D_FF_PER_D_MODEL = 4  # in every row: the FFN column is 16 x T x d_model^2 x L, two linears of 4 d_model
 
 # Coefficients are multiples of these powers of two, so that sums are exact in any order and any grouping:
 # exact below 2**53 steps, which is 9 hours and 35 TB.
@@ -113,7 +113,7 @@ BYTES_STEP = 2.0**-8
 
 
 def counts(op: Op) -> dict[str, int]:
-    """The terms of one op. Raises UserError for an op the protocol has no formula for, or a form without data."""
+    """Return the terms of one op; a UserError is raised if there is no formula for it, or no data for its form."""
     if op.is_local:
         return {}
     refuse_public(op, "published")
@@ -133,7 +133,7 @@ def counts(op: Op) -> dict[str, int]:
 
 
 def graph_counts(graph: Iterable[Node]) -> dict[str, int]:
-    """How many of each term a whole graph has, every term present."""
+    """Return the count of every term in a whole graph, zeros included."""
     sums = dict.fromkeys(TERMS, 0)
     for node in graph:
         for term, count in counts(node.op).items():
@@ -143,14 +143,15 @@ def graph_counts(graph: Iterable[Node]) -> dict[str, int]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """One coefficient.
+    """One coefficient of the fit.
 
-    value: seconds or bytes per unit of its term, at least 0.
-    identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
-    low, high: bounds that a prior sets; None if the rows alone bound it.
-    source: where the value comes from.
-
-    Raises UserError unless 0 <= low <= value <= high, with bounds exactly where a prior identifies the value.
+    Attributes:
+        value: Seconds or bytes per unit of its term, at least 0.
+        identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
+        low, high: Bounds set by a prior; None if the rows alone bound it.
+        source: Where the value comes from.
+    Raises:
+        UserError: If 0 <= low <= value <= high does not hold, or the bounds are not given exactly for a prior.
     """
 
     value: float
@@ -171,13 +172,13 @@ class Constant:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The values that are allowed, before any row is looked at."""
+        """The allowed values, before any row is considered."""
         return (self.low or 0.0, math.inf if self.high is None else self.high)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FittedRow:
-    """A measurement: its latency in seconds, and how many of each term its op graph has."""
+    """A measured row: its latency in seconds, and the count of each term in its op graph."""
 
     name: str
     latency_s: float
@@ -186,10 +187,10 @@ class FittedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Testbed:
-    """Coefficients per term, in seconds and bytes.
+    """Coefficients per term, in seconds and bytes, with the rows that they were fitted on.
 
-    not_identified: what the measurements cannot tell, in words.
-    latency_tolerance: greatest relative error on a row of coefficients that count as consistent with the rows.
+    `not_identified` says what the measurements cannot determine. `latency_tolerance` is the greatest relative error on
+    a row at which coefficients count as consistent with the rows.
     """
 
     __test__ = False  # not a test class, whatever pytest makes of the name
@@ -202,18 +203,19 @@ class Testbed:
 
 
 def load_testbed(path: Path) -> Testbed:
-    """The testbed in a YAML file. Raises UserError, naming the file."""
+    """Read a testbed from a YAML file; a UserError that names the file is raised if it is not valid."""
     return decode(Testbed, load_mapping(path), str(path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published(Pricer):
-    """Fitted coefficients, ready to price.
+    """The pricer of protocol `published`, with fitted coefficients.
 
-    latency_s, sent_bytes: seconds and bytes per unit of each term.
-    latency_bounds_s: least and greatest seconds per unit that a prior allows, for terms only a prior identifies.
-    rows, latency_tolerance: what a coefficient vector must reproduce, to that relative error, to be consistent.
-    data: the range of the printed rows; what lies outside it is extrapolated.
+    Attributes:
+        latency_s, sent_bytes: Seconds and bytes per unit of each term.
+        latency_bounds_s: Least and greatest seconds per unit, for terms that only a prior identifies.
+        rows, latency_tolerance: Consistent coefficients reproduce these rows, to that relative error.
+        data: The range of the printed rows; costs outside it are extrapolated.
     """
 
     protocol: str = "published"
@@ -239,9 +241,9 @@ class Published(Pricer):
         return Price(latency_s=latency_s, sent_bytes=sent_bytes)
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
-        """Least and greatest latency over all coefficients >= 0 that reproduce every row and keep to the priors.
+        """Return the least and greatest latency over all coefficients >= 0 that fit every row and the priors.
 
-        Coefficients vary, counts do not: how cost grows with dimensions that no row varies is taken as given.
+        Only coefficients vary. How costs grow with dimensions that no row varies is taken as given.
         """
         from costmodel.protocols.linear_fit import extremes  # scipy is for fits and ranges, not for prices
 
@@ -254,14 +256,14 @@ class Published(Pricer):
         return min(low, point), max(high, point)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """What of a graph no printed row has."""
+        """Return the parts of a graph that no printed row has."""
         return self.data.outside(graph)
 
     def prior_share(self, graph: Iterable[Node]) -> float:
-        """Share of the latency in terms whose coefficient only a prior identifies.
+        """Return the share of the latency whose coefficients only a prior identifies.
 
-        Not in it, though assumed: how embedding and projection split their sum, which is data at a vocabulary of
-        50,000 (so `by_layer` for the embedding and the head), and how counts grow with dimensions that no row varies.
+        Other assumptions are not counted: how embedding and projection split their sum, which is data at a vocabulary
+        of 50,000 (this affects `by_layer`), and how counts grow with dimensions that no row varies.
         """
         seconds = {term: self.latency_s[term] * count for term, count in graph_counts(graph).items()}
         whole = sum(seconds.values())
@@ -269,12 +271,12 @@ class Published(Pricer):
 
 
 def load() -> Published:
-    """The committed testbed."""
+    """Load the committed testbed as a pricer."""
     return pricer(load_testbed(TESTBED), cost_model_id(TESTBED.read_bytes()))
 
 
 def pricer(testbed: Testbed, cost_model_id: str) -> Published:
-    """A testbed, ready to price. Raises UserError if it lacks the coefficient of a term or has one too many."""
+    """Make a pricer of a testbed; a UserError is raised if it does not have exactly the known terms."""
     for quantity, constants in (("latency_s", testbed.latency_s), ("sent_bytes", testbed.sent_bytes)):
         _check_terms(f"`{quantity}` of the testbed", constants)
     for row in testbed.rows:
@@ -292,7 +294,7 @@ def pricer(testbed: Testbed, cost_model_id: str) -> Published:
 
 
 def data_range(rows: Iterable[PublishedRow]) -> DataRange:
-    """The range of printed rows, every one of which ran a whole prompt and projected all its tokens."""
+    """Return the range of the printed rows, all of which ran a whole prompt and projected all its tokens."""
     known = list(rows)
     d_models = sorted({row.d_model for row in known})
     return DataRange(

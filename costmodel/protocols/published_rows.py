@@ -1,7 +1,7 @@
-"""The rows the papers print: what each architecture cost, as data.
+"""The rows that the papers print, as data: what each architecture cost.
 
-Every number is as printed, units of the papers included (GFLOP, GB of 1e9 bytes, minutes), because a fit is judged
-against printed digits.
+Every number is as printed, in the papers' units (GFLOP, GB of 1e9 bytes, minutes), because a fit is judged against the
+printed digits.
 
 Source: arXiv 2410.13060 (AERO) table 3 and arXiv 2501.03489 (EGA) table 2; each row names its own.
 """
@@ -16,17 +16,18 @@ from costmodel.config.units import BYTES, SECONDS
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 ROWS = TESTBEDS / "published_rows.csv"
-HELD_OUT = TESTBEDS / "held_out_rows.csv"  # of 512 tokens: never fitted, so that they say what a price is worth
+HELD_OUT = TESTBEDS / "held_out_rows.csv"  # 512 tokens: never fitted, so they check the fit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedRow:
     """One printed row; Decimal keeps the printed digits.
 
-    sent_gigabytes: total communication; the papers do not say whether of one party or of both.
-    ffn_gflop, attention_gflop: the papers' own counting convention.
-    perplexity: None where training diverged (printed NaN).
-    held_out: whether no fit may see it.
+    Attributes:
+        sent_gigabytes: Total communication. The papers do not say whether it counts one party or both.
+        ffn_gflop, attention_gflop: By the papers' own counting convention.
+        perplexity: None where training diverged (printed as NaN).
+        held_out: Whether the row is kept out of every fit.
     """
 
     source: str
@@ -50,7 +51,7 @@ class PublishedRow:
 
     @property
     def own_method(self) -> bool:
-        """Whether the row is the papers' own architecture, not He and Hofmann's block that they compare with."""
+        """Whether the row is an architecture of the papers, not the block of He and Hofmann that they compare with."""
         return not self.notation.startswith("HH(")
 
     @property
@@ -66,13 +67,13 @@ _KINDS = get_type_hints(PublishedRow)
 
 
 def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
-    """The printed rows, in the order of the papers."""
+    """Read the printed rows, in the order of the papers."""
     with path.open(encoding="utf-8", newline="") as file:
         return tuple(_row(record) for record in csv.DictReader(file))
 
 
 def held_out_rows() -> tuple[PublishedRow, ...]:
-    """The printed rows that are for checking alone."""
+    """Read the printed rows that are only used for checking."""
     return tuple(replace(row, held_out=True) for row in published_rows(HELD_OUT))
 
 

@@ -1,12 +1,13 @@
 """The protocol `semi2k`: two parties, additive shares modulo 2^k, correlated randomness from a dealer; semi-honest.
 
-A call uses up correlations, one after the other, and each masks what both parties open to each other at once: a
-correlation is a round, and its masks are all that is sent. Bytes are what the two parties send each other. The dealer's
-traffic is not in them: the engine's default dealer is its first party, which expands seeds exchanged once at start-up,
-so that no call has preprocessing bytes. That party could unmask what the other hides, so a price without preprocessing
-assumes a dealer whom both trust. To have none is priced in `costmodel/randomness.py`: the corrections of a separate
-dealer, or what the parties make themselves.
-The engine has no products with a factor that one party holds: it shares the factor first, which is local.
+A call consumes correlations one after the other. Each correlation masks the numbers that both parties open to each
+other at once, so it takes one round and only the masked numbers are sent. Bytes are those that the two parties send
+each other. The engine has no products with a factor that one party holds: it shares the factor first, which is local.
+
+The dealer's traffic is not included: the engine's default dealer is its first party, which expands seeds that are
+exchanged once at start-up, so no call has preprocessing bytes. That party could unmask what the other hides, so a cost
+without preprocessing assumes a dealer that both trust. `costmodel/randomness.py` prices the alternatives: a separate
+dealer, or randomness that the parties make themselves.
 
 Source of every formula: SecretFlow-SPU 0.9.5, libspu/mpc/semi2k, its calls of `beaver()`, and libspu/mpc/ab_api.cc
 (https://github.com/secretflow/spu); Cramer et al. 2018, SPDZ2k, for the products.
@@ -23,11 +24,11 @@ from costmodel.protocols.primitives import Call, Comm, EngineSetting, halves, pr
 
 NUM_PARTIES = 2
 
-# correlation -> what it is
+# correlation: its random numbers
 #   product: a, b and ab of random numbers; square: a and a^2; matrix: A, B and AB
 #   cross: ab, where each party knows one factor; and: products of bits; bit: a random bit as a number of the ring
 Kind = Literal["product", "square", "matrix", "cross", "and", "bit"]
-# kind -> numbers that are opened for each element of the result, a mask each; of matrices it depends on the shape
+# kind -> masked numbers opened per element of the result; for matrices it depends on the shape
 MASKS: dict[Kind, int] = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit": 1}
 
 
@@ -35,9 +36,11 @@ MASKS: dict[Kind, int] = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit"
 class Correlation:
     """Correlated randomness of one kind.
 
-    elements: of the result. bits: of each element of it; of `and` and `bit`, how many bits an element stands for.
-    shape: rows, inner and columns of a matrix product; empty for the rest. opened: of `matrix`, whether the right
-        factor was opened in an earlier run with its mask, which is made all the same.
+    Attributes:
+        elements: Elements of the result.
+        bits: Bits of each element; for `and` and `bit`, the number of bits that an element stands for.
+        shape: Rows, inner dimension and columns of a matrix product; empty for other kinds.
+        opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is still made.
     """
 
     kind: Kind
@@ -48,7 +51,7 @@ class Correlation:
 
     @property
     def masked_bytes(self) -> int:
-        """What each party sends of the numbers that it masks."""
+        """Bytes of masked numbers that each party sends."""
         if self.kind != "matrix":
             return MASKS[self.kind] * self.elements * stored_bytes(self.bits)
         rows, inner, columns = self.shape
@@ -59,26 +62,23 @@ Correlations: TypeAlias = tuple[Correlation, ...]
 
 
 def comm(op: Op, setting: EngineSetting) -> Comm:
-    """Rounds, messages and bytes of one op. Raises UserError for an op without a program."""
+    """Return the rounds, messages and bytes of one op; a UserError is raised for an op without a program."""
     return price_calls(calls_of(op, setting, share_bytes=setting.ring_bits // 8), setting, PRICES)
 
 
 def correlations_of(op: Op, setting: EngineSetting) -> Correlations:
-    """What one op uses up. Raises UserError for an op without a program."""
+    """Return the correlations that one op consumes; a UserError is raised for an op without a program."""
     calls = calls_of(op, setting, share_bytes=setting.ring_bits // 8)
     return tuple(correlation for call in calls for correlation in CORRELATIONS[call.primitive](call, setting))
 
 
 def _words(kind: Kind, call: Call, setting: EngineSetting) -> Correlations:
-    """One that stands for numbers of the ring. Source: arithmetic.cc, MulAA, MulA1B and SquareA."""
+    """Return one correlation of numbers of the ring. Source: arithmetic.cc, MulAA, MulA1B and SquareA."""
     return (Correlation(kind=kind, elements=call.elements, bits=setting.ring_bits),)
 
 
 def _matrix(call: Call, setting: EngineSetting) -> Correlations:
-    """Both masked factors are opened, whatever the result's size; a weight but once, if its mask is kept.
-
-    Source: arithmetic.cc, MatMulAA and MatMulOpen, and beaver_cache.h.
-    """
+    """Open both masked factors; a weight only once if its mask is reused. Source: MatMulAA and MatMulOpen."""
     rows, columns = call.factors
     shape = (rows, call.operands // (rows + columns), columns)
     bits = setting.ring_bits
@@ -86,35 +86,25 @@ def _matrix(call: Call, setting: EngineSetting) -> Correlations:
 
 
 def _wrap(call: Call, setting: EngineSetting) -> Correlations:
-    """The wrap bit is a product of one bit of each party, in the least ring that holds the cut bits; |x| < 2^(k-2).
-
-    Source: arithmetic.cc, TruncAPr2 and MulVVS.
-    """
+    """Multiply one bit of each party, in the smallest ring that holds the cut bits. Source: TruncAPr2 and MulVVS."""
     return (Correlation(kind="cross", elements=call.elements, bits=8 * max(4, stored_bytes(call.bits))),)
 
 
 def _carry(call: Call, setting: EngineSetting) -> Correlations:
-    """The carry into the highest bit of the sum of both shares, by a tree of generate and propagate pairs.
-
-    An AND of all bits, then per level two ANDs of half as many, opened together. Source: conversion.cc, MsbA2B;
-    ab_api.cc, carry_a2b.
-    """
+    """Compute the carry into the highest bit by a tree: one AND, then two per level. Source: ab_api.cc, carry_a2b."""
     return (_and(call.elements, setting.ring_bits), *(_and(2 * call.elements, bits) for bits in halves(setting)))
 
 
 def _adder(call: Call, setting: EngineSetting) -> Correlations:
-    """All bits of the sum of both shares by a Kogge-Stone adder: an AND, then two at a time for every doubling.
-
-    Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone.
-    """
+    """Add shares by a Kogge-Stone adder: one AND, then two per doubling. Source: ab_api.cc, ppa_kogge_stone."""
     levels = (setting.ring_bits - 1).bit_length()
     return (_and(call.elements, setting.ring_bits), *[_and(2 * call.elements, setting.ring_bits)] * levels)
 
 
 def _zero_test(call: Call, setting: EngineSetting) -> Correlations:
-    """A masked difference is opened and its bits joined by halves, all in full words; then to arithmetic, likewise.
+    """Open a masked difference, combine its bits by halving in full words, and convert the result to arithmetic shares.
 
-    The mask is in both kinds of shares, so bit by bit. Source: conversion.cc, EqualAP and eqz,
+    The mask is needed in both kinds of shares, so it is made bit by bit. Source: conversion.cc, EqualAP and eqz,
     https://eprint.iacr.org/2019/599, section IV.D.
     """
     mask = Correlation(kind="bit", elements=call.elements, bits=setting.ring_bits)
@@ -126,7 +116,7 @@ def _and(elements: int, bits: int) -> Correlation:
     return Correlation(kind="and", elements=elements, bits=bits)
 
 
-# primitive -> what a call of it uses up
+# primitive -> the correlations that a call consumes
 CORRELATIONS: Mapping[str, Callable[[Call, EngineSetting], Correlations]] = {
     "multiply": partial(_words, "product"),
     "square": partial(_words, "square"),
@@ -135,17 +125,17 @@ CORRELATIONS: Mapping[str, Callable[[Call, EngineSetting], Correlations]] = {
     "msb": _carry,
     "mux": partial(_words, "product"),
     "a2b": _adder,
-    # bits masked by random bits; conversion.cc, B2A_Randbit
+    # bits are masked by random bits; conversion.cc, B2A_Randbit
     "b2a": lambda call, setting: (Correlation(kind="bit", elements=call.elements, bits=call.bits),),
     "equal": _zero_test,
     "and": lambda call, setting: (_and(call.elements, call.bits),),
-    # local: arithmetic.cc, MatMulAP; of P2A and V2A both parties expand a common seed
+    # local: arithmetic.cc, MatMulAP; in P2A and V2A both parties expand a common seed
     **dict.fromkeys(("public_matmul", "share", "input"), lambda call, setting: ()),
 }
 
 
 def _opened(used: Callable[[Call, EngineSetting], Correlations], call: Call, setting: EngineSetting) -> Comm:
-    """Per correlation, both parties send each other their share of the masked numbers, at once."""
+    """For each correlation, both parties send each other their shares of the masked numbers at once."""
     sent = [correlation.masked_bytes for correlation in used(call, setting)]
     return total_comm(
         Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)

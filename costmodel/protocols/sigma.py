@@ -3,13 +3,13 @@
     latency = compute seconds + waited bytes x 8 / bandwidth + rounds x RTT / 2
     compute seconds of an op = sum over units of per_unit_s of its class x count
 
-Bytes and rounds are of the two parties, online: there is no set-up between them. What the dealer sends each of them
-ahead of a run is `key_bytes`, in no other number; a key is good for one run. Seconds are fitted on published GPUs,
-which compute and send in turn, as here. No engine runs it here.
+Bytes and rounds are those of the two parties online; there is no preprocessing between them. `key_bytes` is what the
+dealer sends each of them before a run and is in no other number; a key serves one run. Seconds are fitted on published
+GPU runs, which compute and send in turn, as assumed here. No engine runs the protocol here.
 
-A key is moved to the GPU before it is used, and is what a step works through, so it takes most of the seconds. A round
-has kernels to start; on the CPU, in norms, threads. Weights of matrices are moved to the GPU too. What a product of
-matrices multiplies does not show beside that. Coefficients are at least 0, so seconds never fall as work grows.
+A key is moved to the GPU before it is used and read through by its step, so it takes most of the seconds. A round
+starts kernels or, for norms on the CPU, threads. Weight matrices are moved to the GPU too. The multiplications of
+matrix products are too fast to show. Coefficients are at least 0, so seconds never fall as work grows.
 
 Source: Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269.
 """
@@ -47,7 +47,7 @@ CLASSES: tuple[Class, ...] = get_args(Class)
 Unit = Literal["rounds", "key_bytes", "weights"]
 UNITS: tuple[Unit, ...] = get_args(Unit)
 
-# what is timed apart in the logs; all else is in what is left of a run, which products take
+# op types that the logs time separately; the rest of a run is counted as `linear`
 CLASS_OF: dict[type, Class] = {
     **dict.fromkeys((ops.Gelu, ops.Silu, ops.Relu, ops.LeakyRelu), "activation"),
     ops.Softmax: "softmax",
@@ -57,11 +57,13 @@ CLASS_OF: dict[type, Class] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassSeconds:
-    """The fit of one class.
+    """The fit of one class of ops.
 
-    per_unit_s: seconds per unit. least, greatest: of the ops that it is fitted on, by unit of those that an op has more
-        or less of; what is beyond them is extrapolated.
-    worst_error: greatest relative error on a run it is fitted on; held_out_error: on one that was left out of the fit.
+    Attributes:
+        per_unit_s: Seconds per unit.
+        least, greatest: Range of the fitted ops, for each unit that varies; ops beyond it are extrapolated.
+        worst_error: Greatest relative error on a fitted run.
+        held_out_error: Greatest relative error on a run that was left out of the fit.
     """
 
     per_unit_s: dict[Unit, float]
@@ -82,7 +84,7 @@ class ClassSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmaTestbed:
-    """machine: of the runs; source: where their logs are; rows: those of them that it is fitted on."""
+    """Fitted seconds by class of op, with the machine and source of the logs and the names of the fitted rows."""
 
     protocol: Literal["sigma"]
     machine: str
@@ -96,7 +98,7 @@ class SigmaTestbed:
 
 
 def load_sigma(path: Path) -> SigmaTestbed:
-    """The testbed in a YAML file. Raises UserError, naming the file."""
+    """Read a testbed from a YAML file; a UserError that names the file is raised if it is not valid."""
     return decode(SigmaTestbed, load_mapping(path), str(path))
 
 
@@ -105,7 +107,7 @@ def class_of(op: Op) -> Class:
 
 
 def work(op: Op, comm: Comm) -> dict[Unit, int]:
-    """What an op does, by unit."""
+    """Return the work of an op, by unit."""
     weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
     return {"rounds": comm.rounds, "key_bytes": comm.key_bytes, "weights": weights}
 
@@ -116,13 +118,13 @@ def seconds_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
 
 
 def extrapolation_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
-    """How many times more an op does, of the unit that it exceeds the most, than any that was fitted; 1 within."""
+    """Return the greatest ratio, over units, of an op's work to the most that was fitted; at least 1."""
     fitted, counts = testbed.classes[class_of(op)], work(op, comm)
     return max(1.0, *(counts[unit] / most for unit, most in fitted.greatest.items()))
 
 
 def error_s_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
-    """How far off the seconds may be: the held-out error, as much again for every doubling above or below the fit."""
+    """Return the error of an op's seconds: the held-out error, plus as much per doubling above or below the fit."""
     fitted, counts = testbed.classes[class_of(op)], work(op, comm)
     below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
     doublings = math.log2(max(extrapolation_of(op, comm, testbed), *below, 1.0))
@@ -131,7 +133,7 @@ def error_s_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sigma(ByFormula):
-    """Formulas of the protocol, on a testbed of published seconds and a network."""
+    """The formulas of the protocol, on a network and a testbed of published seconds."""
 
     protocol: str = "sigma"
     range_over: str = "errors of seconds fitted on published GPUs, not yours"
@@ -153,7 +155,7 @@ class Sigma(ByFormula):
         return error_s_of(op, cost, self.testbed)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Adds that keys and values of earlier tokens, which the code does not keep, are priced as if it did."""
+        """Also report cached keys and values of earlier tokens, which the code does not support."""
         nodes = tuple(graph)
         is_cached = any(isinstance(node.op, KeyValueCache) and node.op.past_len for node in nodes)
         return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))
@@ -167,9 +169,9 @@ def load(
     testbed: Path | None = None,
     setting: SigmaSetting | None = None,
 ) -> Sigma:
-    """Loads the pricer on a network (default `lan`) and a testbed (default: committed), in the ring of GPT-2.
+    """Return the pricer on a network (default `lan`) and a testbed (default: committed), in the ring of GPT-2.
 
-    Raises UserError for a network or testbed file that is not valid, or a setting that the protocol does not have.
+    A UserError is raised for a network or testbed file that is not valid, or a setting that the protocol does not have.
     """
     path, link, chosen = testbed or TESTBED, load_network(network), setting or SigmaSetting()
     return Sigma(

@@ -1,11 +1,11 @@
-"""What the steps of protocol `sigma` cost: what two parties open to each other, and the keys a dealer makes for it.
+"""The cost of each step of protocol `sigma`: what two parties open to each other, and the keys that a dealer makes.
 
-All numbers are opened masked: the parties compute on what both see, and a key turns it into shares of what comes next,
-masked anew. So a step sends what comes out of it, whatever its size before, and its price is mostly its key.
+All numbers are opened masked: the parties compute on values that both see, and a key turns the result into shares that
+are masked again. A step therefore sends its output, whatever the size of its input, and most of its cost is its key.
 
 Source of every formula: the code of Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269: mpc-msri/EzPC, folder
-GPU-MPC, commit f24bf3e; the files that functions name are of its folder `fss` where no other is named. Bytes and keys
-are equal to those of its public logs, to the byte (`costmodel/testbeds/sigma_rows.csv`).
+GPU-MPC, commit f24bf3e. Files are in its folder `fss` unless another is named. Bytes and keys equal those of its public
+logs exactly (`costmodel/testbeds/sigma_rows.csv`).
 """
 
 from dataclasses import dataclass, replace
@@ -15,23 +15,25 @@ from costmodel.errors import UserError
 from costmodel.protocols.primitives import NOTHING, Comm, Holder, WeightMasks, total_comm
 
 NUM_PARTIES = 2
-WORD_BITS = 64  # of a number of the ring where it is kept or put into a key, however narrow the ring
-HEADER = 4  # bytes of a number that a key states about itself
-BLOCK = 16  # bytes of a seed, of AES
-TREE_BITS = 7  # a block's bits are the leaves of the tree's last levels; a function of so few bits is a table
-BATCH_BYTES = 24 * 2**30  # gpu_dpf.cu: keys of a function are made in batches of so many bytes at most
+WORD_BITS = 64  # of a stored number or one in a key, however narrow the ring is
+HEADER = 4  # bytes of each number in a key's header
+BLOCK = 16  # bytes of an AES seed
+TREE_BITS = 7  # the bits of a block are the leaves of the last levels; a function of at most 7 bits is a table
+BATCH_BYTES = 24 * 2**30  # gpu_dpf.cu: greatest size of a batch of keys of one function
 ROOT_INPUT_BITS = 13  # fixtobfloat16.cpp: 6 bits of exponent and 7 of mantissa
 SYNC_BYTES = 1  # comms.cpp, SocketBuf::sync
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmaSetting:
-    """Numbers modulo 2^ring_bits with so many bits after the point, of a model whose weights are secret-shared.
+    """The setting of protocol `sigma`: numbers modulo 2^ring_bits, in a model whose weights are secret-shared.
 
-    ring_bits: 50 as the code runs GPT-2 and BERT; 51 for GPT-Neo, 48 for Llama 2, 37 for BERT-tiny (sigma.cu).
-    fraction_bits: 12 as the code has for every model, and must for softmax.
-
-    Raises UserError for a ring too small for products of such fractions, or too large, or weights that one party holds.
+    Attributes:
+        ring_bits: The code runs GPT-2 and BERT with 50; GPT-Neo with 51, Llama 2 with 48, BERT-tiny with 37 (sigma.cu).
+        fraction_bits: Bits after the point; 12 for every model of the code, and required for softmax.
+    Raises:
+        UserError: If the ring is too large, or too small for products of such fractions, or if one party holds the
+            weights.
     """
 
     formulas_of: ClassVar[str] = "SIGMA, mpc-msri/EzPC f24bf3e"
@@ -55,7 +57,7 @@ class SigmaSetting:
 
 
 def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Both parties send their shares of so many numbers, at once; packed, unless a number fills its word.
+    """Both parties send their shares of `elements` numbers at once, packed unless a number fills its word.
 
     Source: gpu_comms.h and sigma_comms.cpp of `utils`, compressMem and getMemSz.
     """
@@ -69,17 +71,17 @@ def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
 
 
 def packed_bytes(bits: int) -> int:
-    """Bytes of single bits, in words of 32."""
+    """Return the bytes of single bits, packed in words of 32."""
     return 4 * _ceil(bits, 32)
 
 
 def key(num_bytes: int) -> Comm:
-    """A part of a key by itself, which nothing is sent for."""
+    """Return the cost of a part of a key for which nothing is sent."""
     return replace(NOTHING, key_bytes=num_bytes)
 
 
 def comparison_key(elements: int, bits: int) -> int:
-    """Bytes of keys of comparisons of numbers of so many bits with secret ones.
+    """Return the bytes of the keys that compare `elements` numbers of `bits` bits with secret ones.
 
     Source: gpu_dpf.cu, gpuKeyGenDCF, gpuKeyGenBatchedDPF and doDpfTreeKeyGen; gpu_sstab.h, genSSTable.
     """
@@ -94,10 +96,9 @@ def comparison_key(elements: int, bits: int) -> int:
 
 
 def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = True) -> Comm:
-    """The entry of a public table of 2^bits numbers; is_opened: or left as shares, to be added up first.
+    """Look up an entry of a public table of 2^bits numbers; if not `is_opened`, it is left as shares, to be added up.
 
-    A point function is evaluated everywhere; its sign and value are opened, one after the other, and one is selected by
-    the other. Source: gpu_lut.cu, gpuKeyGenLUT and gpuDpfLUT.
+    A point function is evaluated everywhere; its sign, then its value are opened. Source: gpu_lut.cu, gpuDpfLUT.
     """
     point = 2 * 3 * HEADER + elements * (BLOCK * (bits - TREE_BITS + 2) + 4)
     keys = HEADER + point + packed_bytes(elements) + _selection_key(elements)
@@ -106,7 +107,7 @@ def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = Tru
 
 
 def truncated(elements: int, bits: int, shift: int) -> Comm:
-    """The number without its `shift` lowest bits, rounded down; first in a smaller ring, then back in that of `bits`.
+    """Remove the `shift` lowest bits, rounding down: first in a smaller ring, then back in the ring of `bits`.
 
     Each step opens a carry or a sign, and then the number. Source: gpu_truncate.cu, TrFloor.
     """
@@ -120,16 +121,13 @@ def truncated(elements: int, bits: int, shift: int) -> Comm:
 
 
 def truncated_small(elements: int, shift: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """The same of numbers that leave the ring's highest bit free, straight to a ring of `to_bits`.
-
-    Source: gpu_truncate.cu, TrWithSlack.
-    """
+    """Truncate to a ring of `to_bits`; the ring's highest bit must be free. Source: gpu_truncate.cu, TrWithSlack."""
     keys = 4 * HEADER + comparison_key(elements, shift) + packed_bytes(elements) + 3 * word_bits // 8 * elements
     return total_comm([opened(elements, 1), opened(elements, to_bits, word_bits), key(keys)])
 
 
 def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """max(x, 0) of numbers of so many bits: its sign is opened, and x or 0 selected. Source: gpu_relu.cu, gpuRelu."""
+    """Compute max(x, 0) of numbers of `bits` bits: open the sign, then select x or 0. Source: gpu_relu.cu, gpuRelu."""
     keys = 3 * HEADER + comparison_key(elements, bits - 1) + packed_bytes(elements)
     return total_comm(
         [opened(elements, 1), opened(elements, to_bits, word_bits), key(keys + _selection_key(elements, word_bits))]
@@ -137,9 +135,9 @@ def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_
 
 
 def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) -> Comm:
-    """max(x, 0), less what a table of 2^table_bits numbers says of |x| with 6 fraction bits, clipped to the table.
+    """Compute max(x, 0) minus an entry of a table of |x|: 2^8 entries for GELU, 2^10 for SiLU.
 
-    table_bits: 8 for GELU, 10 for SiLU. Source: gpu_gelu.cu, gpuKeyGenGelu and gpuGelu; sigma.h of `backend`.
+    x| has 6 fraction bits and is clipped. Source: gpu_gelu.cu, gpuKeyGenGelu and gpuGelu; sigma.h of `backend`.
     """
     bits, word_bits = ring_bits - 2 * fraction_bits + 7, 8 if table_bits <= 8 else 16
     signs = replace(_exchanged(2 * packed_bytes(elements)), key_bytes=HEADER + comparison_key(elements, bits - 1))
@@ -155,28 +153,22 @@ def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) ->
 
 
 def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
-    """Products, by Beaver: only they are opened. factors: of the other operand, each for as many elements as it takes.
-
-    Source: gpu_mul.cu, gpuMul; gpu_window.cu, windowMul.
-    """
+    """Multiply by Beaver's method, which opens only the products. Source: gpu_mul.cu; gpu_window.cu, windowMul."""
     return replace(opened(elements, ring_bits), key_bytes=8 * (2 * elements + factors))
 
 
 def squared(elements: int, ring_bits: int, sums: int | None = None) -> Comm:
-    """Squares, or so many sums of them, which are all that is opened. Source: gpu_layernorm.cu, gpuLayerNorm."""
+    """Square; with `sums`, only that many sums of squares are opened. Source: gpu_layernorm.cu, gpuLayerNorm."""
     return replace(opened(elements if sums is None else sums, ring_bits), key_bytes=2 * 8 * elements)
 
 
 def matrix_product(operands: int, outputs: int, ring_bits: int) -> Comm:
-    """Products of matrices, by Beaver: both factors are in the key, only the result is opened.
-
-    operands: elements of both. outputs: those of the result that are used. Source: gpu_matmul.cu, gpuMatmul.
-    """
+    """Multiply matrices by Beaver's method: the key has both factors, the result is opened. Source: gpu_matmul.cu."""
     return replace(opened(outputs, ring_bits), key_bytes=8 * (operands + outputs))
 
 
 def inverse_root(rows: int, ring_bits: int) -> Comm:
-    """1/sqrt(x), on the CPU: to an exponent and a mantissa, then a table of both; 5 openings and 3 empty messages.
+    """Compute 1/sqrt(x) on the CPU from a table of exponent and mantissa, with 5 openings and 3 empty messages.
 
     Source: api.cpp, fixtobfloat16.cpp and src/llama/comms.cpp of ext/sytorch/ext/llama: Rsqrt, F2BF16, LUT_dfpet,
     reconstructRT and Select.
@@ -192,17 +184,16 @@ def inverse_root(rows: int, ring_bits: int) -> Comm:
 
 
 def _selection_key(elements: int, word_bits: int = WORD_BITS) -> int:
-    """The key to select one of two numbers by a bit. Source: gpu_select.cu, gpuKeyGenSelect."""
+    """Return the bytes of the key that selects one of two numbers by a bit. Source: gpu_select.cu, gpuKeyGenSelect."""
     return 5 * word_bits // 8 * elements
 
 
 def _exchanged(sent: int, rounds: int = 1) -> Comm:
-    """Each party sends the other so many bytes, at once; in so many rounds."""
     return Comm(rounds=rounds, messages=NUM_PARTIES * rounds, online_bytes=NUM_PARTIES * sent, waited_bytes=sent)
 
 
 def _stored(bits: int) -> int:
-    """Bytes of a number of so many bits in what the CPU sends and reads. Source: src/llama/comms.cpp, send_ge."""
+    """Return the bytes of a number that the CPU sends and reads. Source: src/llama/comms.cpp, send_ge."""
     return next(num_bytes for num_bytes in (1, 2, 4, 8) if bits <= 8 * num_bytes)
 
 

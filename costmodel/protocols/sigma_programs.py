@@ -1,20 +1,20 @@
-"""Op -> steps of protocol `sigma`: what its code does for the op, or, for an op that it lacks, would by the same steps.
+"""The steps of each op under protocol `sigma`, as its code runs them or, for an op that it lacks, would compose them.
 
-The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. What goes beyond it, by assumption:
+The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. Beyond it, these are assumptions:
 
-- Embedding and vocabulary projection are products with a secret table, of one-hot tokens that the client shares; a
+- Embedding and vocabulary projection are products of one-hot tokens, shared by the client, with a secret table. A
   lookup of secret tokens has no formula. The code starts at the first block and ends with the last.
-- ReLU and rotations of part of a head are steps of the code; the square, leaky ReLU, scaled additions, frozen norms and
-  public factors are composed of its products and truncations. So are scores by a factor that is no power of two.
-- Bounded softmax is that of the code without its tree for the maximum. The table of inverses keeps 6 fraction bits of a
-  row's sum, which is no longer at least 1, so bounds must lie close to the maxima.
-- A query against cached keys is priced by the same steps, in a rectangle of scores; the code runs whole prompts alone.
+- ReLU and rotations of part of a head are steps of the code. The square, leaky ReLU, scaled additions, frozen norms,
+  public factors, and scores with a factor that is not a power of two are composed of its products and truncations.
+- Bounded softmax is the code's softmax without the tree for the maximum. The table of inverses keeps 6 fraction bits of
+  a row's sum, which is no longer at least 1, so bounds must lie close to the maxima.
+- A query against cached keys uses the same steps, in a rectangle of scores; the code only runs whole prompts.
 
-Weights are secret: products with them are those of two secrets. Their shares are not counted, as elsewhere; their masks
-are, in the keys. Masked numbers are public to both parties, so sums and products with public integers are local.
-A causal softmax and its scores leave out what the mask hides. `peer->sync`, 2 bytes a run, is in no op.
+Weights are secret, so products with them are products of two secrets. As elsewhere their shares are not counted, but
+their masks are in the keys. Masked numbers are known to both parties, so sums and products with public integers are
+local. A causal softmax and its scores leave out hidden positions. `peer->sync`, 2 bytes a run, is in no op.
 
-Source: as of `sigma_primitives.py`; files of `fss`, and `backend/sigma.h` for the order of truncations.
+Source: as for `sigma_primitives.py`; files of `fss`, and `backend/sigma.h` for the order of truncations.
 """
 
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from costmodel.protocols.sigma_primitives import (
 )
 
 OTHERS = "choose protocol semi2k, aby3 or cheetah"
-EXPONENT_BITS = 16  # gpu_nexp.cu: of what is left of a score below the maximum, 12 of them after the point
+EXPONENT_BITS = 16  # gpu_nexp.cu: bits of a score's distance to the maximum, 12 of them after the point
 TABLE_BITS = 8  # of each of the two tables that make an exponential
 SUM_SHIFT = 6  # gpu_inverse.cu: fraction bits that a row's sum loses ahead of its table
 INVERSE_BITS = (8, 16)  # gpu_inverse.cu and gpu_lut.h: least and most bits of that table
@@ -51,7 +51,7 @@ Formula: TypeAlias = Callable[[Any, SigmaSetting], Comm]
 
 
 def comm(op: Op, setting: SigmaSetting) -> Comm:
-    """Rounds, messages, bytes and keys of one op. Raises UserError for an op, form or length it has no formula for."""
+    """Return the rounds, messages, bytes and keys of one op; a UserError is raised where there is no formula."""
     if op.is_local:
         return NOTHING
     refuse_public(op, "sigma")
@@ -65,12 +65,11 @@ def _unpriced(op: Op, why: str) -> UnpricedOpError:
 
 
 def _cut(product: Comm, elements: int, setting: SigmaSetting) -> Comm:
-    """A product, and a truncation of so many results."""
+    """Add the truncation of `elements` results to a product."""
     return total_comm([product, truncated(elements, setting.ring_bits, setting.fraction_bits)])
 
 
 def _matmul(m: int, k: int, n: int, setting: SigmaSetting) -> Comm:
-    """A product with a weight."""
     return _cut(matrix_product(m * k + k * n, m * n, setting.ring_bits), m * n, setting)
 
 
@@ -81,10 +80,7 @@ def _embed(op: ops.TokenEmbedding, setting: SigmaSetting) -> Comm:
 
 
 def _normalised(elements: int, rows: int, features: int, setting: SigmaSetting, *, affine: bool) -> list[Comm]:
-    """Divides by the root of the mean square, whose sum is opened and inverted; then a gain, and a bias for free.
-
-    Source: gpu_layernorm.cu.
-    """
+    """Divide by the root mean square, then multiply by a gain; a bias is free. Source: gpu_layernorm.cu."""
     ring_bits = setting.ring_bits
     gain = [_by_factors(elements, features, setting)] if affine else []
     return [
@@ -96,13 +92,13 @@ def _normalised(elements: int, rows: int, features: int, setting: SigmaSetting, 
 
 
 def _by_factors(elements: int, factors: int, setting: SigmaSetting) -> Comm:
-    """Times secret factors, each of as many elements. Source: gpu_window.cu, windowMul."""
+    """Multiply by secret factors, each used for several elements. Source: gpu_window.cu, windowMul."""
     cut = truncated_small(elements, setting.fraction_bits, setting.ring_bits)
     return total_comm([multiplied(elements, factors, setting.ring_bits), cut])
 
 
 def _scaled(elements: int, factor: float, setting: SigmaSetting) -> Comm:
-    """Times a public factor: nothing for a whole power of two, else a truncation, by that where 1/factor is one."""
+    """Multiply by a public factor: free for 2^n with n >= 0, otherwise one truncation, which alone does 2^-n."""
     shift = -log2(abs(factor))
     if shift <= 0 and shift.is_integer():
         return NOTHING
@@ -126,7 +122,7 @@ def _frozen_norm(op: ops.FrozenNorm, setting: SigmaSetting) -> Comm:
 
 
 def _rotary(op: ops.Rotary, setting: SigmaSetting) -> Comm:
-    """Queries, then keys, by public angles of 3 bits less than the fraction. Source: gpu_mha.cu, gpuRotEmb."""
+    """Rotate queries, then keys, by public angles with 3 bits less than the fraction. Source: gpu_mha.cu, gpuRotEmb."""
     head_elements = op.rows * op.rotary_dim
     heads = (op.heads, op.key_heads or op.heads)
     return total_comm(
@@ -135,13 +131,13 @@ def _rotary(op: ops.Rotary, setting: SigmaSetting) -> Comm:
 
 
 def _num_scores(op: ops.OnScores, *, causal: bool = True) -> int:
-    """Scores that are computed: of a whole prompt, none that the mask hides."""
+    """Count the computed scores: for a whole prompt, only those that the mask does not hide."""
     per_head = op.queries * (op.queries + 1) // 2 if causal and op.queries == op.keys else op.queries * op.keys
     return op.heads * per_head
 
 
 def _scores(op: ops.AttentionScores, setting: SigmaSetting) -> Comm:
-    """A factor that is a power of two is part of the truncation; another one costs a second. Source: gpu_mha.cu."""
+    """Multiply queries by keys; a factor that is no power of two costs a second truncation. Source: gpu_mha.cu."""
     elements = _num_scores(op, causal=op.causal)
     factor = 1 if not op.scaled else op.head_dim**-0.5 if op.factor is None else op.factor
     shift = -log2(factor) if factor > 0 else inf
@@ -159,12 +155,11 @@ def _mix(op: ops.AttentionMix, setting: SigmaSetting) -> Comm:
 
 
 def _on_scores(op: ops.OnScores, setting: SigmaSetting) -> Comm:
-    """Public factors, one for a row or a head: a truncation a score."""
     return truncated(_num_scores(op), setting.ring_bits, setting.fraction_bits)
 
 
 def _softmax(op: ops.Softmax, setting: SigmaSetting) -> Comm:
-    """Exponentials of scores, by form; a row's sum, a table of its inverse, and a product. Source: gpu_softmax.cu."""
+    """Take exponentials, sum each row, look up the inverse of the sum and multiply. Source: gpu_softmax.cu."""
     if op.form not in EXPONENTIALS:
         raise _unpriced(op, f"with `form` {op.form}, sums are beyond its table of inverses")
     ring_bits, sum_bits = setting.ring_bits, _sum_bits(op, setting)
@@ -178,7 +173,7 @@ def _softmax(op: ops.Softmax, setting: SigmaSetting) -> Comm:
 
 
 def _sum_bits(op: ops.Softmax, setting: SigmaSetting) -> int:
-    """Bits of a row's sum. Raises UserError for a fraction or a number of keys that the code does not take."""
+    """Return the bits of a row's sum; a UserError is raised where the code supports no such fraction or length."""
     if setting.fraction_bits != SUM_FRACTION_BITS:
         raise UserError(
             f"`fraction_bits` must be {SUM_FRACTION_BITS} for softmax under protocol sigma, whose table of inverses is "
@@ -198,7 +193,7 @@ def _sum_bits(op: ops.Softmax, setting: SigmaSetting) -> int:
 
 
 def _exact(op: ops.Softmax, setting: SigmaSetting) -> list[Comm]:
-    """The maximum by a tree, in the bits that scores have and two more; then exponentials of what is below it."""
+    """Find the maximum by a tree, with two bits more than scores have, then take exponentials of the differences."""
     score_bits, levels = setting.ring_bits - setting.fraction_bits, (op.keys - 1).bit_length()
     compared = [_num_compared(op, level) for level in range(1, levels + 1)]
     tree = [positive_part(elements, score_bits + 1, score_bits + 2) for elements in compared]
@@ -206,14 +201,14 @@ def _exact(op: ops.Softmax, setting: SigmaSetting) -> list[Comm]:
 
 
 def _num_compared(op: ops.Softmax, level: int) -> int:
-    """Pairs at a level of the tree. Source: gpu_maxpool.cu, keygenMaxpoolLogHelper."""
+    """Count the pairs at a level of the tree. Source: gpu_maxpool.cu, keygenMaxpoolLogHelper."""
     if op.causal and op.queries == op.keys:
         return op.heads * ((op.keys**2 >> (level + 1)) + op.keys // 2)
     return op.heads * op.queries * (op.keys >> level)
 
 
 def _exponentials(op: ops.Softmax, setting: SigmaSetting) -> list[Comm]:
-    """exp(-x) by tables of the upper and the lower half of x's lowest bits, clipped. Source: gpu_nexp.cu, gpuNExp."""
+    """Compute exp(-x) by tables for the upper and lower half of x's clipped bits. Source: gpu_nexp.cu, gpuNExp."""
     elements = _num_scores(op, causal=op.causal)
     ring_bits, score_bits = setting.ring_bits, setting.ring_bits - setting.fraction_bits
     return [
