@@ -1,0 +1,49 @@
+"""An export for transformers is evaluated by lm-evaluation-harness as it is."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nas import export, train
+
+pytest.importorskip("lm_eval", reason="needs the extra `eval`")
+
+CHOICE = """\
+task: local_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {items}}}}}
+output_type: multiple_choice
+test_split: test
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{answer}}}}"
+metric_list: [{{metric: acc}}]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.needs_hf
+def test_a_local_task_runs_on_an_export(source_files: str, tmp_path: Path) -> None:
+    smoke = ("--base", "tiny", "--scale", "smoke", "--seq-len", "32", "--tokens", "4096", "--data", source_files)
+    assert train.main(["1xLSLGo-1xLSLRo", *smoke, "--parent", "none", "--output-dir", str(tmp_path / "trained")]) == 0
+    export.export(str(tmp_path / "trained"), format="hf", output_dir=str(tmp_path / "hf"))
+    items = [{"question": "def f(x):", "choices": [" return x", " zebra"], "answer": 0}] * 4
+    (tmp_path / "items.json").write_text(json.dumps(items))
+    (tmp_path / "choice.yaml").write_text(CHOICE.format(items=tmp_path / "items.json"))
+    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--tasks", "local_choice", "--device", "cpu"]
+    command += ["--model_args", f"pretrained={tmp_path / 'hf'},trust_remote_code=True", "--batch_size", "2"]
+    done = subprocess.run(
+        [*command, "--include_path", str(tmp_path)],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"\|local_choice\|.*\|acc +\|↑ +\| +[01]", done.stdout)
