@@ -7,22 +7,18 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from costmodel.config.cli import flags_of
-from costmodel.config.units import format_bytes, format_seconds
-from costmodel.data_range import describe
 from costmodel.estimate import Estimate
-from costmodel.trust import described, shown
 from costmodel.trust import facts as trust_facts
+from costmodel.trust import shown
 from nas.corpus.ngrams import NgramBaseline
 from nas.recipe.candidate import Candidate, candidate_id, canonical_candidate
-from nas.report.summary import KNOWS_LESS, agreement_text, on_second, perplexity_text, sent_text, spread_words
+from nas.report.summary import KNOWS_LESS
+from nas.report.template import rendered
 from nas.run.ledger import Record
 from nas.run.members import in_noise
 from nas.run.run import Run
 from search_spaces.architecture import Architecture, Layer, arch_id
-from search_spaces.budget.feasible import format_price
 from search_spaces.notation import name_of
 from search_spaces.workload import Workload
 
@@ -172,28 +168,12 @@ def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
     known, front = candidate_id(facts.candidate), run.front if run else ()
     member = next((member for member in run.members if member.candidate_id == known), None) if run else None
     arguments = ("nas.search", *flags_of(run.config)) if run else ("nas.train", *(facts.provenance.command or ()))
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )  # fmt: skip
-    environment.filters |= {
-        "seconds": format_seconds,
-        "bytes": format_bytes,
-        "count": "{:,}".format,
-        "price": format_price,
-        "trust": described,
-        "outside": describe,
-        "perplexity": perplexity_text,
-        "spread": spread_words,
-        "agreement": agreement_text,
-        "sent": sent_text,
-        "on_second": lambda member: on_second(run, member) if run else "",
-    }
-    return environment.get_template("model_card.md.jinja").render(
+    return rendered(
+        Path(__file__).with_name("model_card.md.jinja"),
+        run,
         **{field.name: getattr(facts, field.name) for field in fields(facts)},
         whose=facts.whose,
         format=format,
-        run=run,
         member=member,
         front=front,
         noise=in_noise(front),

@@ -1,5 +1,6 @@
 """The answer of a report: the best model for the budget, and models to compare it with."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from costmodel.config.units import format_bytes, format_seconds
@@ -20,35 +21,31 @@ NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", 
 
 
 class Row(NamedTuple):
-    """One model in the comparison. kind: a key of NOTES. Columns without a value are empty."""
+    """One model beside the pick. kind: a key of NOTES. paper: what a paper prints of it; None where none does.
+
+    latency_s, sent_bytes: None for n-grams. here: the perplexity of this run, empty without one.
+    """
 
     kind: str
     name: str
-    note: str
-    price: str
-    sent: str
-    printed_price: str
+    latency_s: float | None
+    sent_bytes: float | None
     here: str
-    printed: str
+    paper: PublishedRow | None = None
+
+    @property
+    def note(self) -> str:
+        return NOTES[self.kind]
 
 
-def answer_of(run: Run) -> dict[str, Any] | None:
-    """Describe the pick, the member of the front with the lowest perplexity; None if the front is empty.
+def answer_of(run: Run) -> dict[str, Any]:
+    """The pick in words, which is the member of the front of lowest perplexity.
 
     verdicts: results about it, most important first.
     """
-    if not run.front:
-        return None
     best = run.front[-1]
-    perplexity, _, seeds = perplexity_text(best).partition(" (")
     return {
-        "name": best.notation,
-        "runs_as": best.deployed or best.first.placement,
         "keeps": kept_words(architecture_of(best.first, run.base), run.config.accounting),
-        "price": format_seconds(best.latency_s),
-        "sent": format_bytes(best.sent_bytes),
-        "perplexity": perplexity,
-        "seeds": seeds.removesuffix(")"),
         "verdicts": _verdicts(run, best),
         "cheaper": _cheaper(run, best),
     }
@@ -60,26 +57,17 @@ def rows_beside(run: Run) -> list[Row]:
     A model of the papers that this run has trained, or started from, has one row.
     """
     papers = {row.notation: row for row in rows_of(run)}
-    models = [("pick", member.notation, *_known(member)) for member in run.front[-1:]]
     compared = [member for member in run.members if member.role == "baseline" or member.notation in papers]
-    models += [("trained", member.notation, *_known(member)) for member in compared]
-    if run.parent is not None:
-        models.append(
-            ("parent", run.parent.notation, *_priced(run, run.parent.notation), f"{run.parent.perplexity:.2f}")
-        )
-    models += [("paper", name, *_priced(run, name), "") for name in papers]
-    models.sort(key=lambda model: list(NOTES).index(model[0]), reverse=True)
-    shown = {model[1]: model for model in models}
-    rows = []
-    for kind, name, latency_s, sent_bytes, here in sorted(shown.values(), key=lambda model: -model[2]):
-        row, price, sent = papers.get(name), format_seconds(latency_s), format_bytes(sent_bytes)
-        printed_price = "" if row is None else format_seconds(row.latency_s)
-        printed = "" if row is None else "diverged" if row.perplexity is None else f"{row.perplexity:.2f}"
-        rows.append(Row(kind, name, NOTES[kind], price, sent, printed_price, here, printed))
+    rows = [Row("paper", name, *_priced(run, name), "", paper) for name, paper in papers.items()]
+    rows += [_trained("trained", member, papers) for member in compared]
+    if (parent := run.parent) is not None:
+        priced, perplexity = _priced(run, parent.notation), f"{parent.perplexity:.2f}"
+        rows.append(Row("parent", parent.notation, *priced, perplexity, papers.get(parent.notation)))
+    rows += [_trained("pick", member, papers) for member in run.front[-1:]]
+    shown = {row.name: row for row in rows}  # the last of a name
     known = {} if run.ngrams is None else run.ngrams.perplexities
-    return rows + [
-        Row("n-gram", name, NOTES["n-gram"], "", "", "", f"{known[name]:.2f}", "") for name in DRAWN_NGRAMS if known
-    ]
+    ngrams = [Row("n-gram", name, None, None, f"{known[name]:.2f}") for name in DRAWN_NGRAMS if known]
+    return [*sorted(shown.values(), key=lambda row: -(row.latency_s or 0.0)), *ngrams]
 
 
 def rows_of(run: Run) -> list[PublishedRow]:
@@ -98,9 +86,9 @@ def marks_of(run: Run) -> list[str]:
     return marks
 
 
-def _known(member: TrainedMember) -> tuple[float, float, str]:
-    """Seconds and bytes per token of a trained member, and its perplexity."""
-    return member.latency_s, member.sent_bytes, perplexity_text(member).partition(" (")[0]
+def _trained(kind: str, member: TrainedMember, papers: Mapping[str, PublishedRow]) -> Row:
+    here, paper = perplexity_text(member).partition(" (")[0], papers.get(member.notation)
+    return Row(kind, member.notation, member.latency_s, member.sent_bytes, here, paper)
 
 
 def _priced(run: Run, notation: str) -> tuple[float, float]:

@@ -6,9 +6,7 @@ The page loads nothing and runs no script. Its content security policy forbids b
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from costmodel.config.cli import flags_of
@@ -20,9 +18,9 @@ from nas.report.front_figures import cost_figure, front_figure
 from nas.report.html.answer import answer_of, marks_of, rows_beside, rows_of
 from nas.report.html.caveats import caveats
 from nas.report.html.placements import layer_map, legend
-from nas.report.summary import ngram_lines, on_second, perplexity_text, sent_text
+from nas.report.summary import ngram_lines
+from nas.report.template import rendered
 from nas.run.ledger import architecture_of
-from nas.run.members import TrainedMember
 from nas.run.run import Run
 from nas.storage import replace_file
 from search_spaces.budget.feasible import format_budget
@@ -34,26 +32,19 @@ _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
 def page(run: Run) -> str:
-    """Return the report of a run, also if no trial completed. Equal runs give equal pages."""
-    environment = Environment(
-        loader=FileSystemLoader(ASSETS), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True,
-    )  # fmt: skip
-    members = [_member(run, member) for member in run.front]
-    beside = rows_beside(run) if run.members else []
-    return environment.get_template("page.html").render(
+    """The page of a run, of one without a completed trial too. Equal runs give equal pages."""
+    maps = [layer_map(architecture_of(member.first, run.base), run.config.accounting) for member in run.front]
+    return rendered(
+        ASSETS / "page.html",
+        run,
         style=Markup((ASSETS / "style.css").read_text(encoding="utf-8")),
         front=Markup(svg_text(draw_front(front_figure(run, published_rows())))) if run.members else "",
         costs=Markup(svg_text(draw_panels(cost_figure(run)))) if run.members else "",
-        budget=format_budget(run.budget),
         setting=_setting_words(run),
-        space=run.config.space,
-        answer=answer_of(run),
-        beside=beside,
-        has_papers=any(row.printed or row.printed_price for row in beside),
-        is_proxy=run.is_proxy,
-        members=members,
-        legend=legend(member["columns"] for member in members),
+        answer=answer_of(run) if run.front else None,
+        beside=rows_beside(run) if run.members else [],
+        maps=maps,
+        legend=legend(maps),
         marks=marks_of(run),
         sources=", ".join(dict.fromkeys(_ARXIV.findall(" ".join(row.source for row in rows_of(run))))),
         caveats=caveats(run),
@@ -100,21 +91,6 @@ def _setting_words(run: Run) -> str:
     network = f" on {run.pricer.network}" if run.pricer.network else ""
     tokens = f", {run.workload.new_tokens} new tokens" if run.workload.new_tokens > 1 else ""
     return f"protocol {run.pricer.protocol}{network}, prompt of {run.seq_len} tokens{tokens}"
-
-
-def _member(run: Run, member: TrainedMember) -> dict[str, Any]:
-    """Data of a member of the front; its layer map shows the trained architecture."""
-    rounds = member.most_expensive.rounds
-    return {
-        "name": member.notation,
-        "arch_id": member.arch_id,
-        "columns": layer_map(architecture_of(member.first, run.base), run.config.accounting),
-        "price": format_seconds(member.latency_s),
-        "sent": sent_text(member),
-        "rounds": "" if rounds is None else f"{rounds:,.0f}",
-        "perplexity": perplexity_text(member) + on_second(run, member),
-        "left": member.most_expensive.left_unfolded,
-    }
 
 
 def _why_nothing(run: Run) -> list[str]:

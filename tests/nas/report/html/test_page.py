@@ -3,6 +3,7 @@
 import math
 import shutil
 from dataclasses import replace
+from decimal import Decimal
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -80,9 +81,15 @@ def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
     ]
     run = Run.read(make_run(records))
     rows = {row.name: row for row in rows_beside(run)}
-    assert (rows["SM+LN+G"].kind, rows["SM+LN+G"].here, rows["SM+LN+G"].printed) == ("parent", "6.90", "2.69")
+    row = rows["SM+LN+G"]
+    assert (row.kind, row.here, row.paper.perplexity) == ("parent", "6.90", 2.69)
     row = rows["SM+ScFuFFN_i6"]
-    assert (row.kind, row.here, row.printed, row.printed_price) == ("trained", "22.00", "3.54", "4.23 min")
+    assert (row.kind, row.here, row.paper.perplexity, row.paper.latency_min) == (
+        "trained",
+        "22.00",
+        3.54,
+        Decimal("4.23"),
+    )
     assert (rows["SM+ScFuFFN"].kind, rows["SM+ScFuFFN"].here) == ("paper", "")
     assert [rows[name].kind for name in ("10xlSlRo-2xooooo", "trigram")] == ["pick", "n-gram"]
     assert next(iter(rows)) == "SM+LN+G"  # the most expensive
