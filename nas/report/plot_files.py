@@ -16,9 +16,3 @@ def plot_run(run: Run) -> tuple[Path, ...]:
     if not run.completed:
         raise UserError(f"{run.folder} has no completed trial yet, so there is nothing to plot.")
     return save_figure(run.folder / PLOTS / "pareto", draw_front(front_figure(run, published_rows())))
-
-
-def remove_plots(folder: Path) -> None:
-    """Remove old figures of a run before its front changes."""
-    for path in (folder / PLOTS).glob("*.*"):
-        path.unlink()

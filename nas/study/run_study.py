@@ -96,7 +96,7 @@ def _closing(trials: Trials, run: Run) -> list[str]:
 
     Raises StoppedError if no trial was completed.
     """
-    from nas.report.plot_files import plot_run, remove_plots  # matplotlib
+    from nas.report.plot_files import plot_run  # matplotlib
     from nas.training import checkpoint  # torch
 
     unfinished = trials.running or not trials.finished
@@ -105,7 +105,6 @@ def _closing(trials: Trials, run: Run) -> list[str]:
         report_line(run)
         reason = resume or f"see the reasons in {run.folder / 'trials.csv'}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
-    remove_plots(run.folder)
     if not unfinished:  # no longer needed: an extended run trains these candidates from the beginning
         for record in run.finished:
             if record.status == "paused":
