@@ -55,6 +55,7 @@ GROUPS = {
         "costmodel/protocols/test_variants.py",
         "costmodel/calibration",
         "nas/private",
+        "nas/conversion/test_families.py",
         "nas/conversion/test_folded_under_the_engine.py",
         "experiments/test_seconds.py",
     ),

@@ -37,6 +37,7 @@ def load_pretrained(path: str) -> Pretrained:
     other shapes, not floating point or not finite, larger than memory, or transformers is not installed.
     """
     config, architecture = _read_config(path)
+    require_memory(architecture, path)  # before a model of any size is made
     load = _transformers().AutoModelForCausalLM.from_pretrained
     model, info = read_foreign(
         what_is_asked(path), lambda: load(path, config=config, output_loading_info=True, trust_remote_code=False)
@@ -59,7 +60,9 @@ def load_pretrained(path: str) -> Pretrained:
 
 def read_pretrained_architecture(path: str) -> Architecture:
     """The architecture that `load_pretrained` loads. Raises UserError as that does of configuration and size."""
-    return _read_config(path)[1]
+    architecture = _read_config(path)[1]
+    require_memory(architecture, path)  # before a model of any size is made
+    return architecture
 
 
 def _read_config(path: str) -> tuple[Any, Architecture]:
@@ -69,7 +72,6 @@ def _read_config(path: str) -> tuple[Any, Architecture]:
         architecture = decode(Architecture, config.architecture, "`architecture` of config.json")
     else:
         architecture = architecture_of(config, path)
-    require_memory(architecture, path)  # before a model of any size is made
     return config, architecture
 
 

@@ -12,6 +12,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from costmodel.deployment.deploy import Deployment  # noqa: E402
+from costmodel.engine import spu  # noqa: E402
 from costmodel.errors import UserError  # noqa: E402
 from costmodel.execution import interpreter  # noqa: E402
 from costmodel.ops import OpGraph  # noqa: E402
@@ -27,6 +28,7 @@ from nas.conversion.transfer import transferred  # noqa: E402
 from nas.model.decoder import Decoder  # noqa: E402
 from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from nas.recipe.distillation import fitted_parts  # noqa: E402
+from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
 from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
 from search_spaces.deployed import deployed  # noqa: E402
 from search_spaces.lower import lower  # noqa: E402
@@ -237,6 +239,28 @@ def test_a_family_costs_what_its_trace_does(name: str) -> None:
         return Counter((node.layer, type(node.op), semi2k.comm(node.op, EngineSetting())) for node in graph)
 
     assert costs(ours) == costs(traced)
+
+
+@pytest.mark.needs_engine
+def test_the_engine_sends_what_a_layer_is_predicted_to() -> None:
+    """Of one layer of the families with most ops, each op once, to the byte."""
+    graphs = [
+        lower(architecture_of(their_model(name, num_hidden_layers=1).config, name), 5)
+        for name in ("qwen3", "gemma2", "olmo2", "granite")
+    ]
+    layer = list(dict.fromkeys(node.op for graph in graphs for node in graph))
+    measured = spu.measure(layer, protocol="semi2k", setting=EngineSetting())
+    for op, cost in zip(layer, measured, strict=True):
+        comm = semi2k.comm(op, EngineSetting())
+        assert (comm.online_bytes, comm.messages) == (cost.sent_bytes, cost.messages), op
+
+
+def test_a_config_alone_is_an_architecture(tmp_path: Path) -> None:
+    """Of any size: 70 billion weights would not fit into memory."""
+    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    transformers.LlamaConfig(**sizes, num_key_value_heads=8, vocab_size=128256).save_pretrained(tmp_path)
+    for path in (tmp_path, tmp_path / "config.json"):
+        assert read_checkpoint(str(path)).model.num_layers == 80
 
 
 def said(config: Any, key: str) -> Any:
