@@ -1,6 +1,6 @@
 """Architecture search under private inference: `nas.Study(...).run()`, `nas.load_run(folder)`, and the commands.
 
-The names below are imported when they are first used, so that `import nas` costs nothing.
+The names below are imported when first used, so that `import nas` is fast.
 """
 
 from importlib import import_module
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Callback", "Record", "Run", "Study", "TrainedMember", "load_run"]
 
-_MODULES = {"Record": "nas.run.ledger", "TrainedMember": "nas.run.members"}  # of the others nas.api
+_MODULES = {"Record": "nas.run.ledger", "TrainedMember": "nas.run.members"}  # names that are not in nas.api
 
 
 def __getattr__(name: str) -> Any:

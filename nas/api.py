@@ -1,4 +1,4 @@
-"""Studies and runs as Python objects, with what a user calls while a run goes on: what `nas` exports."""
+"""Studies and runs as Python objects, and callbacks during a run: the public names of `nas`."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
 from search_spaces.budget.feasible import check_feasible
 
-# A resumed run keeps what its results depend on; only these may differ from one process to the next.
+# A resumed run may change only these, on which its results do not depend.
 RESUMABLE = (
     "budget_latency",
     "budget_comm",
@@ -37,14 +37,14 @@ RESUMABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Run(PlainRun):
-    """A run with what can be done with it: tables, figures, a page, other prices, more trials."""
+    """A run and its methods: tables, figures, report, other costs, more trials."""
 
     def table(self, of: Literal["front", "trials"] = "front") -> Table:
-        """The columns and rows of `pareto.csv` (a row a member) or `trials.csv` (a row a trial that ended)."""
+        """Return columns and rows of `pareto.csv` (one row per member) or `trials.csv` (one per ended trial)."""
         return front_table(self) if of == "front" else trial_table(self)
 
     def to_pandas(self, of: Literal["front", "trials"] = "front") -> Any:
-        """`table` as a pandas.DataFrame, num_rows x num_columns. Raises UserError if pandas is not installed."""
+        """Return `table` as a pandas.DataFrame. Raises UserError if pandas is not installed."""
         try:
             import pandas
         except ImportError:
@@ -53,33 +53,35 @@ class Run(PlainRun):
         return pandas.DataFrame(list(rows), columns=list(columns))
 
     def plot(self) -> tuple[Path, ...]:
-        """Draws the Pareto front into the folder's `plots/` and returns the paths of the files.
+        """Draw the Pareto front into the folder's `plots/` and return the paths of the files.
 
         Raises UserError if no trial is completed.
         """
-        from nas.report.plot_files import plot_run  # matplotlib, which no other use of a run waits for
+        from nas.report.plot_files import plot_run  # imported late, because matplotlib is slow
 
         return plot_run(self)
 
     def reprice(self, **prices: Any) -> "RepricedRun":
-        """The run's trials under other prices; nothing is trained again, and the ledger stays as it is.
+        """Return the run's trials at other costs. Nothing is trained again, and the ledger does not change.
 
-        prices: protocol, network, testbed, seq_len, budget_latency, budget_comm and budget_keys, as `reprice` has
-        them. Raises UserError if no trial is completed, or for prices that do not exist or do not go together.
+        prices: protocol, network, testbed, seq_len, budget_latency, budget_comm and budget_keys, as in
+            `nas.run.reprice.reprice`.
+
+        Raises UserError if no trial is completed, or for options that do not exist or cannot be combined.
         """
         return RepricedRun(run=self, what_if=reprice(self, **prices))
 
     def report(self, output: Path | None = None) -> Path:
-        """Writes the run's page (report.html in its folder, unless another file is given) and returns its path.
+        """Write the run's report (report.html in its folder, unless another file is given) and return its path.
 
-        Raises UserError if the run cannot be priced or the page cannot be written.
+        Raises UserError if the run's costs cannot be computed or the page cannot be written.
         """
-        from nas.report.html.page import write_report  # with its template engine
+        from nas.report.html.page import write_report  # imported late, with its template engine
 
         return write_report(self, output)
 
     def resumed(self, **changes: Any) -> StudyConfig:
-        """The run's configuration with what may change. Raises UserError for a field that may not."""
+        """Return the run's configuration with changes. Raises UserError for a field that may not change."""
         config = self.config
         for name, value in changes.items():
             if not hasattr(config, name):
@@ -96,12 +98,12 @@ class Run(PlainRun):
         return replace(config, **changes)
 
     def resume(self, *, callbacks: "Sequence[Callback]" = (), console: Console | None = None, **changes: Any) -> Self:
-        """Goes on with the run, as `nas.Study.run` does, and returns it as it is then.
+        """Continue the run, as `nas.Study.run` does, and return it in its new state.
 
-        changes: of `RESUMABLE`: num_trials (more), budgets, limits and where it runs. Under another budget what was
-        trained stays; the front is of what fits, and what is proposed from now on fits too.
+        changes: of `RESUMABLE`: num_trials (more), budgets, limits and where it runs. Under another budget, finished
+            trainings are kept; the front and new proposals respect the new one.
 
-        Raises UserError for another change, or if prices or data are no longer those of the run; else as
+        Raises UserError for another change, or if the costs or data differ from those of the run; else as
         `nas.Study.run` does.
         """
         return self.read(_train(self.resumed(**changes), callbacks, console, run=self))
@@ -109,24 +111,24 @@ class Run(PlainRun):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepricedRun:
-    """A run's members at other prices, and which of them survive. what_if: both fronts, and the prices."""
+    """A run's members at other costs, and the front there. what_if: both fronts, and the costs."""
 
     run: Run
     what_if: WhatIf
 
     @property
     def lines(self) -> list[str]:
-        """Says what changes."""
+        """What changes, one line each."""
         return what_if_lines(self.what_if)
 
     @property
     def table(self) -> TextTable:
-        """Every member of either front, what became of it, and both prices."""
+        """Every member of either front, its status, and both costs."""
         return what_if_table(self.what_if)
 
 
 def load_run(run: str | Path) -> Run:
-    """A run from its folder, or the newest under `runs/` by the name `latest`.
+    """Read a run from its folder, or the newest under `runs/` for `latest`.
 
     Raises UserError if there is none, or one of its files is damaged.
     """
@@ -134,23 +136,23 @@ def load_run(run: str | Path) -> Run:
 
 
 class Callback:
-    """Subclass it and override what you need. Called in the process that runs the study, one event at a time."""
+    """Base class of callbacks, called in the process that runs the study, one event at a time.
+
+    Override the methods that you need.
+    """
 
     def run_started(self, run: Run) -> None:
-        """Before the first trial. A resumed run has records already."""
+        """Called before the first trial. A resumed run has records already."""
 
     def trial_ended(self, record: Record) -> None:
-        """After a trial is in the ledger: completed, paused, diverged or failed."""
+        """Called after a trial is in the ledger: completed, paused, diverged or failed."""
 
     def run_ended(self, run: Run) -> None:
-        """Called at the end, also of a run that was interrupted or stopped; `run` has all that is on disk."""
+        """Called at the end, also if the run was interrupted or stopped; `run` has everything that is on disk."""
 
 
 class Calls:
-    """Hands events on to callbacks.
-
-    One that raises is named in a warning and not called again: what is trained is worth more than what logs it.
-    """
+    """Calls callbacks. One that raises is named in a warning and not called again, so that it cannot end the run."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = list(callbacks)
@@ -164,7 +166,7 @@ class Calls:
         self._call("trial_ended", lambda callback: callback.trial_ended(record))
 
     def ended(self) -> None:
-        """Nothing if the run never started."""
+        """Does nothing if the run never started."""
         if (folder := self._folder) is not None:
             self._call("run_ended", lambda callback: callback.run_ended(load_run(folder)))
 
@@ -172,7 +174,7 @@ class Calls:
         for callback in list(self._callbacks):
             try:
                 call(callback)
-            except Exception as error:  # of the user's own code, or of a ledger that is damaged
+            except Exception as error:  # from the user's code, or because the ledger is damaged
                 self._callbacks.remove(callback)
                 warnings.warn(
                     f"callback {type(callback).__name__} raised {type(error).__name__} in {event} ({error}); "
@@ -186,11 +188,11 @@ class Calls:
 class Study(StudyConfig):
     """What to search, within which budget, on what: the fields of `StudyConfig`, which are the flags of `nas.search`.
 
-    Raises UserError for a value that a field cannot have.
+    Raises UserError for an invalid value of a field.
     """
 
     def priced(self) -> PricedStudy:
-        """The whole space with its prices; nothing is trained or written. Raises UserError as `run` does."""
+        """Return the whole space with its costs; nothing is trained or written. Raises UserError as `run` does."""
         return price_study(self)
 
     def run(
@@ -200,13 +202,15 @@ class Study(StudyConfig):
         output_dir: str | Path | None = None,
         console: Console | None = None,
     ) -> Run:
-        """Prices the space, trains candidates until the schedule or the time is used up, and returns the run.
+        """Compute costs, train candidates until the schedule is finished or the time is up, and return the run.
 
-        callbacks: are told of the run's start and end and of every trial that ended.
-        output_dir: folder of the run, by default runs/<UTC time>. console: where progress goes; by default nowhere.
+        Args:
+            callbacks: called at the run's start and end and after every trial.
+            output_dir: folder of the run, by default runs/<UTC time>.
+            console: for progress; by default none.
 
-        Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
-        or OSError if the run cannot go on; what was trained is saved, and `load_run(folder).resume()` goes on.
+        Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
+        OSError if the run cannot continue; its results are saved, and `load_run(folder).resume()` continues it.
         """
         folder = None if output_dir is None else Path(output_dir).absolute()
         if folder is not None:
@@ -222,13 +226,13 @@ def _train(
     run: Run | None = None,
     output_dir: Path | None = None,
 ) -> Path:
-    """The folder of the run when it has ended. run: the one to go on with, or None for one in `output_dir`."""
+    """Run or resume a study and return its folder. run: the run to resume, or None for a new one in `output_dir`."""
     console = console or Console(quiet=True)
     priced = price_study(config, run)
     for line in priced.lines:
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(priced.feasible)
-    from nas.study.run_study import run_study  # a dry run and --help do not wait for what trains
+    from nas.study.run_study import run_study  # imported late, so that --help and dry runs are fast
 
     calls = Calls(callbacks)
     try:

@@ -1,21 +1,20 @@
-"""`python -m nas.export RUN --pick knee --output-dir DIR`: a candidate of a run, or what `nas.train` trained.
+"""`python -m nas.export RUN --pick knee --output-dir DIR`: exports a candidate of a run, or a model of `nas.train`.
 
---format yaml   architecture.yaml    the priced architecture; an ARCH of every command
-                trained.yaml         the architecture at the width it was trained at, which the weights belong to
+--format yaml   architecture.yaml    the architecture at full size; an ARCH of every command
+                trained.yaml         the architecture at the width of the weights
                 weights.safetensors  the weights, named after the nodes of the op graph
-                tokenizer.json       of the corpus, as long as that is in the cache; needed to train on from here
-                trained-on.u32       hashes of windows of five lines of all text behind the weights, as long as it is
-                                     known and in the cache; what repeats them does not validate a model made from it
---format hf     a model of transformers, with its tokenizer: GPT-2 or GPT-NeoX, or one with its code beside it,
+                tokenizer.json       of the corpus, if it is in the cache; needed to continue training
+                trained-on.u32       hashes of windows of five lines of all training text, if it is known and in the
+                                     cache; text that repeats them is not used to validate models made from this one
+--format hf     a model for transformers, with its tokenizer: GPT-2 or GPT-NeoX, or another one with its code,
                 `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)`; this package is not needed
 --format mpc    architecture.yaml    of the weights; an ARCH of `python -m costmodel compare`
                 weights.safetensors  for its --weights-file
                 graph.json           the op graph, node by node
 
-All have README.md (a model card), export.yaml (recipe, result beside that of n-gram models, cost breakdown by layer,
-provenance) and checksums.json. With --fold the model is folded first (see `nas.conversion.fold`) as far as its check
-allows (`nas.conversion.verified_fold`): another architecture, cheaper, whose logits are those that were trained but for
-rounding.
+All formats have README.md (a model card), export.yaml (recipe, result and n-gram baselines, cost by layer, provenance)
+and checksums.json. With --fold the model is first folded (see `nas.conversion.fold`) as far as its check allows
+(`nas.conversion.verified_fold`), to a cheaper architecture with the same logits up to rounding.
 """
 
 import json
@@ -53,13 +52,13 @@ Format = Literal["yaml", "hf", "mpc"]
 def export(
     run: str, pick: str = "knee", format: Format = "yaml", fold: bool = False, output_dir: str | None = None
 ) -> None:
-    """Exports one completed candidate of a run, or what a training has come to.
+    """Export one completed candidate of a run, or the model of a training.
 
     Args:
-        run: folder of a run of nas.search, `latest` for its last, or folder of nas.train.
+        run: folder of a run of nas.search, `latest` for the last one, or folder of nas.train.
         pick: knee or best of the front, or the arch_id of a completed trial; a training has only one model.
         format: YAML files with safetensors weights, a transformers model, or weights for an MPC engine.
-        fold: fold scalars, norms and linears into one another as far as the logits stay; the model becomes cheaper.
+        fold: fold scalars, norms and linears as far as the logits stay the same, which makes the model cheaper.
         output_dir: folder to write, new or empty; by default a folder named after the arch_id in `exports` of the run.
     """
     if is_training(Path(run)):
@@ -82,7 +81,7 @@ def export(
 
 
 def _fold_lines(made: Export, fold: Fold) -> list[str]:
-    """Describes a folded model, as the check measured it."""
+    """Describe a folded model and its check."""
     facts, cost, check = made.facts, made.facts.estimate, fold.check
     outside = describe(cost.extrapolated)
     failed = "the check failed with nothing left to unfold: do not rely on this model"
@@ -99,10 +98,10 @@ def _fold_lines(made: Export, fold: Fold) -> list[str]:
 
 
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
-    """Writes an export and returns its files.
+    """Write an export and return its files.
 
-    Raises UserError if `target` is not empty or cannot be written or, for `hf`, the tokenizer is gone or transformers
-    is not installed.
+    Raises UserError if `target` is not empty or cannot be written or, for `hf`, the tokenizer is missing or
+    transformers is not installed.
     """
     try:
         target.mkdir(parents=True, exist_ok=True)
@@ -120,10 +119,10 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
 
 @contextmanager
 def _all_or_none(target: Path) -> Iterator[None]:
-    """Removes what was written into a folder that was empty, if not all of it is."""
+    """Empty the folder again if not everything could be written."""
     try:
         yield
-    except BaseException:  # Ctrl-C too
+    except BaseException:  # also Ctrl-C
         with suppress(OSError):
             for path in target.iterdir():
                 path.unlink()

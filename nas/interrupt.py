@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the end of a training step."""
+"""Defers Ctrl-C to the end of a training step."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed since; a second one interrupts at once, as without this. Main thread only."""
+    """Yield a function that says whether Ctrl-C was pressed; a second one interrupts at once. Main thread only."""
     pressed = False
 
     def note(number: int, frame: FrameType | None) -> None:

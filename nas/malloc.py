@@ -1,5 +1,6 @@
-"""Memory of this machine and process: how much is free, and that what is freed stays in the process, since glibc by
-default returns every large tensor to the kernel and pages it in anew.
+"""Free memory of the machine, and settings of glibc's allocator.
+
+By default glibc returns every large tensor to the kernel, so that allocating the next one is slow.
 """
 
 import ctypes
@@ -8,13 +9,13 @@ from pathlib import Path
 
 # Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
-THRESHOLD_BYTES = 32 * 1024**2  # above a micro-batch's tensors; glibc refuses a larger one for mmap (HEAP_MAX_SIZE / 2)
+THRESHOLD_BYTES = 32 * 1024**2  # above a micro-batch's tensors; glibc's limit for mmap is HEAP_MAX_SIZE / 2
 KEPT_BYTES = 1024**3
 MEMINFO = Path("/proc/meminfo")
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep freed memory from now on. Does nothing where the C library is not glibc."""
+    """Make this process keep freed memory from now on. Does nothing if the C library is not glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, THRESHOLD_BYTES)
@@ -23,7 +24,7 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Frees what nothing can be reached by, and returns to the system what was kept, where the C library is glibc."""
+    """Collect garbage and, with glibc, return freed memory to the system."""
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -31,7 +32,7 @@ def release_freed_memory() -> None:
 
 
 def free_bytes() -> int | None:
-    """Memory that programs may still take; None where the system does not say."""
+    """Return the memory that programs may still take, or None if the system does not say."""
     if not MEMINFO.is_file():
         return None
     lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())

@@ -1,11 +1,11 @@
-"""`python -m nas.plot RUN`: the Pareto front of a run, drawn.
+"""`python -m nas.plot RUN`: draws the Pareto front of a run.
 
-The figure has perplexity against latency; beside it the papers' rows for the same depth and prompt, on axes of their
-own, because their perplexities are of another scale, tokenizer and corpus.
+The figure shows perplexity against latency. The papers' rows for the same depth and prompt have axes of their own,
+because their perplexities are of another scale, tokenizer and corpus.
 
-With --protocol, --network, --testbed, --seq-len or a budget it prints which picks survive at other prices instead; the
-ledger stays as it is. With several protocols, --protocol semi2k,sigma, it also prints what each member costs under each
-and what the pick of one loses under another.
+With --protocol, --network, --testbed, --seq-len or a budget, it prints instead which picks survive at other costs; the
+ledger does not change. With several protocols, --protocol semi2k,sigma, it also prints what each member costs under
+each, and what the pick of one loses under another.
 """
 
 from functools import partial
@@ -19,14 +19,14 @@ from nas.run.run import Run
 
 
 def plot(run: str, **prices: Any) -> None:
-    """Draws the front of a run; with any flag, prints which of its picks survive under other prices instead.
+    """Draw the front of a run; with any option, print which of its picks survive at other costs instead.
 
     Args:
         run: folder of a run, or `latest`.
     """
     source = Run.find(run)
     if all(value is None for value in prices.values()):
-        from nas.report.plot_files import plot_run  # matplotlib, which other prices do not need
+        from nas.report.plot_files import plot_run  # imported late, because matplotlib is slow
 
         for path in plot_run(source):
             print(path)

@@ -1,4 +1,4 @@
-"""The content of an export: a candidate of a run or what `nas.train` trained, folded or not, and its facts."""
+"""Prepares an export: a candidate of a run or a model of `nas.train`, folded or not, with its facts."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -36,10 +36,10 @@ from search_spaces.workload import Workload
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Export:
-    """The trained architecture with its weights by node of the op graph, and what is known of them.
+    """A trained architecture, its weights by node of the op graph, and facts about them.
 
-    tokenizer: the folder that keeps it, which is there as long as the corpus is in the cache. run: that it is a trial
-        of; None for what `nas.train` trained. windows: of all text behind the weights, as far as that is known.
+    tokenizer: its folder, which exists as long as the corpus is in the cache. run: None for a model of `nas.train`.
+        windows: of all training text of the weights, if known.
     """
 
     trained: Architecture
@@ -52,7 +52,7 @@ class Export:
 
 
 def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
-    """The export of a completed trial. Raises UserError if the trial's last checkpoint is gone."""
+    """Prepare a completed trial. Raises UserError if the trial's last checkpoint is missing."""
     member = Member(architecture=architecture_of(record, run.base), entropy_regularised=record.entropy_regularised)
     candidate = study_candidate(run.meta.recipe, member)
     trial = run.folder / "trials" / record.trial_id
@@ -79,8 +79,9 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
 
 
 def training_export(folder: Path, *, fold: bool = False) -> Export:
-    """The export of a training's last checkpoint, priced under `published`, or `semi2k` where no printed row has an op
-    of it. Raises UserError if there is no checkpoint.
+    """Prepare a training's last checkpoint, with its cost under `published`, or `semi2k` if that does not cover an op.
+
+    Raises UserError if there is no checkpoint.
     """
     training = read_training(folder)
     candidate, scale = training.candidate, training.candidate.recipe.scale
@@ -97,7 +98,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         tokens=last.step * scale.batch * scale.seq_len,
         seed=training.seed,
         flags=() if rung is None else rung.entropy.flags,
-        ngrams=training.ngrams if last.step == scale.num_steps else None,  # they are of all of its tokens
+        ngrams=training.ngrams if last.step == scale.num_steps else None,  # these count all of its tokens
     )
     corpus, workload = known_corpus(training.corpus), Workload(prompt_len=scale.seq_len)
     pricer = _pricer(candidate.architecture, workload)
@@ -125,7 +126,7 @@ def _pricer(architecture: Architecture, workload: Workload) -> Pricer:
 
 
 def _windows(corpus: str, parents: list[KeptWindows | None]) -> KeptWindows | None:
-    """Windows of a cached corpus' training text and of the parents'; None if one is not known."""
+    """Windows of a cached corpus' training text and of the parents'; None if any is unknown."""
     known = known_corpus(corpus)
     parts = [None if known is None else trained_on(Path(known.folder)), *parents]
     of_text = [part for part in parts if part is not None]
@@ -179,7 +180,7 @@ def _prepared(
 
 
 def _per_token(whole: Estimate, num_tokens: int) -> Estimate:
-    """One of the new tokens; its ops are all of them."""
+    """Average over the new tokens, which keeps the ops of all of them."""
     bounds = whole.latency_s_range
     return replace(
         whole,

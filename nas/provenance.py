@@ -1,19 +1,19 @@
-"""Versions of everything that a result may depend on, and of the form in which results are kept."""
+"""Versions of everything that a result may depend on, and of the file format."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-SCHEMA_VERSION = 6  # of what a run and a training write; what another version wrote is refused
+SCHEMA_VERSION = 6  # of runs and trainings on disk; other versions are refused
 VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """The version of each package, and of Python."""
+    """Return the versions of packages and of Python."""
     return {name: _version(name) for name in VERSIONED} | {"python": platform.python_version()}
 
 
 def _version(package: str) -> str:
     try:
         return version(package)
-    except PackageNotFoundError:  # this one, run from a folder that was never installed
+    except PackageNotFoundError:  # this package, run from a folder without installation
         return "not installed"

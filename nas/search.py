@@ -1,7 +1,7 @@
-"""`python -m nas.search --budget-latency 5min`: from a latency budget to a perplexity-latency Pareto front.
+"""`python -m nas.search --budget-latency 5min`: from a latency budget to a Pareto front of perplexity and latency.
 
-Prices the whole space first (nothing over budget is ever trained), trains candidates under Ray Tune, and leaves a
-run folder with ledger, front, plots and architecture configs. `--resume RUN` continues a stopped run, or extends
+It computes the costs of the whole space first (nothing over budget is trained), then trains candidates with Ray Tune
+and writes a run folder with ledger, front, plots and architectures. `--resume RUN` continues a stopped run, or extends
 a finished one with a larger `--num-trials`.
 """
 
@@ -24,7 +24,7 @@ from search_spaces.budget.feasible import check_feasible
 
 
 def parse(args: Sequence[str]) -> dict[str, Any]:
-    """What a command line states, by name. Raises UserError (or the parser's own error) for bad input."""
+    """Return what a command line states, by name. Raises UserError (or the parser's own error) for bad input."""
     parser = cli.Parser(prog="python -m nas.search", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("--budget_latency", type=str, help="most seconds per token: 5min, or 60% of --parent's")
@@ -41,12 +41,12 @@ def parse(args: Sequence[str]) -> dict[str, Any]:
 
 
 def search(given: dict[str, Any], console: Console) -> None:
-    """Prices the space, then, unless it is a dry run, trains candidates and writes the run folder.
+    """Compute the costs of the space; unless it is a dry run, train candidates and write the run folder.
 
-    given: fields of a new study, or what changes of the run to resume.
+    given: fields of a new study, or changes to the run that is resumed.
 
-    Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError
-    or OSError if the run cannot go on.
+    Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
+    OSError if the run cannot continue.
     """
     output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
     if resume is not None:
@@ -83,9 +83,9 @@ def _run(arguments: Sequence[str], console: Console) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
+    """Run the command line and return its exit code."""
     arguments = sys.argv[1:] if args is None else args
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends us is as good as Ctrl-C
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers send it to stop us
     try:
         console = Console(markup=False, emoji=False)
         return cli.guarded(lambda: _run(arguments, console), debug=cli.DEBUG in arguments)

@@ -1,4 +1,4 @@
-"""`python -m nas.status RUN`: where a run stands, from its ledger alone."""
+"""`python -m nas.status RUN`: shows the state of a run, from its ledger alone."""
 
 import warnings
 from functools import partial
@@ -30,7 +30,7 @@ from search_spaces.budget.feasible import format_budget, format_price
 
 
 def status(run: str) -> None:
-    """Shows counts, hypervolume, front and the trials that did not complete.
+    """Show counts, hypervolume, front and the trials that did not complete.
 
     Args:
         run: folder of a run, or `latest`.

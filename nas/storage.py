@@ -1,4 +1,4 @@
-"""Where this package keeps things on disk: its runs, their lock, and the one way a file is replaced."""
+"""Files of this package: its runs, their lock, and how a file is replaced."""
 
 import fcntl
 import os
@@ -11,19 +11,19 @@ from costmodel.errors import UserError
 
 RUNS = Path("runs")
 LOCK_FILE = ".lock"
-LOCK_PATIENCE_S = 1.0  # a reader that asks whether a run is held holds it for a moment itself
+LOCK_PATIENCE_S = 1.0  # a reader that checks the lock takes it for a moment
 
 
 def newest(file: str) -> Path | None:
-    """The folder under RUNS whose file of that name was written last, None if there is none."""
+    """Return the folder under RUNS whose file of that name was written last, or None."""
     newest_path = max(RUNS.glob(f"*/{file}"), key=lambda path: path.stat().st_mtime, default=None)
     return newest_path and newest_path.parent
 
 
 def replace_file(path: Path, content: str | bytes) -> None:
-    """Writes a whole file, text as UTF-8, through to the disk, or leaves the old one. Raises OSError.
+    """Write a whole file, text as UTF-8, to disk, or leave the old one. Raises OSError.
 
-    Of several processes that write it at once the last one's is whole.
+    If several processes write it at once, the last one wins.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
@@ -35,7 +35,7 @@ def replace_file(path: Path, content: str | bytes) -> None:
 
 
 def write_through(path: Path, content: bytes) -> None:
-    """Writes a file and waits until it is on the disk. Raises OSError."""
+    """Write a file and wait until it is on disk. Raises OSError."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
@@ -44,7 +44,7 @@ def write_through(path: Path, content: bytes) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Holds the run for this process. Raises UserError if another process is running it."""
+    """Lock the run for this process. Raises UserError if another process is running it."""
     with (folder / LOCK_FILE).open("w") as file:
         deadline = time.monotonic() + LOCK_PATIENCE_S
         while not _took(file.fileno(), fcntl.LOCK_EX):
@@ -55,7 +55,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process holds the run. Reads only, so it also works in a folder of someone else's."""
+    """Whether a process has locked the run. Works without write access."""
     try:
         file = (folder / LOCK_FILE).open("rb")
     except FileNotFoundError:

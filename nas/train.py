@@ -1,4 +1,5 @@
-"""`python -m nas.train ARCH`: one candidate to a token budget, with checkpoints; `--resume DIR` continues it.
+"""`python -m nas.train ARCH`: trains one candidate on a number of tokens, with checkpoints; `--resume DIR` continues
+it.
 
 On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
 """
@@ -72,25 +73,25 @@ class TrainConfig:
     """The configuration of a training: what to train and how far.
 
     Args:
-        base: the model whose dimensions a notation is placed on; by default gpt2-small, or that of --init-from.
-        scale: how large, how long and how fast to train; `parent` and `paper` keep the architecture's own dimensions.
-            By default proxy, or parent with a --parent that is not of its width and vocabulary.
+        base: the model whose dimensions the notation uses; by default gpt2-small, or that of --init-from.
+        scale: how large the trained model is, and how long and fast it is trained; parent and paper keep the dimensions
+            of the architecture. The default is proxy, or parent with a --parent of another width or vocabulary.
         seq_len: tokens per sequence; by default the scale's.
-        tokens: training tokens; by default the scale's, from a parent 5/8 of them.
-        data: stdlib, codeparrot (of the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
+        tokens: training tokens; by default the scale's, or 5/8 of them with a parent.
+        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
             text, jsonl or parquet file or folder.
-        init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging
-            Face hub (GPT-2 or GPT-NeoX), a folder of nas.export or nas.train, or `latest` for the last training. Norms
-            and FFNs that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
-        parent: the same, or builtin, but what ARCH lacks goes gradually, and ARCH learns from the parent's predictions;
-            if it is the parent's own placement, from the text alone. At the scale's width, which must be the parent's.
-            By default none, from scratch.
+        init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging Face
+            hub (GPT-2 or GPT-NeoX), a folder of nas.export or nas.train, or `latest` for the last training. Norms and
+            FFNs that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
+        parent: like --init-from, or builtin, but components that ARCH lacks are removed gradually, and ARCH learns from
+            the parent's predictions (from the text alone, if it has the parent's own layers). The scale's width must be
+            the parent's. The default is none: train from scratch.
         normalisation: train the weights of linears in weight- or spectrally normalised form.
         normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
-        slopes: whether every leaky ReLU learns a slope of its own, or all of them one.
+        slopes: whether each leaky ReLU learns its own slope, or all share one.
         device: where to train.
-        seed: one seed, one result.
-        recipe: changes to the recipe that scale and data come with.
+        seed: the same seed gives the same result.
+        recipe: changes to the recipe of scale and data.
     """
 
     arch: str
@@ -119,7 +120,7 @@ class TrainConfig:
 
 
 def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
-    """(configuration, folder to resume or None, new output folder or None). Raises UserError for bad input."""
+    """Return (configuration, folder to resume or None, output folder or None). Raises UserError for bad input."""
     parser = cli.Parser(prog="python -m nas.train", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("ARCH", nargs="?", type=str, help="notation such as 'EReg(SM(t)+ScFuFFN)', or a .yaml file")
@@ -149,7 +150,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 
 
 def run(args: Sequence[str], console: Console) -> None:
-    """Trains until the tokens are used up, in every process that `torchrun` started.
+    """Train until the tokens are used up, in every process that `torchrun` started.
 
     Raises UserError for bad input, StoppedError if training diverges or memory runs out.
     """
@@ -168,7 +169,7 @@ def _train(
     parent = None if config.parent is None else find_parent(config.parent)
     source = find_initial(config.init_from) if config.init_from else parent and parent.model
     candidate = _candidate(config, parent, source)
-    with torch.device("meta"):  # refuses what cannot be trained before anything is written
+    with torch.device("meta"):  # rejects what cannot be trained before anything is written
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
@@ -204,7 +205,7 @@ def _train(
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
     )
-    alone = team.size == 1  # several would stop at different steps, and wait for one another
+    alone = team.size == 1  # several processes would stop at different steps, and wait for each other
     with (
         bugs_reported(folder, f"continue with --resume {folder}"),
         locked(folder) if team.leads else nullcontext(),
@@ -232,7 +233,7 @@ def _initial(
     device: str,
     console: Console,
 ) -> dict[str, torch.Tensor] | None:
-    """The weights to start from; None for drawn ones."""
+    """Initial weights, or None for random ones."""
     if parent is not None:
         with share_progress(console, "training the sub-layers of the candidate") as on_progress:
             return initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
@@ -244,7 +245,7 @@ def _initial(
 def _new_folder(
     config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, console: Console
 ) -> Path:
-    """The folder of a new training, with what it is. Raises UserError if it cannot be one."""
+    """Make the folder of a new training, with its record. Raises UserError if it already holds files."""
     now, scale = datetime.now(UTC), candidate.recipe.scale
     training = TrainingManifest(
         candidate=candidate,
@@ -254,12 +255,12 @@ def _new_folder(
         split=corpus.split,
         created=now.isoformat(timespec="seconds"),
         versions=versions(),
-        command=(config.arch, *cli.flags_of(config)[2:]),  # the architecture, its first field, has no flag
+        command=(config.arch, *cli.flags_of(config)[2:]),  # its first field, the architecture, has no flag
         ngrams=ngram_baseline(
             corpus,
             seq_len=scale.seq_len,
             validation_tokens=scale.validation_tokens,
-            # given weights may have seen anything, so that all training tokens are counted
+            # given weights may have been trained on any of the text, so all training tokens are counted
             tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
             seed=config.seed,
             log=console.print,
@@ -283,7 +284,7 @@ def _new_folder(
 
 
 def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | None) -> Candidate:
-    """The candidate to train; with given weights the scale does not change the width.
+    """Build the candidate to train; given weights keep their width.
 
     Raises UserError if the parent does not fit.
     """
@@ -338,7 +339,7 @@ def _report(
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code."""
+    """Run the command line and return its exit code."""
     arguments = sys.argv[1:] if args is None else args
     console = Console(markup=False, emoji=False, soft_wrap=True, highlight=False)
     return cli.guarded(lambda: run(arguments, console), debug=cli.DEBUG in arguments)

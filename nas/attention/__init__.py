@@ -1,1 +1,1 @@
-"""Causal attention with entropy; `nas.attention.causal` picks the fastest way at hand."""
+"""Causal attention with entropy; `nas.attention.causal` chooses the fastest implementation available."""

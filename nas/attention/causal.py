@@ -1,14 +1,14 @@
-"""Causal attention that also returns the Shannon entropy of every row, by the fastest way at hand.
+"""Causal attention that also returns the Shannon entropy of every row, by the fastest implementation available.
 
 With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) over j <= i, E_i = -sum_j a_ij ln a_ij.
 
 - CPU: `nas.attention.cpu_native`, one fused C++ kernel.
-- CPU where that cannot be compiled, or in fp64: torch's flash kernel, over heads of at least twice the features.
+- CPU if that cannot be compiled, or in fp64: torch's flash kernel, on heads with at least twice the features.
 - CUDA with Triton: `nas.attention.cuda_triton`, one fused kernel.
-- CUDA without: `attention_reference`, which holds the T x T matrix.
+- CUDA without: `attention_reference`, which stores the T x T matrix.
 
-Entropy is computed in fp32 whatever the inputs (fp64 stays fp64). Where it is not wanted, torch's own attention is
-used, but for fp32 on the CPU: there the C++ kernel is the faster of the two, entropy and all.
+Entropy is computed in fp32 for all inputs (in fp64 for fp64). Without entropy, torch's own attention is used, except
+for fp32 on the CPU, where the C++ kernel is faster even with entropy.
 """
 
 import logging
@@ -26,7 +26,7 @@ from torch.nn import functional
 from nas.attention import cpu_native
 from nas.attention.compile_cpp import NotCompiledError
 
-LANES = 16  # fp32 numbers in an AVX-512 register: torch's flash kernel is no slower with 16 features than with 8
+LANES = 16  # fp32 numbers in an AVX-512 register: torch's flash kernel is as fast with 16 features as with 8
 
 logger = logging.getLogger(__name__)
 
@@ -41,10 +41,10 @@ class Attended(NamedTuple):
 def causal_attention(
     queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = True
 ) -> Attended:
-    """Causal softmax attention and, unless it is not wanted, the entropy of its rows; both carry gradients.
+    """Return causal softmax attention and, unless not wanted, the entropy of its rows; both have gradients.
 
-    queries, keys, values: batch x heads x T x head_dim.
-    temperature: heads x T, positive; row i of head h of the scores is divided by entry h, i.
+    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive; row i of head h of the scores
+        is divided by entry h, i.
     """
     device = queries.device.type
     with torch.autocast(device, enabled=False):
@@ -71,9 +71,9 @@ def attention_reference(
     with_entropy: bool = True,
     cap: float | None = None,
 ) -> Attended:
-    """Attention by the textbook, over the whole T x T matrix of scores; what the other ways are tested against.
+    """Return attention by its definition, with the whole T x T matrix of scores; the others are tested against it.
 
-    cap: scores x become cap * tanh(x / cap). with_entropy: it is always there.
+    cap: scores x become cap * tanh(x / cap). with_entropy: ignored, the entropy is always returned.
 
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
@@ -85,14 +85,14 @@ def attention_reference(
 
 
 def log_sums(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None = None) -> Tensor:
-    """Logarithm of what a softmax divides each row by, batch x heads x T."""
+    """Return the logarithm of the softmax's denominator for each row, batch x heads x T."""
     return _causal_scores(queries, keys, temperature, cap)[0].logsumexp(dim=-1)
 
 
 def _causal_scores(
     queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Scores, batch x heads x T x T, and which of them are seen; the others are minus infinity."""
+    """Scores, batch x heads x T x T, minus infinity for later tokens, and the causal mask."""
     length, head_dim = queries.shape[-2:]
     mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
     scores = scale_by_temperature(queries, temperature) @ keys.mT / math.sqrt(head_dim)
@@ -101,7 +101,7 @@ def _causal_scores(
 
 
 def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
-    """Queries over the temperatures of their rows, which divides the scores likewise; in the queries' type."""
+    """Divide queries by the temperatures of their rows, and thereby the scores; in the queries' type."""
     if temperature is None:
         return queries
     return (queries * temperature.reciprocal().unsqueeze(-1)).to(queries.dtype)
@@ -115,11 +115,11 @@ def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tenso
 
 
 def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and row entropy, unbounded by rounding, by one pass of torch's flash kernel over [v | k].
+    """Output and row entropy, possibly outside its bounds by rounding, in one call of torch's flash kernel on [v | k].
 
-    E_i = lse_i - sum_j a_ij s_ij, and the sum is scale * q_i . (sum_j a_ij k_j). The gradient passes through the
-    weights a alone, as the paths through lse_i and through s as a factor cancel: hence what is detached. The kernel
-    wants one width for all operands.
+    E_i = lse_i - sum_j a_ij s_ij, and the sum is scale * q_i . (sum_j a_ij k_j). Only the gradient through the weights
+    a is needed, since the paths through lse_i and through the factor s cancel; hence the detached operands. The kernel
+    needs equal widths of all operands.
     """
     head_dim = queries.shape[-1]
     scale, width = 1 / math.sqrt(head_dim), max(LANES, 2 * head_dim)
@@ -135,7 +135,7 @@ def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
 
 def _is_native(values: Tensor) -> bool:
-    """Whether C++ computes; not where torch.compile or torch.export look on, as what they do not see has no price."""
+    """Whether to use C++: not under torch.compile or torch.export, which cannot see its ops to count their cost."""
     if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
         return False
     return values.dtype is torch.float32 and has_native(values.shape[-1])
@@ -143,7 +143,7 @@ def _is_native(values: Tensor) -> bool:
 
 @cache
 def has_native(head_dim: int) -> bool:
-    """Whether the C++ kernel for heads of so many features is at hand, or was now compiled; logged once for each."""
+    """Whether the C++ kernel for this head size is compiled, or could be compiled now; logged once for each."""
     try:
         cpu_native.compiled(head_dim)
     except NotCompiledError as error:
@@ -162,7 +162,7 @@ def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tens
 
 @cache
 def _attend_on(device_type: str) -> Callable[..., Attended]:
-    """Attention with entropy on a kind of device; chosen, and logged, once for each."""
+    """Choose the attention with entropy for a type of device; logged once for each."""
     if device_type == "cpu":
         return _on_cpu
     if device_type == "cuda" and find_spec("triton"):
@@ -177,11 +177,11 @@ def _attend_on(device_type: str) -> Callable[..., Attended]:
 
 
 def _upcast(*parts: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in fp32, or in fp64 if the values, which are last, are."""
+    """Convert to fp32, or to fp64 if the values, which are last, have it."""
     return tuple(part.to(torch.promote_types(parts[-1].dtype, torch.float32)) for part in parts)
 
 
 def _bounded(entropy: Tensor) -> Tensor:
-    """Rounding can leave [0, ln i] by an ulp or so; the bound keeps the gradient of every row inside."""
+    """Clamp entropies to [0, ln i], which rounding can leave by an ulp."""
     upper = row_bounds(entropy.shape[-1], entropy.device).to(entropy.dtype)
     return torch.minimum(entropy.clamp(min=0.0), upper)

@@ -1,4 +1,4 @@
-"""C++ of this package, compiled for the processor at hand when it is first wanted, and kept for the next process."""
+"""Compiles this package's C++ for the present processor when first needed, and caches the result."""
 
 import ctypes
 import hashlib
@@ -13,25 +13,25 @@ from costmodel.errors import UserError
 
 FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-Wno-psabi")
 TIMEOUT_S = 120
-MAPS = Path("/proc/self/maps")  # of Linux: the files that this process has loaded
+MAPS = Path("/proc/self/maps")  # of Linux: lists the files that this process has loaded
 
 
 class NotCompiledError(RuntimeError):
-    """A library could not be had; the message is one line and says why."""
+    """A library could not be compiled; the message is one line that says why."""
 
 
 def library(source: Path, **defines: int) -> ctypes.CDLL:
-    """The shared library of a C++ source with macros defined, compiled unless a process before did.
+    """Return the shared library of a C++ source with macros defined, compiled unless it is in the cache.
 
-    The compiler is g++, or what CXX says. Source, flags, compiler and processor decide which library is taken.
+    The compiler is g++, or that of CXX. The cache key covers source, flags, compiler and processor.
 
-    Raises NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is open to others.
+    Raises NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is writable by others.
     """
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     flags = [*FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]
     runtime = _openmp(MAPS.read_text() if MAPS.exists() else "")
     try:
-        # The macros that a compiler predefines tell its version and what -march=native is on this processor.
+        # The predefined macros identify the compiler's version and what -march=native means here.
         known = _output([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
         key = "\0".join((*compiler, *flags, *runtime, source.read_text(), known))
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]
@@ -48,7 +48,7 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
 
 
 def _own_folder() -> Path:
-    """Where libraries are kept; what others could write is not loaded."""
+    """Cache folder of libraries. It must not be writable by others, whose code would be loaded."""
     folder = default_cache_dir() / "native"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
@@ -58,7 +58,7 @@ def _own_folder() -> Path:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Under another name first, so that no process ever loads half a library."""
+    """Compile under a temporary name first, so that no process loads an incomplete library."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / path.name
         _output([*command, "-o", str(made)])
@@ -68,7 +68,7 @@ def _compile(command: list[str], path: Path) -> None:
 
 
 def _output(command: list[str]) -> str:
-    """What a compiler prints."""
+    """Run a compiler and return its output."""
     try:
         done = subprocess.run(
             command,
@@ -90,9 +90,9 @@ def _output(command: list[str]) -> str:
 
 
 def _openmp(maps: str) -> list[str]:
-    """The OpenMP runtime that torch brought along, to be shared: threads of a second one would fight for the cores.
+    """The OpenMP runtime loaded by torch, to link against: threads of a second one would compete for the cores.
 
-    maps: lines of address, permissions, offset, device, inode and path, as proc_pid_maps(5) has them.
+    maps: lines of address, permissions, offset, device, inode and path, as in proc_pid_maps(5).
     """
     paths = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if "/libgomp" in line}
     return sorted(paths, key=lambda path: ("/torch" not in path, path))[:1]

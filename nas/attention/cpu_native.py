@@ -1,4 +1,4 @@
-"""Causal attention with entropy on the CPU in C++, cpu_native.cpp: the fastest way there is.
+"""Causal attention with entropy on the CPU in C++ (cpu_native.cpp), the fastest implementation.
 
 With scores s_ij = q_i . k_j / sqrt(head_dim) and weights a = softmax(s) over j <= i,
 
@@ -6,7 +6,7 @@ With scores s_ij = q_i . k_j / sqrt(head_dim) and weights a = softmax(s) over j 
     E_i = ln l_i - sum_j e^(s_ij - m_i) (s_ij - m_i) / l_i,
     ds_ij = a_ij (dO_i . v_j - dO_i . O_i - dE_i (ln a_ij + E_i))    with ln a_ij = s_ij - lse_i.
 
-Neither pass holds a T x T matrix; the backward pass computes the weights again, as flash attention does (Dao et al.
+Neither pass stores a T x T matrix; the backward pass computes the weights again, as flash attention does (Dao et al.
 2022, arXiv 2205.14135, algorithm 4).
 """
 
@@ -27,11 +27,11 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and row entropy in nats, unbounded by rounding; both carry gradients, once, and not by torch.func.
+    """Return output and row entropy in nats, not clamped; both can be differentiated once, but not by torch.func.
 
     queries, keys, values: batch x heads x T x head_dim, fp32, on the CPU.
 
-    Raises UserError for other operands and nas.attention.compile_cpp.NotCompiledError where it cannot be compiled.
+    Raises UserError for other operands and nas.attention.compile_cpp.NotCompiledError if the kernel cannot be compiled.
     """
     for part in (queries, keys, values):
         if part.shape != queries.shape or part.ndim != 4 or part.dtype != torch.float32 or part.device.type != "cpu":
@@ -45,7 +45,7 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
 
 @cache
 def compiled(head_dim: int) -> ctypes.CDLL:
-    """Both passes for heads of so many features; raises nas.attention.compile_cpp.NotCompiledError."""
+    """Return both passes for this head size. Raises nas.attention.compile_cpp.NotCompiledError."""
     both = library(SOURCE, HEAD_DIM=head_dim)
     for size in (both.forward_room, both.backward_room):
         size.argtypes, size.restype = [ctypes.c_int64], ctypes.c_int64
@@ -101,19 +101,19 @@ class _Attention(torch.autograd.Function):
 
 
 def _adjacent(operand: Tensor) -> Tensor:
-    """The tensor as it is in memory, the features of a row side by side."""
+    """Make the features of a row contiguous, without copying if they are."""
     operand = operand.resolve_neg()
     return operand if operand.stride(-1) == 1 else operand.contiguous()
 
 
 def _empty_like(operand: Tensor) -> Tensor:
-    """Tokens outermost in memory, as the linears around attention have them."""
+    """Allocate with tokens outermost in memory, as in the linears around attention."""
     batch, num_heads, length, head_dim = operand.shape
     return operand.new_empty(batch, length, num_heads, head_dim).transpose(1, 2)
 
 
 def _room(operand: Tensor, size: Callable[[int], int]) -> Tensor:
-    """Zeros for every thread to work in; here and not in C++, so that too little memory is torch's error."""
+    """Zeros as workspace for every thread, allocated here so that torch reports too little memory."""
     return operand.new_zeros(torch.get_num_threads(), size(operand.shape[2]))
 
 

@@ -1,15 +1,16 @@
 """Causal attention with entropy as fused Triton kernels, forward and backward, for CUDA.
 
-The online softmax of flash attention (Dao et al. 2022, arXiv 2205.14135, algorithm 1) keeps for every row the largest
-score m so far and the sum l of e^(s_j - m); here also w, the sum of e^(s_j - m) (s_j - m), so that at the end
+The online softmax of flash attention (Dao et al. 2022, arXiv 2205.14135, algorithm 1) accumulates for every row the
+largest score m so far and the sum l of e^(s_j - m). Here it also accumulates w, the sum of e^(s_j - m) (s_j - m), so
+that at the end
 
     lse = m + ln l    and    E = ln l - w / l,
 
-without cancellation. When the maximum rises from m to m', l becomes l c and w becomes (w + (m - m') l) c, with
-c = e^(m - m'). The gradient of the scores is a_ij (dO_i . v_j - dO_i . O_i - dE_i (ln a_ij + E_i)), with a_ij computed
-again from lse.
+without cancellation. When the maximum rises from m to m', l becomes l c and w becomes (w + (m - m') l) c, with c = e^(m
+- m'). The gradient of the scores is a_ij (dO_i . v_j - dO_i . O_i - dE_i (ln a_ij + E_i)), with a_ij computed again
+from lse.
 
-Inside the kernels scores and w are in units of log2. Inputs are fp32, bf16 or fp16; sums, lse and entropy are fp32.
+Inside the kernels, scores and w are in units of log2. Inputs are fp32, bf16 or fp16; sums, lse and entropy are fp32.
 """
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # Kernels are in Triton's language, whose types are not Python's.
@@ -26,21 +27,21 @@ from costmodel.errors import UserError
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 128
-MIN_DOT_SIZE = 16  # of every dimension of a product of tiles
+MIN_DOT_SIZE = 16  # of each dimension in a product of tiles
 MAX_BLOCK = 64  # rows of a tile; not tuned on hardware
-TILE_BYTES = 8192  # the kernels then want at most 66 KiB of a multiprocessor's shared memory, 99 KiB on an RTX 3090
-OPTIONS = {"enable_fp_fusion": True}  # a * b + c in one instruction; said, as a later Triton would not by default
-HIDDEN = tl.constexpr(-1e30)  # score of a later token; finite, so that its weight of 0 times it is 0
+TILE_BYTES = 8192  # for at most 66 KiB of shared memory per multiprocessor, which has 99 KiB on an RTX 3090
+OPTIONS = {"enable_fp_fusion": True}  # a * b + c in one instruction, which a later Triton may not do by default
+HIDDEN = tl.constexpr(-1e30)  # score of a later token; finite, because 0 * inf is NaN
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Output, in the type of the values, and row entropy, fp32, in nats; both carry gradients.
+    """Return output, in the type of the values, and row entropy, fp32, in nats; both have gradients.
 
     queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive, or None for 1.
 
-    Raises UserError for head_dim above 128, or another type than fp32, bf16 and fp16.
+    Raises UserError for head_dim above 128, or types other than fp32, bf16 and fp16.
     """
     if values.shape[-1] > MAX_HEAD_DIM or values.dtype not in DTYPES:
         raise UserError(
@@ -122,7 +123,7 @@ def _backward_queries(
     q_strides, k_strides, v_strides, o_strides, dq_strides,
     num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of queries of one head, and, as `heat`, of minus the logarithms of their temperatures."""
+    """Gradients of a block of queries of one head, and in `heat` those of minus the log temperatures."""
     first, which = tl.program_id(1) * block, tl.program_id(0)
     head, rows = which % num_heads, first + tl.arange(0, block)
     q = _tile(queries, q_strides, which, num_heads, rows, length, head_dim, padded_dim)
@@ -181,7 +182,7 @@ def _dot(a, b):
 
 @triton.jit
 def _scores(q, k, factor, rows, columns):
-    """rows x columns, in units of log2; factor: of every row, log2(e) / (t sqrt(head_dim))."""
+    """rows x columns, in units of log2. factor: log2(e) / (t sqrt(head_dim)) of every row."""
     return tl.where(rows[:, None] >= columns[None, :], _dot(q, k) * factor[:, None], HIDDEN)
 
 
@@ -219,7 +220,7 @@ def _store_rows(part, which, rows, length, row_values):
 
 
 def _featurewise(heads: Tensor) -> Tensor:
-    """A tensor with the features of a head side by side, as the kernels read them."""
+    """Make the features of a head contiguous, as the kernels expect."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
 
 
@@ -229,7 +230,7 @@ def _strides(*parts: Tensor) -> tuple[tuple[int, ...], ...]:
 
 
 def _sizes(queries: Tensor) -> tuple[int, int, int, float, int, int]:
-    """What the arguments of every kernel end with."""
+    """The last arguments of every kernel."""
     _, num_heads, length, head_dim = queries.shape
     return num_heads, length, head_dim, 1 / head_dim**0.5, *_tile_shape(head_dim, queries.element_size())
 
@@ -237,10 +238,10 @@ def _sizes(queries: Tensor) -> tuple[int, int, int, float, int, int]:
 def _grid(queries: Tensor) -> tuple[int, int]:
     batch, num_heads, length, head_dim = queries.shape
     block, _ = _tile_shape(head_dim, queries.element_size())
-    return batch * num_heads, triton.cdiv(length, block)  # the second may not pass 65,535
+    return batch * num_heads, triton.cdiv(length, block)  # CUDA limits the second to 65,535
 
 
 def _tile_shape(head_dim: int, num_bytes: int) -> tuple[int, int]:
-    """Rows and features of a tile of numbers of so many bytes."""
+    """Rows and features of a tile of numbers with `num_bytes` bytes each."""
     padded_dim = max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim))
     return min(MAX_BLOCK, TILE_BYTES // (padded_dim * num_bytes)), padded_dim
