@@ -226,7 +226,6 @@ def _train(
     run: Run | None = None,
     output_dir: Path | None = None,
 ) -> Path:
-    """Run or resume a study and return its folder. run: the run to resume, or None for a new one in `output_dir`."""
     console = console or Console(quiet=True)
     priced = price_study(config, run)
     for line in priced.lines:

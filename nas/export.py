@@ -81,7 +81,6 @@ def export(
 
 
 def _fold_lines(made: Export, fold: Fold) -> list[str]:
-    """Describe a folded model and its check."""
     facts, cost, check = made.facts, made.facts.estimate, fold.check
     outside = describe(cost.extrapolated)
     failed = "the check failed with nothing left to unfold: do not rely on this model"

@@ -233,7 +233,6 @@ def _initial(
     device: str,
     console: Console,
 ) -> dict[str, torch.Tensor] | None:
-    """Initial weights, or None for random ones."""
     if parent is not None:
         with share_progress(console, "training the sub-layers of the candidate") as on_progress:
             return initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
@@ -245,7 +244,6 @@ def _initial(
 def _new_folder(
     config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, console: Console
 ) -> Path:
-    """Make the folder of a new training, with its record. Raises UserError if it already holds files."""
     now, scale = datetime.now(UTC), candidate.recipe.scale
     training = TrainingManifest(
         candidate=candidate,
@@ -284,10 +282,6 @@ def _new_folder(
 
 
 def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | None) -> Candidate:
-    """Build the candidate to train; given weights keep their width.
-
-    Raises UserError if the parent does not fit.
-    """
     base = base_architecture(config.base or BASE)
     scale = config.scale or usual_scale(None if parent is None else parent.model.architecture)
     if parent is not None and config.base is None and parent.model.architecture.block != base.block:

@@ -162,7 +162,6 @@ def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tens
 
 @cache
 def _attend_on(device_type: str) -> Callable[..., Attended]:
-    """Choose the attention with entropy for a type of device; logged once for each."""
     if device_type == "cpu":
         return _on_cpu
     if device_type == "cuda" and find_spec("triton"):

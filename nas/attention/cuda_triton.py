@@ -56,8 +56,6 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor | 
 
 
 class _Attention(torch.autograd.Function):
-    """(queries, keys, values, temperature) -> (output, entropy)."""
-
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
         queries, keys, values = (_featurewise(part) for part in (queries, keys, values))
@@ -90,7 +88,6 @@ def _forward(
     queries, keys, values, output, temperature, lse, entropy, q_strides, k_strides, v_strides, o_strides,
     num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
 ):  # fmt: skip
-    """Output, lse and entropy of a block of rows of one head."""
     first, which = tl.program_id(1) * block, tl.program_id(0)
     head, rows = which % num_heads, first + tl.arange(0, block)
     q = _tile(queries, q_strides, which, num_heads, rows, length, head_dim, padded_dim)
@@ -151,7 +148,6 @@ def _backward_keys(
     q_strides, k_strides, v_strides, o_strides, dk_strides, dv_strides,
     num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of keys and values of one head."""
     first, which = tl.program_id(1) * block, tl.program_id(0)
     head, columns = which % num_heads, first + tl.arange(0, block)
     k = _tile(keys, k_strides, which, num_heads, columns, length, head_dim, padded_dim)
@@ -225,12 +221,10 @@ def _featurewise(heads: Tensor) -> Tensor:
 
 
 def _strides(*parts: Tensor) -> tuple[tuple[int, ...], ...]:
-    """Strides of batch, head and row of every part."""
     return tuple(part.stride()[:3] for part in parts)
 
 
 def _sizes(queries: Tensor) -> tuple[int, int, int, float, int, int]:
-    """The last arguments of every kernel."""
     _, num_heads, length, head_dim = queries.shape
     return num_heads, length, head_dim, 1 / head_dim**0.5, *_tile_shape(head_dim, queries.element_size())
 
@@ -242,6 +236,5 @@ def _grid(queries: Tensor) -> tuple[int, int]:
 
 
 def _tile_shape(head_dim: int, num_bytes: int) -> tuple[int, int]:
-    """Rows and features of a tile of numbers with `num_bytes` bytes each."""
     padded_dim = max(MIN_DOT_SIZE, triton.next_power_of_2(head_dim))
     return min(MAX_BLOCK, TILE_BYTES // (padded_dim * num_bytes)), padded_dim

@@ -88,7 +88,6 @@ def _load(repository: Repository) -> Any:
 
 
 def _reached(name: str, remedy: str, action: Callable[[], T]) -> T:
-    """Return the action's result. Raises UserError if it fails."""
     try:
         return action()
     except Exception as error:  # the hub's client raises a dozen unrelated types

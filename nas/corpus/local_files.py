@@ -161,7 +161,6 @@ def rows_source(name: str, path: Path) -> DocumentSource:
 
 
 def _source(name: str, files: Sequence[File], content: list[Any]) -> DocumentSource:
-    """A source split by hash. content: everything that its documents depend on."""
     return DocumentSource(name=name, fingerprint=fingerprint(content), streams=(file_stream(files, None),))
 
 

@@ -99,7 +99,6 @@ class _Asked(NamedTuple):
 
 
 def _interpolated(grams: _Grams, asked: _Asked, lower: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Evaluate the formula of the module, in the shape of `asked`."""
     totals = np.append(np.bincount(grams.contexts, grams.counts, grams.num_contexts), 0)
     kinds = np.append(np.bincount(grams.contexts, grams.counts > 0, grams.num_contexts), 0)
     discounted = np.append(np.maximum(grams.counts - DISCOUNT, 0), 0)  # the last value is for id -1
@@ -130,6 +129,5 @@ def _extended(
 
 
 def _found(codes: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Ranks of codes among the sorted ones, or -1."""
     places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
     return np.where(codes[places] == wanted, places, -1)

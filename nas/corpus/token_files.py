@@ -93,7 +93,6 @@ def extend(
 
 
 def _bytes(progress: PreparationProgress, itemsize: int) -> dict[str, int]:
-    """Bytes of each of FILES. itemsize: bytes of a token."""
     units = dict.fromkeys(SPLITS, itemsize) | dict.fromkeys(FILES[2:4], WINDOW_BYTES)
     return {name: progress.lengths[name] * units.get(name, 1) for name in FILES}
 
@@ -164,7 +163,6 @@ def _append(batch: Batch | None, encoder: Encoder, files: dict[str, BinaryIO]) -
 def _after(
     progress: PreparationProgress, index: int, batch: Batch | None, added: dict[str, int]
 ) -> PreparationProgress:
-    """Progress after a batch of a stream, or after the stream's end if it is None."""
     if batch is None:
         return replace(progress, ended=[*progress.ended[:index], True, *progress.ended[index + 1 :]])
     lengths = {name: progress.lengths[name] + num_added for name, num_added in added.items()}
@@ -177,7 +175,6 @@ def _after(
 
 @contextmanager
 def _opened(folder: Path, progress: PreparationProgress, itemsize: int) -> Iterator[dict[str, BinaryIO]]:
-    """Open the files to append after the recorded progress."""
     with ExitStack() as stack:
         files: dict[str, BinaryIO] = {}
         for name, size in _bytes(progress, itemsize).items():
@@ -194,7 +191,6 @@ def _record(folder: Path, files: dict[str, BinaryIO], progress: PreparationProgr
 
 
 def _progress_log(source: DocumentSource, level: int, log: Log) -> Callable[[PreparationProgress, Batch | None], None]:
-    """Return a function that logs the share done and the time left, by tokens or by files read."""
     goal = level + VALIDATION_TOKENS * any(stream.split == "validation" for stream in source.streams)
     began = last = start = 0.0  # time of the first batch and of the last line; share after the first batch
 

@@ -114,7 +114,6 @@ def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None
 
 
 def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
-    """Draw horizontal bars, the first group on top."""
     height = 0.8 if panel.stacked else 0.8 / len(panel.series)
     lefts = [0.0] * len(panel.groups)
     for index, (name, values) in enumerate(panel.series):
@@ -171,7 +170,6 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
 
 
 def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
-    """Draw a thin line at each perplexity, named above its left end, where there are fewest trials."""
     for number, (name, perplexity) in enumerate(ngrams.perplexities.items()):
         label = "_" if number else ngrams.title
         axes.axhline(perplexity, color=FLOOR_COLOUR, linewidth=0.9, linestyle=":", zorder=1, label=label)
@@ -205,7 +203,6 @@ def _places(marks: Sequence[Mark]) -> tuple[list[float], list[float]]:
 
 
 def _explain_seeds(axes: Axes, marks: Group) -> None:
-    """Explain filled and hollow marks in the legend, if there are any."""
     if any(mark.spread is not None for mark in marks):
         axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean, {ERRORS}")
     if any(mark.spread is None for mark in marks):
@@ -220,7 +217,6 @@ def _label(axes: Axes, group: Group) -> None:
 
 
 def _name(axes: Axes, name: str, point: tuple[float, float], *, above: bool, **text: Any) -> None:
-    """Write a name to the right of its point, above or below it."""
     va, shift = ("bottom", 5) if above else ("top", -5)
     axes.annotate(name, point, textcoords="offset points", xytext=(5, shift), va=va, **text)
 

@@ -157,7 +157,6 @@ class Facts:
 
 
 def _lists(value: Any) -> Any:
-    """Replace tuples by lists."""
     if isinstance(value, Mapping):
         return {key: _lists(item) for key, item in value.items()}
     return [_lists(item) for item in value] if isinstance(value, tuple | list) else value

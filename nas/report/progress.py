@@ -94,7 +94,6 @@ def _eta(first: Run) -> Callable[[Run], float | None]:
 
 
 def _best(run: Run) -> str:
-    """The best perplexity, or -, followed by the trigram's."""
     text = "-" if run.summary.best is None else f"{run.summary.best.perplexity:.2f}"
     return text if run.ngrams is None else f"{text} (trigram {run.ngrams.perplexity(TRIGRAM):.2f})"
 

@@ -190,7 +190,6 @@ def agreement_text(member: TrainedMember) -> str:
 
 
 def _seeds(trained: Sequence[TrainedMember]) -> str:
-    """Number of seeds, and what can be concluded from them."""
     most = max(member.num_seeds for member in trained)
     seeds = "one seed" if most == 1 else f"1 to {most} seeds"
     if not (words := spread_words(trained)):
@@ -250,7 +249,6 @@ def _knows(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
 
 
 def _baseline_lines(run: Run) -> list[str]:
-    """Describe each baseline, and the best candidate within the budget relative to it, with the verdict."""
     lines = []
     for baseline in (member for member in run.members if member.role == "baseline"):
         outside = "" if is_feasible(baseline.most_expensive, run.budget) else " outside the budget"
@@ -304,7 +302,6 @@ def searcher_lines(run: Run) -> list[str]:
 
 
 def _explained(pairs: Sequence[tuple[float, float]]) -> float:
-    """R^2 of predictions: one minus their squared errors over the squared deviations from the mean."""
     mean = fmean(end for _, end in pairs)
     around = sum((end - mean) ** 2 for _, end in pairs)
     return 1 - sum((end - expected) ** 2 for expected, end in pairs) / around if around else 0.0

@@ -82,7 +82,6 @@ def _pick_lines(what_if: WhatIf) -> list[str]:
 
 
 def _status_text(what_if: WhatIf, member: TrainedMember) -> str:
-    """The status, and for a dominated member the number of the one that dominates it."""
     status = what_if.status(member)
     if status != "dominated":
         return status

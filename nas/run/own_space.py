@@ -26,6 +26,5 @@ def own_space(parent: Architecture) -> SearchSpace:
 
 
 def _norms(norm: Norm) -> tuple[Norm, ...]:
-    """The norm as it is, frozen, and none."""
     frozen: Norm = "frozen-rmsnorm" if norm.endswith("rmsnorm") else "frozen-layernorm"
     return tuple(dict.fromkeys((norm, frozen, "none"))) if norm != "none" else ("none",)

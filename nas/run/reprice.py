@@ -133,7 +133,6 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
 
 
 def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:
-    """Replace the costs of completed trials; other trials stay the same."""
     price_op = cache(pricer.price)
 
     def at_other_prices(record: Record) -> Record:

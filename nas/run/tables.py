@@ -71,7 +71,6 @@ def _also_columns(run: Run, records: Sequence[Record]) -> Mapping[str, Sequence[
 
 
 def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
-    """Results of the front and of n-gram baselines on the second corpus; none for a run without one."""
     if (second := run.meta.second) is None:
         return {}
     floors = {f"second_floor_{name.replace('-', '')}": value for name, value in second.ngrams.perplexities.items()}
@@ -84,7 +83,6 @@ def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
 
 
 def _as_one(member: TrainedMember) -> Record:
-    """A member as one record."""
     return replace(
         member.most_expensive,
         trial_id=member.trial_id,
@@ -96,7 +94,6 @@ def _as_one(member: TrainedMember) -> Record:
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
-    """Means of each row's candidate over its seeds, and their errors; empty where no seed completed."""
     known = [None if member is None else (member, member.perplexity_bounds or (None, None)) for member in trained]
     return {
         "num_seeds": [row and row[0].num_seeds for row in known],

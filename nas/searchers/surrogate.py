@@ -358,7 +358,6 @@ def _precision_factor(inner: Floats, scale: Floats) -> Floats:
 
 
 def _log_posterior(whitened: _Whitened, scale: Floats, worth: float, discrepancy: float) -> float:
-    """Log-posterior of a pair of WORTHS and DISCREPANCIES, up to a constant."""
     inner, seen, constant = whitened
     factor = _precision_factor(inner, scale)
     explained = solve_triangular(factor, scale * seen, lower=True)

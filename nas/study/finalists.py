@@ -65,7 +65,6 @@ def finalists(results: Iterable[Observation]) -> list[int]:
 
 
 def _means(results: Iterable[Observation]) -> dict[int, Point]:
-    """Points of the candidates that may be on the front, by index."""
     by_index: dict[int, list[Observation]] = {}
     for result in results:
         by_index.setdefault(result.index, []).append(result)

@@ -148,7 +148,6 @@ def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
 
 
 def _trainable(config: dict[str, Any]) -> None:
-    """Run one trial in a worker process, and report every record through Tune."""
     tune.report({"node": ray.get_runtime_context().get_node_id()})
     trial: Trial = config["trial"]
     if config["is_cluster"] and (reason := out_of_reach(trial)):
@@ -230,8 +229,6 @@ class _Recorder(_Unpickled, tune.Callback):
 
 
 class _Stopper(_Unpickled, tune.Stopper):
-    """Ends the run when it is halted or its time is up; unfinished trials can be resumed."""
-
     def __init__(self, trials: Trials, time_budget_s: float | None) -> None:
         self._trials = trials
         self._deadline = math.inf if time_budget_s is None else time.monotonic() + time_budget_s

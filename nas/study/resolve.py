@@ -215,7 +215,6 @@ def threads(num: int) -> Iterator[None]:
 
 
 def _nodes(address: str | None) -> tuple[Node, ...]:
-    """List the nodes to train on. Raises StoppedError if the cluster cannot be reached."""
     if address is None:
         return (this_machine(),)
     from nas.study.ray_cluster import cluster_nodes  # imported late, because Ray takes long

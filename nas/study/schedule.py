@@ -101,7 +101,6 @@ class TrialSchedule:
 
     @property
     def _all_proposed(self) -> bool:
-        """Whether there will be no more candidates."""
         return self._exhausted or self.room.ends <= 0
 
     def _extend(self) -> bool:

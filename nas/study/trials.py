@@ -241,7 +241,6 @@ class Trials:
         return trial
 
     def _log_proposals(self) -> None:
-        """Write new proposals to the ledger before any of them is started."""
         proposals = self.schedule.proposals[self._num_logged :]
         self._num_logged = len(self.schedule.proposals)
         new = [

@@ -99,7 +99,6 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    """Write tensors and return the SHA-256 of the file."""
     raw = safetensors.torch.save(dict(tensors))
     write_through(path, raw)
     return hashlib.sha256(raw).hexdigest()

@@ -79,7 +79,6 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
 
 
 def _thresholds(penalty: EntropyPenalty, head_means: Sequence[Tensor]) -> list[list[float]]:
-    """Thresholds of the heads that exist."""
     return [row[: len(means)] for row, means in zip(penalty.thresholds.tolist(), head_means, strict=True)]
 
 

@@ -300,7 +300,6 @@ class TrainingRun:
         return [partial(self.teacher.stream_error, part) for part in wanted.chunk(num_parts)]
 
     def _indices(self) -> list[int]:
-        """This process's share of the sequences of the next step."""
         scale, step = self.scale, self.progress.step
         drawn = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
         indices: list[int] = self.team.share(torch.tensor(drawn)).tolist()
@@ -332,7 +331,6 @@ class TrainingRun:
         return None
 
     def _validation_problem(self, loss: float, head_means: Sequence[Tensor]) -> tuple[str, str] | None:
-        """The same for a validation."""
         if not (math.isfinite(loss) and torch.cat(tuple(head_means)).isfinite().all()):
             tokens = (inputs.to(self.device) for inputs, _ in validation_batches(self.corpus, self.scale))
             where = divergence.first_nonfinite_activation(self.objective.model, tokens)

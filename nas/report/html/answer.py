@@ -92,7 +92,6 @@ def _trained(kind: str, member: TrainedMember, papers: Mapping[str, PublishedRow
 
 
 def _priced(run: Run, notation: str) -> tuple[float, float]:
-    """Seconds and bytes per token of an architecture at the run's costs."""
     architecture = parse(notation, run.base).architecture
     price = price_architecture(architecture, run.pricer, run.workload, run.config.accounting).price
     return price.latency_s, price.sent_bytes

@@ -72,7 +72,6 @@ def write_report(run: Run, output: Path | None = None) -> Path:
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:
-    """Names and values of everything else that a repetition depends on."""
     meta = run.meta
     return [
         ("begun", meta.created),
@@ -94,7 +93,6 @@ def _setting_words(run: Run) -> str:
 
 
 def _why_nothing(run: Run) -> list[str]:
-    """Say why there is no answer; empty if there is one."""
     if run.front:
         return []
     if run.members:
@@ -118,7 +116,6 @@ def _why_nothing(run: Run) -> list[str]:
 
 
 def _commands(run: Run) -> list[tuple[str, str]]:
-    """Shell commands to search again, look closer and export the pick, with what they do."""
     folder = shlex.quote(_short(run.folder))
     commands = [
         (shlex.join(["python", "-m", "nas.search", *flags_of(run.config)]), "the same search, from the start"),
