@@ -117,8 +117,8 @@ def prepare(
 
     Args:
         seq_len: of training sequences, for corpora that are cut into them.
-        tokens: training tokens of a run. A large source is prepared as far as they need (see `level_of`), and further
-            for a longer run. A killed preparation is resumed.
+        tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`), and
+            further for a longer run. A killed preparation is resumed.
         log: called with lines of progress.
         tokenizer: used instead of the corpus's own, for a model with another one.
         of_parent: windows of the parent's training text (`near_duplicates.to_keep`) as far as known; validation

@@ -14,7 +14,7 @@ from nas.corpus.near_duplicates import KeptWindows, Windows, kept_documents, rep
 from nas.corpus.token_files import SPLITS, WINDOW_BYTES
 from nas.storage import replace_file
 
-MOST_GROUPS = 64  # documents with a loss of their own; the error over 64 groups is as good as over thousands
+MOST_GROUPS = 64  # documents whose loss is recorded separately; the error over 64 groups is as good as over thousands
 MOST_KEPT = 1 << 22  # windows kept with a model: 16 MiB, and 0.1 % of other windows match by chance
 READ_WINDOWS = 1 << 22  # at a time, which bounds memory
 

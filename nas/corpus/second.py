@@ -31,7 +31,7 @@ from nas.storage import replace_file
 
 DEPENDENCIES = "dependencies"
 PACKAGES = ("jsonargparse", "matplotlib", "networkx", "numpy", "ray", "rich", "scipy", "torch")
-FILES_OF_EACH = 8  # 64 documents in all, few enough that each has a loss of its own
+FILES_OF_EACH = 8  # 64 documents in all, few enough to record a loss for each
 FILE_BYTES = range(2_000, 64_000)
 NOT_THEIRS = frozenset({"test", "tests", "testing", "_vendor", "vendor", "thirdparty_files", "_vendored"})
 READ_CHARACTERS = 1 << 22  # from the beginning of another source

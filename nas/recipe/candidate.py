@@ -23,7 +23,7 @@ from search_spaces.notation import Member, name_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """An architecture in its full size, of which costs are computed, and how it is trained."""
+    """An architecture at full size, for which costs are computed, and the recipe that trains it."""
 
     architecture: Architecture
     recipe: Recipe

@@ -42,13 +42,12 @@ class StudyConfig(BudgetOptions):
             only.
         embedding: whether the client one-hot encodes tokens, or the protocol looks them up.
         public_layers: first layers whose weights all parties know, such as embed,0-5, because they are those of a
-            public checkpoint. Every candidate keeps them from --parent, untrained, and their cost is that of public
-            weights.
+            public checkpoint. Every candidate keeps them from --parent, untrained, at the cost of public weights.
         client_layers: number of first layers that the client computes in plaintext, with the embedding. Every candidate
             keeps them from --parent, untrained, at no cost.
         weights: whether weights are secret-shared (the default) or known to the server; not for published.
-        weight_masks: for semi2k, whether the masks of weights are new in every run, or reused from an earlier one; with
-            several new tokens, from the first.
+        weight_masks: whether semi2k hides weights behind fresh masks for every token, or reuses masks that were kept,
+            so that weights are opened with the first new token only (with --new-tokens 1, in an earlier run).
         new_tokens: number of tokens generated after the prompt, with a KV cache; costs are per new token.
         accounting: whether costs are of the folded model, which you would deploy, or of the unfolded one, as in the
             papers.
@@ -59,14 +58,14 @@ class StudyConfig(BudgetOptions):
         num_trials: number of candidates that get the final training, without baselines.
         num_looks: number of candidates that get a low-fidelity evaluation, by searchers that use it; by default 3 for
             each final training. With 0, all candidates get the final training.
-        finalist_seeds: most further seeds of a member of the front, once all candidates have ended; in all members, at
-            most half as many as candidates.
+        finalist_seeds: most further seeds of each member of the front, trained once all candidates have ended; over all
+            members, at most half the number of candidates.
         time_budget: stop after this time, with a unit, counted from the start of the command; the run can be resumed,
             with as much time again.
-        trial_timeout: a trial that takes longer without a break has failed; with a unit, such as 20min.
-        max_failures: stop after so many failed trials, divergence not counted; the run can be resumed.
+        trial_timeout: a trial fails if it takes longer than this since it was last started; with a unit, such as 20min.
+        max_failures: stop after this many failed trials, divergence not counted; the run can be resumed.
         scale: how large the trained models are, and how long and fast they are trained. parent, the size of --parent,
-            is the default if that has not the width and vocabulary of proxy.
+            is the default if --parent does not have the width and vocabulary of proxy.
         tokens: training tokens of a final training; by default those of the scale, or 5/8 of them with a parent.
         parent: the trained model that candidates start from: builtin, a folder of nas.export, nas.train or
             save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to

@@ -204,7 +204,7 @@ def run_pricers(folder: Path | None, config: StudyConfig) -> tuple[Pricer, ...]:
 
 
 def own_file(folder: Path | None, config: StudyConfig, field: str, protocol: str) -> str | None:
-    """Return the file or name of a field in `KEPT_FILES` under a protocol: the run's copy if there is one."""
+    """Return the user's value of a field in `KEPT_FILES` for a protocol, or the run's copy of that file."""
     given, name = _given(config, field, protocol)
     copy = None if folder is None else folder / name
     return str(copy) if given is not None and copy is not None and copy.exists() else given

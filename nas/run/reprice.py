@@ -31,7 +31,7 @@ Status = Literal["stays", "enters", "over budget", "dominated"]
 class WhatIf:
     """The trained members of a run at other costs, and the front there.
 
-    run: the run. repriced: its members, in the same order. after: their front, cheapest first. pricer, workload,
+    repriced: members of the run, in the same order. after: their front, cheapest first. pricer, workload,
         budget: origin of the other costs; trials keep the sequence length of the run.
     """
 

@@ -3,8 +3,8 @@
 A search begins with the anchors, which are spread over costs. The most promising one gets its final training, so that
 there is a front early; others get low-fidelity evaluations. Then, in every generation:
 
-1. Weights are drawn from the posterior of the surrogate, given all results of this search and of earlier ones. For each
-   draw and for the posterior mean, the best architectures at every cost are computed.
+1. Weights are drawn from the posterior of the surrogate, given all results of this search. For each draw and for the
+   posterior mean, the best architectures at every cost are computed.
 2. These, some random members and the anchors are evaluated at low fidelity, those first whose expected hypervolume
    improvement times probability of completion is largest. Each choice takes members chosen before it, members in
    training and members that could be promoted at their predicted losses.
@@ -33,7 +33,7 @@ NUM_DRAWS = 16  # of weights, each solved for every cost: takes seconds a genera
 NUM_SOLVED = 2  # times per draw; the second time linearised around a solution of the first
 NUM_RANDOM = 16  # members drawn evenly over costs, in case all draws share an error
 PRIOR_LOGIT = 3.0  # 19 of 20 trainings complete
-PRIOR_DEVIATION = 5.0  # of the weights of counts, and of the logit around PRIOR_LOGIT
+PRIOR_DEVIATION = 5.0  # standard deviation of the weights of counts, and of the logit around PRIOR_LOGIT
 
 
 class Observed(NamedTuple):

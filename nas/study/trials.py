@@ -226,7 +226,7 @@ class Trials:
         self.halted = self.halted or reason
 
     def lost(self, trial: Trial, reason: str) -> None:
-        """Resume a trial whose worker died from its checkpoint, or fail it after more than MAX_LOSSES."""
+        """Resume a trial from its checkpoint after its worker died; after MAX_LOSSES such losses, it fails."""
         if trial.key not in self.running or self.halted:
             return
         self._losses[trial.key] += 1

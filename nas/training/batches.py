@@ -55,7 +55,7 @@ def validation_batches(corpus: Corpus, scale: Scale, tokens: int | None = None) 
 
 class Prefetched(Generic[T]):
     """Makes batches ahead of time in a thread, so that a GPU does not wait: calls `make(step)` for rising steps, up to
-    `AHEAD` steps early. Errors are raised when their step is asked for.
+    `AHEAD` steps early. Errors are raised when their step is requested.
     """
 
     def __init__(self, make: Callable[[int], T]) -> None:

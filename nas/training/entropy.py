@@ -48,7 +48,7 @@ class EntropyPenalty(nn.Module):
             thresholds = torch.cat(of_heads)[None, None, :, None]
         bounds = row_bounds(entropies.shape[-1], entropies.device).to(entropies.dtype)
         largest = bounds if self.settings.maximum == "causal" else bounds[-1].expand_as(bounds)  # E_max of every row
-        if self.settings.form == "mean":  # every sequence counts alike, whatever the batch
+        if self.settings.form == "mean":  # all sequences have equal weight in any batch
             heads = entropies.mean(dim=-1, keepdim=True)
             return self._penalty(heads, thresholds, largest.mean()).mean()
         return self._penalty(entropies, thresholds, largest).sum(dim=(1, 3)).mean()
