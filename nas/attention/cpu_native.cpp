@@ -1,8 +1,8 @@
 // Causal attention with entropy, forward and backward, for heads of HEAD_DIM features; cpu_native.py has the
 // formulas.
 //
-// Threads share the heads. Of a head, TILE query rows are taken at a time, each in a lane of its own: their scores,
-// weights and gradients of scores are stored keys x TILE. All products are `multiply`, whose results stay in registers.
+// Threads share the heads. A head is processed in tiles of TILE query rows, one per lane: scores, weights and gradients
+// of scores are stored keys x TILE. All products use `multiply`, whose results stay in registers.
 
 #include <algorithm>
 #include <cmath>
@@ -24,7 +24,7 @@ namespace {
 constexpr int STRIP = 8;  // rows of a product's results, WIDE registers each
 constexpr int WIDE = TILE > 8 ? 2 : 1;
 constexpr int KEY_BLOCK = 128;    // keys whose gradients the backward pass keeps in the cache
-constexpr float HIDDEN = -1e37f;  // score of a later key, below any other; finite, so that a weight of 0 times it is 0
+constexpr float HIDDEN = -1e37f;  // score of a later key, below any other; finite, because 0 * inf is NaN
 
 typedef float Rows __attribute__((vector_size(TILE * sizeof(float))));
 typedef float Features __attribute__((vector_size((HEAD_DIM <= 8 ? 8 : TILE) * sizeof(float))));
@@ -45,7 +45,7 @@ inline void store(float* at, Floats value) {
 template <class Floats>
 constexpr int LANES = sizeof(Floats) / sizeof(float);
 
-constexpr int WIDTH = (HEAD_DIM + LANES<Features> - 1) / LANES<Features> * LANES<Features>;  // of a row, zeros included
+constexpr int WIDTH = (HEAD_DIM + LANES<Features> - 1) / LANES<Features> * LANES<Features>;  // of a row, with padding
 
 // result[i][n] = (or +=) the sum over d < depth of left[i * left_row + d * left_step] * right[d * right_row + n], for
 // i < STRIP and n over COUNT registers.
@@ -81,8 +81,8 @@ inline void mix(const float* left, int left_row, int left_step, const float* rig
     if (n < WIDTH) multiply<true, Features, 1>(left, left_row, left_step, right + n, WIDTH, depth, result + n, WIDTH);
 }
 
-// e^x of x that only rounding puts above 0; 0 where that is no normal number. 2^(n + f) with |f| <= 1/2, where 2^f is
-// the Taylor series of e^(f ln 2) up to f^6.
+// e^x for x <= 0 up to rounding; 0 if that is subnormal. Computed as 2^(n + f) with |f| <= 1/2, where 2^f is the Taylor
+// series of e^(f ln 2) up to f^6.
 inline Rows exponential(Rows x) {
     const Rows power = x * 1.44269504f;  // log2 e
     const Whole n = __builtin_convertvector(power - 0.5f, Whole);
@@ -97,12 +97,12 @@ inline Rows exponential(Rows x) {
     return x < -87.3f ? Rows{} : result;
 }
 
-// Of TILE keys and rows that begin at one place: key j is later than the rows before j.
+// Masks a TILE x TILE block on the diagonal: key j is later than the rows before j.
 inline void hide_later(float* scores) {
     for (int j = 0; j < TILE; j++) std::fill_n(scores + j * TILE, j, HIDDEN);
 }
 
-// WIDTH x TILE of TILE x WIDTH.
+// Transposes TILE x WIDTH to WIDTH x TILE.
 inline void transpose(const float* rows, float* across) {
     for (int i = 0; i < TILE; i++)
         for (int d = 0; d < WIDTH; d++) across[d * TILE + i] = rows[i * WIDTH + d];
@@ -110,7 +110,7 @@ inline void transpose(const float* rows, float* across) {
 
 }  // namespace
 
-// batch x heads x length x HEAD_DIM; steps in numbers, that between features is 1.
+// batch x heads x length x HEAD_DIM; steps count numbers, and the step between features is 1.
 struct Operand {
     float* data;
     int64_t batch_step, head_step, row_step;
@@ -133,7 +133,7 @@ struct Head {
 
     float* row(int i) const { return data + i * row_step; }
 
-    // `count` rows times `scale`, of WIDTH numbers each; those beyond HEAD_DIM are left as they are.
+    // Reads `count` rows times `scale`, of WIDTH numbers each; does not write those beyond HEAD_DIM.
     void read(int first, int count, float scale, float* to) const {
         for (int i = 0; i < count; i++)
             for (int d = 0; d < HEAD_DIM; d++) to[i * WIDTH + d] = row(first + i)[d] * scale;
@@ -145,8 +145,7 @@ struct Head {
     }
 };
 
-// Memory of a thread to take pieces of. It comes as zeros, and what heads leave in features and keys that they lack stays
-// zeros.
+// Workspace of a thread, handed out in pieces. It begins as zeros, and padded features and keys stay zero.
 struct Room {
     float* next;
     float* take(size_t size) { return (next += size) - size; }
@@ -251,7 +250,7 @@ void backward_head(Head q, Head k, Head v, Head output, const float* lse, const 
 
 }  // namespace
 
-// Numbers that a thread needs for heads of a length.
+// Number of floats that a thread needs for heads of this length.
 extern "C" int64_t forward_room(int64_t length) {
     return padded_length(length) * (2 * WIDTH + TILE) + 3 * TILE * WIDTH;
 }

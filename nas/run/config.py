@@ -27,7 +27,7 @@ RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", 
 
 USUAL_SPACE = "gpt2-small"
 NO_PARENT = "none"  # candidates are trained from scratch
-LOOKS = 3  # low-fidelity evaluations per final training; each kind takes half of the tokens
+LOOKS = 3  # low-fidelity evaluations per final training: they take half of all training tokens
 THREADS_PER_TRIAL = 1  # fixed, so that results on a CPU do not depend on the number of cores
 
 

@@ -290,7 +290,7 @@ class PredictiveDistribution(NamedTuple):
         losses, variances: of those observations, with infinite variance for none. Given the weights, only a member's
             own observation says anything about its discrepancy.
         """
-        share = 1 / (1 + variances / self.discrepancy**2)  # of the discrepancy, as far as the observation reveals it
+        share = 1 / (1 + variances / self.discrepancy**2)  # of the discrepancy that the observation reveals
         mean = self.mean + share * (losses - self.mean)
         deviation = np.sqrt((1 - share) ** 2 * self.variance + (1 - share) * self.discrepancy**2)
         return mean, deviation

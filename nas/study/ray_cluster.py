@@ -18,7 +18,7 @@ from nas.run.config import THREADS_PER_TRIAL
 from nas.study.resources import Node, Resources
 from nas.study.trials import RunHaltedError
 
-# Ray does not log, sends no usage statistics and writes no files of its own.
+# Makes Ray log nothing, report no usage and write no files of its own.
 QUIET_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

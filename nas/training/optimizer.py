@@ -19,7 +19,7 @@ def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer
         return (adamw(module, recipe),)
     named = dict(_trained(module))
     linears = {name: weight for name, weight in named.items() if ".layers." in f".{name}" and decays(name, weight)}
-    linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # no lengths of rows
+    linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # row lengths have one column
     rest = adamw_over([(value, decays(name, value)) for name, value in named.items() if name not in linears], recipe)
     if not linears:
         return (rest,)
