@@ -1,6 +1,6 @@
-"""What private inference costs: `costmodel.price(model, protocol=...)`, and the command `python -m costmodel`.
+"""The cost of private inference: `costmodel.price(model, protocol=...)`, and the command `python -m costmodel`.
 
-The names below are imported when they are first used, so that `import costmodel` costs nothing.
+The names below are imported when they are first used, so that `import costmodel` is fast.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""`python -m costmodel estimate|compare|diff|validate|calibrate`: what private inference costs, and how we know."""
+"""`python -m costmodel estimate|compare|diff|validate|calibrate`: costs of private inference, and checks of them."""
 
 from collections.abc import Sequence
 from typing import NoReturn
@@ -12,7 +12,7 @@ from costmodel.config import cli
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
+    """Run the command line and exit with its code."""
     commands: dict[str, cli.Command] = {
         "estimate": estimate,
         "compare": compare,

@@ -1,12 +1,12 @@
-"""What a command tells its user in one line, and what it exits with; any other exception is a bug of ours."""
+"""Exceptions that a command reports in one line, with their exit codes; any other exception is a bug."""
 
 
 class UserError(ValueError):
-    """Bad input: subject, rule, value and remedy in one line. Nothing was written; exit code 2."""
+    """Bad input: one line with the subject, rule, value and remedy. Nothing was written; exit code 2."""
 
 
 class UnpricedOpError(UserError):
-    """An op, or a form of one, that a protocol has no formula for."""
+    """An op, or a form of one, for which a protocol has no formula."""
 
 
 class InfeasibleError(UserError):
@@ -14,4 +14,4 @@ class InfeasibleError(UserError):
 
 
 class StoppedError(RuntimeError):
-    """A command that started and cannot go on (disk full, no completed trial, engine crash). Exit code 1."""
+    """A command started and cannot go on (disk full, no completed trial, engine crash). Exit code 1."""

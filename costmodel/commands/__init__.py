@@ -1,1 +1,1 @@
-"""The commands of `python -m costmodel`: what each prints; the one package that knows architectures."""
+"""The commands of `python -m costmodel`, and their output."""

@@ -1,4 +1,4 @@
-"""`calibrate`: a testbed fitted on the printed rows, or on what the engine takes on this machine."""
+"""`python -m costmodel calibrate`: fits a testbed on printed rows or on measurements of the engine on this machine."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -30,9 +30,9 @@ from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.protocols.published_rows import published_rows
 from costmodel.report.tables import table
 
-NUM_PASSES = 2  # over all kinds: what slows a machine down for minutes outlasts the repeats of an op
+NUM_PASSES = 2  # over all kinds of op, since a slowdown of minutes outlasts the repeats of one op
 
-# whether a protocol is slow -> width, layers and tokens of the models that memory is fitted on
+# whether a protocol is slow -> width, layers and tokens of the models whose memory is measured
 MEMORY_SIZES = {
     False: (
         (64, 1, 32), (64, 2, 128), (128, 2, 64), (256, 1, 32), (256, 2, 64), (384, 1, 128), (512, 1, 64), (768, 1, 32),
@@ -45,7 +45,7 @@ MEMORY_SIZES = {
 }  # fmt: skip
 
 
-# protocol that no engine here is measured for -> its committed testbed, and the text of what its rows give
+# protocol without measurements of an engine here -> its committed testbed, and the text of a fit on its rows
 FITTED: dict[str, tuple[Path, Callable[[], str]]] = {
     "published": (
         published.TESTBED,
@@ -65,20 +65,19 @@ def calibrate(
     memory: bool = False,
     **model: Any,
 ) -> None:
-    """Fit a testbed and write it: on the printed or logged rows, or on what the engine takes on this machine.
+    """Fit a testbed and write it, from printed or logged rows or from measurements of the engine on this machine.
 
     All kinds of op are measured twice, minutes apart, and the faster runs count. With --for, every op of one model is
-    measured once, at its full size, and the testbed prices these alone. A calibration that was stopped goes on where it
-    was: its timings so far are in files beside the output.
-
+    measured once at its full size, and the testbed can price only these ops. An interrupted calibration resumes from
+    its timings, which are in files beside the output.
     Args:
-        protocol: the protocol whose testbed is fitted.
-        engine: spu to measure a protocol of the engine; none for published and sigma.
-        output: the file to write; for published and sigma, by default the committed one.
-        for_: the model to measure, as `estimate` takes it; all other flags but --threads are of it.
+        protocol: protocol whose testbed is fitted.
+        engine: spu, to measure a protocol of the engine; leave it out for published and sigma.
+        output: file to write; for published and sigma, the committed one by default.
+        for_: model to measure, as for `estimate`; all other flags but --threads then describe it.
         weights: secret-shared, or held by the server alone.
-        threads: that each party computes with.
-        memory: measure the peak memory of parties instead, on a few models, and write that.
+        threads: threads of each party.
+        memory: measure the peak memory of the parties on a few models instead, and write that.
     """
     options = ModelOptions(context=None, **model)
     if for_ is None and (options, weights) != (ModelOptions(), "secret"):
@@ -112,7 +111,7 @@ def calibrate(
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:
-    """Measures all kinds of op, or the ops of some graphs."""
+    """Measure all kinds of op, or the ops of `graphs`, and write the testbed."""
     to = _writable(protocol, output)
     check_engine()
     if graphs:
@@ -130,7 +129,6 @@ def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[Op
 
 
 def _ops_table(testbed: ComputeTestbed) -> Table:
-    """The ops that were measured one by one, the slowest first."""
     lines = []
     for name, timed in sorted(testbed.ops.items(), key=lambda item: -item[1].seconds):
         ahead = format_seconds(timed.setup_s) if timed.setup_s else ""
@@ -139,7 +137,7 @@ def _ops_table(testbed: ComputeTestbed) -> Table:
 
 
 def _writable(protocol: str, output: Path | None) -> Path:
-    """Raises UserError for no file, or one that cannot be written: before anything is measured for minutes."""
+    """Return the output path; a UserError is raised if it is missing or not writable, before minutes of measuring."""
     if output is None:
         raise UserError(f"--output is required for protocol {protocol}: the .yaml file to write.")
     if os.path.isdir(output) or not os.access(output.parent, os.W_OK):

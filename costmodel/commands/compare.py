@@ -1,4 +1,4 @@
-"""`python -m costmodel compare`."""
+"""`python -m costmodel compare`: compares predicted costs with a run of the engine."""
 
 import json
 import sys
@@ -34,18 +34,18 @@ def compare(
     format: Literal["table", "json", "csv"] = "table",
     **options: Any,
 ) -> None:
-    """Run an architecture under the MPC engine, and print predicted against measured costs and the logits' error.
+    """Run an architecture under the MPC engine, and print predicted and measured costs and the error of the logits.
 
-    Tokens, and weights unless a file is given, are drawn with seed 0. Needs the engine: SecretFlow-SPU, or
-    CrypTen for protocol crypten. The run is on this machine; with a network, seconds on it are predicted too.
-
+    Tokens are drawn with seed 0, and so are weights unless a file is given. The engine must be installed:
+    SecretFlow-SPU, or CrypTen for protocol crypten. It runs on this machine; if you give a network, seconds on it are
+    predicted too.
     Args:
-        arch: an architecture, as `estimate` takes it.
+        arch: an architecture, as for `estimate`.
         protocol: semi2k, aby3, cheetah or crypten.
-        weights_file: a .safetensors file of weights by <node>.<suffix>, such as `nas.export --format mpc` writes.
-        delays: three or more one-way delays to measure rounds at, such as 10ms,20ms,40ms; takes two runs for
-            each, and two more. CrypTen counts its rounds.
-        format: tables for people, one JSON document, or CSV, a line an op; in SI units.
+        weights_file: a .safetensors file of weights named <node>.<suffix>, as `nas.export --format mpc` writes it.
+        delays: three or more one-way delays at which rounds are measured, such as 10ms,20ms,40ms; takes two runs per
+            delay, and two more. CrypTen counts its rounds.
+        format: tables, one JSON document, or CSV with a line per op; in SI units.
     """
     given = PriceOptions(context=None, protocol=protocol, threads=None, new_tokens=None, **options)
     asked = asked_model(arch, given)

@@ -1,4 +1,4 @@
-"""`python -m costmodel diff`."""
+"""`python -m costmodel diff`: shows which ops make one model cheaper than another."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -27,16 +27,15 @@ def diff(
     format: Literal["table", "json", "csv"] = "table",
     **options: Any,
 ) -> None:
-    """Say what makes B cheaper than A, op by op.
+    """Show what makes B cheaper than A, op by op.
 
-    The same architecture twice, with --versus, compares two protocols.
-
+    To compare two protocols, give the same architecture twice and --versus.
     Args:
-        a: an architecture, as `estimate` takes it.
-        b: another one.
+        a: an architecture, as for `estimate`.
+        b: the architecture to compare with.
         protocol: published, semi2k, aby3, cheetah, sigma or crypten.
-        versus: the protocol of B, if it is another one.
-        format: tables for people, one JSON document, or CSV, a line an op; in SI units.
+        versus: protocol of B, if it differs from A's.
+        format: tables, one JSON document, or CSV with a line per op; in SI units.
     """
     first, second = (
         price(
@@ -62,7 +61,7 @@ def diff(
 
 
 def _document(first: PricedModel, second: PricedModel, differing: Sequence[Change]) -> dict[str, Any]:
-    """The difference as JSON data, second less first, in SI numbers; `changes` sum to the difference of the totals."""
+    """Return the difference B - A as JSON data in SI units; `changes` sum to the difference of the totals."""
     sides = [
         {
             "architecture": priced.name,
@@ -82,7 +81,6 @@ def _document(first: PricedModel, second: PricedModel, differing: Sequence[Chang
 
 
 def _change_record(change: Change) -> dict[str, Any]:
-    """One line of JSON or CSV."""
     return {
         "op": type(change.op).__name__,
         "shape": shape(change.op),
@@ -94,7 +92,7 @@ def _change_record(change: Change) -> dict[str, Any]:
 
 
 def _summary(first: PricedModel, second: PricedModel) -> list[str]:
-    """Both prices, how far apart they are, and whom they trust."""
+    """Return the lines on both costs, their difference, and whom you must trust."""
     lines = []
     for letter, priced in zip("AB", (first, second), strict=True):
         network, outside = priced.estimate.network, describe(priced.estimate.extrapolated)
@@ -114,7 +112,7 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
 
 
 def _changes_table(differing: Iterable[Change]) -> Table:
-    """Ops that differ, the greatest saving of time first."""
+    """Tabulate the ops that differ, with the greatest saving of time first."""
     rows = []
     for change in differing:
         dimensions = " ".join(f"{name}={value}" for name, value in shape(change.op).items())

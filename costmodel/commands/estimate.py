@@ -1,4 +1,4 @@
-"""`python -m costmodel estimate`."""
+"""`python -m costmodel estimate`: prints the cost of a model."""
 
 import json
 import math
@@ -19,17 +19,16 @@ def estimate(
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
 
-    Priced as it is written; beside that, what folding leaves of it to deploy, and the price of that.
-
+    The costs are those of the unfolded model; the folded model that would be deployed and its cost are shown beside
+    them.
     Args:
-        arch: a checkpoint, of which no weights are read (a folder of save_pretrained, its config.json, a .gguf file, or
-            OWNER/NAME of the Hugging Face hub); an existing .yaml file; the folder of an export; module:factory (an
+        arch: a checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging
+            Face hub), whose weights are not read; an existing .yaml file; the folder of an export; module:factory (an
             Architecture, or a torch module of token ids, which is traced); or a name such as SM+ScFuFFN_i6 or
             6xLSLGo-6xoSoFs.
-        budget_keys: most bytes of a dealer's keys that a party can keep, with a unit, such as 8GB; more is refused.
-        egress_price: money for each GB (1e9 bytes) that leaves a party, such as 0.09; by default none is counted.
-        format: tables for people, one JSON document, or CSV, a line an op, or a new token where they are asked for; in
-            SI units.
+        budget_keys: most bytes of a dealer's keys that a party can store, such as 8GB; a larger model is refused.
+        egress_price: price of each GB (1e9 bytes) that leaves a party, such as 0.09; not counted by default.
+        format: tables, one JSON document, or CSV with a line per op or new token; in SI units.
     """
     if egress_price is not None and not 0 <= egress_price < math.inf:
         raise UserError(f"--egress-price must be at least 0 and finite, money for each GB, but got {egress_price}.")

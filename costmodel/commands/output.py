@@ -1,4 +1,4 @@
-"""Where the commands print: a console that wraps nothing, also where no terminal limits it, and reads no markup."""
+"""Console output of the commands: lines are not wrapped, and markup is printed as it is."""
 
 import csv
 import sys
@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-PIPE_WIDTH = 160  # columns of a table that no terminal limits
+PIPE_WIDTH = 160  # columns of a table that is not printed to a terminal
 
 
 def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
-    """Lines, then tables, each after an empty line."""
+    """Print lines, then tables, each after an empty line."""
     to = console()
     for line in lines:
         to.print(line)
@@ -22,7 +22,7 @@ def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
 
 
 def print_csv(records: Sequence[Mapping[str, Any]]) -> None:
-    """Records of the same keys, a line each below their names; a mapping in a record becomes `name=value` words."""
+    """Print records with the same keys as CSV; a mapping in a record becomes `name=value` words."""
     if not records:
         return
     writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]), lineterminator="\n")

@@ -1,4 +1,4 @@
-"""`python -m costmodel validate`."""
+"""`python -m costmodel validate`: compares predictions with printed or logged rows."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -33,7 +33,7 @@ from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 
-MENTIONED_SHARE = 0.005  # what rounds to less than 1 % is left out
+MENTIONED_SHARE = 0.005  # smaller shares would round to less than 1 %
 SIGMA_NOTE = (
     "the blocks alone. Logs (loopback): seconds that were computed, waiting for bytes left out; medians of 3 to 6 runs "
     "on one machine. Printed: of other GPUs than the fit's, over the link named"
@@ -47,12 +47,11 @@ Validation: TypeAlias = tuple[list[Table | str], Sequence[Check]]
 
 
 def validate(protocol: Literal["published", "sigma", "crypten", "aby3", "cheetah"] = "published") -> int:
-    """Compare every printed or logged row with its prediction, and check the bars; refit `published` without each row.
+    """Compare every printed or logged row with its prediction and its error bound; refit `published` without each row.
 
-    Rows that are held out were never fitted, and are not by this command.
-
+    Held-out rows are never fitted, not even by this command.
     Args:
-        protocol: the protocol whose testbed is checked; of crypten, aby3 and cheetah, bytes that others print.
+        protocol: protocol whose testbed is checked; for crypten, aby3 and cheetah, the bytes that other papers print.
     """
     parts, figures = VALIDATIONS[protocol]()
     to = console()
@@ -97,7 +96,7 @@ def _published() -> Validation:
 
 
 def row_graph(row: PublishedRow) -> OpGraph:
-    """The op graph of a printed row."""
+    """Return the op graph of a printed row."""
     dimensions = Dimensions(layers=row.num_layers, heads=row.num_heads, d_model=row.d_model, vocab=row.vocab_size)
     return lower(parse(row.notation, base_architecture("gpt2-small", dimensions)).architecture, row.seq_len)
 
@@ -112,7 +111,7 @@ def _costs(rows: Iterable[PublishedRow], pricer: published.Published) -> dict[st
 
 
 def _rows_table(rows: Sequence[PublishedRow], costs: Mapping[str, Mapping[str, float]]) -> Table:
-    """Every printed row: printed and predicted communication and latency, errors in percent, FLOPs."""
+    """Tabulate every row with printed and predicted communication and latency, errors in percent, and FLOPs."""
     lines = []
     for row in rows:
         line = [row.name]
@@ -127,7 +126,7 @@ def _rows_table(rows: Sequence[PublishedRow], costs: Mapping[str, Mapping[str, f
 
 
 def _derived_table(sent_bytes: Mapping[str, float]) -> Table:
-    """Fitted bytes per unit beside those of the formulas, and which primitives send the latter."""
+    """Tabulate fitted bytes per unit beside those of the formulas, with the primitives that send them."""
     lines = []
     for term in derived_terms():
         parts = sorted(term.by_primitive.items(), key=lambda part: -part[1])
@@ -139,7 +138,6 @@ def _derived_table(sent_bytes: Mapping[str, float]) -> Table:
 
 
 def _sigma() -> Validation:
-    """Every logged and printed row beside its prediction."""
     predictions = [checked(row) for row in sigma_rows()]
     figures, lines = sigma_checks(predictions), []
     for prediction in predictions:
@@ -161,7 +159,7 @@ def _sigma() -> Validation:
 
 
 def _printed(protocol: str) -> Validation:
-    """Bytes that others print of a protocol beside ours, never fitted."""
+    """Compare the bytes that others print for a protocol, which no fit uses, with predictions."""
     row_checks = printed_checks([row for row in printed_rows() if row.protocol == protocol])
     exact = [not check.is_equal for check in row_checks if check.factor is None]
     held_out = [abs(check.error) for check in row_checks if check.factor is not None and not check.row.fitted]
@@ -188,7 +186,7 @@ def _row_title(row: SigmaRow | PrintedRow) -> str:
 
 
 def checks_table(figures: Iterable[Check]) -> Table:
-    """Figures with their bars: pass, FAIL, or reported only."""
+    """Tabulate figures with their bounds: pass, FAIL, or only reported."""
     return table(
         ["figure"],
         ["value", "bar", "verdict"],
@@ -203,7 +201,7 @@ def verdict(check: Check) -> str:
     return "" if check.bar is None else "pass" if check.passed else "FAIL"
 
 
-# protocol -> what is printed of how its testbed does, and the figures that have to pass
+# protocol -> its printed comparison, and the figures that must pass
 VALIDATIONS: dict[str, Callable[[], Validation]] = {
     "published": _published,
     "sigma": _sigma,

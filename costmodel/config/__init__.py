@@ -1,1 +1,1 @@
-"""The command line and its files: flags, strict YAML, plain data to dataclasses, units."""
+"""The command line and its files: flags, strict YAML, decoding to dataclasses, and units."""

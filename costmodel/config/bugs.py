@@ -1,6 +1,6 @@
-"""A bug of ours as its user meets it: one line on stderr, and a file that holds all that a report of it needs.
+"""Reports a bug as one line on stderr and a file with the traceback and versions.
 
-Outside of runs it is in the folder where this package keeps what no run folder holds.
+The file is in the folder of the run, if there is one, or else in the cache folder.
 """
 
 import errno
@@ -19,18 +19,18 @@ from costmodel.errors import StoppedError, UserError
 
 TRACEBACK_FILE = "traceback.txt"  # in the folder of a run, a trial or a training
 PACKAGE = "private-inference-nas"
-EXPECTED = (UserError, StoppedError, OSError, MemoryError)  # the user's or the machine's; anything else is a bug
+EXPECTED = (UserError, StoppedError, OSError, MemoryError)  # faults of the input or the machine; anything else is a bug
 CACHE_REMEDY = "name one that can be written to in the environment variable XDG_CACHE_HOME."
 UNWRITTEN = "the traceback could not be written"
-MAX_CHARS = 300  # of an exception's own text in the line
+MAX_CHARS = 300  # greatest length of an exception's text in the line
 
 
 class BugError(RuntimeError):
-    """A bug that is written down already: the text is the line for its user, the cause what was raised."""
+    """A bug that is already reported: the text is the line for the user, the cause the original exception."""
 
 
 def default_cache_dir() -> Path:
-    """Corpora, compiled code and reports of bugs: under XDG_CACHE_HOME, else ~/.cache. UserError without a home."""
+    """Return the cache folder, under XDG_CACHE_HOME or ~/.cache; a UserError is raised if the user has no home."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / PACKAGE
     except RuntimeError:  # a user without a passwd entry
@@ -38,7 +38,7 @@ def default_cache_dir() -> Path:
 
 
 def require_writable_cache() -> None:
-    """Makes the cache folder. Raises UserError, with the remedy, if it cannot be made or written to."""
+    """Make the cache folder; a UserError with the remedy is raised if it cannot be made or written to."""
     folder, reason = default_cache_dir(), os.strerror(errno.EACCES)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,7 @@ def require_writable_cache() -> None:
 
 @contextmanager
 def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
-    """Writes an unexpected exception into `folder`, and raises it as BugError, whose line ends with the remedy."""
+    """Write an unexpected exception into `folder`, and raise it as a BugError whose line ends with the remedy."""
     try:
         yield
     except (*EXPECTED, BugError):
@@ -62,7 +62,7 @@ def bugs_reported(folder: Path, remedy: str = "") -> Iterator[None]:
 
 
 def report_bug(error: BaseException) -> str:
-    """Writes an unexpected exception under the cache, else to stderr, and returns the line for its user."""
+    """Write an unexpected exception to the cache, or to stderr if that fails, and return the line for the user."""
     kept = UNWRITTEN
     with suppress(UserError):  # there is no home
         name = f"{datetime.now(UTC):%Y-%m-%dT%H%M%S.%fZ}-{os.getpid()}.txt"
@@ -77,14 +77,13 @@ def _bug_line(error: BaseException, kept: str) -> str:
 
 
 def described(error: BaseException) -> str:
-    """Type and text of an exception on one line."""
+    """Return the type and text of an exception on one line."""
     text = " ".join(str(error).split())
     shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}..."
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 
 def _report(error: BaseException | str) -> str:
-    """Time, command line, versions and the traceback with its causes, of an exception or as a text."""
     text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
     try:
         ours = version(PACKAGE)
@@ -98,11 +97,11 @@ def _report(error: BaseException | str) -> str:
 
 
 def traceback_kept(error: BaseException | str, folder: Path, name: str = TRACEBACK_FILE) -> str:
-    """Appends a report to a file, so that an earlier one is kept, and says where it is."""
+    """Append a report to a file, which keeps earlier ones, and return a phrase that says where it is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(_report(error))
-    except (OSError, ValueError):  # ValueError: a path that is none
+    except (OSError, ValueError):  # ValueError: not a valid path
         return UNWRITTEN
     return f"the traceback is in {folder / name}"

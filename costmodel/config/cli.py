@@ -1,8 +1,8 @@
-"""Makes functions a command line: one clear line on stderr for whatever is wrong, and an exit code that says what.
+"""Makes functions into commands that report an error in one line on stderr, with an exit code for its kind.
 
-0 ok; 1 the command started and cannot go on, or has a bug; 2 usage or bad input, nothing written; 3 no member fits the
-budget; 130 interrupted. Flags, `--config FILE` and `--print_config` come from the functions' signatures and
-docstrings. Every command takes `--debug`: a bug then shows its traceback instead of writing it to a file.
+Exit codes: 0 success; 1 the command started and failed, or has a bug; 2 usage or bad input, nothing was written; 3 no
+member fits the budget; 130 interrupted. Flags, `--config FILE` and `--print_config` come from signatures and
+docstrings. Every command takes `--debug`, which shows the traceback of a bug instead of writing it to a file.
 """
 
 import os
@@ -29,13 +29,13 @@ Command: TypeAlias = Callable[..., int | None]
 
 DEBUG = "--debug"
 
-MAX_LINE = 1000  # characters; a value of thousands must not hide what is wrong with it
+MAX_LINE = 1000  # characters; a very long value must not hide the error
 
-# keys that the parser takes from a file and does not set a flag with
+# keys that the parser accepts in a file without setting a flag
 _RESERVED = {"config", "debug", "subcommand", "print_shtab", "init_args", "__path__"}
 _NO_KEYS = ("help", SUPPRESS, "config", "print_config", "print_shtab")  # flags that a file cannot set
 
-_PLAIN = {  # what the parser says -> in the user's terms
+_PLAIN = {  # message of the parser -> the user's terms
     r"Does not validate .*Subtypes: \[(.*?)\]\s+Errors:.*Given value: (.*)": r"Expected one of \1. Got value: \2",
     r"a typing\.Literal(\[.*?\])\. Got": r"one of \1. Got",
     r"typing\.Literal\[(.*?)\]": r"\1",
@@ -48,16 +48,16 @@ STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
 
 class _Debug(Action):
-    """A flag that is no setting: `guarded` is told of it, and it is in no configuration."""
+    """The flag --debug, which is not part of the configuration; `guarded` is told of it."""
 
     def __call__(self, *args: Any, **rest: Any) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Parser(ArgumentParser):
-    """A parser that takes flags with hyphens, reads only strict YAML, and raises its errors, to be told in one line.
+    """A parser that takes flags with hyphens, reads only strict YAML, and raises its errors as one line.
 
-    Flags are taken in full only: an abbreviation may mean another flag in a later version.
+    Flags must be written in full, because an abbreviation may mean another flag in a later version.
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
@@ -67,14 +67,14 @@ class Parser(ArgumentParser):
         self.add_argument(DEBUG, action=_Debug, help=help, **no_setting)
 
     def add_argument(self, *args: Any, **settings: Any) -> Any:
-        """A flag of type bool needs no value."""
+        """Add an argument; a flag of type bool needs no value."""
         bare: dict[str, Any] = {"nargs": "?", "const": True} if settings.get("type") is bool else {}
         return super().add_argument(*args, **settings, **bare)
 
     def parse_args(  # type: ignore[override]  # the overloads differ in ways that we do not use
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
-        """Raises UserError if an argument is no text or the file of a `--config` not plain YAML, else ArgumentError."""
+        """Parse arguments; a UserError is raised for text that is not UTF-8 or a --config that is not plain YAML."""
         arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for argument in arguments:
             if "\0" in argument or argument != argument.encode(errors="ignore").decode():
@@ -105,10 +105,10 @@ class Parser(ArgumentParser):
 
 
 def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command that `args` (default: the process's) ask for, then exits with what it returns (None is 0).
+    """Run the command that `args` (default: the process's) name, then exit with the code that it returns (None is 0).
 
-    A dict gives one subcommand per entry. A command reports bad input with UserError, and what stops it midway
-    with StoppedError or OSError; anything else that it raises is a bug.
+    A dict gives one subcommand per entry. A command raises UserError for bad input, and StoppedError or OSError if it
+    cannot go on; any other exception is a bug.
     """
     arguments, components = list(sys.argv[1:] if args is None else args), cast(Any, commands)
     action = partial(auto_cli, components, args=arguments, prog=prog, parser_class=Parser)
@@ -116,9 +116,9 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 
 
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
-    """The exit code of an action; what it raises is told in one line.
+    """Run an action and return its exit code; an exception is reported in one line.
 
-    The traceback of a bug goes into a file that the line names, unless `debug` asks for the exception itself.
+    The traceback of a bug is written to a file that the line names, unless `debug` lets the exception through.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before this process began
@@ -130,7 +130,7 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return _say("interrupted", INTERRUPTED)
-    except BrokenPipeError:  # the reader (`| head`) has left; a second flush at exit must not fail again
+    except BrokenPipeError:  # the reader (`| head`) has exited; the flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return STOPPED
     except (InfeasibleError, ArgumentError, UserError, StoppedError, OSError) as error:
@@ -146,12 +146,11 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
 
 
 def _show_warning(message: Warning | str, *where: Any, **rest: Any) -> None:
-    """Shows a warning in one line, without where in the code it was raised."""
     print("warning:", " ".join(str(message).split()), file=sys.stderr)
 
 
 def given(parser: Parser, args: Sequence[str]) -> Namespace:
-    """What a command line or its `--config` file states, without defaults. `--help` and `--print_config` exit here."""
+    """Return what arguments or a `--config` file set, without defaults; exits on `--help` and `--print_config`."""
     arguments = _with_underscores(args)
     parser.parse_args(arguments)
     stated: Namespace = parser.parse_args(arguments, defaults=False)
@@ -159,7 +158,7 @@ def given(parser: Parser, args: Sequence[str]) -> Namespace:
 
 
 def flags_of(settings: Any, within: str = "") -> list[str]:
-    """The flags that give a dataclass what differs from its defaults. within: the name of the one that holds it."""
+    """Return the flags for the fields of a dataclass that are not defaults, with `within` as their prefix."""
     flags: list[str] = []
     for field in fields(settings):
         value, name = getattr(settings, field.name), f"{within}{field.name}"
@@ -171,9 +170,9 @@ def flags_of(settings: Any, within: str = "") -> list[str]:
 
 
 def _with_underscores(args: Sequence[str]) -> list[str]:
-    """`--seq-len=8` as `--seq_len=8`: the parser names flags after the parameters of a function.
+    """Rewrite `--seq-len=8` as `--seq_len=8`, because the parser names flags after the parameters of a function.
 
-    One that is a word of Python's, as `--for`, has a parameter with an underscore at its end.
+    The parameter of a flag that is a Python keyword, such as `--for`, ends with an underscore.
     """
 
     def named(match: re.Match[str]) -> str:
@@ -184,7 +183,7 @@ def _with_underscores(args: Sequence[str]) -> list[str]:
 
 
 def _check_config(path: Path, parser: ArgumentParser) -> None:
-    """What the parser's own reader lets pass: duplicate keys, and keys of its own, say for a further file."""
+    """Refuse what the parser would accept: duplicate keys, and its own keys, for example for a further file."""
     data = load_mapping(path)
     for keys in (data, *(value for value in data.values() if isinstance(value, dict))):
         if reserved := _RESERVED & keys.keys():
@@ -195,7 +194,6 @@ def _check_config(path: Path, parser: ArgumentParser) -> None:
 
 
 def _check_nulls(parser: ArgumentParser, parsed: Namespace) -> None:
-    """The parser itself takes null for a value of any type."""
     for action in parser._actions:
         if isinstance(action.choices, dict) and (command := parsed.get(action.dest)):
             _check_nulls(action.choices[command], parsed[command])

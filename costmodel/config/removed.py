@@ -1,4 +1,4 @@
-"""Flags that former versions had, by the name of the setting, and what to use in their place."""
+"""Removed flags by the name of their setting, each with its replacement."""
 
 REMOVED = {
     "knowledge": "a search learns from its own trainings alone",

@@ -1,4 +1,4 @@
-"""Plain data (as read from YAML or JSON) to frozen dataclasses: every key known, present and of its type."""
+"""Decodes plain data (read from YAML or JSON) to frozen dataclasses and checks every key and type."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,10 +28,10 @@ _RULES = {  # by pydantic's name of the error
 
 
 def decode(kind: type[T], data: object, where: str) -> T:
-    """An instance of the dataclass `kind` from a mapping; `where` names the data in errors.
+    """Return an instance of the dataclass `kind` made from a mapping; `where` names the data in errors.
 
-    Raises UserError for another `schema_version` than the field's default (before any other complaint), an unknown or
-    missing key, a value of the wrong type, or what `kind` itself refuses.
+    A UserError is raised if `schema_version` differs from the field's default (checked first), a key is unknown or
+    missing, a value has the wrong type, or `kind` itself refuses it.
     """
     version = next((field.default for field in fields(kind) if field.name == "schema_version"), None)  # type: ignore[arg-type]
     if version is not None and isinstance(data, Mapping) and (stated := data.get("schema_version")) != version:
@@ -40,11 +40,13 @@ def decode(kind: type[T], data: object, where: str) -> T:
             "this package: use that one, or make it anew."
         )
     try:
-        # from JSON, as lists become tuples from nothing else; dates of YAML are texts
+        # via JSON, the only input whose lists become tuples; dates of YAML become texts
         decoded: T = _adapter(kind)(json.dumps([data], default=str))[0]  # type: ignore[arg-type]
     except ValidationError as refused:
         errors: Any = refused.errors(include_url=False)
-        error = min(errors, key=lambda each: each["type"] != "unexpected_keyword_argument")  # a typo leaves two errors
+        error = min(
+            errors, key=lambda each: each["type"] != "unexpected_keyword_argument"
+        )  # a misspelt key causes two errors
         cause = error.get("ctx", {}).get("error")
         if isinstance(cause, Exception) and not isinstance(cause, UserError):
             raise cause from None  # a bug in `kind`
@@ -58,7 +60,7 @@ def _adapter(kind: Any) -> Callable[[str], Any]:
 
 
 def _line(kind: type, data: object, error: Any, where: str) -> str:
-    """An error of pydantic in one line: the place, from the value outwards, the rule, the value and the remedy."""
+    """Format an error of pydantic as one line: the place, from the value outwards, the rule, value and remedy."""
     steps: list[Any] = []
     value: Any = [data]
     for step in error["loc"]:  # also names options of unions, which are not in the data
@@ -84,7 +86,6 @@ def _line(kind: type, data: object, error: Any, where: str) -> str:
 
 
 def _names(hint: Any, steps: Sequence[Any]) -> list[str]:
-    """The fields of the dataclass at a place in data of a type."""
     if is_dataclass(hint):
         return _names(get_type_hints(hint)[steps[0]], steps[1:]) if steps else [field.name for field in fields(hint)]
     inside = steps[1:] if get_origin(hint) in (tuple, dict) else steps

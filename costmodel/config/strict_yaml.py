@@ -1,4 +1,4 @@
-"""Strict YAML in and out: keys are texts, each once."""
+"""Reads and writes strict YAML: keys are strings, and none appears twice."""
 
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,9 @@ class _StrictLoader(yaml.CSafeLoader):
 
 
 def load_mapping(path: Path) -> dict[str, Any]:
-    """The mapping at the top of a YAML file.
+    """Return the mapping at the top of a YAML file.
 
-    Raises UserError, naming the file and the place, if it cannot be read or is not a plain mapping.
+    A UserError that names the file and the place is raised if it cannot be read or is not a plain mapping.
     """
     try:
         data = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
@@ -42,5 +42,5 @@ def load_mapping(path: Path) -> dict[str, Any]:
 
 
 def dump(data: dict[str, Any]) -> str:
-    """YAML text of plain data, keys in their given order."""
+    """Return plain data as YAML text, with keys in their given order."""
     return yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)

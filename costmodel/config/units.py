@@ -1,4 +1,4 @@
-"""Budgets and sizes as people write them (`5min`, `8GB`), to and from SI base units."""
+"""Parses and formats budgets and sizes with units (`5min`, `8GB`), in SI base units."""
 
 import math
 import re
@@ -17,17 +17,17 @@ _QUANTITY = re.compile(r"\s*(?P<number>[-+0-9.eE]+|[-+]?(?:nan|inf(?:inity)?))\s
 
 
 def parse_seconds(text: str, subject: str) -> float:
-    """Seconds of a duration such as `300s` or `5min`. Raises UserError naming `subject`."""
+    """Return the seconds of a duration such as `300s` or `5min`; a UserError names `subject`."""
     return _parse(text, subject, SECONDS, "300s or 5min")
 
 
 def parse_bytes(text: str, subject: str) -> float:
-    """Bytes of a size such as `8GB` (1e9 bytes each). Raises UserError naming `subject`."""
+    """Return the bytes of a size such as `8GB` (1e9 bytes each); a UserError names `subject`."""
     return _parse(text, subject, BYTES, "800MB or 8GB")
 
 
 def parse_budget(latency: str | None, comm: str | None, keys: str | None) -> Budget:
-    """The bounds of `--budget-latency`, `--budget-comm` and `--budget-keys`; None is none. Raises UserError."""
+    """Return the bounds of `--budget-latency`, `--budget-comm` and `--budget-keys`; None means no bound."""
     return Budget(
         latency_s=None if latency is None else parse_seconds(latency, "--budget-latency"),
         sent_bytes=None if comm is None else parse_bytes(comm, "--budget-comm"),
@@ -36,12 +36,12 @@ def parse_budget(latency: str | None, comm: str | None, keys: str | None) -> Bud
 
 
 def parse_bits_per_s(text: str, subject: str) -> float:
-    """Bits a second of a bandwidth such as `1Gbps`. Raises UserError naming `subject`."""
+    """Return the bits per second of a bandwidth such as `1Gbps`; a UserError names `subject`."""
     return _parse(text, subject, BITS_PER_S, "100Mbps or 1Gbps")
 
 
 def parse_share(text: str, subject: str) -> float:
-    """The share of a percentage such as `60%`, 100% at most. Raises UserError naming `subject`."""
+    """Return a percentage such as `60%`, at most 100%, as a fraction; a UserError names `subject`."""
     share = _parse(text, subject, {"%": 0.01}, "60%")
     if share > 1:
         raise UserError(f"{subject} must be at most 100%, all that the parent takes, but got {text!r}.")
@@ -49,7 +49,7 @@ def parse_share(text: str, subject: str) -> float:
 
 
 def parse_delay(text: str, subject: str) -> float:
-    """Seconds of a duration such as `4ms`, which may be 0. Raises UserError naming `subject`."""
+    """Return the seconds of a duration such as `4ms`, which may be 0; a UserError names `subject`."""
     return _parse(text, subject, SECONDS, "4ms or 0ms", zero=True)
 
 
@@ -66,12 +66,12 @@ def _parse(text: str, subject: str, units: dict[str, float], example: str, *, ze
 
 
 def format_count(count: int) -> str:
-    """A number for people: `1,048,576`, or `5.24E+84` where a line would not hold its digits."""
+    """Format a number: `1,048,576`, or `5.24E+84` if its digits would not fit on a line."""
     return f"{count:,}" if count < 10**36 else f"{Decimal(count):.2E}"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration for people: `4.76 min`, `12.3 s`."""
+    """Format a duration: `4.76 min`, `12.3 s`."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if seconds >= size:
             return f"{seconds / size:.2f} {unit}"
@@ -79,7 +79,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_bytes(num_bytes: float) -> str:
-    """A size for people: `6.43 GB`."""
+    """Format a size: `6.43 GB`."""
     for unit in ("TB", "GB", "MB", "kB"):
         if num_bytes >= BYTES[unit]:
             return f"{num_bytes / BYTES[unit]:.2f} {unit}"

@@ -1,1 +1,1 @@
-"""Prices what a user names: what `costmodel.price` and the commands call."""
+"""Prices the models that users name; `costmodel.price` and the commands call this package."""

@@ -1,4 +1,4 @@
-"""Makes an op graph of what a user names, or gives: notations, files, factories, architectures and torch modules."""
+"""Makes op graphs of models that users name or pass: notations, files, factories, architectures and torch modules."""
 
 import os
 from collections.abc import Callable
@@ -23,34 +23,34 @@ from search_spaces.resolve import call_factory, is_checkpoint_name, is_factory, 
 # a notation, the path of a .yaml file, an export or a checkpoint, `module:factory`, or the model itself
 Model: TypeAlias = str | os.PathLike[str] | Architecture | OpGraph | Module
 T = TypeVar("T", Dimensions, Deployment)
-GRAPH = "op graph"  # what an op graph is called, which has no name
+GRAPH = "op graph"  # name of an op graph in output
 BASE, SEQ_LEN = "gpt2-small", 128  # unless given
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions(Deployment, Dimensions):
-    """What may be said of a model beside its name: `Dimensions` but its context, and how it is run, `Deployment`.
+    """Options of a model: its dimensions (`Dimensions`, without the context) and how it is run (`Deployment`).
 
     Args:
-        base: the model whose dimensions a name is placed on (gpt2-small unless given).
-        seq_len: tokens of the prompt (128 unless given, or those of an op graph).
+        base: model that gives a named architecture its dimensions (default gpt2-small).
+        seq_len: tokens of the prompt (default 128, or those of an op graph).
     """
 
     base: str | None = None
     seq_len: int | None = None
 
     def part(self, kind: type[T]) -> T:
-        """The fields of `Dimensions` or `Deployment` alone."""
+        """Return the fields of `Dimensions` or `Deployment` alone."""
         names = [field.name for field in fields(kind)]
         return kind(**{name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskedModel:
-    """A model as it is asked for.
+    """A model that a user asked for, with its name in output and its deployment.
 
-    name: for people. how: where the op graph of a checkpoint comes from. architecture: None for an op graph, given or
-    traced from a torch module. whole: the graph of a prompt of so many tokens, before it is deployed.
+    `architecture` is None for an op graph that was passed or traced from a torch module; `how` says where the op graph
+    of a checkpoint comes from. `whole` returns the op graph of a prompt of a number of tokens, before deployment.
     """
 
     name: str
@@ -63,29 +63,28 @@ class AskedModel:
 
     @cached_property
     def graph(self) -> OpGraph:
-        """The graph of a prompt of `seq_len` tokens as it is run. Raises UserError for a way that it cannot be."""
+        """The deployed op graph of a prompt of `seq_len` tokens; a UserError is raised if it cannot be deployed so."""
         return deploy(self.whole(self.seq_len), self.deployment)
 
     @property
     def title(self) -> dict[str, Any]:
-        """The model as output names it."""
+        """The model's fields in JSON output."""
         return {"architecture": self.name, "base": self.base, "seq_len": self.seq_len}
 
     @property
     def heading(self) -> str:
-        """The same for people."""
+        """The model's description in printed output."""
         how = f" on {self.base}" if self.base else f" ({self.how})" if self.how else ""
         return f"{self.name}{how}, T={self.seq_len}"
 
     @property
     def whose(self) -> str:
-        """What to say behind whom a price trusts."""
+        """The layers that are public or computed by the client, as printed after the parties that you must trust."""
         return shown(self.deployment.public_layers, self.deployment.client_layers)
 
     @property
     def folded(self) -> "AskedModel | None":
-        """The form that folding leaves to deploy; None of an op graph, or where layers that are named by number
-        get other ones."""
+        """The folded model; None for an op graph, or if folding renumbers layers that the deployment names."""
         if self.architecture is None:
             return None
         left = deployed(self.architecture)
@@ -96,18 +95,18 @@ class AskedModel:
 
     @property
     def answering(self) -> "AskedModel":
-        """Itself where the last logits of the prompt alone are read, as for new tokens.
+        """The same model, projecting only the last token of the prompt, as for new tokens.
 
-        Raises UserError for phase decode, which reads no prompt.
+        A UserError is raised for phase decode, which reads no prompt.
         """
         if self.deployment.phase == "decode":
             raise UserError(NOT_DECODED)
         return replace(self, deployment=replace(self.deployment, projection="last"))
 
     def runs(self, new_tokens: int | None) -> list[OpGraph]:
-        """What is run for each new token; None: once, as it is deployed.
+        """Return the op graph of each run: one per new token, or a single one if `new_tokens` is None.
 
-        Raises UserError for no new token, or more than the model reads.
+        A UserError is raised if `new_tokens` is below 1 or exceeds the context.
         """
         if new_tokens is None:
             return [self.graph]
@@ -121,16 +120,16 @@ class AskedModel:
 
 
 def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedModel:
-    """The model that a name, or a model itself, and its options stand for.
-
-    Raises UserError for an unknown architecture or base, dimensions that do not fit, an option that a model of its own
-    dimensions or tokens cannot take, or a way that it cannot be run in.
+    """Return the model that a name or object and its options describe.
 
     Args:
         model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder, a
             checkpoint (folder, config.json, .gguf file or OWNER/NAME of the hub), module:factory, an Architecture, the
             op graph of a prompt, or a torch module of 1 x T token ids.
-        options: of the model, and how it is run.
+        options: dimensions of the model, and how it is run.
+    Raises:
+        UserError: If the architecture or base is unknown, dimensions do not fit, a model with its own dimensions or
+            tokens is given others, or it cannot be run in this way.
     """
     dimensions, deployment = options.part(Dimensions), options.part(Deployment)
     name = os.fspath(model) if isinstance(model, str | os.PathLike) else None
@@ -178,8 +177,7 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
 
 
 def _of_length(graph: OpGraph, known: int, tokens: int) -> OpGraph:
-    """Raises UserError unless it is the graph of so many tokens."""
-    if tokens != known:
+    if tokens != known:  # an op graph is of one prompt length
         raise UserError(
             f"an op graph must be of as many tokens as are read, but is of {known} and new tokens read {tokens}; give "
             "the architecture or the torch module."

@@ -1,4 +1,4 @@
-"""`costmodel.price`: what a model costs under private inference, however it is given."""
+"""`costmodel.price`: the cost of a model under private inference."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,23 +14,23 @@ from costmodel.protocols.primitives import Holder, WeightMasks
 
 @dataclass(frozen=True, kw_only=True)
 class PricingOptions:
-    """What a model is priced under.
+    """The protocol, network and testbed that a model is priced under.
 
     Args:
         protocol: published, semi2k, aby3, cheetah, sigma or crypten.
         network: loopback, lan (the default), wan, another preset (cheetah-lan, bumblebee-wan, aero-stated, sigma-lan,
-            sigma-wan) or a .yaml file, or a Network in Python; `published` has its own fitted in and takes none.
-        bandwidth: of the link, with a unit, such as 1Gbps, instead of the network's.
-        rtt: of the link, with a unit, such as 4ms, instead of the network's.
-        testbed: a .yaml file of compute seconds from `calibrate`, instead of the committed ones.
+            sigma-wan) or a .yaml file, or a Network in Python; `published` includes its own network and takes none.
+        bandwidth: bandwidth of the link instead of the network's, such as 1Gbps.
+        rtt: round-trip time of the link instead of the network's, such as 4ms.
+        testbed: a .yaml file of compute seconds from `calibrate`, instead of the committed one.
         weights: secret-shared (the default), or held by the server alone.
-        weight_masks: of semi2k, made anew in every run, or kept from an earlier one (a token after the first); of new
-            tokens, from the first.
-        threads: of each party, for a testbed that was measured so (default 1).
-        ring_bits: of a number; 64, or 50 under sigma. A testbed is of one ring, but for sigma's.
-        fraction_bits: of it behind the point; 18, 12 under sigma or 16 under crypten.
-        new_tokens: price so many, the first from the prompt, of which the last logits alone are read then, each other
-            one by a run of its own against the keys and values of all before it.
+        weight_masks: under semi2k, masks that are fresh in every run, or kept (reused) from an earlier one, as for
+            every token after the first; with new tokens, the first run makes them.
+        threads: threads of each party, for a testbed measured with as many (default 1).
+        ring_bits: bits of a number (default 64; sigma 50). A testbed is for one ring, except under sigma.
+        fraction_bits: fractional bits of a number (default 18; sigma 12; crypten 16).
+        new_tokens: price this number of generated tokens. The first run reads the prompt and projects its last token;
+            each later run reads one token and the cached keys and values.
     """
 
     protocol: str = "published"
@@ -47,39 +47,39 @@ class PricingOptions:
 
     @property
     def link(self) -> Network | None:
-        """The network with its own bandwidth or delay; None where nothing is said of it."""
+        """The network with its bandwidth or delay replaced; None if no network option is given."""
         return link(self.network, self.bandwidth, self.rtt)
 
     @property
     def setting(self) -> Setting | None:
-        """What is said of numbers and weights; None if nothing is. Raises UserError for what the protocol has not."""
+        """The setting of numbers and weights, or None by default; a UserError is raised if it is not supported."""
         names = ("weights", "weight_masks", "threads", "ring_bits", "fraction_bits")
         return setting_of(self.protocol, **{name: getattr(self, name) for name in names})
 
     @property
     def pricer(self) -> Pricer:
-        """Raises UserError for what the protocol cannot take."""
+        """The pricer of these options; a UserError is raised if the protocol does not support them."""
         return load_pricer(self.protocol, self.link, self.testbed, self.setting)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PriceOptions(ModelOptions, PricingOptions):
-    """The options of `price` and of the commands: those of `PricingOptions` and of `ModelOptions`."""
+    """Options of `price` and of the commands: those of `PricingOptions` and `ModelOptions`."""
 
 
 def price(model: Model, **options: Any) -> PricedModel:
-    """Prices a model: in total, by layer and by op, embedding and vocabulary projection included.
+    """Price a model in total, by layer and by op, with embedding and vocabulary projection, in seconds and bytes.
 
-    Priced as it is written; `.deployed` is what folding leaves of it. Everything is in seconds and bytes.
+    The result is the unfolded model; `.deployed` is the folded one.
 
     Args:
         model: a notation such as SM+ScFuFFN_i6, the path of an architecture's .yaml file or of an export's folder, a
             checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging Face
             hub), module:factory, an Architecture, the op graph of a prompt, or a torch module of 1 x T token ids.
         options: protocol, network and every other field of `PricingOptions` and `ModelOptions`.
-
-    Raises UserError for a model that is none of these, an option that it or the protocol cannot take, or an op that the
-    protocol has no formula for.
+    Raises:
+        UserError: If the model is none of these, it or the protocol does not support an option, or the protocol has no
+            formula for an op.
     """
     given = PriceOptions(context=None, **options)
     asked = asked_model(model, given)

@@ -1,4 +1,4 @@
-"""`PricedModel`: what `costmodel.price` returns, as typed data, records, a table of pandas or the command's JSON."""
+"""`PricedModel`, the result of `costmodel.price`: typed data, records, a pandas table or the command's JSON."""
 
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -39,10 +39,13 @@ WIDER = "these do so many times more than what was measured, and the range is wi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricedOp:
-    """One op of a model and what it costs.
+    """One op of a model and its cost.
 
-    op: its kind. layer: its index, `embed` or `head`. shape: dimensions by name.
-    extrapolation: how many times more it does than any that seconds were measured on, at least 1; None if not known.
+    Attributes:
+        op: Its type.
+        layer: Index of its layer, `embed` or `head`.
+        shape: Dimensions by name.
+        extrapolation: Ratio of its work to the most that was measured, at least 1; None if not known.
     """
 
     op: str
@@ -57,8 +60,10 @@ class PricedOp:
 class DealtKeys:
     """A dealer's keys for one run.
 
-    party_bytes: that each party keeps until then. sent_bytes: that the dealer sends, to all. network_s: if it sends to
-    each over a link of its own, as fast as that between the parties; in no latency.
+    Attributes:
+        party_bytes: Bytes that each party stores until the run.
+        sent_bytes: Bytes that the dealer sends to all parties.
+        network_s: Seconds to send them, over a link to each party as fast as the parties' own; not in any latency.
     """
 
     party_bytes: float
@@ -68,10 +73,11 @@ class DealtKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class PricedModel:
-    """A model with its prices, as it is written; seconds, bytes and rounds, of all parties.
+    """An unfolded model with its costs: seconds, bytes and rounds, summed over parties, for one token or all
+    `new_tokens`.
 
-    For one token out, or for all `new_tokens` together. asked: the model and its op graph. pricer: protocol, network
-    and testbed. Raises UserError where prices are first asked for, for an op that the protocol has no formula for.
+    `pricer` combines protocol, network and testbed. A UserError is raised when the costs are first used if the protocol
+    has no formula for an op.
     """
 
     asked: AskedModel
@@ -80,12 +86,12 @@ class PricedModel:
 
     @cached_property
     def runs(self) -> tuple[OpGraph, ...]:
-        """The op graph of each run: one a new token, or one alone."""
+        """The op graph of each run: one per new token, or a single one."""
         return tuple(self.asked.runs(self.new_tokens))
 
     @cached_property
     def generation(self) -> Generation:
-        """The prices of all runs, together and by token."""
+        """The costs of all runs together, and by token."""
         if self.new_tokens is not None:
             return estimate_generation(self.runs, self.pricer)
         whole = estimate(self.graph, self.pricer)
@@ -103,12 +109,12 @@ class PricedModel:
 
     @property
     def estimate(self) -> Estimate:
-        """The prices by op and layer."""
+        """The costs by op and by layer."""
         return self.generation.whole
 
     @property
     def tokens(self) -> Tokens | None:
-        """What each new token costs; None unless they are asked for."""
+        """The cost of each new token; None if none were asked for."""
         if self.new_tokens is None:
             return None
         batch, prompt_len = self.asked.deployment.batch, self.asked.seq_len
@@ -116,7 +122,7 @@ class PricedModel:
 
     @cached_property
     def memory(self) -> PeakMemory | None:
-        """Peak memory of a party, in the first run or the last one; None where nobody measured it."""
+        """Peak memory of a party, in the first or the last run; None if it was not measured."""
         if not isinstance(self.pricer, Derived):
             return None
         testbed = load_memory(self.pricer.protocol)
@@ -125,17 +131,17 @@ class PricedModel:
 
     @property
     def total(self) -> Price:
-        """The price of the whole model; `rows` sum to it."""
+        """The cost of the whole model, to which `rows` sum."""
         return self.estimate.total
 
     @property
     def latency_s(self) -> float:
-        """Seconds from prompt to token, or to the last new one."""
+        """Seconds from the prompt to the token, or to the last new token."""
         return self.total.latency_s
 
     @property
     def latency_s_range(self) -> tuple[float, float] | None:
-        """Least and greatest latency that the data of the prices allow, or None if exact."""
+        """Least and greatest latency that the data of the cost model allow, in seconds; None if it is exact."""
         return self.estimate.latency_s_range
 
     @property
@@ -145,12 +151,12 @@ class PricedModel:
 
     @property
     def rounds(self) -> float | None:
-        """Waits for a message on the critical path; None where the protocol does not say."""
+        """Waits for a message on the critical path; None if the protocol does not state them."""
         return self.total.rounds
 
     @property
     def trust(self) -> Trust:
-        """Whom the protocol trusts."""
+        """Whom you must trust under the protocol."""
         return self.estimate.trust
 
     @property
@@ -160,7 +166,7 @@ class PricedModel:
 
     @property
     def setting(self) -> Setting | None:
-        """What of numbers and weights is priced; None where a protocol has it fitted in."""
+        """The setting of numbers and weights; None if the protocol has it fitted in."""
         setting: Setting | None = self.pricer.setting
         return setting
 
@@ -181,19 +187,19 @@ class PricedModel:
 
     @cached_property
     def deployed(self) -> "PricedModel | None":
-        """What folding leaves of an architecture to deploy, priced alike; None of an op graph."""
+        """The folded model, priced in the same way; None for an op graph."""
         return None if (folded := self.asked.folded) is None else replace(self, asked=folded)
 
     @cached_property
     def without_dealer(self) -> tuple[GeneratorCost, ...]:
-        """What it costs to make otherwise what a dealer makes; nothing where there is none."""
+        """The costs of making the dealer's randomness in other ways; empty if there is no dealer."""
         if not (self.trust.dealer and isinstance(self.pricer, Derived)):
             return ()
         return alternatives([node.op for run in self.runs for node in run], self.pricer.setting, self.pricer.link)
 
     @property
     def keys(self) -> DealtKeys | None:
-        """What a dealer's keys take; None where no dealer sends any, or they are not counted."""
+        """The dealer's keys; None if no dealer sends any, or they are not counted."""
         if self.total.key_bytes is None or not isinstance(self.pricer, ByFormula):
             return None
         key_bytes = self.total.key_bytes
@@ -204,10 +210,11 @@ class PricedModel:
         )
 
     def to_dict(self, *, egress_price: float | None = None) -> dict[str, Any]:
-        """The JSON document of `python -m costmodel estimate --format json`. egress_price: money for each GB sent.
+        """Return the JSON document of `python -m costmodel estimate --format json`.
 
-        SI numbers, every key always there, null for what is not known. `by_layer` and `by_op` sum to `total`, key by
-        key of a price, which is of the architecture as it is written, and of all tokens together.
+        Numbers are in SI units; every key is always present, and null if it is not known. `by_layer` and `by_op` sum to
+        `total` key by key; these are of the unfolded model and all tokens together. `egress_price` is the price per GB
+        sent.
         """
         left = self.deployed and self.deployed.asked.architecture
         egress = (
@@ -243,9 +250,9 @@ class PricedModel:
         return [node.op for node, _ in self.estimate.by_op]
 
     def to_records(self) -> list[dict[str, Any]]:
-        """An op each, or a new token each, with the keys of the command's `--format csv`; prices sum to the total.
+        """Return one record per op, or per new token, with the keys of `--format csv`; costs sum to the total.
 
-        held_bytes of an op: shares that a party holds meanwhile; None where no engine runs it.
+        `held_bytes` of an op is the bytes of shares that a party holds meanwhile; None if no engine runs the protocol.
         """
         if self.tokens is not None:
             return token_records(self.tokens)
@@ -260,9 +267,9 @@ class PricedModel:
         ]
 
     def to_pandas(self) -> Any:
-        """`to_records` as a pandas.DataFrame, num_ops x 15, or num_new_tokens x 11.
+        """Return `to_records` as a pandas.DataFrame, num_ops x 15 or num_new_tokens x 11.
 
-        Raises UserError if pandas is not installed.
+        A UserError is raised if pandas is not installed.
         """
         try:
             import pandas
@@ -271,7 +278,7 @@ class PricedModel:
         return pandas.DataFrame(self.to_records())
 
     def summary(self, *, egress_price: float | None = None) -> list[str]:
-        """What the command prints above its tables, a line each."""
+        """Return the lines that the command prints above its tables."""
         priced, tokens = self.estimate, self.tokens
         on_network = f" on {priced.network}" if priced.network else ""
         asked = unusual(self._ops, self.setting, asdict(self.asked.deployment))
@@ -328,7 +335,7 @@ class PricedModel:
         return lines
 
     def tables(self) -> list[Table]:
-        """Below the lines of the command: new tokens, ways without a dealer, layers and kinds of op."""
+        """Return the tables that the command prints: new tokens, alternatives to the dealer, layers and types of op."""
         by_token = [] if self.tokens is None else [tokens_table(self.tokens)]
         made = [made_table(self.without_dealer)] if self.without_dealer else []
         return [*by_token, *made, *estimate_tables(self.estimate)]
