@@ -1,8 +1,8 @@
-"""The fit behind a compute testbed: timings of a microbenchmark in, seconds per kind of op out.
+"""The fit of a compute testbed: it takes timings of a microbenchmark and returns seconds per kind of op.
 
-The least time of each op's repeats counts. Under cheetah some runs also make a batch of oblivious transfers (OTs),
-which later ops use: such runs count only where every repeat made one. What a batch takes is estimated from them, and
-charged to ops by the OTs that each uses.
+The fastest repeat of each op counts. Under cheetah some runs also make a batch of oblivious transfers (OTs) for later
+ops; such runs count only if every repeat made one. The seconds of a batch are estimated from them, and charged to ops
+by the OTs that each uses.
 """
 
 import math
@@ -31,13 +31,13 @@ from costmodel.protocols.compute_testbed import (
 from costmodel.protocols.primitives import EngineSetting
 
 FIXED = "fixed"
-LEAST_S = 1e-6  # what is left of a run without the batches it made is never less
+LEAST_S = 1e-6  # lower bound of a run's seconds after its batches are subtracted
 
 
 def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]) -> ComputeTestbed:
-    """Coefficients of every kind of the plan, those of all matrix products together.
+    """Return the testbed with the coefficients of every kind of the plan; all matrix products are fitted together.
 
-    Raises UserError if a kind has no timing, or one of another number of runs.
+    A UserError is raised if a kind has no timing, or not one for each run.
     """
     pairs = paired(plan(protocol), timings)
     batch_s = batch_seconds(pairs, setting) if counts_batches(protocol, setting) else 0.0
@@ -59,7 +59,7 @@ def new_testbed(
     kinds: Mapping[str, KindSeconds] | None = None,
     ops: Mapping[str, OpSeconds] | None = None,
 ) -> ComputeTestbed:
-    """A testbed of this machine and engine, made today, without what starting takes."""
+    """Return a testbed of this machine and engine, dated today, without start-up seconds."""
     threads = "one thread" if setting.threads == 1 else f"{setting.threads} threads"
     return ComputeTestbed(
         protocol=protocol,
@@ -78,9 +78,9 @@ def new_testbed(
 def fit_kinds(
     groups: Mapping[str, Sequence[tuple[Op, float]]], protocol: str, setting: EngineSetting
 ) -> dict[str, KindSeconds]:
-    """The fit of every kind, on ops and their seconds.
+    """Return the fit of every kind, on ops and their seconds.
 
-    Of a lookup, which compares tokens before a matrix product, the product's seconds are those of the matrix products.
+    A lookup compares tokens before a matrix product, whose seconds come from the fit of matrix products.
     """
     kinds: dict[str, KindSeconds] = {}
     for name in sorted(groups, key=lambda name: not name.startswith(POOL)):
@@ -92,7 +92,7 @@ def fit_kinds(
 
 
 def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Series, Timing]]:
-    """Every series with its timing. Raises UserError if it has none, or one of another number of runs."""
+    """Pair every series with its timing; a UserError is raised if one has no timing, or not one for each run."""
     by_name = {timing.kind: timing for timing in timings}
     for series in plan:
         runs = len(series.runs) - len(WARM_UP)
@@ -104,12 +104,12 @@ def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Seri
 
 
 def counts_batches(protocol: str, setting: EngineSetting) -> bool:
-    """Whether it is known which runs make batches of OTs: with several threads, each makes its own."""
+    """Return whether it is known which runs make batches of OTs; with several threads, each makes its own."""
     return protocol == "cheetah" and setting.threads == 1
 
 
 def least_seconds(protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
-    """The least seconds of every op of a series, with its share of what cheetah makes ahead."""
+    """Return the least seconds of every op of a series, with its share of cheetah's preprocessing."""
     repeats = series.by_size(timing.seconds)
     if not counts_batches(protocol, setting):
         return [min(seconds) for seconds in repeats]
@@ -121,16 +121,16 @@ def least_seconds(protocol: str, series: Series, timing: Timing, setting: Engine
 def own_and_setup_s(
     op: Op, made: Sequence[int], seconds: Sequence[float], setting: EngineSetting, batch_s: float
 ) -> tuple[float, float]:
-    """Seconds of an op without OT batches, and of its share of them, whether or not a run of it happened to make one.
+    """Return the seconds of an op without OT batches, and the seconds of its share of them.
 
-    made, seconds: by run. Those that made the fewest batches count: batches differ by more than most ops take.
+    `made` and `seconds` are by run. The runs with the fewest batches count, since a batch takes longer than most ops.
     """
     fewest, least_s = min(zip(made, seconds, strict=True))
     return max(least_s - batch_s * fewest, LEAST_S), batch_s * (cheetah.num_ots(op, setting) / (BATCH - KEPT))
 
 
 def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting) -> float:
-    """Seconds of a batch: how much longer a run of an op took than another that made fewer of them."""
+    """Return the seconds of a batch: how much longer a run took than one of the same op that made fewer batches."""
     longer: list[float] = []
     for series, timing in pairs:
         made = batches_made(series, setting)
@@ -141,14 +141,14 @@ def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting
 
 
 def batches_made(series: Series, setting: EngineSetting) -> list[int]:
-    """Batches of OTs that every run of a series makes, after the warm-up."""
+    """Return the batches of OTs that every run of a series makes, after the warm-up."""
     return list(cheetah.batches_made(series.runs, replace(setting, weights=series.weights)))[len(WARM_UP) :]
 
 
 def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Mapping[str, float]) -> KindSeconds:
-    """Least mean relative error, coefficients >= 0; then again without each op, to see how well it is told.
+    """Minimise the mean relative error with coefficients >= 0, and repeat without each op for the held-out error.
 
-    known: coefficients from other kinds.
+    `known` are coefficients of other kinds.
     """
     rows = [{FIXED: 1, **units} for units in works]
     values = _coefficients(rows, seconds, known)

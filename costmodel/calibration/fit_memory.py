@@ -1,4 +1,4 @@
-"""Fits what the processes of an engine take in memory, on runs of whole models on this machine."""
+"""Fits the memory of an engine's processes on runs of whole models on this machine."""
 
 import os
 import platform
@@ -23,10 +23,10 @@ SETTING = EngineSetting()
 
 
 def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[str], None]) -> MemoryTestbed:
-    """Runs every graph once and fits. report: takes a line for each. Raises StoppedError if the engine fails."""
+    """Run every graph once and fit the peaks, reporting a line for each; a StoppedError is raised if the engine fails."""
     peaks = []
     for index, graph in enumerate(graphs, start=1):
-        with own_children():  # what a process did before is in its memory
+        with own_children():  # a reused process would still hold the memory of earlier runs
             peaks.append(_peaks(graph, protocol))
         sizes = ", ".join(f"{peak / 1e6:.0f} MB" for peak in peaks[-1])
         report(f"{protocol}: {index} of {len(graphs)} models, {sizes}")
@@ -34,7 +34,7 @@ def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[
 
 
 def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
-    """The peak of every party, the first one first. Raises StoppedError where the system does not tell."""
+    """Return the peak bytes of every party, the first one first; a StoppedError is raised if they are not known."""
     generator = np.random.default_rng(SEED)
     weights = drawn_weights(graph, generator)
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
@@ -46,7 +46,7 @@ def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
 
 
 def fit_memory(protocol: str, counts: Sequence[dict[Any, int]], peaks: Sequence[tuple[int, ...]]) -> MemoryTestbed:
-    """counts: the features of each model; peaks: of each, the bytes of every party, the client's first."""
+    """Fit features of models (`counts`) to the peak bytes of every party (`peaks`, the client's first)."""
     return MemoryTestbed(
         protocol=protocol,
         engine=ENGINE,
@@ -61,7 +61,6 @@ def fit_memory(protocol: str, counts: Sequence[dict[Any, int]], peaks: Sequence[
 
 
 def _fit(counts: Sequence[dict[Any, int]], peaks: Sequence[int]) -> MemoryFit:
-    """Least squares of relative errors."""
     from costmodel.protocols.linear_fit import least_squares  # scipy is for fits, not for prices
 
     table = np.array([[count[name] for name in FEATURES] for count in counts], dtype=float)
@@ -76,5 +75,5 @@ def _fit(counts: Sequence[dict[Any, int]], peaks: Sequence[int]) -> MemoryFit:
 
 
 def dump_memory(testbed: MemoryTestbed) -> str:
-    """The text of a testbed file."""
+    """Return the text of a testbed file."""
     return dump(asdict(testbed))

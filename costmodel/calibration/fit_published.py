@@ -1,4 +1,4 @@
-"""The fit behind protocol `published`: printed rows and priors in, the text of its testbed file out."""
+"""The fit of protocol `published`: it takes printed rows and priors and returns the text of the testbed file."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -49,19 +49,19 @@ RELU_LATENCY_S = Constant(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Quantity:
-    """What is fitted: the greatest relative error allowed, on which rows, and the constants given beforehand."""
+    """A quantity to fit, with the greatest relative error allowed, the rows it applies to, and the given constants."""
 
     worst: float
     own_method_only: bool
     priors: Mapping[str, Constant]
 
     def capped(self, rows: Sequence[PublishedRow]) -> list[bool]:
-        """Which rows `worst` binds; the mean error is over all of them."""
+        """Return, for each row, whether `worst` applies to it; the mean error is over all rows."""
         return [row.own_method or not self.own_method_only for row in rows]
 
 
-# Caps on the greatest error, below the bars of 0.5 % and 5 %; under the cap, the mean error of all rows is least.
-# He and Hofmann's rows have no cap on bytes: they are there for the bytes of shaped attention, which nothing else has.
+# Caps on the greatest error, below the required 0.5 % and 5 %; under the cap, the mean error of all rows is minimised.
+# He and Hofmann's rows have no cap on bytes: they only determine the bytes of shaped attention, which no other row has.
 QUANTITIES: dict[str, Quantity] = {
     "sent_bytes": Quantity(worst=0.003, own_method_only=True, priors={"relu_elements": RELU_SENT_BYTES}),
     "latency_s": Quantity(worst=0.048, own_method_only=False, priors={"relu_elements": RELU_LATENCY_S}),
@@ -93,11 +93,10 @@ def coefficients(
     counts: Mapping[str, Mapping[str, int]],
     free: Sequence[str] = (),
 ) -> dict[str, float]:
-    """Bytes or seconds per unit of each term.
+    """Return the bytes or seconds per unit of each term.
 
-    counts: the term counts of every row's op graph, by the row's name. free: terms that are to cost nothing.
-
-    Raises UserError for a row that is held out.
+    `counts` maps a row's name to the term counts of its op graph; terms in `free` cost nothing. A UserError is raised
+    for a held-out row.
     """
     if held_out := [row.name for row in rows if row.held_out]:
         raise UserError(f"a held-out row must not be fitted, but got {', '.join(held_out)}; leave it to `validate`.")
@@ -108,7 +107,7 @@ def coefficients(
 
 
 def calibrate(rows: Sequence[PublishedRow], graphs: Mapping[str, OpGraph]) -> Testbed:
-    """The testbed that the rows and priors give; `graphs` are the rows' op graphs by row name."""
+    """Return the testbed of the rows and priors; `graphs` are the rows' op graphs by row name."""
     counts = {name: graph_counts(graph) for name, graph in graphs.items()}
     return Testbed(
         not_identified=NOT_IDENTIFIED,
@@ -135,7 +134,7 @@ def _constants(
 
 
 def _fit_source(quantity: str, having: Sequence[PublishedRow], num_rows: int) -> str:
-    """What a fitted constant rests on; having: the rows that have its term."""
+    """Describe the data behind a fitted constant; `having` are the rows with its term."""
     chosen = QUANTITIES[quantity]
     capped = "own-method ones" if chosen.own_method_only else "every one"
     whose = "" if any(row.own_method for row in having) else " (HH rows only)"
@@ -146,7 +145,7 @@ def _fit_source(quantity: str, having: Sequence[PublishedRow], num_rows: int) ->
 
 
 def dump_testbed(testbed: Testbed) -> str:
-    """YAML text that `load_testbed` reads back; bounds are left out where a constant has none."""
+    """Return YAML text that `load_testbed` reads back, without bounds that are None."""
     data = asdict(testbed)
     for quantity in ("sent_bytes", "latency_s"):
         data[quantity] = {term: _present(constant) for term, constant in data[quantity].items()}

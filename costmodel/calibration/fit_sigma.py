@@ -1,7 +1,7 @@
-"""The fit behind the seconds of protocol `sigma`: logged runs in, the text of its testbed file out.
+"""The fit of the seconds of protocol `sigma`: it takes logged runs and returns the text of the testbed file.
 
-A run's seconds of a class, less those that it waited for bytes (by its share of them), are to be its rounds, key bytes
-and weights times coefficients of at least 0, with the least relative errors.
+For each class, the seconds of a run minus its share of waiting for bytes are fitted by rounds, key bytes and weights,
+with coefficients >= 0 and least squares of relative errors.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from costmodel.protocols.sigma_programs import comm
 
 MACHINE = "2 x NVIDIA RTX PRO 6000 Blackwell in one machine, a party each, over loopback; published, not measured here"
 SIGNIFICANT_DIGITS = 4
-SIZES: tuple[Unit, ...] = ("key_bytes", "weights")  # what ops have more or less of; rounds go with their kind
+SIZES: tuple[Unit, ...] = ("key_bytes", "weights")  # units that vary within a class; rounds are fixed by the type of op
 
 
 def fit(rows: Sequence[SigmaRow]) -> SigmaTestbed:
-    """Raises UserError for a row that is held out, or has no seconds of classes."""
+    """Return the testbed fitted on rows; a UserError is raised for a held-out row or one without seconds of classes."""
     if unfit := [row.name for row in rows if not row.fitted or not row.class_s]:
         raise UserError(f"a held-out row must not be fitted, but got {', '.join(unfit)}; leave it to `validate`.")
     return SigmaTestbed(
@@ -39,7 +39,7 @@ def dump_sigma(testbed: SigmaTestbed) -> str:
 
 
 def compute_s_of(row: SigmaRow) -> dict[Class, float]:
-    """Seconds that a logged run computed, by class; what the log does not name is linear."""
+    """Return the compute seconds of a logged run by class; time that the log does not name is `linear`."""
     assert row.latency_s is not None
     assert row.comm_s is not None
     seconds = {**row.class_s, "linear": row.latency_s - sum(row.class_s.values())}
@@ -49,7 +49,7 @@ def compute_s_of(row: SigmaRow) -> dict[Class, float]:
 
 
 def class_work(row: SigmaRow, name: Class) -> dict[Unit, int]:
-    """What the ops of a class do in a row."""
+    """Return the work of a row's ops of one class, by unit."""
     parts = [work(op, comm(op, row.setting)) for op in row.ops if class_of(op) == name]
     return {unit: sum(part[unit] for part in parts) for unit in UNITS}
 

@@ -1,8 +1,8 @@
-"""What a testbed is fitted on: ops of every kind run under the engine on this machine, one series of sizes at a time.
+"""The measurements behind a testbed: ops of every kind run under the engine on this machine, in series of sizes.
 
-Every op is repeated, since whatever else the machine does only adds to a time. A series starts with a warm-up, in
-which keys, first oblivious transfers and first triples are made. A file of timings, a line per series, lets a run that
-was stopped go on.
+Every op is repeated, since other work of the machine only adds to a time. A series starts with a warm-up, which makes
+keys, first oblivious transfers and first triples. A file of timings, one line per series, lets an interrupted run
+resume.
 """
 
 import json
@@ -24,10 +24,10 @@ from costmodel.protocols.primitives import EngineSetting
 
 T = TypeVar("T")
 
-# whether a protocol is slow -> how often each size of a series runs, smallest first: the short runs of secret sharing
-# are disturbed the most; the largest sizes, left out for a slow protocol, would take it minutes each
+# whether a protocol is slow -> number of runs of each size of a series, smallest first: short runs are disturbed the
+# most; the largest sizes are left out for a slow protocol, where each would take minutes
 REPEATS = {False: (12, 12, 8, 4, 3, 3), True: (3, 3, 3, 2, 2)}
-MORE_REPEATS = {False: 3, True: 2}  # of what is measured besides
+MORE_REPEATS = {False: 3, True: 2}  # for the additional sizes of `_more`
 WARM_UP: tuple[Op, ...] = (
     ops.Linear(rows=8, in_features=8, out_features=8, bias=False),
     ops.ScaledAdd(rows=8, features=8),
@@ -37,19 +37,19 @@ WARM_UP: tuple[Op, ...] = (
 ELEMENTS = ((1, 16), (16, 16), (32, 64), (64, 128), (64, 256), (128, 512))  # rows x features
 SCORES = ((1, 4, 4), (1, 16, 16), (2, 32, 32), (4, 64, 64), (2, 128, 128), (4, 128, 128))  # heads x queries x keys
 PRODUCTS = ((1, 16, 16), (16, 64, 64), (32, 64, 256), (64, 256, 256), (16, 512, 768), (128, 256, 512))
-HEAD_DIMS = (8, 8, 32, 16, 64, 32)  # of the attention products, shape by shape
-MANY_HEADS = (12, 32, 32, 64)  # heads x queries x keys x head_dim, of one attention product more
-# many blocks of products to one of the result, as in the second linear of an FFN
+HEAD_DIMS = (8, 8, 32, 16, 64, 32)  # of the attention products, in the order of SCORES
+MANY_HEADS = (12, 32, 32, 64)  # heads x queries x keys x head_dim of an additional attention product
+# many blocks of products per block of the result, as in the second linear of an FFN
 LONG_PRODUCTS = ((64, 512, 64), (64, 2048, 64), (128, 768, 192), (128, 3072, 192))
 LARGE_PRODUCTS = ((128, 768, 768), (128, 3072, 768))
 TABLES = ((2, 32, 16), (8, 256, 32), (16, 1024, 32), (32, 512, 128), (64, 1024, 64), (128, 8192, 512))
-TILED_TABLE = (16, 50_257, 768)  # that of GPT-2, which the engine cuts to tiles
-LOOKUPS = TABLES[:5]  # a comparison per token and entry
+TILED_TABLE = (16, 50_257, 768)  # the table of GPT-2, which the engine cuts into tiles
+LOOKUPS = TABLES[:5]  # a lookup compares every token with every entry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """One kind of op in several sizes, or one op, and how often each of them runs."""
+    """An op, or one kind of op in several sizes, with the number of runs of each."""
 
     weights: Literal["secret", "server"]
     sizes: tuple[Op, ...]
@@ -57,7 +57,7 @@ class Series:
 
     @property
     def name(self) -> str:
-        """What its timing is kept under: the kind, or the op where it is the only one."""
+        """The name of its timing: the kind, or the op if it is the only one."""
         return self.kind if len(self.sizes) > 1 else op_name(self.sizes[0], self.weights)
 
     @property
@@ -66,18 +66,18 @@ class Series:
 
     @property
     def runs(self) -> list[Op]:
-        """What the engine runs, in order."""
+        """The ops that the engine runs, in order."""
         return [*WARM_UP, *(op for op, repeats in zip(self.sizes, self.repeats, strict=False) for _ in range(repeats))]
 
     def by_size(self, values: Sequence[T]) -> list[Sequence[T]]:
-        """Values of all runs after the warm-up, grouped by size."""
+        """Group the values of all runs after the warm-up by size."""
         ends = list(accumulate(self.repeats[: len(self.sizes)], initial=0))
         return [values[start:end] for start, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """How long the runs of a series took: the warm-up, then every run after it. kind: the name of the series."""
+    """Seconds of the runs of a series: the warm-up (`start_s`), then every later run. `kind` is the series' name."""
 
     kind: str
     start_s: float
@@ -85,7 +85,7 @@ class Timing:
 
 
 def plan(protocol: str) -> tuple[Series, ...]:
-    """Every kind that the engine runs; those with weights twice, shared and held by the server."""
+    """Return a series for every kind that the engine runs; kinds with weights twice, shared and held by the server."""
     sizes = [_sizes(op_type, forms) for op_type in OP_TYPES for forms in _forms(op_type)]
     secret = [_series(protocol, "secret", ops_of_kind) for ops_of_kind in sizes]
     server = [_series(protocol, "server", ops_of_kind) for ops_of_kind in sizes if ops_of_kind[0].weights == "hidden"]
@@ -93,13 +93,13 @@ def plan(protocol: str) -> tuple[Series, ...]:
 
 
 def _forms(op_type: type[Op]) -> list[dict[str, Any]]:
-    """Every form of an op; one that has a form has no other choice of words."""
+    """Return every form of an op; an op with a form has no other field with a choice of words."""
     choices = {name: get_args(hint) for name, hint in get_type_hints(op_type).items() if get_origin(hint) is Literal}
     return [{name: form} for name, forms in choices.items() for form in forms] or [{}]
 
 
 def _sizes(op_type: type[Op], forms: dict[str, Any]) -> tuple[Op, ...]:
-    """Some by what is particular to them; all others by rows and features, or by the shapes of scores."""
+    """Return the measured sizes of an op: its own, the shapes of scores, or rows and features."""
     if op_type in SIZES:
         return SIZES[op_type](**forms)
     make: Callable[..., Op] = partial(op_type, **forms)
@@ -109,7 +109,6 @@ def _sizes(op_type: type[Op], forms: dict[str, Any]) -> tuple[Op, ...]:
 
 
 def _series(protocol: str, weights: Literal["secret", "server"], sizes: tuple[Op, ...]) -> Series:
-    """The sizes that the protocol is measured in, and more of the matrix products."""
     is_slow = ENGINE_PROTOCOLS[protocol].is_slow
     repeats, more = REPEATS[is_slow], _more(type(sizes[0]), is_slow=is_slow)
     return Series(
@@ -120,7 +119,7 @@ def _series(protocol: str, weights: Literal["secret", "server"], sizes: tuple[Op
 
 
 def _more(op: type, *, is_slow: bool) -> tuple[Op, ...]:
-    """Matrix products of sizes that decide for whole models; the largest would take minutes under a slow one."""
+    """Return the matrix products that dominate whole models; a slow protocol would take minutes for the largest."""
     tokens, vocab, features = TILED_TABLE
     heads, queries, keys, head_dim = MANY_HEADS
     if op is ops.Linear:
@@ -140,9 +139,9 @@ def measure(
     known: Iterable[Timing],
     run: Callable[..., Sequence[spu.Measured]] = spu.measure,
 ) -> Iterator[Timing]:
-    """The timing of every series, in order; the engine runs those not `known`, or of another number of runs.
+    """Yield the timing of every series, in order, running those that are not `known` or had another number of runs.
 
-    Raises UserError if the engine is not installed, StoppedError if it fails.
+    A UserError is raised if the engine is not installed, a StoppedError if it fails.
     """
     timed = {(timing.kind, len(timing.seconds)): timing for timing in known}
     start = len(WARM_UP)
@@ -155,7 +154,7 @@ def measure(
 
 
 def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """The least seconds of every run over passes of one plan."""
+    """Return the least seconds of every run over several passes of one plan."""
     return [
         Timing(
             kind=timings[0].kind,
@@ -167,7 +166,7 @@ def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
 
 
 def save(timing: Timing, path: Path) -> None:
-    """Appends a line to the file, in the place of a torn last one."""
+    """Append a line to the file, replacing an incomplete last one."""
     with path.open("ab+") as file:
         file.seek(0)
         file.truncate(file.read().rfind(b"\n") + 1)
@@ -175,9 +174,9 @@ def save(timing: Timing, path: Path) -> None:
 
 
 def saved(path: Path) -> tuple[Timing, ...]:
-    """The timings of a file, none if there is no file; a torn last line is left out.
+    """Return the timings in a file, or none if there is no file; an incomplete last line is ignored.
 
-    Raises UserError, naming file and line, for a line that is not a timing.
+    A UserError that names file and line is raised for a line that is not a timing.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return tuple(
@@ -209,7 +208,7 @@ def _tables(encoding: ops.Encoding) -> tuple[Op, ...]:
     return tuple(ops.TokenEmbedding(tokens=t, vocab=v, features=d, encoding=encoding) for t, v, d in tables)
 
 
-# op type -> its sizes, where they are more than rows and features or the shapes of scores
+# op type -> its sizes, if they are not just rows and features or the shapes of scores
 SIZES: dict[type[Op], Callable[..., tuple[Op, ...]]] = {
     ops.TokenEmbedding: _tables,
     ops.FrozenNorm: lambda: _by_elements(partial(ops.FrozenNorm, centred=True)),

@@ -1,9 +1,9 @@
-"""A testbed of one model: every distinct op of it, measured at its full size, so that no price is extrapolated.
+"""Makes a testbed of one model: each distinct op is measured at its full size, so that no cost is extrapolated.
 
-Each op runs in an engine session of its own, after the warm-up, several times; the least time counts. Under cheetah
-the batches of oblivious transfers (OTs) that a run made are taken off, and the share that the op uses is added, which
-is made ahead. Under semi2k and aby3 nothing is, or it is part of every call; of cheetah with several threads it is not
-known.
+Each op runs several times in its own engine session, after a warm-up, and the fastest run counts. Under cheetah, the
+batches of oblivious transfers (OTs) that a run made are subtracted, and the share that the op uses is added as
+preprocessing. Under semi2k and aby3 there is no preprocessing, or it is part of every call. For cheetah with several
+threads it is not known.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,13 +31,13 @@ from costmodel.protocols.derived import TESTBEDS
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
-SESSION_S = 5.0  # that a session of the engine takes to start, about
-# What a batch of OTs takes shows in runs that make one now and then, of an op that takes little longer than a batch.
+SESSION_S = 5.0  # approximate start-up time of an engine session
+# The time of a batch of OTs is measured with a short op, of which only some runs make a batch.
 BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 
 
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
-    """A series per distinct op of some graphs, and before them those that tell starting and OTs apart."""
+    """Return a series for each distinct op of the graphs, preceded by series that measure start-up and OT batches."""
     repeats = MORE_REPEATS[ENGINE_PROTOCOLS[protocol].is_slow]
     probe = {BATCH_PROBE: PROBE_REPEATS} if counts_batches(protocol, setting) else {}
     wanted = dict.fromkeys(WARM_UP, repeats) | dict.fromkeys((n.op for graph in graphs for n in graph), repeats) | probe
@@ -45,7 +45,7 @@ def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting)
 
 
 def measured_model(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting, timings: Path) -> ComputeTestbed:
-    """A testbed of the ops of some graphs; timings so far are kept in a file. Raises as `timed_run`."""
+    """Measure the ops of the graphs and return their testbed; timings are saved and errors raised as by `timed_run`."""
     plan = model_plan(graphs, protocol, setting)
     measured = timed_run(plan, protocol, setting, timings, lambda series: expected_seconds(series, protocol))
     return fit_model(plan, protocol, setting, measured)
@@ -54,7 +54,7 @@ def measured_model(graphs: Iterable[OpGraph], protocol: str, setting: EngineSett
 def fit_model(
     plan: Sequence[Series], protocol: str, setting: EngineSetting, timings: Sequence[Timing]
 ) -> ComputeTestbed:
-    """The seconds of every op of a plan. Raises UserError if one has no timing, or one of another number of runs."""
+    """Return the testbed of a plan's ops; a UserError is raised if one has no timing, or not one for each run."""
     pairs = paired(plan, timings)
     probes = [pair for pair in pairs if pair[0].sizes[0] == BATCH_PROBE]
     batch_s = batch_seconds(probes, setting) if counts_batches(protocol, setting) else 0.0
@@ -80,7 +80,7 @@ def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetti
 
 
 def expected_seconds(series: Series, protocol: str) -> float:
-    """How long a series may take, by the committed testbed, for the sake of telling how much is left."""
+    """Estimate the seconds of a series from the committed testbed, to report the time left."""
     testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
     expected_s = SESSION_S + testbed.start_s
     for op in series.runs:

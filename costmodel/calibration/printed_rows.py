@@ -1,16 +1,16 @@
-"""Bytes that others print of whole models, beside those of formulas here; no formula was ever fitted on them.
+"""Bytes that other papers print for whole models, beside those of the formulas here, which were never fitted on them.
 
-Each group of rows has one factor between its counting and ours, of the rows that `fitted` marks; the others are held
-out. A group without such a row counts as we do, in GiB, and is to be equal to the last digit printed.
+In each group of rows, the row marked `fitted` gives one factor between the group's way of counting and ours; the other
+rows are held out. A group without such a row counts as we do, in GiB, and must agree to the last printed digit.
 
-What differs from what is priced, which is 12 blocks of GPT-2's size with linears for queries, keys and values each, and
-the norm outside them (BERT's of the embedding, GPT-2's last):
+We price 12 blocks of GPT-2's size, with separate linears for queries, keys and values, and the norm outside them
+(BERT's of the embedding, GPT-2's last). The sources differ from that as follows:
 
-- CrypTen as run by SIGMA: nothing. GELU is x sigmoid(1.702 x), which sends what SiLU does.
-- SHAFT: CrypTen with activation and softmax of its own, which are priced so, and the embedding, of GPT-2 the vocabulary
-  projection too. Left out are BERT's pooler and two more iterations of a norm's root. Its GB are GiB, which the factor
-  is: it would be 0.931.
-- PUMA and BumbleBee: functions of their own, and all outside the blocks, of GPT-2 a whole new token. Their GELU is
+- CrypTen as run by SIGMA: not at all. GELU is x sigmoid(1.702 x), which sends as much as SiLU.
+- SHAFT: CrypTen with its own activation and softmax, which are priced, and the embedding, for GPT-2 also the vocabulary
+  projection. BERT's pooler and two more iterations of a norm's root are left out. Its GB are GiB, so the factor alone
+  would be 0.931.
+- PUMA and BumbleBee: their own functions, and everything outside the blocks, for GPT-2 a whole new token. Their GELU is
   priced as the piecewise one.
 
 Sources: Gupta et al. 2024, SIGMA, https://eprint.iacr.org/2023/1269; Dong et al. 2023, PUMA,
@@ -55,7 +55,7 @@ ACTIVATIONS: dict[str, Callable[..., Op]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrintedRow:
-    """group: rows of one counting. part: kinds of op alone, or all. gigabytes: as printed."""
+    """A printed row: `gigabytes` as printed, of all ops or those of one `part`. Rows of a `group` count alike."""
 
     group: str
     protocol: str
@@ -72,7 +72,7 @@ class PrintedRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrintedCheck:
-    """A row beside its prediction, in what it prints. factor: of its group, None where none was fitted."""
+    """A row and its prediction, in the row's unit; `factor` is the one of its group, None if none was fitted."""
 
     row: PrintedRow
     factor: float | None
@@ -84,7 +84,7 @@ class PrintedCheck:
 
     @property
     def is_equal(self) -> bool:
-        """Whether they are equal to the last digit printed."""
+        """Whether both are equal to the last printed digit."""
         digits = len(self.row.gigabytes.partition(".")[2])
         return round(self.gigabytes, digits) == float(self.row.gigabytes)
 
@@ -100,7 +100,7 @@ def _row(record: dict[str, str]) -> PrintedRow:
 
 
 def printed_checks(rows: Sequence[PrintedRow]) -> tuple[PrintedCheck, ...]:
-    """Every row by its group's factor, or in GiB."""
+    """Return the check of every row, with the factor of its group or in GiB."""
     factors = {row.group: float(row.gigabytes) * BYTES["GB"] / own_bytes(row) for row in rows if row.fitted}
     checks = []
     for row in rows:
@@ -111,7 +111,7 @@ def printed_checks(rows: Sequence[PrintedRow]) -> tuple[PrintedCheck, ...]:
 
 
 def own_bytes(row: PrintedRow) -> int:
-    """Bytes by formula, of all parties, online and set-up; under `crypten` the first party was the dealer."""
+    """Return the bytes of all parties by formula, online and offline; for `crypten` the first party is the dealer."""
     some = [op for op in model_ops(row) if isinstance(op, PARTS[row.part])]
     theirs = (SHAFT_FUNCTIONS if row.group == SHAFT else OWN_FUNCTIONS) if row.protocol == "crypten" else {}
     priced = engine_of(row.protocol).walk([op for op in some if type(op) not in theirs], SETTINGS[row.protocol]())
@@ -120,7 +120,7 @@ def own_bytes(row: PrintedRow) -> int:
 
 
 def shaft_activation(op: ops.Silu) -> Comm:
-    """ReLU, and near 0 what GELU lacks of it, a sum of sines of a number that is opened masked."""
+    """Return the cost of ReLU plus GELU's difference from it near 0, a sum of sines of a masked, opened number."""
     elements = op.rows * op.features
     pair = crypten_primitives.product(elements, elements)
     signs = crypten_primitives.positive_part(elements), crypten_primitives.is_negative(elements)
@@ -128,13 +128,13 @@ def shaft_activation(op: ops.Silu) -> Comm:
 
 
 def shaft_softmax(op: ops.Softmax) -> Comm:
-    """Scores clipped at both ends, then steps of two products each along a differential equation."""
+    """Return the cost of clipping scores at both ends and of steps along a differential equation, two products each."""
     elements = op.heads * op.queries * op.keys
     steps = [crypten_primitives.product(elements, elements)] * 2 * SHAFT_STEPS
     return total_comm([crypten_primitives.positive_part(2 * elements), *steps])
 
 
-# CrypTen's own, which ours stand in for
+# CrypTen's own functions, used in place of ours
 OWN_FUNCTIONS: dict[type, Callable[[Any], Comm]] = {
     ops.LayerNorm: crypten_own.layer_norm,
     ops.Silu: crypten_own.silu,
@@ -144,7 +144,7 @@ SHAFT_FUNCTIONS = OWN_FUNCTIONS | {ops.Silu: shaft_activation, ops.Softmax: shaf
 
 
 def model_ops(row: PrintedRow) -> tuple[Op, ...]:
-    """Additions left out, which are local."""
+    """Return the ops of the model without additions, which are local."""
     tokens = row.seq_len
     norm = ops.LayerNorm(rows=tokens, features=WIDTH)
     queries_keys_values = [linear(tokens, WIDTH, WIDTH)] * 3
@@ -155,7 +155,6 @@ def model_ops(row: PrintedRow) -> tuple[Op, ...]:
 
 
 def _outside(row: PrintedRow) -> tuple[Op, ...]:
-    """Ops outside the blocks, but for the norm."""
     vocab = VOCABULARIES[row.model]
     embedding = ops.TokenEmbedding(tokens=row.seq_len, vocab=vocab, features=WIDTH)
     projection = ops.VocabProjection(rows=row.seq_len, features=WIDTH, vocab=vocab)

@@ -1,10 +1,10 @@
-"""What is published of runs of SIGMA, as data: bytes, keys, rounds and seconds of the blocks of models.
+"""Published runs of SIGMA, as data: bytes, keys, rounds and seconds of the blocks of models.
 
-No embedding, final norm or vocabulary projection is in them; the output's mask is in the keys, and the keys of a run
-are padded to a page. A row has what its source has, and None for the rest.
+They do not include embedding, final norm or vocabulary projection. The keys include the mask of the output and are
+padded to a page. Values that a source does not state are None.
 
-Sources: logs of https://github.com/ponyyuhan/SUF_new, commit 36d6e59, folder `results`, of the code unchanged on two
-GPUs of one machine, seconds the medians of 3 to 6 runs; tables of the same repository; Gupta et al. 2024, SIGMA,
+Sources: logs of https://github.com/ponyyuhan/SUF_new, commit 36d6e59, folder `results`, of the unchanged code on two
+GPUs of one machine, seconds as medians of 3 to 6 runs; tables of the same repository; Gupta et al. 2024, SIGMA,
 https://eprint.iacr.org/2023/1269, tables of the evaluation, as printed (Llama-2-13B of the abstract).
 """
 
@@ -21,14 +21,14 @@ from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.protocols.sigma_programs import comm
 
 ROWS = Path(__file__).parents[1] / "testbeds" / "sigma_rows.csv"
-RUN_BYTES = 2  # of both parties, who meet once: sigma.cu, `peer->sync`
+RUN_BYTES = 2  # of both parties, which synchronise once: sigma.cu, `peer->sync`
 WHOLE = ("num_layers", "num_heads", "d_model", "d_ff", "ring_bits", "seq_len")
 PAGE = 4096  # backend/sigma.h, SIGMAKeygen::close
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """What blocks of a family are: whether a token sees later ones, scores have a factor, and FFNs are gated."""
+    """The blocks of a family: whether attention is causal, scores have a factor, and FFNs are gated."""
 
     causal: bool = True
     scaled: bool = True
@@ -45,11 +45,13 @@ FAMILIES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmaRow:
-    """One run, or the median of several.
+    """One run, or the median of several; `fitted` says whether seconds are fitted on it.
 
-    latency_s: of the parties online; comm_s of it waiting for bytes; class_s: of classes of op, waiting included.
-    sent_bytes, class_bytes: of both parties. key_bytes: of one. gpu_rounds: as its source counts them, without those
-    of 1/sqrt on the CPU. fitted: whether seconds are fitted on it.
+    Attributes:
+        latency_s, comm_s: Seconds of the parties online, and of these the seconds waiting for bytes.
+        class_s: Seconds of each class of op, waiting included.
+        sent_bytes, class_bytes, key_bytes: Bytes of both parties, and of one party's keys.
+        gpu_rounds: Rounds as the source counts them, without those of 1/sqrt on the CPU.
     """
 
     source: str
@@ -82,7 +84,7 @@ class SigmaRow:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The ops of all blocks. Queries, keys and values are one linear, as the code has them."""
+        """The ops of all blocks; queries, keys and values are one linear, as in the code."""
         return block_ops(self) * self.num_layers
 
 
@@ -92,7 +94,7 @@ def sigma_rows(path: Path = ROWS) -> tuple[SigmaRow, ...]:
 
 
 def block_ops(row: SigmaRow) -> tuple[Op, ...]:
-    """The ops of one block; additions left out, which are local."""
+    """Return the ops of one block without additions, which are local."""
     family, tokens, width, heads = FAMILIES[row.family], row.seq_len, row.d_model, row.num_heads
     norm: Op = (ops.RmsNorm if family.gated else ops.LayerNorm)(rows=tokens, features=width)
     turned = [ops.Rotary(rows=tokens, heads=heads, rotary_dim=width // heads)] if family.gated else []
@@ -107,7 +109,7 @@ def block_ops(row: SigmaRow) -> tuple[Op, ...]:
 
 
 def attention_ops(tokens: int, heads: int, width: int, *, scaled: bool = True, causal: bool) -> tuple[Op, ...]:
-    """Scores, softmax, mix and output of attention over a prompt."""
+    """Return the ops of attention over a prompt: scores, softmax, mix and output."""
     square: dict[str, Any] = {"heads": heads, "queries": tokens, "keys": tokens}
     return (
         ops.AttentionScores(**square, head_dim=width // heads, scaled=scaled, causal=causal),
@@ -118,7 +120,7 @@ def attention_ops(tokens: int, heads: int, width: int, *, scaled: bool = True, c
 
 
 def whole(row: SigmaRow) -> Comm:
-    """What the ops of a row cost by formula, without what is of a run."""
+    """Return the cost of a row's ops by formula, without costs per run."""
     return total_comm(comm(op, row.setting) for op in row.ops)
 
 
@@ -127,12 +129,12 @@ def by_class(row: SigmaRow) -> dict[Class, Comm]:
 
 
 def run_bytes(row: SigmaRow) -> int:
-    """Bytes of a whole run, both parties."""
+    """Return the bytes of a whole run, of both parties."""
     return whole(row).online_bytes + RUN_BYTES
 
 
 def run_key_bytes(row: SigmaRow) -> int:
-    """Bytes of a party's keys for a whole run, with the mask of the output, and at least a byte up to the next page."""
+    """Return the bytes of a party's keys for a run, with the output's mask and 1 to 4096 bytes of padding."""
     keys = whole(row).key_bytes + 8 * row.seq_len * row.d_model
     return (keys // PAGE + 1) * PAGE
 

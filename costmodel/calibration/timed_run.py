@@ -1,4 +1,4 @@
-"""Runs a plan of series under the engine, says how far it is, and keeps every timing as soon as it is there."""
+"""Runs a plan of series under the engine, reports progress and saves every timing at once."""
 
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -16,14 +16,14 @@ from costmodel.protocols.primitives import EngineSetting
 
 
 def check_engine() -> None:
-    """Raises UserError if the engine is not installed, or is of another version than the formulas."""
+    """Check that the engine is installed and has the version of the formulas; a UserError is raised if not."""
     check_installed("semi2k")
     if (engine := f"SecretFlow-SPU {version('spu')}") != ENGINE:
         raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {engine}; run: {INSTALL}")
 
 
 def timings_file(output: Path, protocol: str, setting: EngineSetting, num_pass: int = 1) -> Path:
-    """Where the timings so far are kept, beside a testbed that is to be written. num_pass: which one, from 1."""
+    """Return the file of the timings so far, beside the testbed to be written, for pass `num_pass` (from 1)."""
     threads = "" if setting.threads == 1 else f".{setting.threads}-threads"
     later = "" if num_pass == 1 else f".pass-{num_pass}"
     return output.with_suffix(f".{protocol}{threads}{later}.timings.jsonl")
@@ -36,11 +36,10 @@ def timed_run(
     path: Path,
     expected_s: Callable[[Series], float] = lambda series: 1.0,
 ) -> list[Timing]:
-    """The timing of every series; those in the file at `path` are not measured again.
+    """Return the timing of every series; those in the file at `path` are not measured again.
 
-    expected_s: what a series may take, in any unit, from which the time left is reported on stderr.
-
-    Raises StoppedError if the engine fails, with how to go on.
+    `expected_s` estimates a series in any unit, from which the time left is reported on stderr. A StoppedError that
+    says how to resume is raised if the engine fails.
     """
     known, timings = saved(path), list[Timing]()
     console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(plan)

@@ -1,6 +1,6 @@
-"""How well `published` reproduces the printed rows: errors of the fit, of fits that leave rows out, and FLOPs.
+"""Checks how well `published` reproduces the printed rows: errors of the fit, of fits without some rows, and FLOPs.
 
-Held-out rows, which no fit has seen, have no bars; nor has what is left out by depth or by prompt length.
+Held-out rows, which no fit has seen, have no bounds, and neither have fits without a depth or prompt length.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,13 +27,13 @@ NOTES = (
     "one depth or one length cannot, which is what those errors show; the 27 rows have two of each",
 )
 
-# what is left out together -> of a row
+# group that is left out together -> its value for a row
 GROUPS: dict[str, Callable[[PublishedRow], int]] = {
     "layers": lambda row: row.num_layers,
     "tokens": lambda row: row.seq_len,
 }
 
-# what a paper prints of a row -> the field of `PublishedRow` that has it
+# printed column -> field of `PublishedRow`
 PRINTED = {
     "FFN GFLOP": "ffn_gflop",
     "attention GFLOP": "attention_gflop",
@@ -41,11 +41,11 @@ PRINTED = {
     "latency min": "latency_min",
 }
 
-# Terms that are there because the rows ask for them; `validate` shows what each one buys.
+# Terms that were added because the rows need them; `validate` shows how much each improves the fit.
 EXAMINED_TERMS = ("linear_rows", "shaped_scores")
 
 
-# Terms of `published` that the formulas of cheetah can tell -> such ops of GPT-2 small at T=128, in each of their forms
+# Terms of `published` with formulas in cheetah -> such ops of GPT-2 small at T=128, in each of their forms
 NONLINEAR: dict[str, tuple[Op, ...]] = {
     "layernorm_elements": (ops.LayerNorm(rows=128, features=768),),
     "relu_elements": (ops.Relu(rows=128, features=3072),),
@@ -58,10 +58,10 @@ NONLINEAR: dict[str, tuple[Op, ...]] = {
 
 
 class Derived(NamedTuple):
-    """What a unit of a fitted term costs by the formulas of protocol cheetah.
+    """The bytes of a unit of a fitted term, by the formulas of protocol cheetah.
 
-    title: the term, and the form of its op if there are several. sent_bytes: a unit's.
-    by_primitive: the share of those bytes, 0 to 1, that each primitive sends.
+    `title` is the term, with the form of its op if there are several; `by_primitive` is the share of the bytes, from 0
+    to 1, that each primitive sends.
     """
 
     term: str
@@ -71,7 +71,7 @@ class Derived(NamedTuple):
 
 
 def derived_terms() -> list[Derived]:
-    """Every term of `NONLINEAR` from first principles: what a fit of bytes can be held against."""
+    """Return the bytes of every term of `NONLINEAR` by formula, to compare with a fit."""
     terms = []
     for term, op in ((term, op) for term, forms in NONLINEAR.items() for op in forms):
         num_bytes = cheetah.by_primitive(op, EngineSetting())
@@ -83,7 +83,7 @@ def derived_terms() -> list[Derived]:
 
 
 class Check(NamedTuple):
-    """A relative error, or share of rows, with the greatest value that passes; None is no bar."""
+    """A relative error or share of rows, with the greatest value that passes; no bound if that is None."""
 
     name: str
     value: float
@@ -95,7 +95,7 @@ class Check(NamedTuple):
 
 
 class PaperFlops(NamedTuple):
-    """FLOPs of all blocks in the papers' convention. products: of queries with keys and of scores with values."""
+    """FLOPs of all blocks in the papers' convention; `products` are the two products of attention scores."""
 
     ffn: int
     linears: int
@@ -107,10 +107,10 @@ class PaperFlops(NamedTuple):
 
 
 def paper_flops(graph: OpGraph) -> PaperFlops:
-    """FLOPs of the blocks alone, without embedding and projection; a multiplication and its addition are 2.
+    """Return the FLOPs of the blocks, without embedding and projection; a multiplication and its addition are 2.
 
-    The two T x T products of attention are counted 3 times of 4; in He and Hofmann's block 2 times of 4, and the value
-    projection of its first layer is not counted. Source: derived from every printed digit of arXiv 2410.13060 table 3.
+    The two T x T products of attention count by 3/4; in He and Hofmann's block by 2/4, where the value projection of
+    the first layer is not counted. Source: derived from every printed digit of arXiv 2410.13060 table 3.
     """
     is_shaped = any(isinstance(node.op, ops.ShapedAttention) for node in graph)
     ffn = linears = products = 0
@@ -127,14 +127,14 @@ def paper_flops(graph: OpGraph) -> PaperFlops:
 
 
 def row_costs(graph: OpGraph, price: Price) -> dict[str, float]:
-    """Our numbers for those of PRINTED. price: of the whole graph."""
+    """Return our values of the columns in PRINTED; `price` is the cost of the whole graph."""
     flops = paper_flops(graph)
     ours = (flops.ffn / 1e9, flops.attention / 1e9, price.sent_bytes / BYTES["GB"], price.latency_s / SECONDS["min"])
     return dict(zip(PRINTED, ours, strict=True))
 
 
 def flops_as_printed(row: PublishedRow, costs: Mapping[str, float]) -> tuple[Decimal, Decimal]:
-    """FFN and attention GFLOP of `row_costs`, rounded to the digits that the row prints."""
+    """Return the FFN and attention GFLOP of `row_costs`, rounded to the digits that the row prints."""
     printed = {what: getattr(row, PRINTED[what]) for what in ("FFN GFLOP", "attention GFLOP")}
     ffn, attention = (Decimal(costs[what]).quantize(like, rounding=ROUND_HALF_UP) for what, like in printed.items())
     return ffn, attention
@@ -143,7 +143,7 @@ def flops_as_printed(row: PublishedRow, costs: Mapping[str, float]) -> tuple[Dec
 def fit_errors(
     quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, values: Mapping[str, float]
 ) -> list[float]:
-    """Relative error of every row, predicted over printed minus 1. values: seconds or bytes per unit of each term."""
+    """Return the relative error of every row, predicted / printed - 1, from seconds or bytes per unit (`values`)."""
     predicted = [sum(values[term] * count for term, count in counts[row.name].items()) for row in rows]
     return [number / float(getattr(row, quantity)) - 1.0 for number, row in zip(predicted, rows, strict=True)]
 
@@ -151,15 +151,15 @@ def fit_errors(
 def unseen_errors(
     quantity: str, out: Sequence[PublishedRow], rows: Sequence[PublishedRow], counts: RowCounts
 ) -> list[float]:
-    """Relative errors of the rows that are left out, predicted by a fit of the others."""
+    """Return the relative errors of left-out rows, predicted by a fit of the others."""
     rest = [row for row in rows if row not in out]
     return fit_errors(quantity, out, counts, coefficients(quantity, rest, counts))
 
 
 def left_out_errors(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, *, with_twins: bool) -> list[float]:
-    """Relative error of every row, predicted by a fit that has not seen it.
+    """Return the relative error of every row, predicted by a fit that has not seen it.
 
-    with_twins: leave out all rows of the same term counts too (an EReg row has those of its plain row).
+    `with_twins` also leaves out rows with the same term counts (an EReg row and its plain row).
     """
     errors = []
     for row in rows:
@@ -176,7 +176,7 @@ def checks(
     latency_s: Mapping[str, float],
     num_flops_wrong: int,
 ) -> tuple[Check, ...]:
-    """Every figure `validate` reports. sent_bytes, latency_s: the committed coefficients."""
+    """Return all figures of `validate`; `sent_bytes` and `latency_s` are the committed coefficients."""
     own_bytes, hh_bytes = _split("sent_bytes", rows, fit_errors("sent_bytes", rows, counts, sent_bytes))
     latency, _ = _split("latency_s", rows, fit_errors("latency_s", rows, counts, latency_s))
     return (
@@ -195,7 +195,6 @@ def checks(
 
 
 def _without_terms(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts) -> list[Check]:
-    """Errors of fits that lack a term."""
     figures = []
     for term in EXAMINED_TERMS:
         values = coefficients(quantity, rows, counts, free=(term,))
@@ -207,7 +206,7 @@ def _without_terms(quantity: str, rows: Sequence[PublishedRow], counts: RowCount
 
 
 def _without_rows(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts, *, bar: float | None) -> list[Check]:
-    """Errors on rows that the fit has not seen; the bar is for the rows that the quantity's cap binds."""
+    """Return errors on rows that the fit has not seen; the bound is for rows to which the quantity's cap applies."""
     figures = []
     for with_twins, left_out in ((False, "row"), (True, "architecture at one T and L")):
         capped, others = _split(quantity, rows, left_out_errors(quantity, rows, counts, with_twins=with_twins))
@@ -220,7 +219,7 @@ def _without_rows(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts
 
 
 def _split(quantity: str, rows: Sequence[PublishedRow], errors: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Magnitudes of the errors of (rows that the quantity's cap binds, other rows)."""
+    """Return the absolute errors of the rows to which the quantity's cap applies, and of the others."""
     pairs = list(zip(map(abs, errors), QUANTITIES[quantity].capped(rows), strict=True))
     return [error for error, bound in pairs if bound], [error for error, bound in pairs if not bound]
 
@@ -228,9 +227,9 @@ def _split(quantity: str, rows: Sequence[PublishedRow], errors: Sequence[float])
 def held_out_checks(
     rows: Sequence[PublishedRow], counts: RowCounts, values: Mapping[str, Mapping[str, float]]
 ) -> list[Check]:
-    """Greatest errors on held-out rows, the papers' own and He and Hofmann's apart; no bars, for nothing is tuned here.
+    """Return the greatest errors on held-out rows, the papers' own and He and Hofmann's, without bounds.
 
-    values: quantity -> seconds or bytes per unit of each term.
+    `values` maps a quantity to seconds or bytes per unit of each term.
     """
     figures = []
     for quantity, title in TITLES.items():
@@ -242,7 +241,7 @@ def held_out_checks(
 
 
 def left_out_group_checks(rows: Sequence[PublishedRow], counts: RowCounts) -> list[Check]:
-    """Errors on all own-method rows of a depth, or of a prompt length, by fits that have seen none of that."""
+    """Return the errors on all own-method rows of a depth or prompt length, by fits without any such row."""
     figures = []
     for unit, of in GROUPS.items():
         for value in sorted({of(row) for row in rows}):

@@ -1,4 +1,4 @@
-"""How well protocol `sigma` tells what is published of its runs: bytes, keys and rounds exactly, seconds in a range."""
+"""Compares protocol `sigma` with published runs: bytes, keys and rounds exactly, seconds within a range."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from costmodel.protocols.sigma import class_of
 from costmodel.protocols.sigma_primitives import inverse_root
 
 GIBIBYTE = 2**30
-SECONDS_BAR = 0.25  # of a held-out row, or its range holds it
+SECONDS_BAR = 0.25  # greatest error of a held-out row whose range does not contain its seconds
 KEYS_BAR = 0.001
 
 
 class Seconds(NamedTuple):
-    """Seconds of a run. told: printed; or, of a log on one machine, without waiting for bytes. Others are predicted."""
+    """Seconds of a run: `told` as printed, or from a log without waiting for bytes; the others are predictions."""
 
     told: float
     predicted: float
@@ -31,13 +31,13 @@ class Seconds(NamedTuple):
 
     @property
     def in_range(self) -> bool:
-        """Whether they are within the bar, or the range says that they may not be."""
+        """Whether the error is within the bound, or the predicted range contains `told`."""
         return abs(self.error) <= SECONDS_BAR or self.low <= self.told <= self.high
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """A row beside its prediction. seconds: None where its source has none."""
+    """A row and its prediction; `seconds` is None if the source has none."""
 
     row: SigmaRow
     sent_bytes: int
@@ -47,7 +47,7 @@ class Checked:
 
     @property
     def bytes_match(self) -> bool:
-        """Whether bytes are equal, or to the last digit that is printed; true where the source has neither."""
+        """Whether bytes are equal, to the last printed digit if they are printed; true if the source has no bytes."""
         if self.row.sent_bytes is not None:
             return self.sent_bytes == self.row.sent_bytes
         printed = self.row.sent_gibibytes
@@ -78,7 +78,7 @@ def num_norms(row: SigmaRow) -> int:
 
 
 def sigma_checks(predictions: Sequence[Checked]) -> tuple[Check, ...]:
-    """Figures with their bars; shares of rows, and greatest errors."""
+    """Return the figures with their bounds: shares of rows, and greatest errors."""
     fitted = [prediction.seconds for prediction in predictions if prediction.seconds and prediction.row.fitted]
     held_out = [prediction.seconds for prediction in predictions if prediction.seconds and not prediction.row.fitted]
     keyed = [prediction for prediction in predictions if prediction.row.key_bytes is not None]
