@@ -23,7 +23,7 @@ SETTING = EngineSetting()
 
 
 def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[str], None]) -> MemoryTestbed:
-    """Run every graph once and fit the peaks, reporting a line for each; a StoppedError is raised if the engine fails."""
+    """Run every graph once, report a line for each, and fit the peaks; a StoppedError says that the engine failed."""
     peaks = []
     for index, graph in enumerate(graphs, start=1):
         with own_children():  # a reused process would still hold the memory of earlier runs

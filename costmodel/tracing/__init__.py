@@ -1,4 +1,1 @@
-"""The op graph of a torch model from its exported program, pattern by pattern.
-
-`costmodel.tracing.trace` is how to use it.
-"""
+"""Traces a torch model to its op graph by matching patterns in its exported program; see `costmodel.tracing.trace`."""

@@ -1,8 +1,8 @@
-"""Attention in an exported program: fused, or spelled out as two products around a softmax.
+"""Recognises attention in an exported program: a fused kernel, or two products around a softmax.
 
-Whatever rotates queries and keys, scales, caps or tempers the scores, or lays heads out belongs to the pattern. Masks
-are public; as everywhere, the full square of scores is counted. The public factors of queries and keys are one, as that
-of 1/sqrt(head_dim) is; if they have none, the first of the scores takes its place.
+The pattern includes everything that rotates queries and keys, scales, caps or tempers the scores, or arranges heads.
+Masks are public, and the full square of scores is counted, as everywhere. The public factors of queries and keys are
+multiplied into one, like 1/sqrt(head_dim); if there are none, the first factor of the scores takes that role.
 """
 
 from dataclasses import dataclass, field, replace
@@ -25,11 +25,14 @@ COPIES: frozenset[str] = frozenset({"alias", "clone", "contiguous", "detach", "t
 
 @dataclass(kw_only=True, slots=True)
 class _Operand:
-    """What is left of queries, keys or scores when local operations, rotation, factors, caps and masks are taken off.
+    """Queries, keys or scores with local operations, rotation, factors, caps and masks removed.
 
-    least: elements of the operand where it is smallest, before its heads are repeated.
-    turned: elements that are rotated. steps: what was taken off that is no rotation, the last of it first: a public
-    factor, or the node of a temperature or a tanh. seen: public, where a mask lets scores be seen.
+    Attributes:
+        least: Elements of the operand where it is smallest, before its heads are repeated.
+        turned: Number of rotated elements.
+        steps: Removed steps other than rotations, last one first: a public factor, or the node of a temperature or
+            tanh.
+        seen: Public values that say where a mask lets scores be seen.
     """
 
     node: FxNode
@@ -41,12 +44,12 @@ class _Operand:
 
 
 def fused(program: Program, node: FxNode) -> TracedOps:
-    """A fused kernel, all of its output."""
+    """Match a fused kernel whose whole output is used."""
     return _fused(program, node, node, argument(node, 2, "value"))
 
 
 def narrowed(program: Program, node: FxNode) -> TracedOps:
-    """The first columns of a fused kernel's output: the others, of which nothing is read, are not computed."""
+    """Match a fused kernel of which only the first output columns are used; the others are not computed."""
     source, last = node.args[0], len(size(node)) - 1
     kernel = source.args[0] if kind(source) == "getitem" and source.args[1] == 0 else source
     if (
@@ -60,7 +63,7 @@ def narrowed(program: Program, node: FxNode) -> TracedOps:
 
 
 def _columns(node: FxNode, width: int) -> FxNode | None:
-    """The value that holds the first `width` columns, and no others, of a padded or joined one."""
+    """Return the part of a padded or joined value that is exactly its first `width` columns."""
     while size(node)[-1] > width or kind(node) in PADS | COPIES:
         if kind(node) in PADS | COPIES:
             node = node.args[0]
@@ -89,7 +92,7 @@ def _fused(program: Program, node: FxNode, kernel: FxNode, values: FxNode) -> Tr
 
 
 def spelled(program: Program, node: FxNode) -> TracedOps:
-    """softmax(queries @ keys^T) @ values."""
+    """Match softmax(queries @ keys^T) @ values."""
     if len(program.secret_inputs(node)) != 2:
         return ()
     weights, values = node.args[:2]
@@ -112,7 +115,7 @@ def spelled(program: Program, node: FxNode) -> TracedOps:
 
 
 def shaped(program: Program, node: FxNode) -> TracedOps:
-    """a * values + b * (softmax @ values) - c * (running mean of values), with learned a, b, c per head."""
+    """Match a * values + b * (softmax @ values) - c * (running mean of values), with learned a, b, c per head."""
     if len(program.secret_inputs(node)) != 2:
         return ()
     plus, minus = (program.origin(term) for term in program.secret_inputs(node))
@@ -146,9 +149,9 @@ def _attention(
     num_keys: int,
     causal: bool = False,
 ) -> TracedOps:
-    """queries: (1 x) heads x T x head_dim. scores: what is done to the scores beside the softmax.
+    """Return the ops of one attention; queries are (1 x) heads x T x head_dim.
 
-    causal: whether they are masked, whatever was taken off them.
+    `scores` holds what is done to the scores besides the softmax. `causal` says whether the kernel masks them itself.
     """
     heads, num_queries, head_dim = (1, *size(queries))[-3:]
     peeled_queries, peeled_keys, peeled_values = (_peeled(program, operand) for operand in (queries, keys, values))
@@ -186,10 +189,10 @@ def _attention(
 
 
 def _factored(early: list[Any], late: list[Any]) -> tuple[float | None, list[Any]]:
-    """The public factor of a product of queries and keys, if it is not 1, and the steps that are left after it.
+    """Return the public factor of queries @ keys, None if it is 1, and the remaining steps.
 
-    early: what was taken off queries and keys, factors of which are one. late: what was taken off the scores, first
-    things first; their first factor, if nothing else has one and no tanh is before it.
+    `early` are steps of queries and keys, whose factors are multiplied. `late` are steps of the scores in order; their
+    first factor is used if there is no early one and no tanh precedes it.
     """
     factors = [step for step in early if not is_node(step)]
     rest = [*(step for step in early if is_node(step)), *late]
@@ -214,7 +217,9 @@ def _is_tanh(step: Any) -> bool:
 def _laid_out(
     sources: tuple[FxNode, ...], queries: _Operand, node: FxNode, *, heads: int, key_heads: int, head_dim: int
 ) -> TracedOps:
-    """Queries, keys and values side by side, rotated, with as many key and value heads as query heads."""
+    """Place queries, keys and values side by side, rotate them, and repeat key and value heads to the number of query
+    heads.
+    """
     rows = size(node)[-2]
     steps: TracedOps = ()
     if len(sources) > 1:
@@ -232,14 +237,14 @@ def _laid_out(
 
 
 def _chained(steps: TracedOps, source: FxNode, chain: list[tuple[str, Op, FxNode]]) -> TracedOps:
-    """Each op reads the one before it; the first reads the last step, or the source if there is none."""
+    """Chain ops, each reading the one before it; the first reads the last step, or the source if there is none."""
     for part, op, anchor in chain:
         steps += step(part, op, anchor, steps[-1] if steps else source)
     return steps
 
 
 def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand:
-    """scores: whether tanh, and public numbers that are added or put in by a public mask, come off too."""
+    """Remove local steps from an operand; for `scores` also tanh and public masks, added or filled in."""
     operand = _Operand(node=node, least=numel(node))
     while True:
         node, sources = operand.node, program.moved(operand.node)
@@ -265,14 +270,13 @@ def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand
 
 
 def _hides(scores: _Operand) -> bool:
-    """Whether a mask hides any score; a mask without numbers does."""
     return any(mask.is_meta or not bool(mask.all()) for mask in scores.seen)
 
 
 def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
-    """What a node is a rotation of, and how many of its elements are only kept; None if it is no rotation.
+    """Return what a node rotates and how many elements it leaves as they are; None if it is no rotation.
 
-    Turned is a sum or difference of two rearrangements of one value, each times public numbers.
+    A rotation is a sum or difference of two rearrangements of one value, each times public numbers.
     """
     if kind(node) in {"add", "sub"} and len(program.secret_inputs(node)) == 2:
         factors = [program.split_product(program.origin(term)) for term in program.secret_inputs(node)]
@@ -296,7 +300,7 @@ def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
 
 
 def _unpadded(node: FxNode) -> FxNode:
-    """Without the zeros that a kernel wants for its layout."""
+    """Remove the zeros that a kernel needs for its layout."""
     while kind(node) in PADS | COPIES:
         node = node.args[0]
     return node

@@ -1,4 +1,4 @@
-"""A torch module to the program that the tracer reads: exported to ATen, and sorted into secret and public values."""
+"""Exports a torch module to an ATen program, with its values sorted into secret and public ones for the tracer."""
 
 import inspect
 import logging
@@ -12,16 +12,16 @@ from typing import Any, TypeAlias
 from costmodel.errors import UserError
 from costmodel.tracing.program import FxNode, Program, dependent, kind, numel, size, unpadded, writes
 
-Module: TypeAlias = Any  # torch.nn.Module; torch is imported only where a model is at hand
-WRAPPED = "model"  # the traced module's name inside the one that takes its logits out
-# Arguments that keep a model from returning more than logits: of transformers, and of `nas.model.decoder`.
+Module: TypeAlias = Any  # torch.nn.Module; torch is imported only if there is a model
+WRAPPED = "model"  # name of the traced module inside the one that extracts its logits
+# Arguments of transformers and `nas.model.decoder` that make a model return only logits.
 QUIET: dict[str, bool] = {"use_cache": False, "with_entropies": False}
-# Operations that only say how the operations of a graph inside are run, and where among their arguments that graph is.
+# Operations that only wrap an inner graph -> the position of that graph among their arguments.
 WRAPPERS: dict[str, int] = {"wrap_with_autocast": 4, "wrap_with_set_grad_enabled": 1}
 
 
 def program_of(model: Module, seq_len: int, name: str) -> Program:
-    """The program of a module for `seq_len` tokens. Raises UserError as `costmodel.tracing.trace.trace` does."""
+    """Return the program of a module for `seq_len` tokens; errors are raised as by `costmodel.tracing.trace.trace`."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -39,7 +39,7 @@ def program_of(model: Module, seq_len: int, name: str) -> Program:
 
 
 def _check_one_stack(model: Module, name: str) -> None:
-    """Raises UserError for an encoder with a decoder, as models of transformers say of themselves."""
+    """Refuse encoder-decoder models of transformers, which say so in their configuration."""
     if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return
     stacks = [path for path, _ in model.named_modules() if path.rpartition(".")[2] in ("encoder", "decoder")]
@@ -51,7 +51,7 @@ def _check_one_stack(model: Module, name: str) -> None:
 
 @contextmanager
 def _without_logs() -> Iterator[None]:
-    """Keeps torch from logging and printing whole graphs where an export fails, which is told in one line."""
+    """Keep torch from printing whole graphs when an export fails, which is reported in one line."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -82,14 +82,14 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
     was_training = model.training
     try:
         with torch.no_grad(), warnings.catch_warnings(), _without_logs():
-            warnings.simplefilter("ignore")  # torch warns of its own deprecations while it exports
+            warnings.simplefilter("ignore")  # torch warns about its own deprecations while it exports
             exported = torch.export.export(Logits().eval(), (tokens,), strict=False)
             graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]
             if any(writes(node) for graph in graphs for node in graph.nodes):
-                exported = exported.run_decompositions({})  # without operations in place, data flow is all there is
+                exported = exported.run_decompositions({})  # removes in-place operations, which data flow does not show
             _unwrap(exported.graph_module)
             return exported
-    except Exception as error:  # whatever foreign code raises is the user's bad input
+    except Exception as error:  # any exception of the user's model is bad input
         reason = str(error).strip().partition("\n")[0]
         path = _raised_in(error, model)
         raise UserError(
@@ -101,7 +101,9 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
 
 
 def _raised_in(error: BaseException, model: Module) -> str:
-    """The path of the innermost module that an error came from; empty for the model itself, or none of its modules."""
+    """Return the path of the innermost module that an error came from; empty for the model itself or none of its
+    modules.
+    """
     paths = {id(module): path for path, module in model.named_modules()}
     innermost, frame = "", error.__traceback__
     while frame is not None:
@@ -111,14 +113,14 @@ def _raised_in(error: BaseException, model: Module) -> str:
 
 
 def path_of(node: FxNode) -> str:
-    """The path of the module that an operation belongs to; empty for the model itself."""
+    """Return the path of the module that an operation belongs to; empty for the model itself."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = str(stack[-1][0]) if stack else ""
     return re.sub(r"@\d+", "", path.removeprefix(WRAPPED).removeprefix("."))
 
 
 def _unwrap(module: Module) -> None:
-    """Puts the operations of graphs inside a graph in their place."""
+    """Inline the operations of inner graphs."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and (position := WRAPPERS.get(kind(node))) is not None:
             inner = getattr(module, node.args[position].target)
@@ -183,7 +185,7 @@ def _program(exported: Any, name: str) -> Program:
 
 
 def _check_tables(program: Program, name: str) -> None:
-    """Raises UserError for a position beyond a table's end, which nothing checks while a model is exported."""
+    """Refuse positions beyond a table's end, which the export does not check."""
     for node in program.nodes:
         if kind(node) == "embedding" and node not in program.secret:
             rows, positions = size(node.args[0])[0], program.value(node.args[1])
@@ -195,9 +197,9 @@ def _check_tables(program: Program, name: str) -> None:
 
 
 def _evaluator(exported: Any, known: dict[FxNode, Any], name: str) -> Callable[[FxNode], Any]:
-    """What computes the nodes that do not depend on the tokens, each once. known: values given beforehand.
+    """Return a function that computes nodes that do not depend on the tokens, each once, starting from `known` values.
 
-    It raises UserError for one that cannot be computed.
+    It raises a UserError for a node that cannot be computed.
     """
     from torch.fx.node import map_arg
 

@@ -1,21 +1,22 @@
-"""Masks of attention scores in an exported program: public numbers that are added to scores or put in their place."""
+"""Recognises masks of attention scores: public numbers that are added to the scores or replace them."""
 
 from typing import Any
 
 from costmodel.tracing.program import FxNode, Program, is_node, kind, numel
 
-HIDING = -1e3  # what is added to a score that must not be seen is less: -1e4 in OpenAI GPT, else the least number
+HIDING = -1e3  # hidden scores get a smaller number added: -1e4 in OpenAI GPT, elsewhere the least number
 
 
 def seen_by(mask: Any) -> Any:
-    """Where a mask lets scores be seen: where it is true, or adds more than `HIDING`."""
+    """Return where a mask lets scores be seen: where it is true, or adds more than `HIDING`."""
     return mask > HIDING if mask.dtype.is_floating_point else mask.bool()
 
 
 def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, Any] | None:
-    """Scores without the mask that an operation puts on them, and where it lets them be seen; None if it puts on none.
+    """Return the scores without the mask that an operation applies, and where it lets them be seen; None if it applies
+    none.
 
-    seen: where masks that are put on later let scores be seen; without it, a product with a mask is none.
+    `seen` holds the masks that are applied later; without them, a product with a mask is not recognised.
     """
     inputs = program.secret_inputs(node)
     if len(inputs) != 1:
@@ -25,7 +26,7 @@ def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, A
 
 
 def _added(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
-    """A number that is added to all scores changes no softmax."""
+    """Match an added mask; a single number that is added to all scores does not change the softmax."""
     others = [operand for operand in node.args[:2] if is_node(operand) and operand not in program.secret]
     return (seen_by(program.value(others[0])) if others and numel(others[0]) > 1 else None,)
 
@@ -46,7 +47,7 @@ def _chosen(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | Non
 
 
 def _zeroed(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
-    """Scores times 0 or 1, if those times 0 are hidden later."""
+    """Match scores times 0 or 1, if those times 0 are hidden later."""
     _, other = program.split_product(node)
     if not is_node(other) or numel(other) == 1 or other in program.learned:
         return None

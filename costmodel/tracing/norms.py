@@ -1,4 +1,4 @@
-"""Norms in an exported program: fused, or spelled out as a product with an inverse root of a mean of squares."""
+"""Recognises norms in an exported program: fused, or written out as a product with an inverse root mean square."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from costmodel.tracing.program import FxNode, Program, argument, is_node, kind, 
 
 
 def _layer_norm(program: Program, node: FxNode) -> TracedOps:
-    """Over the last axis."""
+    """Match a fused LayerNorm over the last axis."""
     source, normalised = node.args[0], node.args[1]
     if program.secret_inputs(node) != [source] or len(normalised) != 1:
         return ()
@@ -25,7 +25,7 @@ def _rms_norm(program: Program, node: FxNode) -> TracedOps:
 
 
 def _with_bias(program: Program, node: FxNode) -> TracedOps:
-    """A spelled-out LayerNorm plus a bias."""
+    """Match a written-out LayerNorm plus a bias."""
     sources = program.secret_inputs(node)
     others = [operand for operand in node.args[:2] if is_node(operand) and operand not in program.secret]
     if len(sources) != 1 or len(others) != 1 or numel(others[0]) != size(node)[-1]:
@@ -37,7 +37,7 @@ def _with_bias(program: Program, node: FxNode) -> TracedOps:
 
 
 def _with_gain(program: Program, node: FxNode) -> TracedOps:
-    """gain * (x * rsqrt(mean(x^2) + epsilon)), where a LayerNorm has x - mean(x) for x."""
+    """Match gain * (x * rsqrt(mean(x^2) + epsilon)); a LayerNorm has x - mean(x) in place of x."""
     normed, gain = program.split_product(node)
     if kind(node) != "mul" or normed is None or not is_node(gain) or numel(gain) != size(node)[-1]:
         return ()
@@ -51,7 +51,7 @@ def _without_gain(program: Program, node: FxNode) -> TracedOps:
 
 
 def _normed(program: Program, node: FxNode) -> tuple[type | None, FxNode]:
-    """The type of a norm without gain and bias, and what it normalises; None if the node is none."""
+    """Return the type of a norm without gain and bias and its input; None if the node is not a norm."""
     for numerator, spread in _by_inverse_roots(program, node):
         centred = _centred(program, numerator)
         if centred is not None and centred in (
@@ -65,7 +65,7 @@ def _normed(program: Program, node: FxNode) -> tuple[type | None, FxNode]:
 
 
 def _by_inverse_roots(program: Program, node: FxNode) -> Iterator[tuple[FxNode, FxNode]]:
-    """x and v of x * rsqrt(v + epsilon), whichever comes first, or of x / sqrt(v + epsilon)."""
+    """Yield x and v of x * rsqrt(v + epsilon), in either order, or of x / sqrt(v + epsilon)."""
     if len(factors := program.secret_inputs(node)) != 2:
         return
     orders = {"mul": ((factors, "rsqrt"), (factors[::-1], "rsqrt")), "div": ((factors, "sqrt"),)}
@@ -77,7 +77,7 @@ def _by_inverse_roots(program: Program, node: FxNode) -> Iterator[tuple[FxNode, 
 
 
 def _centred(program: Program, node: FxNode | None) -> FxNode | None:
-    """x of x - mean(x) over the last axis."""
+    """Return x of x - mean(x) over the last axis."""
     if node is None or kind(node) != "sub" or len(program.secret_inputs(node)) != 2:
         return None
     source, mean = (program.origin(operand) for operand in node.args[:2])
@@ -85,7 +85,7 @@ def _centred(program: Program, node: FxNode | None) -> FxNode | None:
 
 
 def _squared_mean(program: Program, node: FxNode) -> FxNode | None:
-    """x of the mean over the last axis of x^2 or x * x."""
+    """Return x of the mean over the last axis of x^2 or x * x."""
     if not _is_over_last_axis(node, "mean"):
         return None
     square = program.origin(node.args[0])
@@ -96,7 +96,7 @@ def _squared_mean(program: Program, node: FxNode) -> FxNode | None:
 
 
 def _variance_of(program: Program, node: FxNode) -> FxNode | None:
-    """x of its variance over the last axis, divided by the number of elements."""
+    """Return x of its variance over the last axis, divided by the number of elements."""
     if not _is_over_last_axis(node, "var"):
         return None
     by_all = argument(node, 2, "unbiased", node.kwargs.get("correction", 1)) in (False, 0)
@@ -112,7 +112,7 @@ def _is_over_last_axis(node: FxNode, name: str) -> bool:
 def _norm(
     program: Program, op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False
 ) -> TracedOps:
-    """A norm of no gain has no bias. Several rows of a token, such as its heads, are groups of one row."""
+    """Return a norm op; without gain it has no bias. Several rows per token, such as heads, become groups of one row."""
     shape, forms = rows_and_features(node), dict[str, Any](affine=gain)
     if op_type is ops.LayerNorm and gain:
         forms["bias"] = bias

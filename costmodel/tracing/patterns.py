@@ -1,7 +1,7 @@
-"""Which typed ops an operation of an exported program stands for, itself or together with those before it.
+"""Recognises the typed op that an operation of an exported program stands for, alone or with operations before it.
 
 Each pattern takes the last operation of what it recognises and returns the steps that compute its value, or none.
-Linears and tables are recognised by structure; activations, however they are spelled out, by their values.
+Linears and tables are recognised by structure, activations by the values of the function that they compute.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,10 +25,10 @@ from costmodel.tracing.program import (
     size,
 )
 
-VALUE_TOLERANCE = 1e-5  # the tanh form of GELU is off the exact one by 5e-4
-LARGEST_ACTIVATION = 12  # operations of which a spelled-out activation may consist; GELU has 8
+VALUE_TOLERANCE = 1e-5  # the tanh form of GELU differs from the exact one by 5e-4
+LARGEST_ACTIVATION = 12  # most operations of a written-out activation; GELU has 8
 CAPS: frozenset[str] = FACTORS | {"tanh"}  # cap * tanh(x / cap) keeps logits and scores within a cap
-# Element-wise operations that an activation may be spelled out in.
+# Element-wise operations of which a written-out activation may consist.
 ELEMENTWISE: frozenset[str] = frozenset(
     {
         "abs", "add", "clamp", "clamp_max", "clamp_min", "div", "erf", "exp", "gelu", "hardswish", "hardtanh",
@@ -40,9 +40,10 @@ ELEMENTWISE: frozenset[str] = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TracedOp:
-    """One op. part: what it is called beside others of its module. anchor: the operation whose module it is named by.
+    """One op of a traced model.
 
-    inputs: operations, or earlier steps of the same pattern.
+    `part` names it within its module, which is that of the operation `anchor`; `inputs` are operations, or earlier
+    steps of the same pattern.
     """
 
     part: str
@@ -55,11 +56,10 @@ TracedOps: TypeAlias = tuple[TracedOp, ...]
 
 
 def step(part: str, op: Op, anchor: FxNode, *inputs: Any) -> TracedOps:
-    """An op that stands for an operation by itself."""
     return (TracedOp(part=part, op=op, inputs=inputs, anchor=anchor),)
 
 
-# ATen name -> what its value may be, tried in turn
+# ATen name -> patterns, tried in this order
 Patterns: TypeAlias = Mapping[str, tuple[Callable[[Program, FxNode], TracedOps], ...]]
 
 
@@ -72,7 +72,7 @@ def _embedding(program: Program, node: FxNode) -> TracedOps:
 
 
 def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
-    """Times a public number, which the owner multiplies into the table before the run if nothing else reads it."""
+    """Match an embedding times a public number, which the owner can multiply into the table if nothing else reads it."""
     source, factor = program.split_product(node)
     if source is None or factor in program.learned or (is_node(factor) and numel(factor) != 1):
         return ()
@@ -83,7 +83,7 @@ def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
 
 
 def _scaled(program: Program, node: FxNode) -> TracedOps:
-    """Times or divided by one public number that is not learned."""
+    """Match a product with or quotient by one public number that is not learned."""
     source, factor = program.public_factor(node)
     if factor is None or any(operand in program.learned for operand in node.all_input_nodes):
         return ()
@@ -91,7 +91,7 @@ def _scaled(program: Program, node: FxNode) -> TracedOps:
 
 
 def _one_row(program: Program, node: FxNode) -> TracedOps:
-    """One token of 1 x T x features, such as the first, which a classifier reads, or the last."""
+    """Match one token of 1 x T x features, such as the last, or the first, which a classifier reads."""
     source, axis = node.args[0], argument(node, 1, "dim", 0)
     if len(size(source)) != 3 or size(source)[0] != 1 or size(source)[1] == 1 or axis not in (1, -2):
         return ()
@@ -103,7 +103,7 @@ def _one_row(program: Program, node: FxNode) -> TracedOps:
 
 
 def _linear(program: Program, node: FxNode) -> TracedOps:
-    """A matrix of weights to the right of the activations: `linear`, `addmm`, or a product of two matrices."""
+    """Match a product with a weight matrix on the right: `linear`, `addmm`, or a product of two matrices."""
     name = kind(node)
     source, weight = node.args[1:3] if name == "addmm" else node.args[:2]
     bias = node.args[0] if name == "addmm" else argument(node, 2, "bias") if name == "linear" else None
@@ -120,7 +120,7 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
 
 
 def _last_product(program: Program) -> FxNode:
-    """What the logits are before factors and caps."""
+    """Return the logits before factors and caps."""
     node = program.origin(program.output)
     while kind(node) in CAPS and len(program.secret_inputs(node)) == 1:
         node = program.origin(program.secret_inputs(node)[0])
@@ -133,7 +133,7 @@ def _vocabulary(program: Program) -> int:
 
 
 def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
-    """Leaky ReLU with one slope, learned or not."""
+    """Match a leaky ReLU with one slope, learned or not."""
     source = node.args[0]
     if kind(node) == "prelu" and numel(node.args[1]) != 1:
         return ()
@@ -142,7 +142,7 @@ def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
     return step("activation", ops.LeakyRelu(**rows_and_features(node)), node, source)
 
 
-# name in `Program.activations` -> its op
+# name in `Program.activations` -> op
 ACTIVATIONS: dict[str, Callable[..., Op]] = {
     "gelu": partial(ops.Gelu, form="exact"),
     "gelu-tanh": partial(ops.Gelu, form="tanh"),
@@ -156,7 +156,7 @@ ACTIVATIONS: dict[str, Callable[..., Op]] = {
 
 
 def _activation(program: Program, node: FxNode) -> TracedOps:
-    """Element-wise operations on one value: which function they compute together is told by evaluating them."""
+    """Match element-wise operations on one value; evaluating them tells which function they compute together."""
     region: list[FxNode] = []
     frontier = {node}
     while len(region) < LARGEST_ACTIVATION:
@@ -176,7 +176,7 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
 
 
 def _is_elementwise(program: Program, node: FxNode) -> bool:
-    """Whether a node is element by element, of secrets and literal numbers alone."""
+    """Return whether a node is element-wise and reads only secrets of its size and literal numbers."""
     if kind(node) not in ELEMENTWISE and kind(node) not in {"to", "clone", "alias", "contiguous"}:
         return False
     return all(source in program.secret and size(source) == size(node) for source in node.all_input_nodes)
@@ -194,7 +194,7 @@ def _evaluate(program: Program, region: list[FxNode], source: FxNode) -> Any:
 
 
 def _sum(program: Program, node: FxNode) -> TracedOps:
-    """Two activations, each perhaps times or divided by a learned scalar; or an activation and a table."""
+    """Match a sum of two activations, each possibly scaled by a learned scalar, or of an activation and a table."""
     if argument(node, 2, "alpha", 1) != 1 or not is_node(node.args[1]):
         return ()
     first, second = node.args[:2]
@@ -208,7 +208,7 @@ def _sum(program: Program, node: FxNode) -> TracedOps:
 
 
 def _table(program: Program, node: FxNode, source: FxNode, table: FxNode) -> TracedOps:
-    """Numbers that do not depend on the tokens, mostly learned positions, added to every token."""
+    """Match a sum with numbers that do not depend on the tokens, mostly learned positions."""
     if not _keeps_size(node, [source]):
         return ()
     while kind(table) in REARRANGES | CASTS:
@@ -218,7 +218,7 @@ def _table(program: Program, node: FxNode, source: FxNode, table: FxNode) -> Tra
 
 
 def _unscaled(program: Program, node: FxNode) -> FxNode:
-    """x of x times or divided by one learned scalar; else the node."""
+    """Return x of x times or divided by one learned scalar; otherwise the node itself."""
     product = program.origin(node)
     if kind(product) not in {"mul", "div"}:
         return node
@@ -227,7 +227,7 @@ def _unscaled(program: Program, node: FxNode) -> FxNode:
 
 
 def _product(program: Program, node: FxNode) -> TracedOps:
-    """Two activations, element by element."""
+    """Match an element-wise product of two activations."""
     secrets = [operand for operand in node.args[:2] if is_node(operand) and operand in program.secret]
     if len(secrets) != 2 or not _keeps_size(node, secrets):
         return ()
@@ -239,13 +239,13 @@ def _keeps_size(node: FxNode, sources: list[FxNode]) -> bool:
 
 
 def rows_and_features(node: FxNode) -> dict[str, Any]:
-    """The sizes of what a node computes, as ops take them."""
+    """Return the shape of a node's value as the `rows` and `features` of an op."""
     features = size(node)[-1]
     return {"rows": numel(node) // features, "features": features}
 
 
 def first_match(patterns: Patterns, program: Program, node: FxNode) -> TracedOps:
-    """What the first pattern that recognises a node makes of it; nothing if none does."""
+    """Return the steps of the first pattern that recognises a node, or none."""
     return next((steps for pattern in patterns.get(kind(node), ()) if (steps := pattern(program, node))), ())
 
 

@@ -1,8 +1,8 @@
-"""An exported ATen program as the tracer reads it: what depends on the tokens, and what moves numbers around for free.
+"""An exported ATen program for the tracer: which values depend on the tokens, and which operations are local.
 
-A value is secret if it depends on the values of the tokens. Everything else is computed before the run by whoever
-owns it: weights, positions, masks, rotary angles. That follows from the data flow, never from names. A prompt has no
-padding, so position ids that are counted from the tokens that are none are public too.
+A value is secret if it depends on the values of the tokens. Everything else is computed before the run by its owner:
+weights, positions, masks, rotary angles. This follows from the data flow, never from names. A prompt has no padding, so
+position ids that count the tokens that are not padding are public too.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 FxNode: TypeAlias = Any  # torch.fx.Node; this module needs no torch
 
-# Operations that rearrange, copy, drop or negate elements: local to the parties. By ATen name without overload.
+# Local operations: they rearrange, copy, drop or negate elements. By ATen name without overload.
 REARRANGES: frozenset[str] = frozenset(
     {
         "alias", "cat", "chunk", "clone", "concat", "constant_pad_nd", "contiguous", "detach", "expand", "flatten",
@@ -24,24 +24,27 @@ REARRANGES: frozenset[str] = frozenset(
 SPLITS: frozenset[str] = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
 CASTS: frozenset[str] = frozenset({"_to_copy", "to", "type_as"})
 DROPOUTS: frozenset[str] = frozenset({"dropout", "dropout_", "feature_dropout"})
-# The number that an operation with it leaves everything as it is.
+# operation -> its neutral number
 NEUTRAL: dict[str, float] = {"mul": 1, "div": 1, "add": 0, "sub": 0}
 FACTORS: frozenset[str] = frozenset({"mul", "div"})
 # Operations whose result depends on the shape of their operand and not on its values.
 SHAPE_ONLY: frozenset[str] = frozenset(
     {"empty_like", "full_like", "new_empty", "new_full", "new_ones", "new_zeros", "ones_like", "sym_size", "zeros_like"}
 )
-# Operations that read values from their first operand alone, and a shape or a type from the others.
+# Operations that read values from their first operand, and only a shape or type from the others.
 LIKE_OTHERS: frozenset[str] = frozenset({"expand_as", "reshape_as", "type_as", "view_as"})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Program:
-    """nodes: in execution order. tokens: the input. output: the logits, or whatever the model returns first.
+    """An exported program.
 
-    secret: what depends on the tokens. learned: what depends on parameters and not on the tokens.
-    value: what a node that is not secret computes. samples, activations: arguments of an element-wise function, and
-        what each known function makes of them.
+    Attributes:
+        nodes: Operations in execution order.
+        tokens, output: The input, and the logits (whatever the model returns first).
+        secret, learned: Nodes that depend on the tokens; nodes that depend on parameters and not on the tokens.
+        value: Return the value of a node that is not secret.
+        samples, activations: Arguments of an element-wise function, and the values of each known function there.
     """
 
     nodes: tuple[FxNode, ...]
@@ -54,11 +57,11 @@ class Program:
     activations: dict[str, Any]
 
     def secret_inputs(self, node: FxNode) -> list[FxNode]:
-        """The secret values that a node reads, each once, in the order of its arguments."""
+        """Return the secret values that a node reads, each once, in the order of its arguments."""
         return [source for source in value_inputs(node) if source in self.secret]
 
     def moved(self, node: FxNode) -> list[FxNode]:
-        """The secret values that a local operation hands on, or none if the operation is not local."""
+        """Return the secret values that a local operation passes on, or none if the operation is not local."""
         name, sources = kind(node), self.secret_inputs(node)
         first = node.args[0] if node.args else None
         handed = first if isinstance(first, (list, tuple)) else [first]
@@ -73,7 +76,7 @@ class Program:
         return sources if name in REARRANGES or self.is_neutral(node) else []
 
     def is_neutral(self, node: FxNode) -> bool:
-        """Whether the operation is a product or quotient with 1, or a sum or difference with 0."""
+        """Return whether the operation is a product or quotient with 1, or a sum or difference with 0."""
         name = kind(node)
         if name in FACTORS:
             source, other = self.split_product(node)
@@ -81,7 +84,7 @@ class Program:
         return name in NEUTRAL and self.secret_inputs(node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
 
     def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
-        """The operands of a product of one secret with something else; for a quotient, the secret must be on top."""
+        """Return the operands of a product of one secret with something else, or of a quotient with a secret numerator."""
         if kind(node) not in FACTORS:
             return None, None
         first, second = node.args[:2]
@@ -92,7 +95,7 @@ class Program:
         return None, None
 
     def public_number(self, value: Any) -> float | None:
-        """The one number of a literal or of a value that is not secret; None if it has several, or none yet."""
+        """Return the single number of a literal or public value; None if it has several, or is not known yet."""
         if not is_node(value):
             return float(value) if isinstance(value, (int, float)) else None
         if value in self.secret or numel(value) != 1:
@@ -101,9 +104,10 @@ class Program:
         return None if computed.is_meta else float(computed.detach())
 
     def public_factor(self, node: FxNode) -> tuple[FxNode, float | None]:
-        """The secret of a product with one public number, and that number, inverted for a quotient; else nothing.
+        """Return the secret of a product with one public number, and that number, inverted for a quotient; else (None,
+        None).
 
-        0 and infinity are none.
+        The numbers 0 and infinity do not count as factors.
         """
         source, other = self.split_product(node)
         number = None if source is None or numel(source) != numel(node) else self.public_number(other)
@@ -112,7 +116,7 @@ class Program:
         return source, number if kind(node) == "mul" else 1 / number
 
     def origin(self, node: FxNode) -> FxNode:
-        """What a node is a rearrangement of; itself, if what makes it is not local or joins several values."""
+        """Return the value that a node rearranges; the node itself if it is not local or joins several values."""
         while sources := self.moved(node):
             origins = {self.origin(source) for source in sources}
             if len(origins) > 1:
@@ -124,7 +128,7 @@ class Program:
 def dependent(
     nodes: Iterator[FxNode] | tuple[FxNode, ...], roots: set[FxNode], known: frozenset[FxNode] = frozenset()
 ) -> frozenset[FxNode]:
-    """The roots and all that is computed from their values, but for what is `known` all the same."""
+    """Return the roots and everything computed from their values, except for `known` nodes."""
     reached = set(roots)
     for node in nodes:
         if node not in known and any(source in reached for source in value_inputs(node)):
@@ -133,7 +137,7 @@ def dependent(
 
 
 def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
-    """The comparisons of tokens with padding from which positions are counted: true for all tokens of a prompt."""
+    """Return the comparisons of tokens with padding that positions are counted from; true for all tokens of a prompt."""
     comparisons = set()
     for node in nodes:
         if kind(node) == "cumsum":
@@ -146,7 +150,7 @@ def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
 
 
 def kind(node: FxNode) -> str:
-    """The ATen name without namespace and overload: `linear` of `aten.linear.default`."""
+    """Return the ATen name without namespace and overload: `linear` of `aten.linear.default`."""
     if node.op != "call_function":
         return str(node.op)
     target = str(node.target)
@@ -154,7 +158,7 @@ def kind(node: FxNode) -> str:
 
 
 def size(node: FxNode) -> tuple[int, ...]:
-    """The shape of a node's value; of the first, if it has several."""
+    """Return the shape of a node's value, or of its first value."""
     value = node.meta["val"]
     return tuple(value[0].shape if isinstance(value, (tuple, list)) else value.shape)
 
@@ -164,24 +168,24 @@ def numel(node: FxNode) -> int:
 
 
 def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any:
-    """An argument, wherever the call passes it."""
+    """Return an argument of a call, positional or by keyword."""
     return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
 
 
 def value_inputs(node: FxNode) -> list[FxNode]:
-    """The nodes whose values, and not only shapes or types, a node reads."""
+    """Return the nodes whose values a node reads, not only their shapes or types."""
     if kind(node) in SHAPE_ONLY:
         return []
     return node.all_input_nodes[:1] if kind(node) in LIKE_OTHERS else list(node.all_input_nodes)
 
 
 def readers(node: FxNode) -> list[FxNode]:
-    """The operations that read a node's values; assertions about its type read none."""
+    """Return the operations that read a node's values; assertions about its type do not."""
     return [user for user in node.users if not kind(user).startswith("_assert")]
 
 
 def writes(node: FxNode) -> bool:
-    """Whether an operation changes an operand in place, which data flow does not show."""
+    """Return whether an operation changes an operand in place, which data flow does not show."""
     return bool(getattr(getattr(node.target, "_schema", None), "is_mutable", False))
 
 

@@ -1,16 +1,15 @@
-"""`trace`: the op graph of a torch model that nobody here wrote, from its exported ATen program.
+"""`trace`: the op graph of any torch model, from its exported ATen program.
 
-What the logits depend on is followed backwards: operations that only rearrange numbers are passed through, those that
-a pattern recognises become typed ops, and the model is refused with the list of all others. Nothing is dropped or
-priced as zero. Entropies, caches and whatever else a model computes beside its logits are not part of it.
+The program is followed backwards from the logits: operations that only rearrange numbers are skipped, operations that a
+pattern recognises become typed ops, and all others are listed in the error that refuses the model. Nothing is dropped
+or priced as zero. Entropies, caches and other values that do not affect the logits are not part of the graph.
 
-A sum with one operand times a learned scalar is charged as if both had one. Masks are public and cost nothing:
-attention under any mask is run as causal, and without one as it is; what else is added to scores is not run. A prompt
-has no padding.
+A sum with one operand times a learned scalar is priced as if both had one. Masks are public and free: attention under
+any mask is run as causal, attention without a mask as it is, and other numbers that are added to scores are not run. A
+prompt has no padding. Names are module paths, such as `transformer.h.3.attn.c_attn`.
 
-Names are module paths, `transformer.h.3.attn.c_attn`. To run a graph, weights of a packed projection have to hold
-queries, keys and values in this order, and no op may read a part of another's features, as the two halves of a gated
-linear; to price it, both are fine.
+A graph can be priced but not run if a packed projection does not hold queries, keys and values in this order, or an op
+reads a part of another's features, such as the two halves of a gated linear.
 """
 
 from collections import Counter
@@ -24,7 +23,7 @@ from costmodel.tracing.patterns import TracedOp, TracedOps, first_match
 from costmodel.tracing.program import FxNode, Program, kind, writes
 
 MAX_PLACES = 3  # modules named for each unsupported operation
-# An operation that no op stands for -> what kind of model has it, and what to do.
+# Unsupported operation -> the kind of model that has it, and a remedy.
 REASONS: dict[str, str] = {
     "topk": "it chooses experts by secret scores; trace a model of the same shape without experts",
     "conv1d": "it convolves over tokens, as state-space layers do; trace a model with attention in their place",
@@ -33,13 +32,16 @@ REMEDY = "spell the modules out in known ops, or add ops for them as CONTRIBUTIN
 
 
 def trace(model: Module, seq_len: int, *, name: str = "model") -> OpGraph:
-    """The op graph of a module that takes 1 x T token ids and returns logits, for a prompt of `seq_len` tokens.
+    """Return the op graph of a module for a prompt of `seq_len` tokens.
 
-    model: a torch.nn.Module, traced in evaluation mode. It returns a tensor, something with `logits`, or a sequence
-        or mapping that begins with them. name: what errors call it.
-
-    Raises UserError if it is not such a module, cannot be exported, reads a position table beyond its end, or has
-    operations that no op stands for; the message lists them with their modules.
+    Args:
+        model: A torch.nn.Module, traced in evaluation mode. It takes 1 x T token ids and returns logits: a tensor, an
+            object with `logits`, or a sequence or mapping that begins with them.
+        seq_len: Tokens of the prompt.
+        name: Name of the model in errors.
+    Raises:
+        UserError: If the model is not such a module, cannot be exported, reads a position table beyond its end, or has
+            unsupported operations, which are listed with their modules.
     """
     program = program_of(model, seq_len, name)
     steps = _recognised(program, name)
@@ -48,10 +50,7 @@ def trace(model: Module, seq_len: int, *, name: str = "model") -> OpGraph:
 
 
 def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
-    """The steps of every operation that the output depends on and that is not local, in execution order.
-
-    Raises UserError if there are some that nothing recognises, or if the output does not depend on the tokens.
-    """
+    """Return the steps of every operation that the output depends on and that is not local, in execution order."""
     if program.output not in program.secret or program.origin(program.output) is program.tokens:
         raise UserError(f"the logits of model {name!r} must be computed from its tokens, but they are not.")
     recognised: dict[FxNode, TracedOps] = {}
@@ -74,7 +73,7 @@ def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
 
 
 def _unsupported(name: str, unknown: list[FxNode]) -> str:
-    """All of them, or those that tell by themselves what kind of model it is."""
+    """Format the unsupported operations, or only those that identify the kind of model."""
     remedy = next((REASONS[kind(node)] for node in unknown if kind(node) in REASONS), REMEDY)
     unknown = [node for node in unknown if kind(node) in REASONS] or unknown
     listed = []
@@ -110,7 +109,7 @@ def _named(program: Program, recognised: dict[FxNode, TracedOps], leaves: set[st
 
 
 def _made(program: Program, node: FxNode, names: dict[Any, str]) -> FxNode:
-    """The operation with a name that a value is a rearrangement of."""
+    """Return the named operation whose value a node rearranges."""
     while node not in names:
         node = program.moved(node)[0]
     return node
@@ -128,7 +127,7 @@ def _candidates(stem: str, part: str) -> Any:
 
 
 def _layer(path: str, step: TracedOp, earlier: list[Node]) -> LayerId:
-    """The first index in a module's path; without one, what stands before the layers or after them."""
+    """Return the first index in a module's path; without one, `embed` before the layers and `head` after them."""
     if isinstance(step.op, TokenEmbedding):
         return "embed"
     if isinstance(step.op, VocabProjection):
