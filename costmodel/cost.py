@@ -1,11 +1,11 @@
-"""What a cost is, said once: the units and definitions every protocol, testbed and report uses.
+"""The definition of a cost, with the units that every protocol, testbed and report uses.
 
-round: one wait of a party for a message, on the program's critical path.
-message: what an engine counts as a send.
-sent_bytes: bytes that parties put on the wire, summed over all of them, online and setup; a dealer is no party.
+- round: one wait of a party for a message, on the program's critical path.
+- message: one send of an engine.
+- sent_bytes: bytes on the wire, online and offline, summed over all parties, of which a dealer is none.
 
-Everything is in SI base units (bytes, seconds); minutes and GB (1e9 bytes) exist only in parsing and printing.
-None means not known, never zero: a sum with an unknown part is unknown.
+Everything is in SI base units (bytes, seconds); minutes and GB (1e9 bytes) exist only in parsing and printing. None
+means not known, never zero: a sum with an unknown part is unknown.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,12 +17,13 @@ from costmodel.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """The cost of one op, a layer or a whole model.
+    """The cost of one op, a layer or a whole model; a part is None if it is not known.
 
-    latency_s: seconds from prompt to token; compute_s and network_s are its parts where they can be told apart.
-    sent_bytes: online_bytes and setup_bytes are its parts where they can be told apart.
-    key_bytes: that each party receives from a dealer ahead of the run, and keeps until it; in no other field.
-    rounds, messages: whole numbers, but for a mean over several new tokens.
+    Attributes:
+        latency_s: Seconds from prompt to token; `compute_s` and `network_s` are its parts.
+        sent_bytes: Bytes of all parties; `online_bytes` and `setup_bytes` (offline) are its parts.
+        key_bytes: Bytes that a dealer sends each party before the run; in no other field.
+        rounds, messages: Whole numbers, except in a mean over several new tokens.
     """
 
     latency_s: float
@@ -37,9 +38,9 @@ class Price:
 
 
 def total_price(prices: Iterable[Price]) -> Price:
-    """The sum of prices, field by field; a field that any part does not know is None.
+    """Return the sum of costs, field by field; a field that is None in any of them is None.
 
-    Raises UserError if there is nothing to sum.
+    A UserError is raised if there is nothing to sum.
     """
     parts = list(prices)
     if not parts:
@@ -52,7 +53,7 @@ def total_price(prices: Iterable[Price]) -> Price:
 
 
 def shared_price(price: Price, num_shares: int) -> Price:
-    """One of equal shares of a price."""
+    """Return one of `num_shares` equal shares of a cost."""
     if num_shares == 1:
         return price
     values: dict[str, Any] = {field.name: getattr(price, field.name) for field in fields(Price)}
@@ -62,7 +63,7 @@ def shared_price(price: Price, num_shares: int) -> Price:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Costs:
-    """What of a price a budget bounds."""
+    """The parts of a cost that a budget bounds."""
 
     latency_s: float
     sent_bytes: float
@@ -75,11 +76,9 @@ class Costs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Budget:
-    """Upper bounds a model must meet; None is no bound. What a price does not know is within no bound.
+    """Upper bounds on costs; None is no bound, and a cost that is not known meets no bound.
 
-    also: bounds of what it costs under other protocols, by their names.
-
-    Raises UserError if a bound is not positive and finite.
+    `also` bounds the costs under other protocols, by name. A UserError is raised if a bound is not positive and finite.
     """
 
     latency_s: float | None = None
@@ -93,20 +92,18 @@ class Budget:
                 raise UserError(f"budget `{name}` must be positive and finite, but got {bound}.")
 
     def check_keys(self, protocol: str, *, has_keys: bool) -> None:
-        """Raises UserError for a bound of keys under a protocol whose prices have none."""
+        """Refuse a bound on keys under a protocol without keys."""
         if self.key_bytes is not None and not has_keys:
             raise UserError(f"--budget-keys is of a dealer's keys, but protocol {protocol} has none; leave it out.")
 
     @property
     def bounds(self) -> dict[str, float]:
-        """Bounds by name of the field, but for those under other protocols."""
+        """Bounds by field name, without those under other protocols."""
         names = (field.name for field in fields(Costs))
         return {name: bound for name in names if (bound := getattr(self, name)) is not None}
 
     def admits(self, costs: Costs | Price, also: Mapping[str, Costs] | None = None) -> bool:
-        """Whether costs are all within the bounds. also: those under other protocols, by name; without one of which the
-        budget speaks, they are not.
-        """
+        """Return whether all costs are within the bounds; `also` are the costs under other protocols, by name."""
         known = also or {}
         return all(
             (cost := getattr(costs, name)) is not None and cost <= bound for name, bound in self.bounds.items()

@@ -1,7 +1,7 @@
-"""The range of the data that prices were fitted on, and what of an op graph lies outside it.
+"""The range of the data that costs were fitted on, and the parts of an op graph outside it.
 
-A dimension is inside between the least and the greatest value of the data, up to `MARGIN`. What lies outside is priced
-all the same, by how the counts of the formulas grow with it, which no measurement checks.
+A dimension is inside if it lies between the least and the greatest value of the data, within `MARGIN`. What lies
+outside is still priced, by how the counts of the formulas grow with it, which no measurement checks.
 """
 
 import math
@@ -11,23 +11,22 @@ from dataclasses import dataclass
 from costmodel import ops
 from costmodel.ops import Node
 
-MARGIN = 0.01  # relative: closer than that, a fit does not tell its own rows apart
+MARGIN = 0.01  # relative; a fit does not resolve smaller differences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataRange:
-    """What the models had whose costs are known.
+    """The range of the models in the data; all prompts were run whole, and all their tokens projected.
 
-    dimensions: by name, as `dimensions` names them, every value of the data, ascending.
-    op_types: that a model of the data had, or that move numbers and nothing else.
-    Its prompts went through whole, and all their tokens were projected.
+    `dimensions` has every value in the data, ascending, by the names of `dimensions`; `op_types` are the types of op in
+    the data and those that only move numbers.
     """
 
     dimensions: dict[str, tuple[int, ...]]
     op_types: frozenset[type]
 
     def outside(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """What of a graph no data has, such as `d_model 12 (data: 768)`; nothing where all is inside."""
+        """Return the parts of a graph outside the data, such as `d_model 12 (data: 768)`."""
         values = dimensions(graph)
         beyond_data = [
             f"{name} {_range(beyond)} (data: {_range(known)})"
@@ -38,9 +37,9 @@ class DataRange:
         caches = [node.op for node in graph if isinstance(node.op, ops.KeyValueCache)]
         projected = {node.op.rows for node in graph if isinstance(node.op, ops.VocabProjection)}
         tokens = {node.op.tokens for node in graph if isinstance(node.op, ops.TokenEmbedding)}
-        # keys and values of the same run are only told apart from queries
+        # without past tokens, KeyValueCache only separates keys and values from queries
         used = unknown - (set() if any(cache.past_len for cache in caches) else {"KeyValueCache"})
-        # where all tokens are projected, rows are taken for blocks of queries alone
+        # if all tokens are projected, TakeRows only serves blocks of queries
         used -= {"TakeRows"} if "JoinRows" in unknown and projected <= tokens else set()
         ways = [text for kind, text in OTHER_WAYS.items() if kind.__name__ in used]
         ways += [f"batch {batch} (data: 1)"] if (batch := _batch(graph)) > 1 else []
@@ -48,7 +47,7 @@ class DataRange:
         return (*beyond_data, *ways, *(f"{name} (data: none)" for name in names))
 
 
-# ops that are there because of how a model is run, and what to call it
+# op type that a deployment adds -> the name of that deployment
 OTHER_WAYS: dict[type, str] = {
     ops.KeyValueCache: "phase decode (data: prefill)",
     ops.TakeRows: "projection last (data: all)",
@@ -58,15 +57,14 @@ OTHER_WAYS: dict[type, str] = {
 
 
 def _batch(graph: Iterable[Node]) -> int:
-    """Sequences at once."""
     return max((getattr(node.op, "sequences", 1) for node in graph), default=1)
 
 
 def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
-    """The dimensions of a model, read off its ops: a set of values each, empty where none of its ops has one.
+    """Return the dimensions of a model from its ops: a set of values each, empty if no op has one.
 
-    seq_len, num_heads: of one sequence. d_ff: inner features of FFNs; the rows of a linear that leads
-    back to d_model and is not attention's.
+    `seq_len` and `num_heads` are of one sequence. `d_ff` is the input width of linears that lead back to d_model and
+    are not attention's.
     """
     values: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
     batch = _batch(graph)
@@ -92,10 +90,10 @@ def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
 
 
 def describe(outside: Iterable[str]) -> str:
-    """`extrapolated: ` and what lies outside the data, each dimension once; empty if nothing does.
+    """Return `extrapolated: ` and what lies outside the data, each dimension once; empty if nothing does.
 
-    `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` are `num_layers 6, 10 (data: 12 to 18)`; of
-    how many times an op does more than any that was measured, the most.
+    `num_layers 6 (data: 12 to 18)` and `num_layers 10 (data: 12 to 18)` become `num_layers 6, 10 (data: 12 to 18)`; of
+    the ratios of an op to the measured ones, the largest is kept.
     """
     values: dict[tuple[str, str], dict[str, None]] = {}
     for text in outside:
@@ -107,7 +105,6 @@ def describe(outside: Iterable[str]) -> str:
 
 
 def _joined(values: Iterable[str]) -> str:
-    """Numbers in order, words as they came; only the largest of factors."""
     known = list(values)
     if all(value.endswith("x") for value in known):
         return max(known, key=lambda value: float(value.removesuffix("x")))

@@ -1,4 +1,4 @@
-"""How two prices differ, op by op."""
+"""The difference between two costs, op by op."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,10 +10,9 @@ from costmodel.ops import Node, Op
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """An op that two estimates have in other numbers or at other prices.
+    """An op whose number or cost differs between two estimates.
 
-    num_before, num_after: how often it is there. latency_s, sent_bytes: what the second takes less the first, so
-    below 0 where it saves.
+    `num_before` and `num_after` count it. `latency_s` and `sent_bytes` are after - before, so negative for a saving.
     """
 
     op: Op
@@ -24,7 +23,7 @@ class Change:
 
 
 def changes(before: Estimate, after: Estimate) -> tuple[Change, ...]:
-    """All that differs, what saves most time first; together they are the difference of the totals."""
+    """Return all differences, largest saving of time first; they sum to the difference of the totals."""
     first, second = _grouped(before.by_op), _grouped(after.by_op)
     changed = []
     for op in dict.fromkeys((*first, *second)):

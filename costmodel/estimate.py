@@ -1,4 +1,4 @@
-"""`estimate`: an op graph priced op by op under a protocol and its testbed; `estimate_generation`: several in turn."""
+"""`estimate` prices an op graph op by op under a protocol; `estimate_generation` prices several runs in turn."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -13,13 +13,14 @@ from costmodel.trust import Trust
 
 
 class Pricer(ABC):
-    """A protocol on a testbed: prices ops from their shapes alone.
+    """A protocol on a testbed, which prices ops from their shapes alone.
 
-    protocol, network: the names the command line knows; network is None where it is fitted in.
-    cost_model_id: equal for equal prices of every op; see `protocols.identity`.
-    range_over: what the latency range is a range over, in words.
-    has_keys: whether a dealer sends each party keys ahead of a run, which prices have.
-    setting: what of numbers and weights is priced; None where the protocol has it fitted in.
+    Attributes:
+        protocol, network: Names on the command line; network is None if it is fitted in.
+        cost_model_id: Equal for equal costs of every op; see `protocols.identity`.
+        range_over: What the latency range is over, in words.
+        has_keys: Whether a dealer sends each party keys before a run, so that costs include keys.
+        setting: Setting of numbers and weights; None if it is fitted in.
     """
 
     protocol: str
@@ -32,25 +33,25 @@ class Pricer(ABC):
     @property
     @abstractmethod
     def trust(self) -> Trust:
-        """Whom the protocol trusts."""
+        """Whom you must trust under the protocol."""
 
     @property
     def of_first_run(self) -> "Pricer":
-        """Prices the first of several runs in turn, which makes what the others keep; itself if they keep nothing."""
+        """The pricer of the first of several runs, which makes what the others reuse; itself if nothing is reused."""
         return self
 
     @abstractmethod
     def price(self, op: Op) -> Price:
-        """The cost of one op. Raises UserError for an op the protocol has no formula for."""
+        """Return the cost of one op; a UserError is raised if the protocol has no formula for it."""
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
-        """Least and greatest latency over all coefficients consistent with the data, or None if exact or unknown."""
+        """Return the least and greatest latency consistent with the data, in seconds; None if exact or not known."""
         return None
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """What of a graph lies outside the data that the prices were fitted on, in words.
+        """Return the parts of a graph outside the data that costs were fitted on, in words.
 
-        Unless overridden: kinds of op that do more than any that was measured, and how many times.
+        By default these are the types of op that are larger than any that was measured, with the ratio.
         """
         multiples: dict[str, float] = {}
         for op in dict.fromkeys(node.op for node in graph):
@@ -59,24 +60,24 @@ class Pricer(ABC):
         return tuple(f"{name} {times:.1f}x" for name, times in multiples.items() if times > 1)
 
     def prior_share(self, graph: Iterable[Node]) -> float | None:
-        """Share of the latency that rests on priors and not on data, 0 to 1, or None if there are no priors."""
+        """Return the share of the latency, from 0 to 1, that rests on priors; None if there are no priors."""
         return None
 
     def extrapolation(self, op: Op) -> float | None:
-        """How many times more an op does than any that seconds were fitted on, at least 1, or None."""
+        """Return the ratio of an op's work to the most that was fitted, at least 1; None if it is not known."""
         return None
 
 
 def outside_data(pricer: Pricer, graphs: Iterable[OpGraph]) -> str:
-    """Says what of several op graphs lies outside the data of their prices, as `describe` does."""
+    """Describe the parts of several op graphs that lie outside the data of the cost model."""
     return describe(text for graph in graphs for text in pricer.extrapolated(graph))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An op graph with its prices; `by_op` and `by_layer` sum to `total`.
+    """An op graph with its costs; `by_op` and `by_layer` sum to `total`.
 
-    extrapolations: of every op of `by_op`, as `Pricer.extrapolation` says.
+    `extrapolations` has `Pricer.extrapolation` of every op in `by_op`.
     """
 
     protocol: str
@@ -94,11 +95,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """New tokens, one after the other, each by a run of its own.
+    """New tokens, each from its own run.
 
-    whole: all of them together. Its nodes are those of the prompt's run, then, their names with `@decode` behind, those
-        of a run for one more token, of the shape that they have in the last run and with the price of them all.
-    by_token: the price of the run that gives each.
+    `whole` combines all of them: the nodes of the prompt's run, then, named `NAME@decode`, the nodes of a run for one
+    more token, with the shapes of the last run and the cost of all of them. `by_token` has the cost of each token's
+    run.
     """
 
     whole: Estimate
@@ -106,16 +107,16 @@ class Generation:
 
 
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
-    """Prices every node of the graph. Raises UserError, naming the node, for an op the protocol has no formula for."""
+    """Price every node of the graph; a UserError that names the node is raised for an op without formula."""
     prices = _prices(graph, pricer)
     by_op = tuple((node, prices[node.op]) for node in graph)
     return _estimate(by_op, graph, graph, pricer, pricer.latency_s_range(graph))
 
 
 def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
-    """Prices a run for each new token, the prompt's first, which also makes what the others keep.
+    """Price a run for each new token; the first is the prompt's, which also makes what the others reuse.
 
-    Each distinct op is priced once. Errors as of `estimate`.
+    Each distinct op is priced once. Errors are raised as by `estimate`.
     """
     prompt, *steps = runs
     later = [node for run in steps for node in run]
@@ -136,7 +137,7 @@ def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
 
 
 def _range(prompt: OpGraph, later: Sequence[Node], pricer: Pricer) -> tuple[float, float] | None:
-    """The range of a run and all later ones: together where they are priced alike, else apart."""
+    """Return the range of a run and all later ones, computed together if they are priced alike."""
     if (first := pricer.of_first_run) == pricer:
         return pricer.latency_s_range([*prompt, *later])
     apart = first.latency_s_range(prompt), pricer.latency_s_range(later)
@@ -152,7 +153,7 @@ def _estimate(
     pricer: Pricer,
     latency_s_range: tuple[float, float] | None,
 ) -> Estimate:
-    """every: all nodes that are run; largest: those of them that do the most, which tell what lies outside the data."""
+    """Assemble an estimate; `every` are all nodes that are run, `largest` those that decide about extrapolation."""
     extrapolations = {node.op: pricer.extrapolation(node.op) for node, _ in by_op}
     layers: dict[LayerId, list[Price]] = {}
     for node, price in by_op:
@@ -174,7 +175,6 @@ def _estimate(
 
 
 def _prices(nodes: Iterable[Node], pricer: Pricer) -> dict[Op, Price]:
-    """The price of every op there is."""
     prices: dict[Op, Price] = {}
     for node in nodes:
         if node.op not in prices:  # layers repeat their ops

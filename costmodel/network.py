@@ -1,10 +1,10 @@
-"""The link between the parties: what a second on the wire is made of.
+"""The link between the parties, and the seconds that communication takes on it.
 
     network seconds = waited bytes x 8 / bandwidth + rounds x RTT / 2
 
-A round is one wait for one message, which takes half a round trip; see `costmodel.cost`. Waited bytes are those that
-follow one another on the wire: on a full-duplex link what both parties send at once counts once, on a half-duplex
-link both directions share the bandwidth. Nothing is taken to overlap with computing.
+A round is one wait for one message, which takes half a round trip; see `costmodel.cost`. Waited bytes follow one
+another on the wire: on a full-duplex link bytes that both parties send at once count once, on a half-duplex link both
+directions share the bandwidth. Communication and computing are taken not to overlap.
 """
 
 import math
@@ -21,13 +21,15 @@ from costmodel.errors import UserError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Network:
-    """A link of its own between each pair of parties, all alike.
+    """A network with an equal link of its own between each pair of parties.
 
-    bandwidth_bits_per_s: of each direction of a full-duplex link, of both together of a half-duplex one; what TCP
-    carries, headers and slow start left out. rtt_s: of an empty message.
-    source: where the figures come from.
-
-    Raises UserError for a bandwidth that is not positive, or an RTT that is negative or not finite.
+    Attributes:
+        bandwidth_bits_per_s: Payload of TCP, without headers and slow start, in each direction of a full-duplex link or
+            in both directions together of a half-duplex one.
+        rtt_s: Round-trip time of an empty message.
+        source: Where the figures come from.
+    Raises:
+        UserError: If the bandwidth is not positive, or the RTT is negative or not finite.
     """
 
     name: str
@@ -67,9 +69,9 @@ NETWORKS: dict[str, Network] = {
 
 
 def load_network(name_or_path: str | Network | None) -> Network:
-    """A preset by name, or the network in a `.yaml` file, whose keys are the fields of `Network`; `lan` for None.
+    """Return a preset by name, or the network in a `.yaml` file with the fields of `Network` as keys; `lan` for None.
 
-    Raises UserError if it is neither, or not valid.
+    A UserError is raised if it is neither, or not valid.
     """
     if isinstance(name_or_path, Network):
         return name_or_path
@@ -79,18 +81,17 @@ def load_network(name_or_path: str | Network | None) -> Network:
     path = Path(name_or_path)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"network must be one of {', '.join(NETWORKS)} or a .yaml file, but got {name_or_path!r}.")
-    if not os.path.isfile(path):  # nor a name that is too long
+    if not os.path.isfile(path):  # also false for a name that is too long
         keys = ", ".join(field.name for field in fields(Network))
         raise UserError(f"network {name_or_path!r} must be an existing file with the keys {keys}.")
     return decode(Network, load_mapping(path), str(path))
 
 
 def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) -> Network | None:
-    """The network that is asked for: a named or given one, with another bandwidth or RTT where these are given.
+    """Return the network of the flags: a named or given one with another bandwidth or RTT; None without any flag.
 
-    bandwidth, rtt: with units, such as `1Gbps` and `4ms`. None if nothing is asked for.
-
-    Raises UserError for an unknown network, a bandwidth that is not positive or an RTT below 0.
+    `bandwidth` and `rtt` have units, such as `1Gbps` and `4ms`. A UserError is raised for an unknown network, a
+    bandwidth that is not positive or an RTT below 0.
     """
     if (named, bandwidth, rtt) == (None, None, None):
         return None
@@ -106,10 +107,10 @@ def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) ->
 
 
 def network_s(network: Network, *, rounds: float, waited_bytes: float, pair_bytes: float) -> float:
-    """Seconds on the wire.
+    """Return seconds on the wire.
 
-    waited_bytes: that follow one another on full-duplex links. pair_bytes: that a pair of parties sends each other,
-    which share the bandwidth of a half-duplex link; on average over the pairs, of which one may send more.
+    `waited_bytes` follow one another on full-duplex links. `pair_bytes` is what a pair of parties sends each other,
+    averaged over pairs, and shares the bandwidth of a half-duplex link.
     """
     num_bytes = waited_bytes if network.duplex == "full" else max(waited_bytes, pair_bytes)
     return num_bytes * 8 / network.bandwidth_bits_per_s + rounds * network.rtt_s / 2

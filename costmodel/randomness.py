@@ -1,17 +1,15 @@
-"""What the correlated randomness that `semi2k` takes from a dealer costs without a dealer.
+"""The cost of making the correlated randomness of `semi2k` without its dealer.
 
-Which an op uses up is in `costmodel/protocols/semi2k.py`, since what they mask is what the parties send each other.
+`costmodel/protocols/semi2k.py` states the correlations that an op consumes. Here are the bytes that generate them in
+other ways, by formula. They were not measured: the engine has no such generator under `semi2k`. The sizes of
+ciphertexts and of batches of oblivious transfers (OTs) are those measured for protocol `cheetah` on SecretFlow-SPU
+0.9.5. The online phase does not change, so every correlation is made as the engine consumes it, with masks of full
+width. Only bytes are priced; computing, which is considerable under encryption, is not included.
 
-What it costs to generate them without a dealer among the parties is in bytes, by formula. Nobody has measured it here:
-the engine has none of these generators under `semi2k`. The sizes of ciphertexts and of batches of oblivious transfers
-(OTs) are those measured of protocol `cheetah` on SecretFlow-SPU 0.9.5. The online phase stays what it is, so every
-correlation is made as the engine consumes it, masks of full width included. Only bytes are priced: what the parties
-compute meanwhile, which is much under encryption, is not in them.
-
-Gilboa's product, of x held by one party and y by the other, modulo 2^k: an OT per bit of x, the i-th of which needs
-the k - i lower bits of y alone; k OTs, k (k + 1) / 2 bits of messages. Source: Gilboa 1999, "Two Party RSA Key
-Generation", section 4; Demmler, Schneider and Zohner 2015, ABY, section III-A (messages shortened bit by bit).
-Random bits are chosen by the OTs themselves, so that no choice is sent.
+Gilboa's product of x, held by one party, and y, held by the other, modulo 2^k takes an OT per bit of x; the i-th needs
+only the k - i lower bits of y. These are k OTs with k (k + 1) / 2 bits of messages. Source: Gilboa 1999, "Two Party RSA
+Key Generation", section 4; Demmler, Schneider and Zohner 2015, ABY, section III-A (messages shortened bit by bit). The
+OTs choose random bits themselves, so no choice is sent.
 """
 
 from collections import Counter
@@ -43,8 +41,8 @@ SILENT_OT_BITS = 8 * BATCH_BYTES / (BATCH - KEPT)
 class CorrelationGenerator:
     """A way to make correlated randomness.
 
-    bytes_of: sent for a correlation, in a ring of so many bits, all senders together. trusts: who must be trusted.
-    source: of the formula.
+    `bytes_of` returns the bytes sent by all for a correlation in a ring of some bits; `trusts` says who must be
+    trusted; `source` is that of the formula.
     """
 
     name: str
@@ -55,7 +53,7 @@ class CorrelationGenerator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GeneratorCost:
-    """The cost for a whole model. network_s: of the bytes alone, one after the other, on full bandwidth."""
+    """The cost of a generator for a whole model; `network_s` is for the bytes alone, one after the other."""
 
     generator: CorrelationGenerator
     setup_bytes: float
@@ -63,7 +61,7 @@ class GeneratorCost:
 
 
 def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> tuple[GeneratorCost, ...]:
-    """Every generator's cost of all that some ops use up. Raises UserError for an op without a program."""
+    """Return every generator's cost for a model's ops; a UserError is raised for an op without a program."""
     correlations: dict[Correlation, int] = {}
     for op, count in Counter(some).items():
         for correlation in correlations_of(op, setting):
@@ -71,7 +69,7 @@ def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> t
     costs = []
     for generator in GENERATORS:
         if generator.name == ENCRYPTED and setting.ring_bits != cheetah.RING_BITS:
-            continue  # its ciphertexts are known for that ring alone
+            continue  # its ciphertexts are only known for that ring
         sent = sum(
             count * generator.bytes_of(correlation, setting.ring_bits) for correlation, count in correlations.items()
         )
@@ -82,26 +80,25 @@ def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> t
 
 
 def _corrected(correlation: Correlation, ring_bits: int) -> float:
-    """All shares grow from seeds but one party's share of the result, which the dealer sends it.
+    """All shares grow from seeds, except one party's share of the result, which the dealer sends.
 
-    A random bit is kept as a number of the ring, whose lowest bit it is.
+    A random bit is stored as a number of the ring, whose lowest bit it is.
     """
     num_bytes = correlation.bits * ring_bits / 8 if correlation.kind == "bit" else stored_bytes(correlation.bits)
     return correlation.elements * num_bytes
 
 
 def _by_ots(correlation: Correlation, ring_bits: int, *, ot_bits: float) -> float:
-    """Bytes by OTs of so many bits each."""
     return OT_BITS[correlation.kind](correlation, ring_bits, ot_bits) / 8
 
 
 def _gilboa(bits: int, ot_bits: float, length: int = 1) -> float:
-    """Bits of one number times a vector of so many that the other party holds."""
+    """Return the bits to multiply a number of `bits` bits by a vector that the other party holds."""
     return bits * ot_bits + length * bits * (bits + 1) / 2
 
 
 def _matrix_bits(correlation: Correlation, ring_bits: int, ot_bits: float) -> float:
-    """Two cross terms; in each, the bits of the factor that makes it cheaper choose rows or columns of the other.
+    """Two cross terms; in each, the bits of the cheaper factor choose rows or columns of the other.
 
     Source: Mohassel and Zhang 2017, SecureML, https://eprint.iacr.org/2017/396, section IV-F.
     """
@@ -118,16 +115,16 @@ OT_BITS: dict[str, Callable[[Correlation, int, float], float]] = {
     "matrix": _matrix_bits,
     # a random OT per direction and bit: Asharov et al. 2013, https://eprint.iacr.org/2013/552, section 5.1
     "and": lambda made, ring_bits, ot_bits: 2 * made.elements * made.bits * ot_bits,
-    # the XOR of a bit of each party is their sum less twice their product: one OT of a number of the ring
+    # the XOR of two bits is their sum minus twice their product: one OT of a number of the ring
     "bit": lambda made, ring_bits, ot_bits: made.elements * made.bits * (ot_bits + ring_bits),
 }
 
 
 def _encrypted(correlation: Correlation, ring_bits: int) -> float:
-    """Products under lattice encryption, as those of `cheetah`; what is made of bits, from silent OTs.
+    """Products under lattice encryption, as in `cheetah`; correlations of bits from silent OTs.
 
     Source: Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207, section 4, for matrices; Rathee et al. 2019,
-    https://eprint.iacr.org/2019/577, for vectors of products; sizes as measured of the engine's own.
+    https://eprint.iacr.org/2019/577, for vectors of products; sizes as measured on the engine.
     """
     if correlation.kind == "matrix":
         rows, inner, columns = correlation.shape

@@ -1,4 +1,4 @@
-"""Whom a price trusts: how many parties, against whom they are safe, and who makes their correlated randomness."""
+"""Whom you must trust: the number of parties, the adversary, and who makes the correlated randomness."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -6,12 +6,13 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trust:
-    """What has to hold for a protocol to hide anything.
+    """The assumptions under which a protocol hides anything.
 
-    num_parties: that compute, as priced and measured. more_parties: whether there may be more.
-    adversary: what corrupted parties do. max_corrupted: how many of the parties may be, whoever they are. Every
-        protocol here holds against one that is semi-honest.
-    randomness: who makes the correlated randomness, in words. dealer: whether that is someone to be trusted.
+    Attributes:
+        num_parties: Computing parties, as priced and measured; `more_parties` says whether there may be more.
+        adversary: What corrupted parties do; every protocol here withstands semi-honest ones.
+        max_corrupted: Number of parties that may be corrupted, whichever they are.
+        randomness: Who makes the correlated randomness, in words; `dealer` says whether that is a trusted dealer.
     """
 
     num_parties: int
@@ -23,17 +24,17 @@ class Trust:
 
     @property
     def threshold(self) -> str:
-        """The corruption threshold by its name."""
+        """The name of the corruption threshold."""
         return "honest majority" if 2 * self.max_corrupted < self.num_parties else "dishonest majority"
 
 
 def facts(trust: Trust) -> dict[str, Any]:
-    """All of it as plain data."""
+    """Return all fields and the threshold as plain data."""
     return {**asdict(trust), "threshold": trust.threshold}
 
 
 def shown(public_layers: str | None, client_layers: int | None = None) -> str:
-    """What to say behind it where the weights of some layers are public, or at the client."""
+    """Describe layers whose weights are public or at the client, as a continuation of `described`."""
     words = ""
     if public_layers is not None:
         words += (
@@ -49,13 +50,13 @@ def shown(public_layers: str | None, client_layers: int | None = None) -> str:
 
 
 def at_client(client_layers: int) -> str:
-    """What of a model is there."""
+    """Describe the part of a model that the client computes."""
     layers = "layer" if client_layers == 1 else f"{client_layers} layers"
     return f"embedding and first {layers}" if client_layers else "embedding"
 
 
 def described(trust: Trust) -> str:
-    """All of it in a line."""
+    """Return the trust in one line."""
     return (
         f"{trust.num_parties} parties{' (or more)' if trust.more_parties else ''}, {trust.adversary}, "
         f"{trust.threshold} (at most {trust.max_corrupted} corrupted); "
@@ -64,6 +65,6 @@ def described(trust: Trust) -> str:
 
 
 def caption(trust: Trust) -> str:
-    """The shortest form, for figures."""
+    """Return the trust in its shortest form, for figures."""
     dealer = ", trusted dealer" if trust.dealer else ""
     return f"{trust.num_parties} parties, {trust.adversary}, {trust.threshold}{dealer}"

@@ -1,1 +1,1 @@
-"""How a model is run: rewrites of op graphs that change a price and not the logits that are asked for."""
+"""Rewrites op graphs for the way a model is run, which changes its cost but not the logits that are asked for."""

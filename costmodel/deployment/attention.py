@@ -1,4 +1,4 @@
-"""Where the keys and values of an attention come from, and which of its ops belong together."""
+"""Finds the ops of each attention, and the sources of its keys and values."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -9,7 +9,7 @@ from costmodel.ops import Input, Node, OnRows, OnScores, Op, OpGraph
 
 
 class Attention(NamedTuple):
-    """One attention: its ops in order, from scores to mix, and the nodes that hold its queries and keys, and values."""
+    """One attention: its ops from scores to mix, and the nodes with its queries and keys, and its values."""
 
     nodes: tuple[Node, ...]
     packed: str
@@ -25,7 +25,7 @@ class Attention(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Features of the queries of a token, as of its keys and its values."""
+        """Features of the queries of one token; keys and values have as many."""
         assert isinstance(self.mix.op, ops.AttentionMix)
         return self.mix.op.heads * self.mix.op.head_dim
 
@@ -41,7 +41,7 @@ class Attention(NamedTuple):
 
 
 def attentions(graph: OpGraph) -> Iterator[Attention]:
-    """Every attention of a prompt, whose keys are those of its own tokens; one against a cache is left out."""
+    """Yield every attention of a prompt to its own tokens, but none against a cache."""
     by_name = {node.name: node for node in graph}
     for node in graph:
         if isinstance(node.op, ops.AttentionMix):
@@ -53,14 +53,14 @@ def attentions(graph: OpGraph) -> Iterator[Attention]:
 
 
 def inside(graph: OpGraph) -> dict[str, Attention]:
-    """The attention that a node belongs to, by the node's name."""
+    """Return the attention of each node that belongs to one, by the node's name."""
     return {node.name: attention for attention in attentions(graph) for node in attention.nodes}
 
 
 def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
-    """An op of an attention for the first so many keys and the last so many queries of those.
+    """Return an op of an attention for the first `keys` keys and the last `queries` of their queries.
 
-    What treats scores alike, such as a cap, has heads x queries rows of so many features as there are keys.
+    An element-wise op on scores, such as a cap, has heads x queries rows of `keys` features.
     """
     if isinstance(op, OnScores):
         return replace(op, queries=queries, keys=keys)
@@ -70,9 +70,9 @@ def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
 
 
 def keys_and_values(attention: Attention, *, rows: int, past_len: int = 0) -> tuple[list[Node], list[Input]]:
-    """Nodes that put keys and values of new tokens behind those of earlier ones, the values' last; and their inputs.
+    """Return nodes that append keys and values of new tokens to earlier ones, values last, and their inputs.
 
-    Where queries, keys and values are side by side, there is one node for keys and values.
+    If queries, keys and values are packed, one node holds both keys and values.
     """
     scores, width = attention.scores, attention.width
     kept = [("keys", attention.packed, width), ("values", attention.values, width)]

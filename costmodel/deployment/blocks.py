@@ -1,8 +1,8 @@
-"""Attention of a prompt in blocks of queries, and the vocabulary projection in blocks of entries.
+"""Computes attention in blocks of queries, and the vocabulary projection in blocks of entries.
 
-Without blocks a secret-shared engine computes the whole square of scores, of which a causal mask uses half: a block of
-queries has the keys up to its own end alone. The engine cuts a product whose factors are larger than
-`op_programs.TILE_BYTES` along rows and columns, and opens a factor anew for every cut of the other one; a block of
+Without blocks a secret-shared engine computes the whole square of scores, of which a causal mask uses half; a block of
+queries only needs the keys up to its own end. The engine cuts a product whose factors are larger than
+`op_programs.TILE_BYTES` along rows and columns, and opens a factor again for every cut of the other one; a block of
 entries that fits whole is opened once.
 """
 
@@ -17,9 +17,9 @@ from costmodel.ops import Node, OpGraph
 
 
 def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
-    """The graph with every causal attention of more than `size` queries in blocks; the last may be smaller.
+    """Return the graph with every causal attention of more than `size` queries in blocks; the last may be smaller.
 
-    An op of a block has the name of the whole one, `@` and its first query; what joins them has the mix's name.
+    The ops of a block are named `NAME@FIRST`, FIRST being its first query; the op that joins them has the mix's name.
     """
     mixes = {
         attention.mix.name: attention
@@ -29,7 +29,7 @@ def in_query_blocks(graph: OpGraph, size: int) -> OpGraph:
     inside = {node.name for attention in mixes.values() for node in attention.nodes}
     nodes: list[Node] = []
     for node in graph:
-        if node.name in mixes:  # where all that any op of the attention reads is there
+        if node.name in mixes:  # here all inputs of the attention's ops exist
             nodes += _query_blocks(mixes[node.name], size)
         elif node.name not in inside:
             nodes.append(node)
@@ -44,7 +44,7 @@ def _query_blocks(attention: Attention, size: int) -> Iterator[Node]:
     parts = []
     for first in range(0, num_rows, size):
         end = min(first + size, num_rows)
-        # queries as they are packed with keys, and with values if they are
+        # queries, packed with keys and possibly values
         query = ops.TakeRows(rows=num_rows, features=width + features[0], taken=end - first, first=first)
         queries = f"{attention.packed}@{first}"
         yield Node(name=queries, layer=layer, op=query, inputs=(attention.packed,))
@@ -63,11 +63,10 @@ def _query_blocks(attention: Attention, size: int) -> Iterator[Node]:
 
 
 def in_vocab_blocks(graph: OpGraph, num_blocks: int) -> OpGraph:
-    """The graph with its vocabulary projection in at most so many blocks of one size, the last one smaller if need be.
+    """Return the graph with its vocabulary projection in at most `num_blocks` blocks of one size, but for the last.
 
-    A block has the name of the whole one, `@` and its first entry; what joins them has the whole one's name.
-
-    Raises UserError if there is no projection, or one of fewer entries.
+    Blocks are named `NAME@FIRST`, FIRST being the first entry, and joined under NAME. A UserError is raised if there is
+    no projection, or one with fewer entries than blocks.
     """
     projections = [node.op for node in graph if isinstance(node.op, ops.VocabProjection)]
     if not projections or min(op.vocab for op in projections) < num_blocks:

@@ -1,4 +1,4 @@
-"""The first layers at the client, which has their weights: it computes them in the clear, and shares the stream."""
+"""Moves the first layers to the client, which computes them in plaintext and shares the resulting hidden states."""
 
 from typing import NamedTuple
 
@@ -7,16 +7,16 @@ from costmodel.ops import Input, OpGraph, output_shapes
 
 
 class Halves(NamedTuple):
-    """client: what it computes from its tokens; the last node is the stream, which `private` reads as an input."""
+    """A graph cut in two: the last node of `client` is the hidden states, which `private` reads as an input."""
 
     client: OpGraph
     private: OpGraph
 
 
 def halves(graph: OpGraph, num_layers: int) -> Halves:
-    """The graph cut behind its embedding and so many layers.
+    """Cut the graph after its embedding and `num_layers` layers.
 
-    Raises UserError for more than it has, below 0, or where the rest reads more than one tensor of them.
+    A UserError is raised if the graph does not have so many layers, or the rest reads more than one tensor of them.
     """
     most = 1 + max((node.layer for node in graph if isinstance(node.layer, int)), default=-1)
     if not 0 <= num_layers <= most:

@@ -1,4 +1,4 @@
-"""How a model is run: `deploy`, the op graph of a prompt as it is really run; `generation`, those of new tokens."""
+"""`deploy` returns the op graph of a prompt as it is run; `generation` returns those of new tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,25 +20,25 @@ NOT_DECODED = "--new-tokens counts from the whole prompt, so it does not go with
 
 @dataclass(frozen=True, kw_only=True)
 class Deployment:
-    """How a model is run: choices that change its price and not its function.
+    """How a model is run: choices that change its cost and not its function.
 
     Args:
         embedding: tokens one-hot encoded by the client, or looked up under the protocol.
-        projection: logits of all tokens, or of the last one, which is what generation reads.
-        phase: the whole prompt, or one more token after seq_len - 1 whose keys and values are kept.
-        rows: all tokens through every layer, or each only as far as the logits of the last one need it: in the last
-            layer with attention the others leave their keys and values.
-        query_block: queries that go through attention at a time, against the keys up to their end; by default all.
-        batch: sequences at once, of seq_len tokens each. Bytes multiply, messages only in products per head.
-        vocab_blocks: blocks of entries that the vocabulary projection is computed in, such as 2 for halves; each is a
-            product that the engine need not cut to tiles.
-        public_layers: whose weights all parties have, as of a checkpoint that nobody fine-tuned: numbers from 0 and
-            ranges, embed and head, such as 0-5,7.
-        client_layers: so many first layers, and the embedding, that the client computes in the clear by weights that it
-            has; 0 for the embedding alone.
-
-    Raises UserError for choices that do not go together, a block, batch or number of blocks below 1, or layers that are
-    not written so.
+        projection: logits of all tokens, or only of the last one, as for generation.
+        phase: the whole prompt (prefill), or one more token after seq_len - 1 with cached keys and values (decode).
+        rows: all tokens through every layer, or only the rows that the logits of the last token need; in the last
+            attention layer the other tokens then only contribute keys and values.
+        query_block: queries per block of attention, which reads the keys up to the block's end (default: all).
+        batch: sequences at once, of seq_len tokens each. Bytes multiply; messages only in products per head.
+        vocab_blocks: number of blocks of the vocabulary projection, such as 2, so that the engine need not cut it into
+            tiles.
+        public_layers: layers whose weights all parties know, as of a public checkpoint without fine-tuning, such as
+            0-5,7 (numbers from 0, ranges, embed and head).
+        client_layers: number of first layers that the client computes in plaintext, with the embedding; 0 for the
+            embedding alone. The client has their weights.
+    Raises:
+        UserError: If choices contradict each other, a block, batch or number of blocks is below 1, or layers are not
+            written in this form.
     """
 
     embedding: Encoding = "one-hot"
@@ -72,11 +72,10 @@ class Deployment:
 
 
 def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None) -> OpGraph:
-    """The graph of a prompt, rewritten as it is run.
+    """Return the graph of a prompt as it is run.
 
-    num_tokens: of phase decode, how many tokens the new one is the last of; by default as many as the graph has.
-
-    Raises UserError for a phase that it cannot be run in, or layers, public or the client's, that it does not have.
+    `num_tokens` is the number of tokens up to and including the new one in phase decode (default: those of the graph).
+    A UserError is raised if the graph cannot be run so, or lacks layers that the deployment names.
     """
     if deployment.public_layers is not None:
         graph = with_public_layers(graph, public_layers(deployment.public_layers))
@@ -103,7 +102,7 @@ def _of_one_sequence(graph: OpGraph, deployment: Deployment, num_tokens: int | N
 
 
 def in_batch(graph: OpGraph, batch: int) -> OpGraph:
-    """The graph of one sequence for so many, whose tokens stand side by side: all first ones, then all second ones."""
+    """Return the graph for a batch of sequences with interleaved tokens: all first tokens, then all second ones."""
     rewritten = {op: op.in_batch(batch) for op in dict.fromkeys(node.op for node in graph)}
     return OpGraph(
         nodes=tuple(replace(node, op=rewritten[node.op]) for node in graph),
@@ -114,7 +113,7 @@ def in_batch(graph: OpGraph, batch: int) -> OpGraph:
 
 
 def check_new_tokens(new_tokens: int, deployment: Deployment) -> None:
-    """Raises UserError if no new token is asked for, or several of a deployment in phase decode."""
+    """Check the number of new tokens; a UserError is raised if it is below 1, or above 1 in phase decode."""
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")
     if new_tokens > 1 and deployment.phase == "decode":
@@ -129,12 +128,16 @@ def generation(
     deployment: Deployment,
     context: int | None = None,
 ) -> list[OpGraph]:
-    """What is run for each new token. The last one is not read again, so it needs no place in the context.
+    """Return the op graph of each new token's run. The last token is not read again, so it needs no place in the
+    context.
 
-    whole: the graph of a prompt of so many tokens, before it is deployed. deployment: of the prompt. context: the
-        tokens that the model can read; None where only `whole` knows.
-
-    Raises UserError for new tokens that `check_new_tokens` refuses or that do not fit the context.
+    Args:
+        whole: Return the graph of a prompt of a number of tokens, before deployment.
+        prompt_len, new_tokens: Tokens of the prompt, and tokens to generate.
+        deployment: How the prompt is run.
+        context: Tokens that the model can read; None if only `whole` knows.
+    Raises:
+        UserError: If `check_new_tokens` refuses the number, or the tokens do not fit the context.
     """
     check_new_tokens(new_tokens, deployment)
     longest = prompt_len + new_tokens - 1

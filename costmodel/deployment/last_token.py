@@ -1,9 +1,8 @@
-"""The op graph of a prompt's last token alone: as it follows a prompt, or within the run of the whole one.
+"""The op graph of a prompt's last token, run after the prompt or as part of it.
 
-Followed back from the logits: an op that works row by row needs the last row of what it reads, an attention the last
-row of its queries, but all keys and values. In phase decode the keys and values of all tokens before it have been
-kept. Else what is needed whole anywhere is computed whole, and its last row taken; all tokens are embedded, since they
-are the client's input.
+Followed back from the logits, a row-wise op needs the last row of its inputs; attention needs the last row of queries,
+but all keys and values. In phase decode the keys and values of earlier tokens are cached. Otherwise a value that some
+op needs whole is computed whole, and its last row taken. All tokens are embedded, since they are the client's input.
 """
 
 from dataclasses import replace
@@ -15,11 +14,10 @@ from costmodel.ops import Node, Op, OpGraph, output_shapes
 
 
 def decode_step(graph: OpGraph, num_tokens: int | None = None) -> OpGraph:
-    """A prompt's graph for its last token; one of a single token is that already.
+    """Return the graph for the last token of a prompt, given cached keys and values of the others.
 
-    num_tokens: of the prompt, that token included; by default as many as the graph has.
-
-    Raises UserError for an attention to later tokens, or an op that mixes tokens in another way.
+    `num_tokens` includes that token (default: those of the graph). A UserError is raised for attention to later tokens,
+    or an op that mixes tokens in another way.
     """
     num_tokens = _prompt_len(graph) if num_tokens is None else num_tokens
     if num_tokens == 1:
@@ -34,14 +32,14 @@ def decode_step(graph: OpGraph, num_tokens: int | None = None) -> OpGraph:
 
 
 def for_last_row(graph: OpGraph, *, through_layers: bool) -> OpGraph:
-    """The graph with the logits of the last token alone.
+    """Return the graph with the logits of the last token alone.
 
-    through_layers: whether layers leave out rows too, or only what comes after them.
+    With `through_layers`, layers omit unneeded rows too; otherwise only the ops after them.
     """
     num_tokens = _prompt_len(graph)
     last = graph.nodes[-1].op
     if num_tokens == 1 or not last.is_rowwise or last != last.of_rows(0, num_tokens):
-        return graph  # its last op is of one row already, as that of a classifier
+        return graph  # the last op has one row already, as in a classifier
     return _last_row(graph, num_tokens, _whole(graph, through_layers=through_layers), is_cached=False)
 
 
@@ -50,16 +48,17 @@ def _prompt_len(graph: OpGraph) -> int:
 
 
 def _last_row(graph: OpGraph, num_rows: int, whole: set[str], *, is_cached: bool) -> OpGraph:
-    """The graph with the last row alone of what is not `whole`. is_cached: keys and values of earlier rows are inputs.
+    """Return the graph with only the last row of values that are not `whole`.
 
-    Keys are kept by themselves where queries are not of all rows; values are there, whole, unless they are cached.
+    With `is_cached`, keys and values of earlier rows are inputs. Keys are separated from queries, which have fewer
+    rows; values are whole anyway unless they are cached.
     """
     shapes, in_attention = output_shapes(graph), inside(graph)
     nodes: list[Node] = []
     inputs = list(graph.inputs)
-    values: dict[str, str] = {}  # a mix, and where its cached values are
-    last = {"tokens": "tokens"} if is_cached else {}  # a node, and the one that holds its last row
-    rewritten: dict[Op, Op] = {}  # outside of attention; layers repeat their ops
+    values: dict[str, str] = {}  # mix -> node of its cached values
+    last = {"tokens": "tokens"} if is_cached else {}  # node -> node with its last row
+    rewritten: dict[Op, Op] = {}  # ops outside of attention, which layers repeat
 
     def last_of(name: str, reader: Node) -> str:
         if name not in last:
@@ -93,7 +92,6 @@ def _last_row(graph: OpGraph, num_rows: int, whole: set[str], *, is_cached: bool
 
 
 def _whole(graph: OpGraph, *, through_layers: bool) -> set[str]:
-    """The nodes that are needed for all rows, from the logits back."""
     whole, in_attention = {"tokens"}, inside(graph)
     for node in reversed(graph.nodes):
         may_shrink = through_layers or node.layer == "head"

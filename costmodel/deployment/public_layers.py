@@ -1,4 +1,4 @@
-"""Layers whose weights all parties have, as those of a public checkpoint that nobody fine-tuned."""
+"""Marks layers whose weights all parties know, such as those of a public checkpoint without fine-tuning."""
 
 import re
 from dataclasses import replace
@@ -11,9 +11,9 @@ LAYERS = re.compile("([0-9]{1,4})(?:-([0-9]{1,4}))?")
 
 
 def public_layers(text: str) -> frozenset[LayerId]:
-    """The layers of `0-5,7,embed`: numbers from 0, ranges with both their ends, `embed` and `head`.
+    """Return the layers of `0-5,7,embed`: numbers from 0, inclusive ranges, `embed` and `head`.
 
-    Raises UserError for what is none of these.
+    A UserError is raised for any other text.
     """
     layers: set[LayerId] = set()
     for part in text.split(","):
@@ -29,9 +29,9 @@ def public_layers(text: str) -> frozenset[LayerId]:
 
 
 def with_public_layers(graph: OpGraph, layers: frozenset[LayerId]) -> OpGraph:
-    """The graph with every weight of these layers public. Raises UserError for a layer that it does not have."""
+    """Return the graph with all weights of these layers public; a UserError is raised for a layer that it lacks."""
     last = max((node.layer for node in graph if isinstance(node.layer, int)), default=-1)
-    if missing := layers - {node.layer for node in graph} - {*range(last)}:  # one between may have nothing left
+    if missing := layers - {node.layer for node in graph} - {*range(last)}:  # a layer in between may have no ops left
         raise UserError(
             f"`public_layers` must be layers of the model, whose last one is {last}, but has "
             f"{', '.join(sorted(map(str, missing)))}; leave out what it does not have."

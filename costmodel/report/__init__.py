@@ -1,1 +1,1 @@
-"""Prices and comparisons for people (tables) and programs (JSON)."""
+"""Formats costs and comparisons as tables and JSON."""

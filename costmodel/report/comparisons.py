@@ -1,4 +1,4 @@
-"""Comparisons of predicted with measured costs, for people (tables) and programs (JSON)."""
+"""Formats comparisons of predicted and measured costs as tables and JSON."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -28,10 +28,10 @@ NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
 def document(
     comparison: Comparison, title: Mapping[str, Any], deployment: DeploymentFacts, on_network: Estimate | None
 ) -> dict[str, Any]:
-    """The comparison as JSON data: SI numbers, every key always there, null for what is not known.
+    """Return the comparison as JSON data, in SI units, with every key always present and null if not known.
 
-    `by_op` sums to `total`. Measured latency is of a process per party on one machine: network is null. on_network:
-    what is predicted on another one.
+    `by_op` sums to `total`. The measured latency is of one process per party on one machine, so its network is null;
+    `on_network` is the prediction for another network.
     """
     return {
         **title,
@@ -65,7 +65,7 @@ def document(
 
 
 def op_records(comparison: Comparison) -> list[dict[str, Any]]:
-    """Every op in order, predicted and measured side by side."""
+    """Return a record per op, in order, with predicted and measured costs."""
     return [
         {
             **node,
@@ -77,7 +77,7 @@ def op_records(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _lines(comparison: Comparison) -> list[tuple[Node, Comm, Measured, float | None, float | None]]:
-    """Every op in order: what it should cost and did cost, its predicted seconds and its measured rounds."""
+    """Return every op in order with its predicted and measured cost, predicted seconds and measured rounds."""
     unknown = [None] * len(comparison.by_op)
     seconds = comparison.predicted_s or unknown
     rounds = unknown if comparison.rounds is None else comparison.rounds.by_op
@@ -86,14 +86,14 @@ def _lines(comparison: Comparison) -> list[tuple[Node, Comm, Measured, float | N
 
 
 def _ops_with_prices(comparison: Comparison) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
-    """(what an op is, what it should cost, what it did cost), in order."""
+    """Yield (description, predicted cost, measured cost) of every op, in order."""
     for node, comm, cost, seconds, rounds in _lines(comparison):
         facts = {"op": type(node.op).__name__, "layer": node.layer, "name": node.name, "shape": shape(node.op)}
         yield facts, _predicted(comm, seconds), _measured(cost, rounds)
 
 
 def _predicted(comm: Comm, seconds: float | None) -> dict[str, Any]:
-    """The prediction; on one machine, all seconds are computing."""
+    """Return the prediction as JSON data; on one machine, all seconds are compute seconds."""
     return _price(
         compute_s=seconds,
         network_s=None if seconds is None else 0.0,
@@ -111,7 +111,9 @@ def _whole(seconds: Sequence[float] | None) -> float | None:
 
 
 def _measured(cost: Measured, rounds: float | None) -> dict[str, Any]:
-    """The engine does not tell online from set-up, nor computing from waiting."""
+    """Return the measurement as JSON data; the engine does not separate online from offline, nor computing from
+    waiting.
+    """
     counted = cost.rounds if rounds is None else rounds
     return _price(messages=cost.messages, sent_bytes=cost.sent_bytes, latency_s=cost.seconds, rounds=counted)
 
@@ -139,7 +141,7 @@ def _engine(comparison: Comparison) -> str:
 
 
 def summary(comparison: Comparison, model: str, deployment: DeploymentFacts, on_network: Estimate | None) -> list[str]:
-    """What a reader wants first, one line each."""
+    """Return the most important facts, one line each."""
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
     difference = _difference(predicted.sent_bytes, measured.sent_bytes)
     whose = shown(deployment["public_layers"], deployment["client_layers"])
@@ -193,7 +195,6 @@ def _rounds(comparison: Comparison) -> str:
 
 
 def _memory_line(memory: PeakMemory | None, measured: Sequence[int | None]) -> str:
-    """Predicted against measured, the first party's first."""
     known = [size for size in measured if size is not None]
     if len(known) < 2:
         return "peak memory: not measured on this system"
@@ -207,7 +208,7 @@ def _memory_line(memory: PeakMemory | None, measured: Sequence[int | None]) -> s
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """One line per op, and the total."""
+    """Tabulate every op, every type of op and the total."""
     titles = ["predicted bytes", "measured", "difference", "predicted messages", "measured", "rounds"]
     shown = table(["op"], [*titles, "predicted s", "measured"], [])
     kinds: dict[str, list[tuple[Comm, Measured, float | None]]] = {}
@@ -238,7 +239,6 @@ def _cells(comm: Comm, cost: Measured, seconds: float | None) -> list[str]:
 
 
 def _difference(predicted: int, measured: int) -> str:
-    """Error of the prediction from the measurement, relative to the latter."""
     if predicted == measured:
         return "equal"
     return f"{predicted / measured - 1:+.3%}" if measured else "none measured"

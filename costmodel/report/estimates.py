@@ -1,4 +1,4 @@
-"""Parts of estimates for people (tables) and programs (JSON); prices stay in SI units until here."""
+"""Formats estimates as tables and JSON; costs stay in SI units until here."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from costmodel.protocols import Setting
 from costmodel.report.tables import table
 
 PUBLIC = ("temperatures", "bounds of scores", "scalars of shaped attention", "causal mask", "rotary angles")
-# What a summary does not mention, since it is so unless asked for.
+# Defaults, which a summary does not mention.
 USUAL = {
     "weights": "secret",
     "weight_masks": "fresh",
@@ -27,10 +27,10 @@ USUAL = {
     "softmax": "exact",
 }
 
-# A model's deployment, as `costmodel.deployment` names its choices.
+# The fields of `costmodel.deployment.deploy.Deployment`.
 DeploymentFacts: TypeAlias = Mapping[str, Any]
 
-# The order of a price's keys in JSON.
+# Keys of a cost in JSON, in order.
 PRICE_KEYS = (
     "rounds",
     "messages",
@@ -45,7 +45,7 @@ PRICE_KEYS = (
 
 
 def op_records(estimate: Estimate) -> list[dict[str, Any]]:
-    """Every op with its price, in order; sums to the total."""
+    """Return every op with its cost, in order; the costs sum to the total."""
     return [
         {
             "op": type(node.op).__name__,
@@ -69,7 +69,7 @@ def total_document(estimate: Estimate) -> dict[str, Any]:
 
 
 def setting_document(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> dict[str, Any]:
-    """What was priced or run, as JSON data: the numbers, who holds what, the deployment, and the ops' forms."""
+    """Return the setting as JSON data: numbers, who holds what, the deployment, and the forms of ops."""
     return {
         "formulas_of": setting and setting.formulas_of,
         "ring_bits": setting and setting.ring_bits,
@@ -85,30 +85,30 @@ def setting_document(priced: Sequence[Op], setting: Setting | None, deployment: 
 
 
 def _forms(priced: Sequence[Op], kind: type[ops.Gelu] | type[ops.Softmax]) -> str | None:
-    """The form of all ops of a kind; several joined by `+`, which a traced model may have, and None without any."""
+    """Return the form of all ops of a kind, joined by `+` if a traced model has several; None without any."""
     return "+".join(dict.fromkeys(op.form for op in priced if isinstance(op, kind))) or None
 
 
 def unusual(priced: Sequence[Op], setting: Setting | None, deployment: DeploymentFacts) -> str:
-    """Whatever a reader might not expect, such as `, phase decode`."""
+    """Return the settings that are not defaults, such as `, phase decode`."""
     stated = setting_document(priced, setting, deployment)
     other = {key: stated[key] for key, usual in USUAL.items() if stated[key] not in (None, usual)}
     return "".join(f", {key.replace('_', ' ')} {value}" for key, value in other.items())
 
 
 def price_numbers(price: Price) -> dict[str, float | int | None]:
-    """A price as JSON data."""
+    """Return a cost as JSON data."""
     values = asdict(price)
     return {key: values[key] for key in PRICE_KEYS}
 
 
 def _range(bounds: tuple[float, float] | None) -> list[float | None] | None:
-    """JSON has no infinity: an end that nothing limits is null."""
+    """Replace infinite bounds by null, since JSON has no infinity."""
     return None if bounds is None else [bound if math.isfinite(bound) else None for bound in bounds]
 
 
 def estimate_tables(estimate: Estimate) -> list[Table]:
-    """Per layer, those in a row that cost the same together, and per kind of op, embedding and projection included."""
+    """Tabulate costs per layer, with equal neighbours on one line, and per type of op, with embedding and head."""
     alike = [list(group) for _, group in groupby(estimate.by_layer, key=itemgetter(1))]
     layers = [
         (_layer_title(*(layer for layer, _ in group)), str(len(group)), total_price([price for _, price in group]))
@@ -125,7 +125,6 @@ def estimate_tables(estimate: Estimate) -> list[Table]:
 
 
 def _beyond(extrapolation: float) -> str:
-    """A remark on seconds that no measurement bounds."""
     return f" ({extrapolation:.1f}x beyond what was measured)" if extrapolation > 1 else ""
 
 
@@ -149,5 +148,5 @@ def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -
         rows.append([name, count, format_seconds(price.latency_s), share, format_bytes(price.sent_bytes), *kept])
     numbers = ["count", "latency", "share", "communication", *keys]
     shown = table([title], numbers, rows, footers=footers | keys)
-    shown.columns[0].no_wrap = False  # what is said of an op may be long; numbers stay whole
+    shown.columns[0].no_wrap = False  # the note on an op may be long; numbers do not wrap
     return shown

@@ -1,4 +1,4 @@
-"""Tables for people, all of one form: names on the left, numbers on the right, no lines."""
+"""Makes all tables in one form: names on the left, numbers on the right, no lines."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +13,7 @@ def table(
     footers: Mapping[str, str] | None = None,
     title: str | None = None,
 ) -> Table:
-    """Columns of names, which never wrap, then columns of numbers. footers: by column, below all rows."""
+    """Return a table with columns of names, which do not wrap, then columns of numbers; `footers` are by column."""
     shown = Table(box=None, pad_edge=False, show_footer=footers is not None, title=title, title_justify="left")
     shown.title_style = ""
     for name in left:

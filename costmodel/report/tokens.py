@@ -1,4 +1,4 @@
-"""Prices of new tokens, one after the other, as tables and JSON."""
+"""Formats the costs of successive new tokens as tables and JSON."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,10 +13,7 @@ from costmodel.report.tables import table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tokens:
-    """What each new token costs; the first comes from the prompt.
-
-    batch: sequences that each of the prices is of.
-    """
+    """The cost of each new token; the first comes from the prompt. Each cost is of `batch` sequences together."""
 
     prompt_len: int
     by_token: tuple[Price, ...]
@@ -33,7 +30,7 @@ class Tokens:
 
 
 def tokens_document(tokens: Tokens) -> dict[str, Any]:
-    """Tokens as JSON data: `prompt` and `decode` sum to the total; `by_token` is a price for each."""
+    """Return tokens as JSON data: `prompt` and `decode` sum to the total; `by_token` has the cost of each."""
     prompt, *steps = tokens.by_token
     return {
         "new_tokens": len(tokens.by_token),
@@ -45,7 +42,7 @@ def tokens_document(tokens: Tokens) -> dict[str, Any]:
 
 
 def token_records(tokens: Tokens) -> list[dict[str, Any]]:
-    """Every new token, how many tokens the model has read before it, and its price."""
+    """Return the cost of every new token and the number of tokens that the model read before it."""
     return [
         {"token": index, "read": tokens.prompt_len + index - 1, **asdict(price)}
         for index, price in enumerate(tokens.by_token, start=1)
@@ -63,7 +60,7 @@ def _price(price: Price) -> str:
 
 
 def tokens_table(tokens: Tokens) -> Table:
-    """Some of the tokens, the first and the last among them, and all."""
+    """Tabulate some of the tokens, with the first and the last, and the total."""
     total, shown, since_s, rows = tokens.total, set(_shown(len(tokens.by_token))), 0.0, []
     for index, price in enumerate(tokens.by_token, start=1):
         since_s += price.latency_s
@@ -83,7 +80,7 @@ def tokens_table(tokens: Tokens) -> Table:
 
 
 def _shown(num_tokens: int) -> Iterator[int]:
-    """1, 2, 5, 10, 20, 50 and so on, and the last."""
+    """Yield 1, 2, 5, 10, 20, 50 and so on, and the last number."""
     unit = 1
     while unit < num_tokens:
         yield from (number for number in (unit, 2 * unit, 5 * unit) if number < num_tokens)

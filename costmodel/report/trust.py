@@ -1,4 +1,4 @@
-"""Whom a price trusts, and what it costs to trust no dealer, for people (a table) and programs (JSON)."""
+"""Formats whom you must trust, and the cost of avoiding a dealer, as a table and JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -14,7 +14,7 @@ MADE_TITLE = "without that dealer, by formulas that were not measured here, comp
 
 
 def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str, Any]:
-    """The statement as JSON data; alternatives to a dealer are by formula, so `measured` is false."""
+    """Return the trust as JSON data; alternatives to a dealer are by formula, so `measured` is false."""
     return {
         **facts(trust),
         "alternatives": [
@@ -32,7 +32,7 @@ def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str
 
 
 def made_table(made: Sequence[GeneratorCost]) -> Table:
-    """Costs of the dealer's part if it were made otherwise."""
+    """Tabulate the costs of making the dealer's randomness in other ways."""
     return table(
         ["correlated randomness by", "trusting"],
         ["sent ahead", "on the network"],

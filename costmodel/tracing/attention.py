@@ -217,9 +217,7 @@ def _is_tanh(step: Any) -> bool:
 def _laid_out(
     sources: tuple[FxNode, ...], queries: _Operand, node: FxNode, *, heads: int, key_heads: int, head_dim: int
 ) -> TracedOps:
-    """Place queries, keys and values side by side, rotate them, and repeat key and value heads to the number of query
-    heads.
-    """
+    """Place queries, keys and values side by side, rotate them, and repeat key and value heads as needed."""
     rows = size(node)[-2]
     steps: TracedOps = ()
     if len(sources) > 1:

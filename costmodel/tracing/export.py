@@ -101,9 +101,7 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
 
 
 def _raised_in(error: BaseException, model: Module) -> str:
-    """Return the path of the innermost module that an error came from; empty for the model itself or none of its
-    modules.
-    """
+    """Return the path of the innermost module that an error came from; empty for the model itself or foreign code."""
     paths = {id(module): path for path, module in model.named_modules()}
     innermost, frame = "", error.__traceback__
     while frame is not None:

@@ -72,7 +72,7 @@ def _embedding(program: Program, node: FxNode) -> TracedOps:
 
 
 def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
-    """Match an embedding times a public number, which the owner can multiply into the table if nothing else reads it."""
+    """Match an embedding times a public number, which the owner multiplies into the table if nothing else reads it."""
     source, factor = program.split_product(node)
     if source is None or factor in program.learned or (is_node(factor) and numel(factor) != 1):
         return ()

@@ -84,7 +84,7 @@ class Program:
         return name in NEUTRAL and self.secret_inputs(node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
 
     def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
-        """Return the operands of a product of one secret with something else, or of a quotient with a secret numerator."""
+        """Return the operands of a product of one secret and something else, or of a quotient of a secret."""
         if kind(node) not in FACTORS:
             return None, None
         first, second = node.args[:2]
@@ -137,7 +137,7 @@ def dependent(
 
 
 def unpadded(nodes: tuple[FxNode, ...], tokens: FxNode) -> frozenset[FxNode]:
-    """Return the comparisons of tokens with padding that positions are counted from; true for all tokens of a prompt."""
+    """Return the comparisons of tokens with padding that positions are counted from; all are true for a prompt."""
     comparisons = set()
     for node in nodes:
         if kind(node) == "cumsum":
