@@ -1,4 +1,4 @@
-"""`python -m search_spaces count|list|show SPACE`: how large a space is, what is in it, and what a budget leaves."""
+"""`python -m search_spaces count|list|show SPACE`: the size and members of a space, and its part within a budget."""
 
 import json
 import sys
@@ -44,7 +44,7 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
 
     Args:
         space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
-        format: lines for people or one JSON document in SI units.
+        format: lines of text, or one JSON document in SI units.
     """
     feasible = _feasible(space, **asked)
     priced, size = feasible.priced, num_members(feasible.space)
@@ -69,12 +69,12 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
 
 
 def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = "text", **asked: Any) -> None:
-    """Print members of a space, those within the budget where there is one: name, id and price.
+    """Print the members of a space, or those within the budget if there is one: name, id and cost.
 
     Args:
         space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
-        limit: how many members to print at most.
-        format: lines for people or one JSON document in SI units.
+        limit: largest number of members to print.
+        format: lines of text, or one JSON document in SI units.
     """
     if limit < 1:
         raise UserError(f"--limit must be at least 1, but got {limit}.")
@@ -93,11 +93,11 @@ def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = 
 
 
 def show(space: str, format: Literal["text", "json"] = "text") -> None:
-    """Print what a space is made of: base, choices or members, constraints, recipes and the size of its graph.
+    """Print the definition of a space (base, choices or members, constraints, recipes) and the size of its graph.
 
     Args:
         space: gpt2-small, gpt2-papers, gpt2-forms, smollm2-135m, ladder, tiny or a .yaml file.
-        format: lines for people or one JSON document.
+        format: lines of text, or one JSON document.
     """
     loaded = load_space(space)
     document = asdict(loaded.definition) | {
@@ -115,13 +115,13 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
 
 
 def _feasible(space: str, *, accounting: Accounting | None = None, **options: Any) -> FeasibleSpace:
-    """The members within a budget. The commands have these flags of here.
+    """Return the members within a budget; the commands take their flags from here.
 
     Args:
         space: a shipped space or a .yaml file.
-        accounting: prices of what a member deploys to, or as written, as the papers price; by default deployed, but as
-            written for a space that lists its members.
-        options: as `BudgetOptions` has them.
+        accounting: costs of the folded architecture (deployed) or of the unfolded one (written), as the papers price;
+            by default deployed, but written for a space that lists its members.
+        options: fields of `BudgetOptions`.
     """
     given, loaded = BudgetOptions(**options), load_space(space)
     accounting = accounting or ("deployed" if loaded.definition.choices else "written")
@@ -184,7 +184,6 @@ def _line(feasible: FeasibleSpace, member: Member) -> str:
 
 
 def _protocol(constraint: Bounded) -> str:
-    """The protocol, with its network where that is not fitted in."""
     pricer = constraint.priced.pricer
     return pricer.protocol if pricer.network is None else f"{pricer.protocol} on {pricer.network}"
 
@@ -201,7 +200,7 @@ def _within(feasible: FeasibleSpace) -> str:
 
 
 def _shown(key: str, value: Any) -> list[str]:
-    """A key with its value on one line; a mapping, or a list of members, one item a line."""
+    """Format a key and its value, one line per item of a mapping."""
     if value is None:
         return []
     if value == ():
@@ -219,7 +218,7 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
+    """Run the command line and exit with its code."""
     cli.run({"count": count, "list": list_members, "show": show}, prog="python -m search_spaces", args=args)
 
 

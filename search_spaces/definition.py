@@ -1,4 +1,4 @@
-"""A search space as its YAML file states it: a base, then either choices per layer or a list of members."""
+"""A search space as its YAML file states it: a base, and either choices per layer or a list of members."""
 
 from dataclasses import asdict, dataclass, field, fields
 from itertools import product
@@ -19,7 +19,7 @@ SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "smollm2-135m", "ladder", 
 class Choices:
     """The choices of every layer, in the order of enumeration.
 
-    Raises UserError for a list that is empty or names a choice twice.
+    A UserError is raised for a list that is empty or names a choice twice.
     """
 
     norm1: tuple[Norm, ...]
@@ -35,9 +35,7 @@ class Choices:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Withheld:
-    """Layers, from 0, that do not offer an attention: one without a maximum whose rows, of scores as these layers have,
-    fixed point would not hold.
-    """
+    """Layers, from 0, that do not offer an attention without a maximum, because rows would overflow fixed point."""
 
     bounded: tuple[int, ...] = ()
     power8: tuple[int, ...] = ()
@@ -54,18 +52,19 @@ class Withheld:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Definition:
-    """A space before its graph is built.
+    """A space before its graph is built; it has either `choices` or `members`.
 
-    base, dimensions: a base model by name, and free dimensions that override its own; or `parent`, without them.
-    choices: what each layer may choose; or
-    members: the names of all architectures of the space, without `EReg(...)`.
-    constraints: rules that leave out some placements; none unless stated.
-    withheld: layers that do not offer a bounded softmax, or eighth powers.
-    first_layers: that every member begins with, whatever else may be chosen.
-    entropy_regularisation: which training recipes are searched: plain (false), regularised (true) or both.
-
-    Raises UserError unless exactly one of `choices` and `members` is given, constraints only with choices, and
-    every list is without repetition.
+    Attributes:
+        base, dimensions: A base model by name, and dimensions that override its own; or `parent`, without dimensions.
+        choices: The choices of each layer.
+        members: The names of all architectures of the space, without `EReg(...)`.
+        constraints: Rules that exclude some architectures.
+        withheld: Layers that do not offer a bounded softmax, or eighth powers.
+        first_layers: Layers that every member begins with, whether or not they are among the choices.
+        entropy_regularisation: Training recipes to search: plain (false), regularised (true) or both.
+    Raises:
+        UserError: If not exactly one of `choices` and `members` is given, constraints come without choices, or a list
+            has repetitions.
     """
 
     name: str
@@ -95,9 +94,9 @@ class Definition:
 
 
 def load_definition(name_or_path: str) -> Definition:
-    """The definition of a shipped space, or of the one in a `.yaml` file.
+    """Read the definition of a shipped space, or the one in a `.yaml` file.
 
-    Raises UserError for an unknown name, or a file that is not a valid definition.
+    A UserError is raised for an unknown name, or a file that is not a valid definition.
     """
     if name_or_path in SHIPPED:
         path = Path(__file__).parent / "spaces" / f"{name_or_path}.yaml"
@@ -111,7 +110,7 @@ def load_definition(name_or_path: str) -> Definition:
 
 
 def alphabet(choices: Choices) -> list[Layer]:
-    """Every distinct layer; what is removed takes its norm and its stabiliser with it."""
+    """Return every distinct layer; removing a sub-layer also removes its norm and its stabiliser."""
     layers = [
         Layer(
             norm1="none" if attention == "none" else norm1,

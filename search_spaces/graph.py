@@ -1,11 +1,9 @@
-"""The layered graph of a search space: its source-to-sink paths are the space's placements, one path each.
+"""The layered graph of a search space, in which each source-to-sink path is one architecture.
 
 A path alternates boundaries and choices, `Boundary(0) -> Choice(0) -> Boundary(1) -> ... -> Boundary(L) -> Head ->
-SINK`. A boundary carries the state that decides what may still follow, so a constraint is nothing but missing
-vertices. Every choice has exactly one predecessor and one successor, and every vertex lies on some path.
-
-Vertices are inserted depth by depth and, at each boundary, in the order of the alphabet: that order is the
-order of enumeration.
+SINK`. The state of a boundary decides which layers may follow, so a constraint only removes vertices. Every choice has
+exactly one predecessor and one successor, and every vertex is on some path. Vertices are inserted depth by depth and,
+at each boundary, in the order of the alphabet, which is the order of enumeration.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,11 +28,11 @@ SINK: Literal["sink"] = "sink"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Boundary:
-    """The point before layer `depth` (or after the last).
+    """The point before layer `depth`, or after the last layer.
 
-    state: rank of the highest norm so far; 1 once a norm that stays live has read the stream; 1 once the stream has
-        been read without its mean taken away, as long as that matters to the final norm; then what the constraints
-        keep in mind.
+    `state` is the rank of the highest norm so far; 1 once a live norm has read the residual stream; 1 once the stream
+    was read without subtracting its mean, as long as that matters to the final norm; then the states of the
+    constraints.
     """
 
     depth: int
@@ -43,7 +41,7 @@ class Boundary:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """`layer` taken at `depth`, coming from the boundary of the same depth and state."""
+    """The choice of `layer` at `depth`, from the boundary with the same depth and state."""
 
     depth: int
     layer: Layer
@@ -52,7 +50,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The end of a path behind the last layer: the final norm, then the vocabulary projection."""
+    """The end of a path: the final norm, then the vocabulary projection."""
 
     final_norm: Norm
 
@@ -61,14 +59,13 @@ Vertex: TypeAlias = Boundary | Choice | Head | Literal["sink"]
 
 
 def _ffn_removed_only_in_deepest_suffix(removed: int, layer: Layer) -> int | None:
-    """Once a layer has no FFN, no deeper layer has one (arXiv 2410.13060, the `_ip` rows)."""
+    """Refuse an FFN in a layer behind one without FFN (arXiv 2410.13060, the `_ip` rows)."""
     if removed and layer.ffn != "none":
         return None
     return int(layer.ffn == "none")
 
 
-# Each constraint takes its own state (0 at the source) and the next layer, and gives the state after it, or None
-# where the layer is not allowed.
+# Each constraint takes its state (0 at the source) and the next layer, and returns the new state, or None to refuse.
 CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
     "ffn-removed-only-in-deepest-suffix": _ffn_removed_only_in_deepest_suffix,
 }
@@ -83,11 +80,10 @@ def free_graph(
     withheld: Mapping[str, Collection[int]] = MappingProxyType({}),
     first_layers: Sequence[Layer] = (),
 ) -> nx.DiGraph:
-    """Any layer of the alphabet at any depth, as far as the constraints allow.
+    """Return the graph of all placements of layers of the alphabet that the constraints allow.
 
-    withheld: depths by attention where it is not offered. first_layers: that every placement begins with.
-
-    Raises UserError if no placement is left.
+    `withheld` maps an attention to depths that do not offer it; every placement begins with `first_layers`. A UserError
+    is raised if no placement is left.
     """
 
     everywhere = frozenset(alphabet)
@@ -105,10 +101,10 @@ def free_graph(
 
 
 def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:
-    """Exactly the given placements, all of one length; a placement given twice is one path.
+    """Return the graph of exactly the given placements, all of one length; repeated ones count once.
 
-    The state is the set of endings still possible (as a number), so that placements share their common ends.
-    Raises UserError if there is no placement, or if their lengths differ.
+    The state is the number of the set of possible endings, so that placements share common ends. A UserError is raised
+    if there is no placement, or their lengths differ.
     """
     words = list(dict.fromkeys(members))
     if len({len(word) for word in words}) != 1:
@@ -130,14 +126,14 @@ def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGra
 
 
 def source(graph: nx.DiGraph) -> Boundary:
-    """The boundary every path starts from."""
+    """Return the boundary that every path starts from."""
     first = next(iter(graph))
     assert isinstance(first, Boundary)
     return first
 
 
 def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
-    """The boundary a choice leads to."""
+    """Return the boundary that a choice leads to."""
     boundary: Boundary = next(graph.successors(choice))
     return boundary
 
@@ -145,7 +141,7 @@ def after(graph: nx.DiGraph, choice: Choice) -> Boundary:
 def nth_layers(
     graph: nx.DiGraph, start: Boundary, stop: int, index: int, num_paths: Callable[[Choice], int]
 ) -> list[Layer]:
-    """The layers from a boundary to depth `stop` on the path of that number, of as many as each choice begins."""
+    """Return the layers of path `index` from a boundary to depth `stop`; `num_paths` counts the paths per choice."""
     boundary, layers = start, list[Layer]()
     while boundary.depth < stop:
         for choice in graph.succ[boundary]:
@@ -158,20 +154,20 @@ def nth_layers(
 
 
 def walk(graph: nx.DiGraph, start: Boundary, layers: Iterable[Layer]) -> list[Boundary | Choice] | None:
-    """The vertices passed from `start` by these layers, both ends included, or None if the graph has no such path."""
+    """Return the vertices that these layers pass from `start`, both ends included; None if there is no such path."""
     boundary, path = start, list[Boundary | Choice]([start])
     for layer in layers:
         choice = Choice(depth=boundary.depth, layer=layer, state=boundary.state)
         try:
             boundary = after(graph, choice)
-        except nx.NetworkXError:  # no such vertex; looking first would take half of the time again
+        except nx.NetworkXError:  # no such vertex; checking first would take 1.5 times as long
             return None
         path += [choice, boundary]
     return path
 
 
 def completions(graph: nx.DiGraph) -> dict[Vertex, int]:
-    """Counts the paths from each vertex to the sink, exactly."""
+    """Return the exact number of paths from each vertex to the sink."""
     counts: dict[Vertex, int] = {SINK: 1}
     for vertex in reversed(list(graph)):
         if vertex != SINK:
@@ -208,7 +204,7 @@ def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, s
 
 
 def closed(graph: nx.DiGraph) -> nx.DiGraph:
-    """A graph up to its heads with a sink, without what does not lead there. Raises UserError if nothing does."""
+    """Add a sink behind the heads and remove vertices that do not lead there; a UserError is raised if none does."""
     graph.add_edges_from([(vertex, SINK) for vertex in list(graph) if isinstance(vertex, Head)])
     if SINK not in graph:
         raise UserError("the choices and constraints leave no architecture in the space; allow more of them.")

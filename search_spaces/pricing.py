@@ -1,4 +1,4 @@
-"""The price of one architecture for a workload: of what it deploys to, or as written."""
+"""The cost of one architecture for a workload, folded or unfolded."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from search_spaces.workload import Workload
 
 
 class PricedArchitecture(NamedTuple):
-    """A price per new token, and the least and greatest latency that the cost model's data allow, or None."""
+    """The cost per new token, and the least and greatest latency that the cost model's data allow, or None."""
 
     price: Price
     latency_s_range: tuple[float, float] | None
@@ -20,9 +20,9 @@ class PricedArchitecture(NamedTuple):
 def price_architecture(
     architecture: Architecture, pricer: Pricer, workload: Workload, accounting: Accounting
 ) -> PricedArchitecture:
-    """Prices every op graph of the workload. A folded architecture is priced as it is.
+    """Price every op graph of the workload; an architecture that is already folded is priced as it is.
 
-    Raises UserError for a workload that the architecture cannot take, or an op without formula.
+    A UserError is raised for a workload that the architecture does not support, or an op without formula.
     """
     graphs = workload.graphs(deployed(architecture) if accounting == "deployed" else architecture)
     whole = total_price(pricer.price(node.op) for graph in graphs for node in graph)

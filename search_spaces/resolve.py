@@ -1,4 +1,4 @@
-"""Names of an architecture on a command line: a YAML file, an export, a checkpoint, a factory, or a notation."""
+"""Resolves an architecture named on a command line: YAML file, export, checkpoint, factory or notation."""
 
 import importlib
 import os
@@ -11,31 +11,29 @@ from search_spaces.architecture import Architecture, load_architecture
 from search_spaces.checkpoints.checkpoint import is_checkpoint, read_checkpoint
 from search_spaces.notation import Member, parse
 
-ARCHITECTURE_FILE = "architecture.yaml"  # of an export: what is priced
+ARCHITECTURE_FILE = "architecture.yaml"  # the file of an export that is priced
 
 
 def is_notation(text: str) -> bool:
-    """Whether the text is read as notation, on the dimensions of a base, and not as a file or factory."""
+    """Return whether the text is notation, to be placed on the dimensions of a base, and not a file or factory."""
     return _file(text) is None and ":" not in text and not is_checkpoint(text)
 
 
 def is_checkpoint_name(text: str) -> bool:
-    """Whether the text is read as a checkpoint of others, of which only the settings are read."""
+    """Return whether the text names a checkpoint of another project, of which only the settings are read."""
     return _file(text) is None and is_checkpoint(text)
 
 
 def is_factory(text: str) -> bool:
-    """Whether the text is read as `module:factory`."""
+    """Return whether the text is `module:factory`."""
     return _file(text) is None and ":" in text and not is_checkpoint(text)
 
 
 def resolve(text: str, base: Architecture) -> Member:
-    """The architecture of a .yaml path or of an export's folder; of a checkpoint; with a colon, of `module:factory`;
-    else of a notation.
+    """Return the architecture of a .yaml file, an export's folder, a checkpoint, `module:factory` or a notation.
 
-    base: dimensions that a notation is placed on; a file and a factory bring their own.
-
-    Raises UserError if the text is none of these, or what it names is not an architecture.
+    `base` gives the dimensions of a notation; the others have their own. A UserError is raised if the text is none of
+    these, or does not name an architecture.
     """
     if (path := _file(text)) is not None:
         return Member(architecture=load_architecture(path), entropy_regularised=False)
@@ -58,15 +56,15 @@ def resolve(text: str, base: Architecture) -> Member:
 
 
 def call_factory(text: str) -> object:
-    """Returns what the factory `module:factory` does; what it prints goes to stderr.
+    """Return what the factory `module:factory` returns; its output is redirected to stderr.
 
-    Raises UserError if there is no such callable without arguments, or it raises.
+    A UserError is raised if there is no such callable without arguments, or it raises.
     """
     module_name, _, factory_name = text.partition(":")
     try:
         with redirect_stdout(sys.stderr):
             return getattr(importlib.import_module(module_name), factory_name)()
-    except (Exception, SystemExit) as error:  # whatever foreign code raises is the user's bad input
+    except (Exception, SystemExit) as error:  # any exception of the user's code is bad input
         raise UserError(
             f"architecture {text!r} must be module:factory, a callable without arguments that returns an Architecture "
             f"or a torch module, but it raised {type(error).__name__}: {error}"
@@ -74,7 +72,7 @@ def call_factory(text: str) -> object:
 
 
 def _file(text: str) -> Path | None:
-    """The .yaml file that a text names, itself or as an export's folder; None, too, for a name that is too long."""
+    """Return the .yaml file that a text names, directly or as an export's folder; None also for an overlong name."""
     for path in (text, os.path.join(text, ARCHITECTURE_FILE)):
         if path.endswith(".yaml") and os.path.exists(path):
             return Path(path)

@@ -1,7 +1,7 @@
-"""`SearchSpace`: which models may be proposed; exact size, enumeration, membership and uniform sampling.
+"""`SearchSpace`: the set of models that may be proposed, with exact size, enumeration, membership and uniform sampling.
 
 A member is an architecture (a path of the space's graph) and whether its training recipe is entropy-regularised.
-Members are numbered from 0 to `num_members(space) - 1`, recipes of one architecture next to each other.
+Members are numbered from 0 to `num_members(space) - 1`; the recipes of one architecture are next to each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,12 @@ from search_spaces.notation import Member, parse
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SearchSpace:
-    """A space ready to be searched; made by `load_space` or `build_space`.
+    """A space that is ready to be searched, made by `load_space` or `build_space`.
 
-    base: the dimensions all members share (its own layers are of no account).
-    graph: source-to-sink paths are the architectures.
-    completions: the number of paths from each vertex of the graph to its sink.
+    Attributes:
+        base: The dimensions that all members share; its layers are not used.
+        graph: Its source-to-sink paths are the architectures.
+        completions: Number of paths from each vertex to the sink.
     """
 
     definition: Definition
@@ -49,15 +50,15 @@ class SearchSpace:
 
 
 def load_space(name_or_path: str) -> SearchSpace:
-    """A shipped space by name, or the one in a `.yaml` file. Raises UserError if it is unknown or not valid."""
+    """Return a shipped space by name, or the one in a `.yaml` file; a UserError is raised if there is none."""
     return build_space(load_definition(name_or_path))
 
 
-@lru_cache(maxsize=8)  # half a second for GPT-2's
+@lru_cache(maxsize=8)  # takes half a second for GPT-2's space
 def build_space(definition: Definition, base: Architecture | None = None) -> SearchSpace:
-    """The space of a definition, on a base of one's own if it is given.
+    """Build the space of a definition, on its own base or on the one that is given.
 
-    Raises UserError for an unknown base or member, or if nothing is left in it.
+    A UserError is raised for an unknown base or member, or if the space is empty.
     """
     base = base or base_architecture(definition.base, definition.dimensions)
     if definition.choices is not None:
@@ -87,7 +88,7 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
 
 
 def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
-    """The space that does not offer these either; one that lists its members, as it is."""
+    """Return the space with further attentions withheld; a space that lists its members does not change."""
     definition = space.definition
     both = definition.withheld | withheld
     if definition.choices is None or both == definition.withheld:
@@ -96,29 +97,30 @@ def without(space: SearchSpace, withheld: Withheld) -> SearchSpace:
 
 
 def with_first_layers(space: SearchSpace, layers: Sequence[Layer]) -> SearchSpace:
-    """The members that begin with these layers. Raises UserError if they are all layers, or for a space that lists its
-    members.
+    """Return the space of members that begin with these layers, which must be fewer than a member has.
+
+    A UserError is raised if they are not, or the space lists its members.
     """
     return build_space(replace(space.definition, first_layers=tuple(layers)), space.base)
 
 
 def num_architectures(space: SearchSpace) -> int:
-    """The number of architectures in the space, exactly."""
+    """Return the exact number of architectures in the space."""
     return space.completions[source(space.graph)]
 
 
 def num_members(space: SearchSpace) -> int:
-    """The number of members of the space, exactly: architectures times recipes."""
+    """Return the exact number of members of the space: architectures times recipes."""
     return num_architectures(space) * len(space.recipes)
 
 
 def members(space: SearchSpace) -> Iterator[Member]:
-    """Every member once, in the order of their numbers."""
+    """Return an iterator over every member, in the order of their numbers."""
     return (member_at(space, index) for index in range(num_members(space)))
 
 
 def member_at(space: SearchSpace, index: int) -> Member:
-    """The member of that number. Raises UserError if there is none."""
+    """Return the member with this number; a UserError is raised if there is none."""
     if not 0 <= index < num_members(space):
         raise UserError(f"member index must be from 0 to {num_members(space) - 1}, but got {index}.")
     rest, recipe = divmod(index, len(space.recipes))
@@ -128,19 +130,19 @@ def member_at(space: SearchSpace, index: int) -> Member:
 
 
 def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool | None = None) -> Member:
-    """These layers on the base of the space, whether or not they are in it; by default with its first recipe."""
+    """Place layers on the base of the space, even if they are not in it; by default with its first recipe."""
     recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
     architecture = replace(space.base, layers=tuple(layers), final_norm=default_final_norm(layers))
     return Member(architecture=architecture, entropy_regularised=recipe)
 
 
 def contains(space: SearchSpace, member: Member) -> bool:
-    """Whether the member is in the space: its layers are a path, all else is the base's, its recipe is searched."""
+    """Return whether a member is in the space: its layers are a path, its recipe is searched, its base is equal."""
     return path_of_member(space, member) is not None
 
 
 def path_of_member(space: SearchSpace, member: Member) -> list[Vertex] | None:
-    """The vertices of its layers, as `path_of` gives them; None if the member is not in the space."""
+    """Return the vertices of a member's layers, as `path_of` does; None if the member is not in the space."""
     layers, recipe = member.architecture.layers, member.entropy_regularised
     if recipe not in space.recipes or member != member_of(space, layers, entropy_regularised=recipe):
         return None
@@ -148,22 +150,22 @@ def path_of_member(space: SearchSpace, member: Member) -> list[Vertex] | None:
 
 
 def sample(space: SearchSpace, rng: np.random.Generator) -> Member:
-    """A member drawn uniformly."""
+    """Draw a member uniformly."""
     return member_at(space, random_below(num_members(space), rng))
 
 
 def random_below(bound: int, rng: np.random.Generator) -> int:
-    """A whole number from 0 to bound - 1, each with equal probability, however large the bound."""
+    """Draw a whole number from 0 to bound - 1 uniformly, however large the bound is."""
     assert bound > 0
     num_bits = bound.bit_length()
-    while True:  # under two tries on average
+    while True:  # fewer than two draws on average
         drawn = int.from_bytes(rng.bytes((num_bits + 7) // 8), "little") & ((1 << num_bits) - 1)
         if drawn < bound:
             return drawn
 
 
 def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
-    """The vertices of these layers, source first, without the sink. Raises UserError if they are not in the space."""
+    """Return the vertices of layers, source first, without the sink; a UserError is raised if there is no path."""
     path = _path_of(space, layers)
     if path is None:
         raise UserError(f"these layers are not in space {space.name!r}: {layers!r:.200}.")
@@ -171,7 +173,6 @@ def path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex]:
 
 
 def _path_of(space: SearchSpace, layers: Sequence[Layer]) -> list[Vertex] | None:
-    """None if they are not in the space."""
     path = walk(space.graph, source(space.graph), layers)
     if path is None or len(layers) != space.base.num_layers:
         return None

@@ -1,4 +1,4 @@
-"""Small moves inside a search space, for evolution: mutation and crossover. What they return is always a member."""
+"""Mutation and crossover inside a search space, for evolution; the results are always members."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,12 +17,11 @@ Item = TypeVar("Item")
 
 
 def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Member:
-    """Another member: one or two neighbouring layers drawn anew, or the recipe changed.
+    """Return another member, with one or two neighbouring layers redrawn, or with the other recipe.
 
-    Where the rest of the placement allows no other choice there, as many more layers are drawn anew as needed;
-    so in a space that lists its members, the move is to one that shares many layers. The recipe is changed once
-    in `num_layers + 1` moves. A space of one member has no other, and gives that one back.
-    Raises UserError if the member is not in the space.
+    The window grows as needed if the other layers allow no other choice in it, so that in a space that lists its
+    members, mutation leads to one with many equal layers. One mutation in `num_layers + 1` changes the recipe. In a
+    space of one member, that member is returned. A UserError is raised if the member is not in the space.
     """
     _check_member(space, member)
     if num_members(space) == 1:
@@ -35,10 +34,10 @@ def mutate(space: SearchSpace, member: Member, rng: np.random.Generator) -> Memb
 
 
 def crossover(space: SearchSpace, first: Member, second: Member, rng: np.random.Generator) -> Member:
-    """A run of layers of `second` put into `first`, at cuts the space allows; the recipe is that of either.
+    """Replace a run of layers in `first` by those of `second`; the recipe is that of either parent.
 
-    Drawn uniformly from all distinct children that differ from both parents; where there is none, the layers are
-    those of one parent. Raises UserError if a parent is not in the space.
+    The child is drawn uniformly from all distinct members of the space that differ from both parents; if there is none,
+    it has the layers of one parent. A UserError is raised if a parent is not in the space.
     """
     _check_member(space, first)
     _check_member(space, second)
@@ -53,7 +52,7 @@ def crossover(space: SearchSpace, first: Member, second: Member, rng: np.random.
 
 
 def _redrawn(space: SearchSpace, layers: tuple[Layer, ...], rng: np.random.Generator) -> tuple[Layer, ...]:
-    """These layers with a window of one or two, widened as needed, replaced by another legal one, uniformly."""
+    """Replace a window of one or two layers, widened as needed, by another valid one, drawn uniformly."""
     num_layers = len(layers)
     width = min(num_layers, 1 + int(rng.integers(2)))
     start = int(rng.integers(num_layers - width + 1))
@@ -75,7 +74,7 @@ def _redrawn(space: SearchSpace, layers: tuple[Layer, ...], rng: np.random.Gener
 
 
 def _windows(space: SearchSpace, begin: Boundary, ending: tuple[Layer, ...]) -> dict[Boundary, int]:
-    """The number of paths on which `ending` may follow, for each boundary from `begin` to where it starts."""
+    """Return the number of paths on which `ending` can follow, for each boundary from `begin` to its start."""
     stop = space.base.num_layers - len(ending)
     levels = [[begin]]
     for _ in range(begin.depth, stop):

@@ -1,4 +1,4 @@
-"""The subject of a price: how many tokens are asked for, of how long a prompt, and how the model is run meanwhile."""
+"""The workload that is priced: prompt length, number of new tokens, and how the model is run."""
 
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -11,12 +11,10 @@ from search_spaces.lower import lower
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """New tokens from a prompt, each in its turn: the prompt at once, then a token at a time against a KV cache.
+    """New tokens generated from a prompt: first the prompt, then one token at a time with a KV cache.
 
-    prompt_len: tokens of the prompt. new_tokens: asked for; a price is per new token.
-    deployment: how the model is run; its phase is that of the prompt.
-
-    Raises UserError if no new token is asked for, or several of a deployment in phase decode.
+    A cost is per new token. The deployment's phase is that of the prompt. A UserError is raised if there is no new
+    token, or several in phase decode.
     """
 
     prompt_len: int
@@ -28,7 +26,7 @@ class Workload:
 
     @property
     def words(self) -> str:
-        """The prompt's length, and what is not as usual: `T=128, projection last, 4 new tokens`."""
+        """The prompt's length and what is not the default: `T=128, projection last, 4 new tokens`."""
         chosen = {choice.name: getattr(self.deployment, choice.name) for choice in fields(Deployment)}
         usual = asdict(Deployment())
         words = [f"{name.replace('_', ' ')} {value}" for name, value in chosen.items() if value != usual[name]]
@@ -36,10 +34,7 @@ class Workload:
         return ", ".join((f"T={self.prompt_len}", *words))
 
     def graphs(self, architecture: Architecture) -> list[OpGraph]:
-        """Returns the op graphs of each new token.
-
-        Raises UserError if prompt and new tokens do not fit the model's context.
-        """
+        """Return the op graphs of each new token; a UserError is raised if the tokens do not fit the context."""
         return generation(
             partial(lower, architecture),
             prompt_len=self.prompt_len,

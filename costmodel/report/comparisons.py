@@ -111,9 +111,7 @@ def _whole(seconds: Sequence[float] | None) -> float | None:
 
 
 def _measured(cost: Measured, rounds: float | None) -> dict[str, Any]:
-    """Return the measurement as JSON data; the engine does not separate online from offline, nor computing from
-    waiting.
-    """
+    # the engine does not separate online from offline, or computing from waiting
     counted = cost.rounds if rounds is None else rounds
     return _price(messages=cost.messages, sent_bytes=cost.sent_bytes, latency_s=cost.seconds, rounds=counted)
 

@@ -1,1 +1,1 @@
-"""What a budget leaves of a search space: prices on its graph, exact counts, uniform sampling."""
+"""The part of a search space within a budget: costs on its graph, exact counts, uniform sampling."""

@@ -1,8 +1,8 @@
-"""The paths of a layered graph whose cost stays within limits: counted exactly, drawn uniformly, never rejected.
+"""Counts the paths of a layered graph within cost limits exactly, and draws them uniformly, without rejection.
 
-Paths are cut at the middle layer. Tables hold how many ways lead from the source to each boundary up to the cut,
-and from each boundary from the cut on to the sink, at which cost; a path is within the limit if its halves are
-together. That keeps tables at a few thousand rows where whole paths have tens of thousands of distinct costs.
+Paths are cut at the middle layer. Tables hold how many ways lead from the source to each boundary up to the cut, and
+from each boundary after it to the sink, and at which cost; a path is within the limit if its halves are together. This
+keeps tables at a few thousand rows, where whole paths have tens of thousands of distinct costs.
 """
 
 from bisect import bisect_right
@@ -21,11 +21,11 @@ from search_spaces.budget.edges import Edge, edges_by_depth
 from search_spaces.graph import Vertex
 from search_spaces.space import random_below
 
-At: TypeAlias = tuple[int, int]  # a boundary: its depth, and its number within that level
+At: TypeAlias = tuple[int, int]  # a boundary: its depth and its number within the level
 
 
 class Move(NamedTuple):
-    """Choices between the same two boundaries that cost the same."""
+    """Choices between the same two boundaries with the same cost."""
 
     start: At
     stop: At
@@ -35,13 +35,14 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BoundedPaths:
-    """Made by `bounded_paths`; a window of it by `windowed`.
+    """The paths within limits, made by `bounded_paths`, or by `windowed` for a window of them.
 
-    limit: most of every measure. above: of the first one, what paths must exceed, -1 for none.
-    departures, arrivals: the moves from and to each boundary.
-    before, suffix_counts: costs of the ways from the source to a boundary, and from a boundary to the sink.
-    cut_states: every boundary at the cut, with every row of `before` from which some path stays within the limit.
-    cumulative_counts: the number of such paths, accumulated over the cut_states.
+    Attributes:
+        limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
+        departures, arrivals: Moves from and to each boundary.
+        before, suffix_counts: Costs of the ways from the source to a boundary, and from a boundary to the sink.
+        cut_states: Boundaries at the cut, each with every row of `before` that begins a path within the limit.
+        cumulative_counts: Number of such paths, accumulated over `cut_states`.
     """
 
     limit: Cost
@@ -59,9 +60,9 @@ class BoundedPaths:
 
 
 def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> BoundedPaths:
-    """The paths whose vertices (those in `costs`; the rest are free) sum to at most `limit`.
+    """Return the paths whose vertices cost at most `limit` in sum; vertices that are not in `costs` are free.
 
-    Raises UserError if the costs are too many to tabulate.
+    A UserError is raised if there are too many costs to tabulate.
     """
     levels = edges_by_depth(graph)
     departures, arrivals = _moves(levels, costs)
@@ -83,22 +84,20 @@ def bounded_paths(graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost) -> 
 
 
 def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
-    """Those of the paths that cost more than `above` and at most `most`, within their limit, in the first measure."""
+    """Return the paths that cost more than `above` and at most `most` in the first measure, within their limits."""
     assert most <= paths.limit[0]
     return _limited(paths, (most, *paths.limit[1:]), above)
 
 
 def _onward(sums: dict[At, Sums], ways: Sequence[Way[At]], left: dict[At, Cost]) -> dict[At, Sums]:
-    """Costs by boundary that ways lead to, but for those that no path has within the limit, since what is left is too
-    little.
-    """
+    """Return the costs at the boundaries that ways lead to, without those that no path completes within the limit."""
     reached = prolonged({way.start: sums[way.start] for way in ways}, ways)
     within = {at: reached[at] for at in sorted(reached)}
     return {at: kept(sums, (sums.costs <= left.get(at, sums.costs)).all(axis=1)) for at, sums in within.items()}
 
 
 def _left(limit: Cost, moves: dict[At, list[Move]], end: Literal["start", "stop"]) -> dict[At, Cost]:
-    """What a limit leaves at each boundary if the moves from it to that end are the cheapest, measure by measure."""
+    """Return what a limit leaves at each boundary after the cheapest moves from it to that end, measure by measure."""
     left: dict[At, Cost] = {}
     for at in sorted(moves, reverse=end == "stop"):
         after = (_less(left.get(getattr(move, end), limit), move.cost) for move in moves[at])
@@ -107,7 +106,7 @@ def _left(limit: Cost, moves: dict[At, list[Move]], end: Literal["start", "stop"
 
 
 def _limited(paths: BoundedPaths, limit: Cost, above: int) -> BoundedPaths:
-    """The paths with every way to reach the cut that can be completed within the limits, and how many each begins."""
+    """Find the states at the cut that can be completed within the limits, and count the paths of each."""
     cut_states: list[tuple[At, int]] = []
     nums: list[int] = []
     for at in (at for at in paths.before if at in paths.suffix_counts):
@@ -137,14 +136,14 @@ def _moves(levels: list[list[Edge]], costs: dict[Vertex, Cost]) -> tuple[dict[At
 
 
 def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
-    """The layers of a path within the limits, drawn uniformly; there must be one."""
+    """Draw the layers of a path within the limits uniformly; there must be one."""
     index = bisect_right(paths.cumulative_counts, random_below(paths.num_paths, rng))
     at, cost = _at_cut(paths, *paths.cut_states[index])
     return [*_drawn_before(paths, at, cost, rng), *_drawn_after(paths, at, cost, rng)]
 
 
 def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
-    """The layers of every path within the limits, once each, by ascending cost of the first half."""
+    """Yield the layers of every path within the limits once, by ascending cost of the first half."""
     for at, cost in (_at_cut(paths, *state) for state in paths.cut_states):
         for beginning in _ways_before(paths, at, cost):
             for ending in _ways_after(paths, at, paths.above - cost[0], _less(paths.limit, cost)):
@@ -152,7 +151,6 @@ def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
 
 
 def _at_cut(paths: BoundedPaths, at: At, row: int) -> tuple[At, Cost]:
-    """A boundary with the cost of reaching it."""
     return at, tuple(map(int, paths.before[at].costs[row]))
 
 
@@ -175,7 +173,7 @@ def _ways_after(paths: BoundedPaths, at: At, above: int, left: Cost) -> Iterator
 
 
 def _drawn_before(paths: BoundedPaths, at: At, cost: Cost, rng: np.random.Generator) -> list[Layer]:
-    """Layers from the source to a boundary, uniform over the ways that cost exactly `cost`; drawn backwards."""
+    """Draw layers from the source to a boundary backwards, uniformly among the ways that cost exactly `cost`."""
     layers: list[Layer] = []
     while at[0]:
         moves = paths.arrivals[at]
@@ -187,7 +185,7 @@ def _drawn_before(paths: BoundedPaths, at: At, cost: Cost, rng: np.random.Genera
 
 
 def _drawn_after(paths: BoundedPaths, at: At, cost: Cost, rng: np.random.Generator) -> list[Layer]:
-    """Layers from a boundary, reached at `cost`, to the last, uniform over the ways that stay within the limits."""
+    """Draw layers from a boundary to the last, uniformly among the ways that stay within the limits."""
     layers: list[Layer] = []
     above, left = paths.above - cost[0], _less(paths.limit, cost)
     while at in paths.departures:

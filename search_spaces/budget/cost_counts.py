@@ -1,7 +1,7 @@
-"""Tables of how many paths have which cost, and the questions a budget asks of them; all counts are exact.
+"""Exact counts of paths by cost, and queries of them for a budget.
 
-A cost is a tuple of non-negative integers, one for each measure (in whatever unit the caller has chosen). Counts take
-64 bits as long as they fit, which half of 12 layers does, and are Python integers in object arrays beyond.
+A cost is a tuple of non-negative integers, one per measure, in units that the caller chooses. Counts are 64-bit
+integers as long as they fit, which half of 12 layers does, and otherwise Python integers in object arrays.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -17,16 +17,16 @@ from costmodel.errors import UserError
 Cost: TypeAlias = tuple[int, ...]
 Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]
-Place = TypeVar("Place")  # of a table
-Counts: TypeAlias = NDArray[Any]  # of 64-bit integers, or of Python's
+Place = TypeVar("Place")  # key of a table
+Counts: TypeAlias = NDArray[Any]  # of 64-bit or Python integers
 
 MAX_ROWS = 4_000_000
-BATCH_ROWS = 8_000_000  # sorted at a time: 64 MB
-MAX_COUNT = 2**62  # of all paths of a table in 64 bits
+BATCH_ROWS = 8_000_000  # sorted at once: 64 MB
+MAX_COUNT = 2**62  # most paths of a table of 64-bit counts
 
 
 class Way(NamedTuple, Generic[Place]):
-    """Alternatives, `times` many, of one cost, that prolong the paths of table `start` to paths of table `stop`."""
+    """Alternatives of equal cost, `times` of them, that extend paths of table `start` to paths of table `stop`."""
 
     start: Place
     stop: Place
@@ -36,33 +36,32 @@ class Way(NamedTuple, Generic[Place]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Sums:
-    """Distinct costs, rows x measures, in ascending order, first by the first; `num_paths[i]` paths have cost i."""
+    """Distinct costs, rows x measures, in lexicographic order; `num_paths[i]` paths have cost i."""
 
     costs: Ints
     num_paths: Counts
 
     @cached_property
     def cumulative_counts(self) -> Counts | None:
-        """The paths of the first i costs, if they differ in the first measure alone."""
+        """The number of paths of the first i costs, if costs differ in the first measure only; otherwise None."""
         return None if self.costs[:, 1:].any() else np.concatenate([[0], np.cumsum(self.num_paths)])
 
 
 def added(costs: Iterable[Cost]) -> Cost:
-    """Their sum, measure by measure; there must be one."""
+    """Return the sum of costs, measure by measure; there must be one."""
     return tuple(map(sum, zip(*costs, strict=True)))
 
 
 def single(cost: Cost) -> Sums:
-    """One path of the given cost."""
+    """Return the table of one path with this cost."""
     return Sums(costs=np.array([cost], dtype=np.int64), num_paths=np.array([1], dtype=np.int64))
 
 
 def prolonged(tables: Mapping[Place, Sums], ways: Iterable[Way[Place]]) -> dict[Place, Sums]:
-    """The costs of the paths of all tables with all ways between them, by the table that ways lead to.
+    """Return the costs of all paths of the tables extended by the ways, by the table that a way leads to.
 
-    The tables of a level share most of their costs, so those are brought together once for all of them.
-
-    Raises UserError if there are more than MAX_ROWS distinct costs.
+    The tables of a level share most of their costs, so the costs are joined once for all of them. A UserError is raised
+    if there are more than MAX_ROWS distinct costs.
     """
     alike: dict[Cost, list[Way[Place]]] = {}
     for way in ways:
@@ -86,11 +85,11 @@ def prolonged(tables: Mapping[Place, Sums], ways: Iterable[Way[Place]]) -> dict[
 def _reached(
     tables: Mapping[Place, Sums], starts: Mapping[Cost, frozenset[Place]]
 ) -> tuple[Ints, Iterator[dict[Place, Index]]]:
-    """All costs of tables with the costs of ways from them, in any order; and for each way's cost, which of them the
-    rows of each table come to. starts: by cost of a way, the tables that it prolongs.
+    """Return all extended costs, in any order, and for each way's cost the places of each table's rows among them.
 
-    A cost is looked up by a number: the measures, times odd numbers, modulo 2^64. That two costs do not share one is
-    checked, measure by measure but for one, which the number then tells; if two do, other odd numbers are tried.
+    `starts` maps a way's cost to the tables that it extends. A cost is looked up by a number: the sum of its measures
+    times odd numbers, modulo 2^64. All measures but one are compared, which shows whether two costs share a number,
+    since the number determines the last measure; if two do, other odd numbers are tried.
     """
     for odd in _odd_numbers(len(next(iter(starts)))):
         joined, places = _joined(tables, odd)
@@ -99,7 +98,9 @@ def _reached(
         numbers = {used: joined[kept] @ odd for used, kept in rows.items()}
         new = _distinct(numbers[used] + _number(cost, odd) for cost, used in starts.items())
         sums = (numbers[used] + _number(cost, odd) for cost, used in starts.items())
-        at = [new.searchsorted(part).astype(np.int32) for part in sums]  # 4 bytes each, as there are tens of millions
+        at = [
+            new.searchsorted(part).astype(np.int32) for part in sums
+        ]  # 4 bytes each, since there are tens of millions
         costs = np.full((len(odd), len(new)), -1, dtype=np.int64)
         is_sound = True
         for measure, column in enumerate(costs[1:], 1):
@@ -116,7 +117,7 @@ def _reached(
 
 
 def _odd_numbers(num_measures: int) -> Iterator[Ints]:
-    """Draws numbers by which measures are multiplied; the first is 1."""
+    """Yield the odd factors of the measures; the first is 1."""
     rng = np.random.default_rng(0)
     while True:
         yield np.append(np.int64(1), 2 * rng.integers(2**62, size=num_measures - 1) + 1)
@@ -127,7 +128,7 @@ def _number(cost: Cost, odd: Ints) -> np.int64:
 
 
 def _joined(tables: Mapping[Place, Sums], odd: Ints) -> tuple[Ints, dict[Place, Index]]:
-    """The costs of all tables by ascending number, each once, and where in them the rows of each table are."""
+    """Return the distinct costs of all tables by ascending number, and the places of each table's rows among them."""
     stacked = np.concatenate([sums.costs for sums in tables.values()])
     _, firsts, places = np.unique(stacked @ odd, return_index=True, return_inverse=True)
     ends = np.cumsum([len(sums.num_paths) for sums in tables.values()])[:-1]
@@ -135,7 +136,7 @@ def _joined(tables: Mapping[Place, Sums], odd: Ints) -> tuple[Ints, dict[Place, 
 
 
 def _distinct(parts: Iterable[Ints]) -> Ints:
-    """The numbers of all parts, ascending, each once. Raises UserError if there are more than MAX_ROWS."""
+    """Return the distinct numbers of all parts, ascending; a UserError is raised for more than MAX_ROWS."""
     whole, waiting, num_waiting = np.zeros(0, dtype=np.int64), list[Ints](), 0
     for part in parts:
         waiting.append(part)
@@ -146,7 +147,7 @@ def _distinct(parts: Iterable[Ints]) -> Ints:
 
 
 def _merged(parts: list[Ints]) -> Ints:
-    """Each number once. Parts ascend, modulo 2^64, so a sort that merges what ascends is the fastest."""
+    """Merge ascending parts without repetition; a stable sort is fastest on ascending runs (modulo 2^64)."""
     numbers: Ints = np.sort(np.concatenate(parts), kind="stable")
     numbers = numbers[np.append(True, numbers[1:] != numbers[:-1])[: len(numbers)]]
     if len(numbers) > MAX_ROWS:
@@ -158,12 +159,11 @@ def _merged(parts: list[Ints]) -> Ints:
 
 
 def kept(sums: Sums, which: NDArray[np.bool_]) -> Sums:
-    """Some of the costs."""
     return sums if which.all() else Sums(costs=sums.costs[which], num_paths=sums.num_paths[which])
 
 
 def num_at(sums: Sums, cost: Cost) -> int:
-    """How many paths cost exactly this."""
+    """Return the number of paths with exactly this cost."""
     first = sums.costs[:, 0]
     start, stop = first.searchsorted(cost[0]), first.searchsorted(cost[0], side="right")
     equal = (sums.costs[start:stop, 1:] == cost[1:]).all(axis=1)
@@ -171,7 +171,7 @@ def num_at(sums: Sums, cost: Cost) -> int:
 
 
 def num_within(sums: Sums, limit: Cost) -> int:
-    """How many paths cost at most this, in every measure."""
+    """Return the number of paths that cost at most `limit` in every measure."""
     stop = sums.costs[:, 0].searchsorted(limit[0], side="right")
     if sums.cumulative_counts is not None:
         return int(sums.cumulative_counts[stop]) if min(limit[1:], default=0) >= 0 else 0
@@ -179,15 +179,15 @@ def num_within(sums: Sums, limit: Cost) -> int:
 
 
 def num_between(sums: Sums, above: int, limit: Cost) -> int:
-    """How many paths cost at most `limit`, and in the first measure more than `above`."""
+    """Return the number of paths that cost at most `limit`, and in the first measure more than `above`."""
     return num_within(sums, limit) - (num_within(sums, (above, *limit[1:])) if above >= 0 else 0)
 
 
 def nums_within(sums: Sums, limits: Ints) -> Counts:
-    """`num_within` for many limits at once, limits x measures: O((rows + limits) log(rows)^(measures - 1)).
+    """Return `num_within` of many limits (limits x measures) in O((rows + limits) log(rows)^(measures - 1)).
 
     Source: Claude, Navarro and Ordonez 2015, "The wavelet matrix: an efficient wavelet tree for large alphabets",
-    https://doi.org/10.1016/j.is.2014.06.002, for counting in two dimensions; in more, of each part by the next one.
+    https://doi.org/10.1016/j.is.2014.06.002, for counting in two dimensions, applied recursively for more.
     """
     first, *others = sums.costs.T
     stop = np.searchsorted(first, limits[:, 0], side="right")
@@ -200,10 +200,10 @@ def nums_within(sums: Sums, limits: Ints) -> Counts:
 
 
 def _num_in(ranks: list[Index], nums: Counts, start: Index, stop: Index, below: list[Any]) -> Counts:
-    """The sum of `nums` from start to stop for each query, of those whose ranks are all below its own.
+    """Sum `nums` from start to stop for each query, over entries whose ranks are all below the query's bounds.
 
-    Bit by bit of the first rank, those with a 0 come before those with a 1; of a query whose bound has a 1, the former
-    are below it and the latter may be, else the former may.
+    At each bit of the first rank, entries with a 0 are moved before those with a 1. If the query's bound has a 1 there,
+    the entries with a 0 are below it and those with a 1 may be; otherwise only those with a 0 may be.
     """
     if not ranks:
         cumulative_counts = np.concatenate([np.zeros(1, dtype=nums.dtype), np.cumsum(nums)])

@@ -1,4 +1,4 @@
-"""The layered graph as its edges, depth by depth: what counting, looking up and exact programs are made of."""
+"""The edges of the layered graph, depth by depth, for counting, look-ups and exact programs."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from search_spaces.graph import Boundary, Choice, State, Vertex, source
 
 
 class Edge(NamedTuple):
-    """A choice between two boundaries, which are numbered within their levels in the order of the graph.
+    """A choice between two boundaries, numbered within their levels in the order of the graph.
 
-    passed: the vertices that it is charged with: itself, the source before the first layer, the head after the last.
+    `passed` are the vertices whose cost it carries: the choice, the source for the first layer, the head for the last.
     """
 
     start: int
@@ -22,13 +22,13 @@ class Edge(NamedTuple):
     passed: tuple[Vertex, ...]
 
     def cost(self, costs: Mapping[Vertex, Cost]) -> Cost:
-        """The cost in the units of `costs`, which has every vertex that is charged."""
+        """Return the cost, in the units of `costs`, which must have every vertex in `passed`."""
         return added(costs[vertex] for vertex in self.passed)
 
 
 def edges_by_depth(graph: nx.DiGraph) -> list[list[Edge]]:
-    """Every choice of each depth, in the order of the graph."""
-    places: dict[tuple[int, State], int] = {}  # by what a choice tells of the boundary before it
+    """Return every choice of each depth, in the order of the graph."""
+    places: dict[tuple[int, State], int] = {}  # keyed by the depth and state that a choice shares with its boundary
     counts = Counter[int]()
     for vertex in graph:
         if isinstance(vertex, Boundary):

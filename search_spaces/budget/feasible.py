@@ -1,10 +1,10 @@
-"""The part of a search space that a budget admits: its exact size, and uniform sampling from it.
+"""The part of a search space within a budget: its exact size, and uniform sampling from it.
 
-Costs are compared as integers (see `priced_space`); half a unit an op, what rounding can add, is granted on
-top of the budget, so no member within it is ever left out. A measure without a bound is not counted.
+Costs are compared as integers (see `priced_space`). The budget is raised by half a unit per op, the largest rounding
+error, so that no member within it is excluded. A measure without a bound is not counted.
 
-Of a space deeper than `EXACT_LAYERS` the sums are too many to tabulate: costs are rounded up to steps of the budget, so
-that what is counted and drawn is within it, and members that cost up to `tolerance` less than it may be left out.
+In a space deeper than `EXACT_LAYERS` there are too many sums to tabulate. Costs are then rounded up to steps of the
+budget, so that all counted and drawn members are within it, but members up to `tolerance` below it may be excluded.
 """
 
 import math
@@ -37,18 +37,18 @@ from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
 from search_spaces.workload import Workload
 
-EXACT_LAYERS = 18  # a million distinct sums in half of 12 layers of GPT-2 small's choices, which are the most of any
-STEPS = (2**14, 2**14, 2**9)  # each budget has, by how many there are, where costs are rounded
+EXACT_LAYERS = 18  # half of 12 layers of GPT-2 small's choices, the most of any space, has a million distinct sums
+STEPS = (2**14, 2**14, 2**9)  # rounding steps of each budget, by the number of budgets
 WORDS: dict[str, Callable[[float], str]] = {
     "latency_s": format_seconds,
     "sent_bytes": format_bytes,
     "key_bytes": lambda bound: f"{format_bytes(bound)} of keys",
 }
-MAX_UNITS = 2.0**62  # what a sum in 64 bits can hold: 194 days, 288 PB
+MAX_UNITS = 2.0**62  # greatest sum in 64 bits: 194 days, 288 PB
 
 
 class Bounded(NamedTuple):
-    """A space under a protocol, and its budget there."""
+    """A space priced under a protocol, and its budget under that protocol."""
 
     priced: PricedSpace
     budget: Budget
@@ -56,12 +56,13 @@ class Bounded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FeasibleSpace:
-    """The members of a priced space within a budget, or in a slice of it; made by `within_budget`. It may be empty.
+    """The members of a priced space within a budget, or in a slice of it, made by `within_budget`. It may be empty.
 
-    costs: of the priced vertices, in steps: latency, 0 if it has no bound, then every other measure that has one; then
-        likewise of what else must hold.
-    step: integer units in a step of each.
-    also: the same space under other protocols, with the budget of each, which members are within too.
+    Attributes:
+        costs: Costs of the priced vertices, in steps: latency (0 without a bound), then every other bounded measure,
+            then the same for each space in `also`.
+        step: Integer units in a step of each measure.
+        also: The same space under other protocols, each with the budget that members must meet too.
     """
 
     priced: PricedSpace
@@ -73,7 +74,7 @@ class FeasibleSpace:
 
     @property
     def tolerance(self) -> float:
-        """The share of the budget that a member may cost less, and yet be left out."""
+        """The share of the budget below it within which a member may be excluded by rounding."""
         return 0.0 if self.is_exact else (self.space.base.num_layers + 2) / STEPS[_num_budgets(self.every)]
 
     @property
@@ -83,7 +84,7 @@ class FeasibleSpace:
 
     @property
     def every(self) -> tuple[Bounded, ...]:
-        """Every protocol with its budget, the one that orders members first."""
+        """Every protocol with its budget; the first one orders members."""
         return Bounded(self.priced, self.budget), *self.also
 
     @property
@@ -92,46 +93,46 @@ class FeasibleSpace:
 
     @property
     def num_feasible(self) -> int:
-        """How many members are within the budget, exactly."""
+        """The exact number of members within the budget."""
         return self.paths.num_paths * len(self.space.recipes)
 
     def fits(self, member: Member) -> bool:
-        """Whether this is a member of the space and within the budget (and the slice)."""
+        """Return whether this is a member of the space within the budget (and the slice)."""
         path = path_of_member(self.space, member)
         return path is not None and self.holds(self.cost_of_path(path))
 
     def cost_of_path(self, path: Iterable[Vertex]) -> Cost:
-        """The cost of the vertices of a member, in steps."""
+        """Return the cost of the vertices of a member, in steps."""
         return added(cost for vertex in path if (cost := self.costs.get(vertex)))
 
     def holds(self, cost: Cost) -> bool:
-        """Whether a path of this cost is within the budget (and the slice)."""
+        """Return whether a path with this cost is within the budget (and the slice)."""
         within = all(part <= most for part, most in zip(cost, self.paths.limit, strict=True))
         return within and self.paths.above < cost[0]
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
-        """The latencies between which members lie, the first one excluded; the budget may have no bound of latency."""
+        """The latencies between which members lie, excluding the first; meaningless without a bound on latency."""
         above, limit = max(0, self.paths.above) * self.step[0], self.paths.limit[0] * self.step[0]
         return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
     def members(self) -> Iterator[Member]:
-        """Every member within the budget once, in an order that is always the same."""
+        """Yield every member within the budget once, always in the same order."""
         for layers in layers_of_paths(self.paths):
             for recipe in self.space.recipes:
                 yield member_of(self.space, layers, entropy_regularised=recipe)
 
     def sample(self, rng: np.random.Generator) -> Member:
-        """A member within the budget, drawn uniformly. Raises InfeasibleError if there is none."""
+        """Draw a member within the budget uniformly; an InfeasibleError is raised if there is none."""
         check_feasible(self)
         recipe = self.space.recipes[random_below(len(self.space.recipes), rng)]
         return member_of(self.space, draw(self.paths, rng), entropy_regularised=recipe)
 
 
 def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] = ()) -> FeasibleSpace:
-    """The members within the budget, and within those of the same space under other protocols.
+    """Return the members within the budget, and within those of the same space under other protocols.
 
-    Raises UserError if their costs are too many or too large to tabulate, or for a budget of keys without a dealer.
+    A UserError is raised if costs are too many or too large to tabulate, or for a budget of keys without a dealer.
     """
     every = Bounded(priced, budget), *also
     for constraint in every:
@@ -160,8 +161,9 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
 def priced_within(
     space: SearchSpace, budgets: Sequence[tuple[Pricer, Budget]], workload: Workload, accounting: Accounting
 ) -> tuple[FeasibleSpace, dict[str, str]]:
-    """The members within the budget of every protocol, the one that orders them first, of choices that all can price;
-    and the choices that were left out, with the reason. Raises UserError as `priceable` and `within_budget` do.
+    """Return the members within the budget of every protocol, and the reasons for choices that cannot be priced.
+
+    The first protocol orders members. Errors are raised as by `priceable` and `within_budget`.
     """
     left_out: dict[str, str] = {}
     for pricer, _ in budgets:
@@ -172,7 +174,7 @@ def priced_within(
 
 
 def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload) -> FeasibleSpace:
-    """Another space, or workload, within the same budgets at the same prices. Raises UserError as `within_budget`."""
+    """Apply the budgets and protocols of a feasible space to another space or workload."""
     first, *also = (
         Bounded(price_space(space, constraint.priced.pricer, workload, constraint.priced.accounting), constraint.budget)
         for constraint in feasible.every
@@ -181,11 +183,11 @@ def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload)
 
 
 def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0) -> tuple[FeasibleSpace, ...]:
-    """The members within the budget by latency: equal slices from the cheapest to the most expensive, cheapest first.
+    """Divide the members within the budget by latency into equal slices, cheapest first, without empty ones.
 
-    left_out: share of the range, at its cheap end, that is in no slice. Slices without a member are left out.
+    `left_out` is the share of the range, at its cheap end, that is in no slice.
     """
-    paths = feasible.paths  # of two members of one price, rounding may favour either
+    paths = feasible.paths  # rounding may order members of equal cost either way
     slack = feasible.priced.num_ops if feasible.is_exact else feasible.space.base.num_layers + 2
     least, most = (
         feasible.cost_of_path(path_of(feasible.space, end(feasible.priced).architecture.layers))[0]
@@ -199,7 +201,7 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
 
 
 def check_feasible(feasible: FeasibleSpace) -> None:
-    """Raises InfeasibleError, naming the cheapest member and its cost, if nothing is within the budget."""
+    """Raise an InfeasibleError that names the cheapest member and its cost if nothing is within the budget."""
     if feasible.num_feasible:
         return
     priced = feasible.priced
@@ -228,33 +230,30 @@ def _budgets(every: Sequence[Bounded]) -> str:
 
 
 def _under(constraint: Bounded, also: Sequence[Bounded]) -> str:
-    """Words for the protocol, where there are several."""
     return f" under {constraint.priced.pricer.protocol!r}" if also else ""
 
 
 def format_price(price: Price | Costs) -> str:
-    """A price for people: `4.76 min and 6.43 GB`, and `, 9.10 GB of keys` where there are any."""
+    """Format a cost: `4.76 min and 6.43 GB`, followed by `, 9.10 GB of keys` if there are any."""
     keys = "" if price.key_bytes is None else f", {format_bytes(price.key_bytes)} of keys"
     return f"{format_seconds(price.latency_s)} and {format_bytes(price.sent_bytes)}{keys}"
 
 
 def format_budget(budget: Budget) -> str:
-    """A budget for people: `5.00 min and 8.00 GB and 9.00 GB of keys`, or what bounds it has, or `nothing`; then those
-    under other protocols.
-    """
+    """Format a budget, such as `5.00 min and 8.00 GB`, or `nothing`, followed by those under other protocols."""
     bounds = " and ".join(WORDS[name](bound) for name, bound in budget.bounds.items()) or "nothing"
     others = (f"{format_budget(other)} under {name}" for name, other in budget.also if other.bounds)
     return ", and ".join((bounds, *others))
 
 
 def format_left_out(feasible: FeasibleSpace) -> str:
-    """What a count of the members within the budget may leave out, if anything."""
+    """Say which members the count within the budget may exclude, if any."""
     share = 100 * feasible.tolerance
     return f"; members up to {share:.2g} % below it may be left out" if share else ""
 
 
 def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
-    """What counts of the costs under each protocol: latency, 0 without a bound of it, and what else has a bound."""
+    """Return the counted costs under each protocol: latency (0 without a bound), then the other bounded measures."""
     counted: list[int] = []
     for cost, constraint in zip(costs, every, strict=True):
         measured, bounds = dict(zip(UNITS_PER, cost, strict=True)), constraint.budget.bounds
@@ -264,7 +263,6 @@ def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
 
 
 def _limit(constraint: Bounded) -> Cost:
-    """The limit of every measure, 0 without a bound."""
     bounds, slack = constraint.budget.bounds, constraint.priced.num_ops / 2
     return tuple(
         math.floor(min(bounds[name] * per + slack, MAX_UNITS)) if name in bounds else 0
@@ -273,7 +271,6 @@ def _limit(constraint: Bounded) -> Cost:
 
 
 def _stepped(cost: Cost, step: Cost) -> Cost:
-    """Rounded up."""
     return tuple(-(-part // units) for part, units in zip(cost, step, strict=True))
 
 

@@ -1,4 +1,4 @@
-"""What of a space a protocol can price: a choice that it has no formula for leaves the space, and is named."""
+"""Removes choices that a protocol cannot price from a space, and says why."""
 
 from dataclasses import fields, replace
 from typing import Any
@@ -16,9 +16,9 @@ from search_spaces.workload import Workload
 def priceable(
     space: SearchSpace, pricer: Pricer, workload: Workload, accounting: Accounting = "deployed"
 ) -> tuple[SearchSpace, dict[str, str]]:
-    """The space as far as its choices have a price, and why others are left out, by choice, such as `ffn square`.
+    """Return the space without choices that have no formula, and the reasons by choice, such as `ffn square`.
 
-    A space that lists its members is left as it is. Raises UserError, naming them, if all choices of one kind leave.
+    A space that lists its members does not change. A UserError is raised if no choice of some kind can be priced.
     """
     choices = space.definition.choices
     if choices is None:
@@ -41,12 +41,11 @@ def priceable(
 
 
 def _reason(prices: LayerPrices, kind: str, choice: str, accounting: Accounting) -> str | None:
-    """Why a choice has no price, or None."""
-    # of nothing else that could lack a price: linears alone; a norm is the same op before either sub-block
+    # a layer whose other parts always have a cost; a norm is the same op before either sub-layer
     place = "norm2" if kind == "norm1" else kind
     bare: dict[str, Any] = {"attention": "none", "ffn": "identity" if place in ("norm2", "stabiliser") else "none"}
     layer = Layer(**(bare | {place: choice}))
-    if accounting == "deployed":  # not ahead of every norm, so that a linear FFN stays
+    if accounting == "deployed":  # not ahead of all norms, so that a linear FFN stays
         layer = deployed_layer(prices.base, layer, Region(ahead=False, behind=False))
     if layer == EMPTY_LAYER:
         return None

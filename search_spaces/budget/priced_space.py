@@ -1,8 +1,8 @@
-"""A search space with a price on every vertex: a member costs the sum over its path, so nothing is priced twice.
+"""A search space with a cost on every vertex: a member costs the sum over its path, so nothing is priced twice.
 
-The embedding is charged to the source, each layer to its choice, the final norm and the vocabulary projection to
-the head. Every vertex also carries its cost as integers, for counting: in units of 2^-38 s (4e-12 s) and 2^-4 bytes,
-each op rounded to the nearest, so that equal ops make equal sums in whatever layers they stand.
+The source carries the embedding, each choice its layer, and the head the final norm and vocabulary projection. For
+counting, every vertex also has its cost as integers, in units of 2^-38 s (4e-12 s) and 2^-4 bytes; each op is rounded
+to the nearest, so that equal ops have equal sums in any layers.
 """
 
 import math
@@ -36,17 +36,18 @@ FREE = Price(
     latency_s=0.0, sent_bytes=0.0, rounds=0, messages=0, online_bytes=0, setup_bytes=0, compute_s=0, network_s=0,
     key_bytes=0,
 )  # fmt: skip
-RELATIVE_TOLERANCE = 1e-9  # of a path's price against the op graph's: what summing in another order may change
+RELATIVE_TOLERANCE = 1e-9  # of a path's cost against the op graph's, which is summed in another order
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PricedSpace:
-    """A space under a protocol and testbed, for a workload; made by `price_space`.
+    """A space under a protocol and testbed, for a workload, made by `price_space`.
 
-    accounting: whether prices are of what a member deploys to, or of the member as written.
-    prices, costs: of the source, of every choice and of every head; costs of all measures, in the units above, 0 of
-        what the protocol does not have.
-    num_ops: at least as many as any member has.
+    Attributes:
+        accounting: Whether costs are of the folded (`deployed`) or the unfolded (`written`) members.
+        prices, costs: Costs of the source, every choice and every head, as prices and as integers in the units above
+            for all measures (0 for those that the protocol does not have).
+        num_ops: An upper bound on the number of ops of a member.
     """
 
     space: SearchSpace
@@ -66,12 +67,11 @@ class PricedSpace:
 def price_space(
     space: SearchSpace, pricer: Pricer, workload: Workload | int, accounting: Accounting = "deployed"
 ) -> PricedSpace:
-    """Prices every vertex once, by lowering architectures that repeat one layer.
+    """Price every vertex once, by lowering architectures that repeat one layer.
 
-    workload: or the length of a prompt, for one new token of it.
-
-    Raises UserError for a workload the base cannot take, an op without formula, a price that is not finite and
-    non-negative, or prices that do not add up to those of whole op graphs.
+    An integer `workload` is the length of a prompt, for one new token. A UserError is raised for a workload that the
+    base does not support, an op without formula, a cost that is not finite and non-negative, or costs that do not add
+    up to those of whole op graphs.
     """
     work = Workload(prompt_len=workload) if isinstance(workload, int) else workload
     layer_prices = LayerPrices(space.base, pricer, work, accounting)
@@ -91,19 +91,19 @@ def price_space(
 
 
 def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
-    """What of a member, as it is priced, lies outside the data of its prices, in words."""
+    """Return the parts of a member, as it is priced, that lie outside the data of the cost model, in words."""
     graphs = graphs_of(priced, member)
     return tuple(dict.fromkeys(text for graph in graphs for text in priced.pricer.extrapolated(graph)))
 
 
 def graphs_of(priced: PricedSpace, member: Member) -> list[OpGraph]:
-    """The op graphs of a member as it is priced."""
+    """Return the op graphs of a member as it is priced."""
     whole = member.architecture
     return priced.workload.graphs(deployed(whole) if priced.accounting == "deployed" else whole)
 
 
 class LayerPrices:
-    """The prices of the ops of embedding, layers and head, each lowered once."""
+    """The costs of the ops of embedding, layers and head, each lowered once."""
 
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, accounting: Accounting) -> None:
         folded = replace(base, folded=True, bias=deploys_biases(base), tied_embeddings=False)
@@ -113,11 +113,11 @@ class LayerPrices:
         self._known: dict[tuple[Layer, Norm], dict[LayerId, list[Price]]] = {}
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
-        """None for a layer that computes nothing."""
+        """Return the costs of a layer's ops, an empty list for a layer that computes nothing."""
         return self._parts(layer, "none").setdefault(depth, [])
 
     def by_vertex(self, graph: nx.DiGraph, layer_of: Callable[[Choice], Layer]) -> dict[Vertex, list[Price]]:
-        """The prices of the source's, every choice's and every head's ops. layer_of: the layer that a choice is."""
+        """Return the costs of the ops of source, choices and heads; `layer_of` gives the layer of a choice."""
         ops: dict[Vertex, list[Price]] = {source(graph): self._parts(EMPTY_LAYER, "none").get("embed", [])}
         for vertex in graph:
             if isinstance(vertex, Choice):
@@ -129,7 +129,9 @@ class LayerPrices:
 
     def _parts(self, layer: Layer, final_norm: Norm) -> dict[LayerId, list[Price]]:
         if (layer, final_norm) not in self._known:
-            is_empty = layer == EMPTY_LAYER  # all layers empty: no deployment could name one, and no block be shaped
+            is_empty = (
+                layer == EMPTY_LAYER
+            )  # if all layers were empty, no deployment could name one and no block could be shaped
             layers = (self.base.layers[0] if is_empty else layer,) * self.base.num_layers
             parts: dict[LayerId, list[Price]] = {}
             for graph in self.workload.graphs(replace(self.base, layers=layers, final_norm=final_norm)):
@@ -141,7 +143,7 @@ class LayerPrices:
 
 
 def price_of(priced: PricedSpace, member: Member) -> Price:
-    """The price of a member, equal to that of its op graphs to rounding. Raises UserError if it is not in the space."""
+    """Return the cost of a member, as of its op graphs up to rounding; a UserError is raised for others."""
     path = path_of_member(priced.space, member)
     if path is None:
         raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
@@ -149,7 +151,7 @@ def price_of(priced: PricedSpace, member: Member) -> Price:
 
 
 def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
-    """The price of a member's embedding, layers and head. Raises UserError if it is not in the space."""
+    """Return the cost of a member's embedding, layers and head; a UserError is raised if it is not in the space."""
     prices: dict[str, list[Price]] = {"embedding": [], "layers": [], "head": []}
     for vertex in path_of(priced.space, member.architecture.layers):
         if vertex in priced.prices:
@@ -159,7 +161,7 @@ def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
 
 
 def priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) -> Layer:
-    """What a choice is priced as: the layer it deploys to wherever it stands so, or the layer as written."""
+    """Return the layer that a choice is priced as: what it folds to in this place, or the layer as written."""
     if accounting == "written":
         return choice.layer
     ahead = not after(space.graph, choice).state[1]
@@ -168,17 +170,16 @@ def priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) -> 
 
 
 def cheapest(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """The member of least latency (or bytes, or keys), then of bytes (or latency); the first of several equal ones."""
+    """Return the first member of least latency (or bytes, or keys) and, among these, of least bytes (or latency)."""
     return _extreme(priced, measure, min)
 
 
 def most_expensive(priced: PricedSpace, measure: Measure = "latency_s") -> Member:
-    """The member of greatest latency (or bytes, or keys), then of bytes (or latency); the first of equal ones."""
+    """Return the first member of most latency (or bytes, or keys) and, among these, of most bytes (or latency)."""
     return _extreme(priced, measure, max)
 
 
 def _extreme(priced: PricedSpace, measure: Measure, pick: Callable[..., Vertex]) -> Member:
-    """The shortest or longest path: the best way on from every vertex, sink first."""
     graph, other = priced.space.graph, "sent_bytes" if measure == "latency_s" else "latency_s"
     costs: dict[Vertex, tuple[float, float]] = {}
     onward: dict[Vertex, Vertex] = {}
@@ -203,7 +204,7 @@ def _sum(prices: list[Price], num_shares: int) -> Price:
 
 
 def _costs(ops: Mapping[Vertex, list[Price]], num_shares: int) -> dict[Vertex, Cost]:
-    """The sum of the ops of each vertex, each rounded; layers repeat their lists of prices, and those their prices."""
+    """Return the rounded costs of each vertex, summing each distinct list of ops once."""
     per_share = [units_per / num_shares for units_per in UNITS_PER.values()]
     free = (0,) * len(UNITS_PER)
     every = {id(price): price for prices in ops.values() for price in prices}

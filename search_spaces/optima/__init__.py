@@ -1,1 +1,1 @@
-"""Exact optima over a search space: of any score that adds up over layers, within budgets, by dynamic programming."""
+"""Exact optima over a search space, within budgets, of scores that add up over layers, by dynamic programming."""

@@ -1,8 +1,7 @@
-"""Partial paths that no other makes useless: label setting on the stages of a space.
+"""Label setting on the stages of a space, which keeps only partial paths that may be part of an optimum.
 
-A label is a way from the source to a boundary: what it costs in every measure, and its score. Of labels at one
-boundary those stay that no other is as good as in all of them, so that every best path is among those of the last
-level.
+A label is a path from the source to a boundary, with its cost in every measure and its score. At each boundary only
+nondominated labels are kept, so every optimal path is among those of the last level.
 
 Source: Desrochers and Soumis 1988, "A generalized permanent labelling algorithm for the shortest path problem with time
 windows".
@@ -21,7 +20,7 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 
 class Labels(NamedTuple):
-    """The labels of one level. cost: labels x measures. parent, layer: the label before, and the choice."""
+    """The labels of one level; `cost` is labels x measures. `parent` is the previous label and `layer` the choice."""
 
     at: Index
     cost: Ints
@@ -31,7 +30,7 @@ class Labels(NamedTuple):
 
 
 def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
-    """The labels of every level, the source's first; the last one's are paths within the limits."""
+    """Return the labels of every level, the source's first; those of the last level are paths within the limits."""
     to_go = least_to_go(stages)
     start = np.zeros(1, dtype=np.intp)
     levels = [Labels(start, np.zeros((1, len(stages.limit)), dtype=np.int64), np.zeros(1), start - 1, start - 1)]
@@ -43,7 +42,7 @@ def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
 
 
 def layers_to(levels: Sequence[Labels], index: int) -> list[int]:
-    """The numbers of the layers that lead to a label of the last level."""
+    """Return the numbers of the layers that lead to a label of the last level."""
     layers: list[int] = []
     for labels in reversed(levels[1:]):
         layers.insert(0, int(labels.layer[index]))
@@ -52,18 +51,18 @@ def layers_to(levels: Sequence[Labels], index: int) -> list[int]:
 
 
 def _useful_edges(edges: Edges, scores: Floats) -> tuple[Edges, Floats]:
-    """Edges that, between the same boundaries, no other is as good as; and their scores."""
+    """Return the nondominated edges between each two boundaries, and their scores."""
     gains = scores[edges.layer]
     groups = edges.start * (edges.stop.max() + 1) + edges.stop
     order = np.lexsort((gains, *edges.cost.T[::-1], groups))
     keys = np.column_stack([groups, edges.cost])[order]
-    best = order[np.any(np.diff(keys, axis=0, prepend=-1) != 0, axis=1)]  # the first of equal cost has the best score
+    best = order[np.any(np.diff(keys, axis=0, prepend=-1) != 0, axis=1)]  # the first of equal costs has the best score
     kept = best[_nondominated_in_groups(groups[best], edges.cost[best], gains[best])]
     return Edges._make(column[kept] for column in edges), gains[kept]
 
 
 def _prolonged(labels: Labels, edges: Edges, gains: Floats) -> Labels:
-    """Every label with every edge from where it is."""
+    """Extend every label by every edge from its boundary."""
     order = np.argsort(labels.at, kind="stable")
     begins, ends = (np.searchsorted(labels.at[order], edges.start, side=side) for side in ("left", "right"))
     counts = ends - begins
@@ -80,10 +79,12 @@ def _prolonged(labels: Labels, edges: Edges, gains: Floats) -> Labels:
 
 
 def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
-    """Rows that no other of their group is as good as in cost and score; of equal rows the first."""
+    """Return which rows are nondominated in their group by cost and score; of equal rows the first."""
     kept = np.zeros(len(score), dtype=bool)
     varied = [measure for measure in cost.T if len(measure) and np.ptp(measure)]
-    if len(varied) < 2:  # cheapest first, better ones are those below all before them; groups follow one another lower
+    if (
+        len(varied) < 2
+    ):  # by ascending cost, nondominated rows have a new minimum score; ranks of later groups are shifted below
         order = np.lexsort((score, *varied, groups))
         begins = np.diff(groups[order], prepend=-1) != 0
         ranks = np.unique(score, return_inverse=True)[1][order] - np.cumsum(begins) * len(score)
@@ -98,7 +99,7 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
 
 
 def nondominated_rows(cost: Ints, score: Floats) -> Bools:
-    """The rows that no other is as good as in cost and score; of equal rows one. cost: rows x measures."""
+    """Return which rows are nondominated by cost (rows x measures) and score; one of several equal rows."""
     points = np.column_stack([cost.astype(np.float64), score])
     varied = points[:, np.ptp(points, axis=0) > 0] if len(points) > 1 else points[:, :0]
     if varied.shape[1] > 1:

@@ -1,4 +1,4 @@
-"""The best member by a score that adds up over layers: within budgets, and for every price."""
+"""The best member by a score that adds up over layers, within budgets and at every cost."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from search_spaces.space import member_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """A path. cost: in integer units: latency, 0 without a budget of it, and what else has one."""
+    """An optimal path; `cost` is in integer units: latency (0 without a budget), then other measures with one."""
 
     layers: tuple[Layer, ...]
     score: float
@@ -29,16 +29,15 @@ class Optimum:
 
 
 def best(stages: Stages, scores: Scores) -> Optimum | None:
-    """The member within the budget of least score, None without one. Raises UserError for scores that do not fit."""
+    """Return the member of least score within the budget, or None; a UserError is raised for scores that do not fit."""
     levels = levels_of_labels(stages, checked(stages, scores))
     return _optimum(stages, levels, int(np.argmin(levels[-1].score))) if len(levels[-1].score) else None
 
 
 def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
-    """The members of least score for every price within the budget: those that none is as cheap and as good as.
+    """Return the nondominated members by score and cost within the budget, cheapest first.
 
-    Cheapest first, scores falling. Where several measures have a budget, they count alike: none is as good in all
-    of them. Raises UserError for scores that do not fit.
+    All measures with a budget count as costs. A UserError is raised for scores that do not fit.
     """
     levels = levels_of_labels(stages, checked(stages, scores))
     last = levels[-1]
@@ -48,7 +47,7 @@ def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
 
 
 def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: bool | None = None) -> Member:
-    """The member of the space with these layers; unless a recipe is asked for, with the first recipe of the space."""
+    """Return the member with these layers, by default with the first recipe of the space."""
     return member_of(stages.feasible.space, optimum.layers, entropy_regularised=entropy_regularised)
 
 

@@ -1,4 +1,4 @@
-"""A priced space as arrays, stage by stage: what the exact programs of this folder run on."""
+"""A priced space as arrays, stage by stage, for the exact programs of this package."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from search_spaces.budget.edges import Edge, edges_by_depth
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import priced_layer
 
-Scores: TypeAlias = NDArray[np.float64]  # depth x number of the layer in `Stages.layers`; the lower, the better
+Scores: TypeAlias = NDArray[np.float64]  # depth x number of the layer in `Stages.layers`; lower is better
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]
@@ -23,9 +23,9 @@ Index: TypeAlias = NDArray[np.intp]
 class Edges(NamedTuple):
     """The choices of one depth, one entry each, ordered by `start`.
 
-    start, stop: numbers of the boundaries before and after, within their levels. layer, form: numbers of what is
-    chosen, in `Stages.layers`, and of what is priced of it. cost: edges x measures that the budget counts, in its
-    steps; the embedding's is in the first depth's, the head's in the last one's.
+    `start` and `stop` are the numbers of the boundaries before and after, within their levels; `layer` and `form` those
+    of the chosen layer in `Stages.layers` and of the layer as it is priced. `cost` is edges x measures of the budget,
+    in its steps; the first depth includes the embedding, the last the head.
     """
 
     start: Index
@@ -37,7 +37,7 @@ class Edges(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Stages:
-    """Made by `stages_of`. num_last: boundaries after the last layer. limit: most of every measure."""
+    """The stages of a space, made by `stages_of`; `num_last` counts the boundaries after the last layer."""
 
     feasible: FeasibleSpace
     layers: tuple[Layer, ...]
@@ -54,13 +54,13 @@ class Stages:
         return len(self.steps), len(self.layers)
 
     def numbered(self, placements: Sequence[Sequence[Layer]]) -> Index:
-        """Layers as numbers in `layers`, placements x depth."""
+        """Return layers as their numbers in `layers`, placements x depth."""
         numbers = {layer: number for number, layer in enumerate(self.layers)}
         return np.array([[numbers[layer] for layer in layers] for layers in placements], dtype=np.intp)
 
 
 def stages_of(feasible: FeasibleSpace) -> Stages:
-    """The graph of a space with the costs that its budget counts; a measure without a bound costs nothing."""
+    """Return the graph of a space with the costs that its budget counts; a measure without a bound costs nothing."""
     levels, layers = edges_by_depth(feasible.space.graph), feasible.space.layers
     accounting = feasible.priced.accounting
     forms = {edge.choice: priced_layer(feasible.space, edge.choice, accounting) for edges in levels for edge in edges}
@@ -80,7 +80,7 @@ def stages_of(feasible: FeasibleSpace) -> Stages:
 
 
 def checked(stages: Stages, scores: Scores) -> Scores:
-    """The same scores. Raises UserError if they are of another shape or not finite."""
+    """Return the scores unchanged; a UserError is raised if they have another shape or are not finite."""
     if scores.shape != stages.shape:
         raise UserError(f"scores must be {stages.shape[0]} depths x {stages.shape[1]} layers, but are {scores.shape}.")
     if not np.isfinite(scores).all():
@@ -89,7 +89,7 @@ def checked(stages: Stages, scores: Scores) -> Scores:
 
 
 def least_to_go(stages: Stages) -> list[Ints]:
-    """The least of each measure, by itself, from a boundary to the sink: by level, boundaries x measures."""
+    """Return the least of each measure separately from a boundary to the sink: by level, boundaries x measures."""
     to_go = [np.zeros((stages.num_last, len(stages.limit)), dtype=np.int64)]
     for edges in reversed(stages.steps):
         firsts = np.flatnonzero(np.diff(edges.start, prepend=-1))
