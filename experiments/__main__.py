@@ -1,4 +1,4 @@
-"""`python -m experiments list | run NAME`: the benchmarks behind the numbers in the documentation."""
+"""`python -m experiments list | run NAME`: runs the benchmarks behind the numbers in the documentation."""
 
 import difflib
 from collections.abc import Sequence
@@ -19,11 +19,11 @@ from nas.recipe.recipe import ScaleName
 
 CONFIGS = Path(__file__).parent / "configs"
 ALL = "all"  # every experiment on the papers
-PAPER = "paper"  # their kind
+PAPER = "paper"  # kind of the experiments on the papers
 
 
-# as an experiment's YAML states it, which is decoded to the module's `Settings`; its `run` takes the experiment's name,
-# these and a console
+# kind in an experiment's YAML -> module; the YAML is decoded to its `Settings`, which its `run` takes with the
+# experiment's name and a console
 KINDS: dict[str, ModuleType] = {
     "bench": bench,
     PAPER: papers,
@@ -37,33 +37,33 @@ KINDS: dict[str, ModuleType] = {
 
 @cache
 def definitions() -> dict[str, Path]:
-    """Every experiment by name: the YAML files here that state a kind."""
+    """Return every experiment by name: the YAML files here that state a kind."""
     return {path.stem: path for path in sorted(CONFIGS.rglob("*.yaml")) if "kind" in load_mapping(path)}
 
 
 def list_experiments() -> None:
-    """Lists the experiments."""
+    """List the experiments."""
     for name, path in definitions().items():
         print(f"{name}: {path.read_text().splitlines()[0].lstrip('# ')}")
 
 
 def kind_of(name: str) -> str:
-    """The kind of an experiment."""
+    """Return the kind of an experiment."""
     return str(load_mapping(definitions()[name])["kind"])
 
 
 def settings_of(name: str, **changes: Any) -> Any:
-    """The settings of an experiment, with other values of some keys. Raises UserError for bad ones."""
+    """Return the settings of an experiment, with some keys changed; a UserError is raised for bad ones."""
     data = load_mapping(definitions()[name]) | changes
     return decode(KINDS[data.pop("kind")].Settings, data, f"experiment {name}")
 
 
 def run(name: str, scale: ScaleName | None = None) -> None:
-    """Runs an experiment; a run that was stopped goes on where it was.
+    """Run an experiment, or resume it if it was stopped.
 
     Args:
-        name: one of `python -m experiments list`, or `all` for every one on the papers.
-        scale: how large, how long and how fast candidates are trained; by default the experiment's own.
+        name: one of `python -m experiments list`, or `all` for every experiment on the papers.
+        scale: size, length and speed of the trainings; by default the experiment's own.
     """
     names = list(definitions())
     if name not in names and name != ALL:
@@ -79,7 +79,7 @@ def run(name: str, scale: ScaleName | None = None) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
+    """Run the command line and exit with its code."""
     cli.run({"list": list_experiments, "run": run}, prog="python -m experiments", args=args)
 
 

@@ -1,6 +1,6 @@
-"""Private answers of several models, a process each, kept as `nas.private` writes them: what is there is not run again.
+"""Private answers of several models, each in its own process, saved as `nas.private` writes them and not run again.
 
-Agreement with the model in the clear, bytes beside their prediction, seconds and memory: a line each.
+Each is reported on one line: agreement with plaintext, bytes and their prediction, seconds and memory.
 """
 
 import json
@@ -26,11 +26,10 @@ COLUMNS = ("model", "protocol", "as in the clear", "bytes sent", "predicted", "s
 def private_answers(
     models: Mapping[str, Sequence[str]], protocols: Sequence[str], asked: Sequence[str], folder: Path, console: Console
 ) -> dict[tuple[str, str], dict[str, Any]]:
-    """The documents of `nas.private --format json` by model and protocol.
+    """Return the documents of `nas.private --format json` by model and protocol; completed ones are saved.
 
-    models: by a name for files, the arguments that name it; asked: the other arguments of all.
-
-    Raises UserError, in one line, if one does not answer; those that did are kept.
+    `models` maps a name for files to the arguments that select the model; `asked` are further arguments of all. A
+    UserError is raised, in one line, if one fails.
     """
     answers, digest = {}, sha256(json.dumps(asked).encode()).hexdigest()[:8]
     for name, model in models.items():
@@ -49,7 +48,7 @@ def private_answers(
 
 
 def answer_table(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> Table:
-    """A line each. Memory is the most that a party held."""
+    """Tabulate the answers; memory is the most of any party."""
     rows = []
     for (name, protocol), document in answers.items():
         measured, predicted = document["total"]["measured"], document["total"]["predicted"]

@@ -1,4 +1,4 @@
-"""What benchmarks share: seconds, ratios of ways that take turns, and figures beside the bars that they must meet."""
+"""Shared by benchmarks: processor seconds, ratios of alternating measurements, and figures with required bounds."""
 
 import statistics
 import time
@@ -11,7 +11,7 @@ from costmodel.report import tables
 
 
 class Figure(NamedTuple):
-    """A measured figure. form: of it and its bar, as `str.format` takes it. least, most: its bar, if there is one."""
+    """A measured figure that must lie between `least` and `most`, if these are given; `form` formats all three."""
 
     name: str
     value: float
@@ -21,7 +21,7 @@ class Figure(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """PASS or FAIL, nothing without a bar."""
+        """PASS or FAIL, or empty without bounds."""
         if self.least is None and self.most is None:
             return ""
         is_met = (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
@@ -29,29 +29,29 @@ class Figure(NamedTuple):
 
     @property
     def cells(self) -> list[str]:
-        """Name, value, bar and verdict."""
+        """Name, value, bounds and verdict."""
         bars = ((">=", self.least), ("<=", self.most))
         bar = " ".join(f"{sign} {self.form.format(number)}" for sign, number in bars if number is not None)
         return [self.name, self.form.format(self.value), bar, self.verdict]
 
 
 def figure_table(title: str, figures: Iterable[Figure]) -> Table:
-    """A line a figure."""
+    """Tabulate figures, one per line."""
     return table(("", "measured", "bar", "verdict"), (figure.cells for figure in figures), title=title)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> Table:
-    """The first column to the left, all others to the right."""
+    """Return a table with the first column on the left and all others on the right."""
     return tables.table(columns[:1], columns[1:], rows, title=title)
 
 
 def cpu_s(work: Callable[[], object]) -> float:
-    """Processor seconds of this process, which do not grow with what else the machine does."""
+    """Return the processor seconds of a function call, which do not grow with other work of the machine."""
     since_s = time.process_time()
     work()
     return time.process_time() - since_s
 
 
 def median_ratio(above: Iterable[float], below: Iterable[float]) -> float:
-    """The median over rounds, in which two ways take turns, of one figure over the other."""
+    """Return the median over rounds of the ratio of two measurements that alternate."""
     return statistics.median(numerator / other for numerator, other in zip(above, below, strict=True))

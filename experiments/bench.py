@@ -1,7 +1,7 @@
-"""How fast this machine trains and prices: our training step beside a plain loop of PyTorch, and the default space.
+"""Measures how fast this machine trains and prices: our training step against plain PyTorch, and the default space.
 
-The ways of training take turns of a few seconds in one process, so that other work on the machine meets them alike. A
-ratio is the median over rounds of two rates within a round.
+The ways of training alternate every few seconds in one process, so that other work on the machine affects them equally.
+A ratio is the median over rounds of two rates in the same round.
 """
 
 import statistics
@@ -32,9 +32,9 @@ PLAIN, OURS, REGULARISED = "plain loop", "ours", "ours, entropy regularised"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The experiment as its YAML states it. threads: of torch. burst_s: seconds of one turn.
+    """The experiment's YAML; `threads` are torch's, `burst_s` is the length of a turn in seconds.
 
-    Raises UserError for a number that is not positive.
+    A UserError is raised for a number that is not positive.
     """
 
     architecture: str
@@ -52,7 +52,7 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Prints a line for each way of training, then the processor seconds of pricing the default space."""
+    """Print the rate of each way of training, then the processor seconds of pricing the default space."""
     rates = training_rates(settings)
     rows = [
         (way, f"{statistics.median(rates[way]):,.0f}", f"{median_ratio(rates[way], rates[PLAIN]):.2f}") for way in rates
@@ -66,7 +66,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def training_rates(settings: Settings) -> dict[str, list[float]]:
-    """Tokens a second of every way of training, one figure a round."""
+    """Return tokens per second of every way of training, one figure per round."""
     before = torch.get_num_threads()
     torch.set_num_threads(settings.threads)
     keep_freed_memory()
@@ -88,7 +88,7 @@ def training_rates(settings: Settings) -> dict[str, list[float]]:
 
 
 def stepper(settings: Settings, way: str) -> tuple[Callable[[], float], int]:
-    """A function that takes one training step on random tokens and returns its loss; and the tokens of a step."""
+    """Return a function that takes a training step on random tokens and returns the loss, and the tokens of a step."""
     recipe = recipe_for(settings.scale, "stdlib", entropy_regularised=way == REGULARISED)
     architecture = resolve(settings.architecture, base_architecture(settings.base)).architecture
     candidate = Candidate(architecture=architecture, recipe=replace(recipe, route=None))

@@ -1,6 +1,6 @@
-"""Perplexities of the same rows from two sources against each other: rank correlation, and pairs in order.
+"""Compares perplexities of the same rows from two sources: rank correlation, and pairs in the same order.
 
-A row whose training diverged has perplexity infinity, which ranks last.
+A row whose training diverged has an infinite perplexity, which ranks last.
 """
 
 import math
@@ -14,18 +14,18 @@ Perplexities: TypeAlias = Mapping[str, float]  # by row
 
 
 def spearman(perplexities: Perplexities, other: Perplexities) -> float:
-    """Rank correlation over the rows of `perplexities`; equal ones share a rank. NaN if a side has one rank only."""
+    """Return the rank correlation over the rows of `perplexities`, with shared ranks; NaN if a side is constant."""
     sides = [[side[row] for row in perplexities] for side in (perplexities, other)]
     return math.nan if any(len(set(side)) == 1 for side in sides) else float(spearmanr(*sides).statistic)
 
 
 def pairs_in_order(printed: Perplexities, ours: Perplexities) -> tuple[int, int]:
-    """(pairs of rows that both order alike, pairs that differ in print)."""
+    """Return the number of pairs that both sources order alike, and of pairs that differ in print."""
     pairs = [(row, other) for row, other in combinations(printed, 2) if printed[row] != printed[other]]
     alike = sum((printed[row] < printed[behind]) == (ours[row] < ours[behind]) for row, behind in pairs)
     return alike, len(pairs)
 
 
 def ranks_of(perplexities: Perplexities) -> dict[str, float]:
-    """Equal perplexities share a rank, the mean of theirs."""
+    """Return the rank of each row; equal perplexities share the mean of their ranks."""
     return dict(zip(perplexities, rankdata(list(perplexities.values())).tolist(), strict=True))

@@ -1,9 +1,9 @@
-"""Predicted against measured compute seconds of whole decoders: a process per party, and nothing else running.
+"""Compares predicted and measured compute seconds of whole decoders, with a process per party and nothing else running.
 
-Every op of a model is measured by itself first, at its full size; then the model runs whole, several times, each time
-afresh, so that starting is in both figures. Two predictions meet the fastest run: of the testbed of single ops, and of
-the committed one. Kinds of op that take a small share of the run are shown, but not judged. What was measured is kept
-under `RUNS`, so that an experiment that was stopped goes on where it was.
+Every op of a model is measured by itself at its full size. Then the whole model runs several times, each time from the
+start, so that both figures include start-up. The fastest run is compared with two predictions, by the testbed of single
+ops and by the committed one. Kinds of op with a small share of the run are shown, but not judged. Measurements are
+saved under `RUNS`, so that an interrupted experiment resumes.
 """
 
 import hashlib
@@ -43,14 +43,13 @@ from search_spaces.notation import parse
 SEED = 0
 TOTAL = "total"
 LOAD_FILE = Path("/proc/loadavg")
-QUIET_LOAD = 0.5  # threads of others that run or wait for a core, in the mean before a run: more disturb it
-LOOKS, LOOK_S = 20, 0.1  # at how many there are, and seconds between two of them
+QUIET_LOAD = 0.5  # mean number of other threads that run or wait for a core before a run; more would disturb it
+LOOKS, LOOK_S = 20, 0.1  # number of samples of the load, and seconds between them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One protocol. total_bar, kind_bar: relative errors allowed where every op was measured; of the total, at least
-    its spread."""
+    """One protocol, with the relative errors allowed if every op was measured; the total may differ by its spread."""
 
     protocol: str
     layers: int
@@ -60,12 +59,11 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The experiment as its YAML states it.
+    """The experiment's YAML.
 
-    repeats: whole runs. least_share: of the total, from which on a kind of op is judged. committed_bar: relative error
-    allowed of the committed testbeds' totals. least_inside: share of totals and kinds that their ranges must hold.
-
-    Raises UserError for fewer than two repeats.
+    `repeats` whole runs are made, at least 2. Kinds of op with at least `least_share` of the total are judged.
+    `committed_bar` is the relative error allowed of totals by the committed testbeds, `least_inside` the share of
+    totals and kinds that must lie in their ranges.
     """
 
     architecture: str
@@ -85,15 +83,14 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A whole run. by_kind: seconds by type of op, and in total. load: threads of others before it began, None if the
-    machine does not tell."""
+    """A whole run: seconds by type of op and in total, and the load of other threads before it, None if not known."""
 
     by_kind: dict[str, float]
     load: float | None
 
 
 class Line(NamedTuple):
-    """A kind of op, or the total. error: of the testbed of single ops; both bars None where it is not judged."""
+    """A kind of op, or the total; `bar` is None if it is not judged. `error` is by the testbed of single ops."""
 
     kind: str
     measured_s: float
@@ -118,9 +115,9 @@ class Line(NamedTuple):
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Measures what is not measured yet, and prints a table per protocol.
+    """Measure what is missing, and print a table per protocol.
 
-    Raises StoppedError if a bar is missed or the engine fails (run it again to go on).
+    A StoppedError is raised if a bound is missed or the engine fails; run it again to resume.
     """
     check_engine()
     missed, judged = [], list[Line]()
@@ -139,7 +136,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def measured_case(settings: Settings, case: Case, name: str, console: Console) -> tuple[list[Line], list[float | None]]:
-    """A line per kind of op, and how much else the machine did before every whole run."""
+    """Return a line per kind of op, and the load of the machine before every whole run."""
     dimensions = replace(settings.dimensions, layers=case.layers)
     architecture = parse(settings.architecture, base_architecture(settings.base, dimensions)).architecture
     graph = lower(architecture, settings.seq_len)
@@ -156,7 +153,7 @@ def measured_case(settings: Settings, case: Case, name: str, console: Console) -
 
 
 def whole_runs(graph: OpGraph, protocol: str, repeats: int, path: Path, console: Console) -> list[Run]:
-    """So many runs, those in the file among them; each is kept in it as soon as it is there."""
+    """Return `repeats` runs, starting with those in the file, to which each new one is saved at once."""
     texts = path.read_text().splitlines() if path.exists() else []
     runs = [decode(Run, json.loads(text), str(path)) for text in texts][:repeats]
     expected_s = SESSION_S + estimate(graph, load(protocol, "loopback")).total.latency_s
@@ -169,7 +166,7 @@ def whole_runs(graph: OpGraph, protocol: str, repeats: int, path: Path, console:
 
 
 def whole_run(graph: OpGraph, protocol: str, path: Path) -> Run:
-    """One run from the start. Raises StoppedError if the engine fails."""
+    """Run the model once from the start; a StoppedError is raised if the engine fails."""
     load_before = others_running()
     try:
         (only,), _ = passes(drawn_job(graph, protocol), tcp, [UNHINDERED])
@@ -182,9 +179,9 @@ def whole_run(graph: OpGraph, protocol: str, path: Path) -> Run:
 
 
 def drawn_job(graph: OpGraph, protocol: str) -> Job:
-    """A graph with weights and tokens that are drawn, for the engine."""
+    """Return the engine's job for a graph with random weights and tokens."""
     generator = np.random.default_rng(SEED)
-    # as the engine takes them: of three parties that hold GPT-2, every gigabyte counts
+    # in the engine's precision, to save memory: three parties hold GPT-2
     weights = {key: value.astype(np.float32) for key, value in drawn_weights(graph, generator).items()}
     tokens = drawn_tokens(graph, generator)
     return graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting())
@@ -193,7 +190,7 @@ def drawn_job(graph: OpGraph, protocol: str) -> Job:
 def compared(
     settings: Settings, case: Case, graph: OpGraph, runs: Sequence[Run], model: Derived, committed: Derived
 ) -> list[Line]:
-    """Compares the fastest run by kind, the slowest first and the total last."""
+    """Compare the fastest run by kind, the slowest kind first and the total last."""
     fastest = min(runs, key=lambda whole: whole.by_kind[TOTAL]).by_kind
     kinds = sorted((kind for kind in fastest if kind != TOTAL), key=lambda kind: -fastest[kind])
     lines = []
@@ -213,7 +210,7 @@ def compared(
 
 
 def misses(settings: Settings, lines: Iterable[Line]) -> list[str]:
-    """Which lines are further off than their bars."""
+    """Describe the lines that exceed their bounds."""
     told = []
     for line in lines:
         if line.bar is not None and abs(line.error) > line.bar:
@@ -224,7 +221,7 @@ def misses(settings: Settings, lines: Iterable[Line]) -> list[str]:
 
 
 def case_table(case: Case, lines: Iterable[Line]) -> Table:
-    """Measured and predicted seconds, errors, and whether the committed range holds."""
+    """Tabulate measured and predicted seconds, errors, and whether they lie in the committed range."""
     columns = ("op", "measured", "spread", "ops measured", "error", "bar", "committed", "error", "range", "inside")
     rows = [
         (
@@ -245,9 +242,9 @@ def case_table(case: Case, lines: Iterable[Line]) -> Table:
 
 
 def others_running() -> float | None:
-    """Threads beside this one that run or wait for a core, in the mean over a moment; None where Linux does not tell.
+    """Return the mean number of other threads that run or wait for a core, over a moment; None if it is not known.
 
-    Not the load average, which would remember what this experiment itself has just done.
+    The load average is not used, because it still counts what this experiment has just done.
     """
     counts = []
     with suppress(OSError):
@@ -265,5 +262,5 @@ def _disturbed(loads: Sequence[float | None]) -> str:
 
 
 def _digest(graph: OpGraph) -> str:
-    """Tells graphs apart, so that what was measured of another one is not taken for this one's."""
+    """Return a digest that identifies a graph, so that measurements of another one are not used for it."""
     return hashlib.sha256("\n".join(op_name(node.op, "secret") for node in graph).encode()).hexdigest()[:8]

@@ -1,14 +1,13 @@
-"""A real model through the whole of it, at its own width: SmolLM2-135M, tuned, searched, priced.
+"""The whole pipeline on a real model at full width: SmolLM2-135M is tuned, searched, priced and answers privately.
 
-The model is first trained on the text itself. What comes of that is the parent: candidates start from it, learn from it
-and are held against it, so that what they lose is not hidden by what they gain from the text. Then a search within a
-share of what the parent takes. Beside it: nets put together of what was trained by itself, and nothing else trained;
-the parent trained on as many tokens more; the picks with a second seed; a cheap member with more tokens; single
-sub-layers replaced and trained, against which block scores must rank. The parent and the picks then answer a prompt
-privately.
+The model is first trained on the text itself; the result is the parent, from which candidates start and learn and with
+which they are compared, so that losses are not hidden by gains from the text. Then follows a search within a share of
+the parent's cost. Further trainings: assembled trained blocks without other training, the parent on more tokens, the
+picks with a second seed, a cheap member on more tokens, and single replaced sub-layers, to compare with block scores.
+Finally the parent and the picks answer a prompt privately.
 
-The text is Python, of the standard library, and English, of what installed packages document. The second corpus is
-English of which nothing is trained on: what the installed packages say of themselves, by their many authors.
+The text is Python from the standard library and English from docstrings of installed packages. The second corpus is
+English that is not trained on: descriptions of the installed packages, by many authors.
 """
 
 import ast
@@ -59,28 +58,32 @@ BASE = "smollm2-135m"
 SCALE: ScaleName = "parent"
 UNTAUGHT = RecipeChanges(route=DistillationChanges(distillation=0.0, streams=0.0))
 DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "transformers")  # packages
-DOCUMENTED_FILES = 160  # of each, so that there is about as much English as Python
-DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the least of one, all of a file
+DOCUMENTED_FILES = 160  # files per package, for about as much English as Python
+DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the shortest docstring, and the total of a file
 DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
-DESCRIPTION = 1_500, 4_000  # characters: the least, below which there is little but a heading, and what is read of one
+DESCRIPTION = (
+    1_500,
+    4_000,
+)  # characters: the shortest, since shorter ones are mostly headings, and the part that is read
 TEXT, ENGLISH = "text", "english"  # folders
 TUNED, FURTHER, ASSEMBLED = "fine-tuned", "fine-tuned twice", "put together"  # variants
 AGAIN, LONGER, ALONE = "again", "longer", "alone"
 PICKS = "best", "knee"
-UNMOVED = 1e-30  # a learning rate at which the one step that a training has at least changes no weight
+UNMOVED = 1e-30  # learning rate of a training's one obligatory step, which then changes no weight
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The experiment as its YAML states it.
+    """The experiment's YAML.
 
-    parent: its file, in the folder where this is run. own: its placement. space: a file beside the experiment's.
-    parent_tokens: that the parent is tuned on. tokens: each candidate, and the parent again at `further_rate`.
-    batch, learning_rate: of candidates, which begin nearer to their end than the parent did.
-    assembled: placements of which the library's sub-layers are put together, and nothing else trained.
-    longer: a placement that is trained over `longer_tokens` at `longer_rate`.
-    singles: placements of one sub-layer that is not its own, trained over `single_tokens`.
-    prompt, new_tokens: what the parent and the picks answer privately, under `answer_protocols`.
+    Attributes:
+        parent, own, space: File of the parent in the current folder, its placement, and a file beside the experiment's.
+        parent_tokens, tokens: Tokens to tune the parent, and of each candidate (and the parent again at
+            `further_rate`).
+        batch, learning_rate: Of candidates, which start closer to their final loss than the parent did.
+        assembled: Placements assembled from trained sub-layers without further training.
+        longer, singles: A placement that is trained longer, and placements with one replaced sub-layer.
+        prompt, new_tokens: What the parent and the picks answer privately, under `answer_protocols`.
     """
 
     parent: str
@@ -111,9 +114,7 @@ class Settings:
 
 
 class Shown(NamedTuple):
-    """A model in the table and the figure. name: `parent`, or its arch_id. placement: as deployed. second_perplexity:
-    None where it was not taken.
-    """
+    """A model in the table and the figure; `name` is `parent` or its arch_id, `placement` is the folded one."""
 
     name: str
     placement: str
@@ -124,7 +125,7 @@ class Shown(NamedTuple):
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Trains and searches what is not done yet, and prints what came out. Raises UserError without the model."""
+    """Run the steps that are not done yet, and print the results; a UserError is raised without the model."""
     if not Path(settings.parent).exists():
         raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
     folder = RUNS / "experiments" / name
@@ -156,7 +157,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def text(folder: Path) -> Path:
-    """A folder of what is trained on: the standard library's Python, and the docstrings of the files of packages."""
+    """Return the folder of the training text: Python of the standard library, and docstrings of packages."""
     if not folder.exists():
         new = folder.with_suffix(".new")
         stdlib = Path(sysconfig.get_paths()["stdlib"])
@@ -174,7 +175,7 @@ def text(folder: Path) -> Path:
 
 
 def _documents(package: str) -> Iterator[tuple[str, str]]:
-    """Names of files and all that their longer docstrings say."""
+    """Yield names of files and the text of their longer docstrings."""
     for name, path in package_files(package):
         with suppress(SyntaxError, UnicodeError):
             nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -185,18 +186,20 @@ def _documents(package: str) -> Iterator[tuple[str, str]]:
 
 
 def english(folder: Path) -> Path:
-    """A folder of how the descriptions of the installed packages begin, a file each."""
+    """Return a folder with the beginning of the description of each installed package."""
     folder.mkdir(exist_ok=True)
     least, most = DESCRIPTION
     for package in distributions():
-        _, _, description = (package.read_text("METADATA") or "").partition("\n\n")  # fields come before it
+        _, _, description = (package.read_text("METADATA") or "").partition(
+            "\n\n"
+        )  # the description follows the fields
         if len(description) >= least:
             replace_file(folder / f"{package.name}.txt", description[:most])
     return folder
 
 
 def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
-    """A folder of the parent, trained on the text: on the next token alone, as there is nobody to learn from."""
+    """Return the folder of the parent, trained on the text to predict the next token, without a teacher."""
     target = folder / "parent"
     variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.parent_tokens, recipe=UNTAUGHT)
     data = str(text(folder / TEXT))
@@ -239,7 +242,7 @@ def _small_steps(settings: Settings) -> ScaleChanges:
 
 
 def _plan(settings: Settings, parent: Path, folder: Path, picks: Sequence[str]) -> Plan:
-    """What is trained beside the search. picks: placements of members, none of an empty front."""
+    """Return the trainings besides the search; `picks` are placements of members, none for an empty front."""
     scale = _small_steps(settings)
     healing = RecipeChanges(scale=scale)
     unmoved = RecipeChanges(scale=replace(scale, learning_rate=UNMOVED))
@@ -266,7 +269,7 @@ def _plan(settings: Settings, parent: Path, folder: Path, picks: Sequence[str]) 
 
 
 def models(searched: Run) -> list[Shown]:
-    """The parent as it is deployed, then the front, cheapest first."""
+    """Return the folded parent, then the front, cheapest first."""
     parent, second = searched.parent, searched.meta.second
     assert parent is not None
     whole = _price_of(searched, parent.notation)
@@ -286,7 +289,7 @@ def _price_of(searched: Run, row: str) -> Price:
 
 
 def model_table(models: Sequence[Shown]) -> Table:
-    """Each beside the parent, the first, with what it takes of that one's price."""
+    """Tabulate the models with their cost and perplexity relative to the parent's, which comes first."""
     parent = models[0]
 
     def beside(value: float | None, parents: float | None) -> str:
@@ -308,9 +311,7 @@ def model_table(models: Sequence[Shown]) -> Table:
 
 
 def model_figure(models: Sequence[Shown]) -> PanelFigure:
-    """Perplexity on both corpora against what a token takes privately, as a share of what it takes the parent, the
-    first.
-    """
+    """Plot perplexity on both corpora against the cost of a token, as a share of the parent's, which comes first."""
     parent = models[0]
     by_axis = {
         f"bytes of all parties, % of the parent's {format_bytes(parent.sent_bytes)}": [m.sent_bytes for m in models],
@@ -332,7 +333,7 @@ def model_figure(models: Sequence[Shown]) -> PanelFigure:
 
 
 def trained_table(searched: Run, ended: Mapping[Job, Ended]) -> Table:
-    """What was trained beside the search, with what it takes of the parent's price; the picks' first seed too."""
+    """Tabulate the further trainings, with their cost relative to the parent's and the picks' first seed."""
     parent = searched.parent
     assert parent is not None
     whole = _price_of(searched, parent.notation)
@@ -351,9 +352,7 @@ def trained_table(searched: Run, ended: Mapping[Job, Ended]) -> Table:
 
 
 def kind_table(scores: BlockScores) -> Table:
-    """Medians of block scores by what is replaced, of the first layer and of thirds of the depth; the parent's own have
-    none.
-    """
+    """Tabulate median block scores by what is replaced, for the first layer and each third of the depth."""
     num_layers = 1 + max(sub_layer.depth for sub_layer in scores.divergences)
     thirds = [range(place * num_layers // 3, (place + 1) * num_layers // 3) for place in range(3)]
     by_kind: dict[tuple[str, str, str], dict[int, float]] = {}
@@ -369,7 +368,7 @@ def kind_table(scores: BlockScores) -> Table:
 
 
 def _singles(scores: BlockScores, ended: Mapping[Job, Ended]) -> dict[str, tuple[float, float]]:
-    """The block score of every single in nats, and the perplexity that it was trained to."""
+    """Return the block score of every single replacement in nats, and its perplexity after training."""
     compared = {}
     for job in (job for job in ended if job.variant == ALONE):
         sub_layers = trained_sub_layers(parse(job.row, base_architecture(BASE)).architecture)
@@ -379,7 +378,7 @@ def _singles(scores: BlockScores, ended: Mapping[Job, Ended]) -> dict[str, tuple
 
 
 def single_table(compared: Mapping[str, tuple[float, float]]) -> Table:
-    """A line a single, best first."""
+    """Tabulate the single replacements, best first."""
     best_first = sorted(compared.items(), key=lambda item: item[1][1])
     rows = [(row, f"{score:.4f}", f"{perplexity:.3f}") for row, (score, perplexity) in best_first]
     return table(("one sub-layer replaced", "block score, nats", "perplexity trained"), rows)

@@ -1,9 +1,9 @@
-"""Trainings that an experiment wants: one thread on every core, resumable, their outcomes kept as a table.
+"""Resumable trainings of an experiment, one thread on every core, whose results are saved as a table.
 
-A variant is the recipe of a scale with changes: more tokens, another optimizer, a trained parent. Every training keeps
-its checkpoints, so that a run that was killed goes on. What was trained is written to `outcomes.csv` beside them, where
-other plans with the same folder find it; what took hours is committed in `experiments/data`, and is read from there.
-Both as long as recipe and corpus are the same.
+A variant is the recipe of a scale with changes: more tokens, another optimizer, a trained parent. Every training saves
+checkpoints, so that an interrupted run resumes. Results are written to `outcomes.csv` beside them, where other plans
+with the same folder find them; those that took hours are committed in `experiments/data`. Both are used only while
+recipe and corpus are unchanged.
 """
 
 import csv
@@ -46,13 +46,13 @@ OUTCOMES_FILE = "outcomes.csv"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Variant:
-    """What changes the recipe of a scale, and the seeds to train with; None keeps the recipe's own value.
+    """Changes to the recipe of a scale, and the seeds to train with; None keeps the recipe's value.
 
-    parent: what candidates start from, `builtin` or a folder; the changes are then to the recipe from a parent.
-    recipe: as `nas.train --recipe.*`; of a batch all sequences are in one forward pass.
-    normalisation: of the weights of linears, without a parent; slopes: of leaky ReLUs; both as `nas.train` has them.
-
-    Raises UserError for normalisation with a parent.
+    Attributes:
+        parent: Where candidates start, `builtin` or a folder; the changes then apply to the recipe from a parent.
+        recipe: As `nas.train --recipe.*`; a batch is always one forward pass.
+        normalisation: Normalisation of the weights of linears, which a UserError refuses with a parent.
+        slopes: Sharing of the slopes of leaky ReLUs.
     """
 
     seeds: tuple[int, ...]
@@ -70,11 +70,10 @@ class Variant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What to train: every row, a placement of the base, at every variant, by the name of a column, with its seeds.
+    """The trainings to run: every row, a placement of the base, with every variant and its seeds.
 
-    All rows are trained with one seed before any is with the next.
-
-    committed: file of outcomes in `experiments/data`. pairs: the (variant, row) that are wanted; None is all of them.
+    All rows are trained with one seed before any with the next. `variants` are by the name of a column; `committed` is
+    a file of outcomes in `experiments/data`; `pairs` are the wanted (variant, row), None for all.
     """
 
     scale: ScaleName
@@ -96,7 +95,7 @@ class Job(NamedTuple):
 
 
 class Key(NamedTuple):
-    """What the result of a training depends on."""
+    """The inputs that determine the result of a training."""
 
     candidate_id: str
     corpus: str
@@ -104,14 +103,14 @@ class Key(NamedTuple):
 
 
 class Rung(NamedTuple):
-    """A validation on the way of a training, after this share of its tokens. loss: nats."""
+    """A validation during a training, after a share of its tokens; the loss is in nats."""
 
     share: float
     loss: float
 
 
 class Ended(NamedTuple):
-    """How a training ended. perplexity: None if it diverged. rungs: before its end, in order."""
+    """The result of a training; `perplexity` is None if it diverged, `rungs` are earlier validations in order."""
 
     perplexity: float | None
     tokens: int
@@ -129,7 +128,7 @@ COLUMNS = (*Key._fields, "row", "variant", *Ended._fields)
 
 
 class Recorded(NamedTuple):
-    """A training that was written down."""
+    """A saved result of a training."""
 
     key: Key
     row: str
@@ -138,7 +137,7 @@ class Recorded(NamedTuple):
 
 
 def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_regularised: bool) -> Recipe:
-    """The recipe of the scale with a variant's changes."""
+    """Return the recipe of the scale with a variant's changes."""
     recipe = recipe_at(
         plan.scale,
         plan.data,
@@ -155,7 +154,7 @@ def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_re
 
 
 def candidate_of(plan: Plan, job: Job, parent: Parent | None) -> Candidate:
-    """What a job trains."""
+    """Return the candidate that a job trains."""
     member = resolve(job.row, base_architecture(plan.base, plan.dimensions))
     variant = plan.variants[job.variant]
     recipe = recipe_of(plan, variant, parent, entropy_regularised=member.entropy_regularised)
@@ -163,7 +162,7 @@ def candidate_of(plan: Plan, job: Job, parent: Parent | None) -> Candidate:
 
 
 def training(plan: Plan, job: Job, folder: Path) -> Ended:
-    """One training in this process, with one thread, from where it was to its end."""
+    """Run or resume one training in this process, with one thread, and return its result."""
     torch.set_num_threads(1)
     keep_freed_memory()
     parent = _parent(plan.variants[job.variant])
@@ -182,7 +181,7 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
 
 
 def training_folder(plan: Plan, job: Job, folder: Path) -> Path:
-    """Where a training keeps its checkpoints, metrics and diagnostics."""
+    """Return the folder of a training's checkpoints, metrics and diagnostics."""
     return folder / trial_id(_candidate(plan, job), seed=job.seed)
 
 
@@ -203,7 +202,7 @@ def _corpus(plan: Plan, recipe: Recipe, parent: Parent | None) -> Corpus:
 
 
 def training_pool() -> Executor:
-    """Processes of one thread, as many as this process may use cores; each starts with the first job it is given."""
+    """Return a pool of single-threaded processes, one per usable core, each started by its first job."""
     os.environ.update(worker_env(threads=1))
     return ProcessPoolExecutor(max_workers=_num_workers(), mp_context=multiprocessing.get_context("spawn"))
 
@@ -213,9 +212,9 @@ def _num_workers() -> int:
 
 
 def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None = None) -> dict[Job, Ended]:
-    """Trains in the order of the YAML, as many at a time as this process may use cores; tells each one's result.
+    """Train in the order of the YAML, in parallel on the usable cores, and report each result.
 
-    pool: of several plans, whose processes load torch once; by default one of its own.
+    `pool` may be shared by several plans, so that its processes load torch only once.
     """
     jobs = [
         Job(name, seed, row)
@@ -224,11 +223,11 @@ def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None 
         for row in plan.rows
         if plan.pairs is None or (name, row) in plan.pairs
     ]
-    keys = _keys(plan, jobs)  # prepares the corpora, once, before the processes want them
+    keys = _keys(plan, jobs)  # prepares the corpora once, before the processes need them
     known = _known(DATA / plan.committed) if plan.committed else {}
     ended = {job: known[key] for job, key in keys.items() if key in known}
     earlier = _known(folder / OUTCOMES_FILE) if (folder / OUTCOMES_FILE).exists() else {}
-    # an outcome alone has no diagnostics
+    # an outcome without its folder has no diagnostics
     kept = {key for key in earlier if any(folder.glob(f"{key.candidate_id}-s{key.seed}-a*"))}
     before = {job: earlier[key] for job, key in keys.items() if key in kept}
     for name in plan.variants:
@@ -250,7 +249,7 @@ def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None 
                 )
                 records = [Recorded(keys[job], job.row, job.variant, end) for job, end in (ended | new).items()]
                 _write(folder / OUTCOMES_FILE, records)
-        finally:  # after an error or Ctrl-C nothing more begins
+        finally:  # after an error or Ctrl-C no further training starts
             for future in futures:
                 future.cancel()
     return ended | new
@@ -261,7 +260,7 @@ def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
     for name, variant in plan.variants.items():
         parent = _parent(variant)
         candidates = {job: candidate_of(plan, job, parent) for job in jobs if job.variant == name}
-        if candidates:  # all of one scale, so of one corpus
+        if candidates:  # all have one scale, and thus one corpus
             corpus = _corpus(plan, next(iter(candidates.values())).recipe, parent)
             for job, candidate in candidates.items():
                 keys[job] = Key(candidate_id(candidate), corpus.fingerprint, job.seed)
@@ -269,7 +268,7 @@ def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
 
 
 def _write(path: Path, records: Iterable[Recorded]) -> None:
-    """Adds outcomes to those of other plans in the file."""
+    """Add results to those of other plans in the file."""
     known = read_outcomes(path) if path.exists() else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -282,7 +281,7 @@ def _write(path: Path, records: Iterable[Recorded]) -> None:
 
 
 def read_outcomes(path: Path) -> list[Recorded]:
-    """The outcomes in a file that `train_all` wrote. Raises UserError if a line is none."""
+    """Return the results in a file that `train_all` wrote; a UserError is raised for an invalid line."""
     try:
         with path.open(newline="") as file:
             return [_recorded(line) for line in csv.DictReader(file)]
@@ -302,7 +301,7 @@ def _recorded(line: Mapping[str, str]) -> Recorded:
 
 
 def _seconds_left(plan: Plan, left: Sequence[Job], new: Mapping[Job, Ended]) -> float:
-    """Seconds left of one core: of each variant as its trainings took, of one that has not begun at seconds a token."""
+    """Estimate the remaining core seconds from each variant's trainings, or from the mean rate for a new variant."""
     seconds: dict[str, list[float]] = {}
     for job, ended in new.items():
         seconds.setdefault(job.variant, []).append(ended.seconds)

@@ -1,6 +1,6 @@
-"""Every printed count, FLOP, byte and minute beside ours, under protocol `published`; and where the FLOPs of a net are.
+"""Compares every printed count, FLOP, byte and minute with ours under protocol `published`, and locates the FLOPs.
 
-Prices are of a row as it is written, which is what the papers priced, not of what it would deploy to.
+Costs are those of the unfolded row, as in the papers.
 """
 
 from collections import Counter
@@ -18,16 +18,16 @@ from experiments.papers.settings import Settings
 from nas.report.panels import BarPanel, LinePanel, PanelFigure, Series
 from search_spaces.lower import lower
 
-FLOPS, COSTS = ("FFN GFLOP", "attention GFLOP"), ("communication GB", "latency min")  # of PRINTED
+FLOPS, COSTS = ("FFN GFLOP", "attention GFLOP"), ("communication GB", "latency min")  # columns of PRINTED
 NET = Column("net")
 SHARES = ("FFN", "linears of attention", "products of attention")
 
 
 class RowCosts(NamedTuple):
-    """A row by our formulas, and as a paper prints it; None where none does.
+    """A row by our formulas, and as a paper prints it, if one does.
 
-    counts: nonlinear operations of all blocks as the papers count them: a softmax a head, a norm or activation a layer.
-    ours: of PRINTED. extrapolated: what of it no printed row has.
+    `counts` are the nonlinear operations of all blocks as in the papers (a softmax per head, a norm or activation per
+    layer), `ours` the values of PRINTED, `extrapolated` the parts that no printed row has.
     """
 
     counts: dict[str, int]
@@ -36,22 +36,22 @@ class RowCosts(NamedTuple):
     row: PublishedRow | None
 
     def printed(self, what: str) -> float | None:
-        """A number of PRINTED."""
+        """Return the printed value of a column of PRINTED."""
         return None if self.row is None else float(getattr(self.row, PRINTED[what]))
 
     def error_percent(self, what: str) -> float | None:
-        """Ours over printed, minus 1."""
+        """Return our value relative to the printed one, minus 1, in percent."""
         printed = self.printed(what)
         return None if printed is None else 100 * (self.ours[what] / printed - 1)
 
 
 def costs_of(settings: Settings) -> dict[str, RowCosts]:
-    """Every row, priced."""
+    """Return the costs of every row."""
     pricer, costs = published.load(), dict[str, RowCosts]()
     for row in settings.rows:
         graph = lower(settings.member(row).architecture, settings.seq_len)
         estimated = estimate(graph, pricer)
-        # the final norm is in no block, and not in the papers' counts
+        # the papers do not count the final norm, which is in no block
         kinds = Counter(type(node.op) for node in graph if isinstance(node.layer, int))
         counts = {
             "softmax": sum(node.op.heads for node in graph if isinstance(node.op, ops.Softmax)),
@@ -65,7 +65,7 @@ def costs_of(settings: Settings) -> dict[str, RowCosts]:
 
 
 def operation_table(experiment: Experiment) -> PaperTable:
-    """Nonlinear operations of the blocks, and FLOPs."""
+    """Tabulate nonlinear operations of the blocks, and FLOPs."""
     costs = costs_of(experiment.settings)
     flops = [Column(f"{what}, {whose}", ".1f") for what in FLOPS for whose in ("printed", "ours")]
     rows = tuple(
@@ -78,7 +78,7 @@ def operation_table(experiment: Experiment) -> PaperTable:
 
 
 def cost_table(experiment: Experiment) -> PaperTable:
-    """Communication and latency beside the printed ones; perplexities as far as they are printed and trained."""
+    """Tabulate printed and predicted communication and latency, and perplexities that were printed or trained."""
     settings, costs = experiment.settings, costs_of(experiment.settings)
     printed, trained = settings.printed_perplexities, experiment.perplexities
     columns = [NET]
@@ -96,7 +96,7 @@ def cost_table(experiment: Experiment) -> PaperTable:
 
 
 def savings_table(experiment: Experiment) -> PaperTable:
-    """How many times less each row costs than the first."""
+    """Tabulate how many times cheaper each row is than the first."""
     costs = costs_of(experiment.settings)
     reference = next(iter(costs))
     columns = [Column(f"{what.split()[0]}, {whose}", ".2f") for what in COSTS for whose in ("printed", "ours")]
@@ -106,7 +106,7 @@ def savings_table(experiment: Experiment) -> PaperTable:
 
 
 def _savings(costs: dict[str, RowCosts], name: str, what: str) -> tuple[float | None, float]:
-    """The first row's cost over another's: printed, None where a paper lacks one of them, and ours."""
+    """Return the first row's cost divided by another's: printed, None if not known, and ours."""
     first, row = next(iter(costs.values())), costs[name]
     above, below = first.printed(what), row.printed(what)
     return above / below if above and below else None, first.ours[what] / row.ours[what]
@@ -133,7 +133,7 @@ def _worst(costs: dict[str, RowCosts], what: str) -> str:
 
 
 def savings_figure(experiment: Experiment) -> PanelFigure:
-    """Bars of the rows that are printed, printed and ours."""
+    """Plot the printed and predicted savings of the printed rows as bars."""
     costs = costs_of(experiment.settings)
     names = tuple(name for name, row in costs.items() if row.row)
     panels = []
@@ -146,7 +146,7 @@ def savings_figure(experiment: Experiment) -> PanelFigure:
 
 
 def front_figure(experiment: Experiment) -> PanelFigure:
-    """Printed perplexity against latency: the papers' own rows and He and Hofmann's, at printed and at our minutes."""
+    """Plot printed perplexity against printed and predicted latency, for the papers' rows and He and Hofmann's."""
     costs = costs_of(experiment.settings)
     panels = []
     for title, is_ours in (("printed latency", False), ("our latency", True)):
@@ -165,7 +165,7 @@ def front_figure(experiment: Experiment) -> PanelFigure:
 
 
 def flops_table(experiment: Experiment) -> PaperTable:
-    """Where the FLOPs of each row are, by prompt length, in the papers' convention."""
+    """Tabulate the FLOPs of each row by kind and prompt length, in the papers' convention."""
     rows: list[tuple[Cell, ...]] = []
     for name in experiment.settings.rows:
         rows += [(name, context, *cells) for context, cells in _flops_by_context(experiment.settings, name)]
@@ -175,10 +175,10 @@ def flops_table(experiment: Experiment) -> PaperTable:
 
 
 def _flops_by_context(settings: Settings, name: str) -> list[tuple[int, tuple[float, ...]]]:
-    """GFLOP of FFNs and of attention, and shares in per cent, by prompt length."""
+    """Return GFLOP of FFNs and of attention, and shares in percent, by prompt length."""
     by_context = []
     for context in settings.contexts:
-        # learned positions, which no FLOPs are of, end at the context
+        # learned positions, which have no FLOPs, end at the context
         flops = paper_flops(lower(replace(settings.member(name).architecture, context=context), context))
         whole = (flops.ffn + flops.attention) / 100
         by_context.append((context, (flops.ffn / 1e9, flops.attention / 1e9, *(part / whole for part in flops))))
@@ -186,7 +186,7 @@ def _flops_by_context(settings: Settings, name: str) -> list[tuple[int, tuple[fl
 
 
 def flops_figure(experiment: Experiment) -> PanelFigure:
-    """Shares against prompt length, a panel a row."""
+    """Plot shares against prompt length, one panel per row."""
     panels = []
     for name in experiment.settings.rows:
         contexts, cells = zip(*_flops_by_context(experiment.settings, name), strict=True)

@@ -1,6 +1,6 @@
-"""Attention entropy, thresholds, slopes and NaNs of trainings: tables and figures of what each model recorded.
+"""Tables and figures of attention entropy, thresholds, slopes and NaNs recorded during trainings.
 
-All of it is of the first seed, on a micro-batch of training text, as `nas.training.diagnostics` writes it.
+All are from the first seed, on a micro-batch of training text, as `nas.training.diagnostics` writes them.
 """
 
 import statistics
@@ -23,7 +23,7 @@ QUARTERS = ("lowest quarter", "second", "third", "highest quarter")
 
 
 def quarters_table(experiment: Experiment) -> PaperTable:
-    """Shares of heads in the quarters of the largest head entropy, beside the printed ones."""
+    """Tabulate shares of heads in the quarters of the largest head entropy, with the printed ones."""
     printed = experiment.settings.printed_shares
     ours = _quarter_shares(experiment)
     rows = [(row, *ours.get(row, (None,) * 4), *printed.get(row, (None,) * 4)) for row in experiment.first]
@@ -32,7 +32,7 @@ def quarters_table(experiment: Experiment) -> PaperTable:
 
 
 def quarters_figure(experiment: Experiment) -> PanelFigure:
-    """Stacked bars, ours beside the printed ones."""
+    """Plot the shares as stacked bars, with the printed ones."""
     panels = []
     for title, shares in (("here", _quarter_shares(experiment)), ("printed", experiment.settings.printed_shares)):
         if shares:
@@ -44,13 +44,13 @@ def quarters_figure(experiment: Experiment) -> PanelFigure:
 
 
 def _quarter_shares(experiment: Experiment) -> dict[str, tuple[float, ...]]:
-    """%, of the rows that have a last diagnosis without NaNs."""
+    """Return shares in percent, for rows whose last diagnosis has no NaNs."""
     shares = _last_of(experiment, "quarter_shares")
     return {row: tuple(100 * share for share in quarters) for row, quarters in shares.items()}
 
 
 def _grid_view(name: str, key: str, title: str, unit: str) -> View:
-    """What every head has at the end: a line a layer, and layer x head heat maps on one scale of colours."""
+    """Return a view of one number per head at the end: a table by layer, and heat maps with a common colour scale."""
 
     def table(experiment: Experiment) -> PaperTable:
         grids: dict[str, Grid] = _last_of(experiment, key)
@@ -78,7 +78,7 @@ THRESHOLDS = _grid_view("thresholds", "thresholds", "learned thresholds at the e
 
 
 def steps_table(experiment: Experiment) -> PaperTable:
-    """Mean entropy of every layer's heads at every diagnosis."""
+    """Tabulate the mean entropy of every layer's heads at every diagnosis."""
     rows = [(row, step, *means.values()) for row, step, means in _by_step(experiment, _layer_means)]
     num_layers = max((len(row) - 2 for row in rows), default=0)
     columns = [Column("step"), *(Column(f"layer {layer}", ".3f") for layer in range(num_layers))]
@@ -86,7 +86,7 @@ def steps_table(experiment: Experiment) -> PaperTable:
 
 
 def steps_figure(experiment: Experiment) -> PanelFigure:
-    """A panel a row, a curve a layer; a curve ends where its entropy is no number."""
+    """Plot a panel per row and a curve per layer, which ends where its entropy is not a number."""
     return _curves(experiment, "entropy of layers by step", "mean entropy of heads, nats", _layer_means)
 
 
@@ -98,14 +98,14 @@ def _layer_means(diagnosis: Diagnosis) -> dict[str, float | None]:
 
 
 def slopes_table(experiment: Experiment) -> PaperTable:
-    """Every learned slope of leaky ReLUs at every diagnosis."""
+    """Tabulate every learned slope of leaky ReLUs at every diagnosis."""
     rows = [(row, step, *slope) for row, step, slopes in _by_step(experiment, _slopes) for slope in slopes.items()]
     columns = [Column("step"), Column("slope of"), Column("value", ".5f")]
     return _table(experiment, "slopes", "learned negative slopes of leaky ReLUs by step", columns, rows)
 
 
 def slopes_figure(experiment: Experiment) -> PanelFigure:
-    """A panel for each row that learns slopes, a curve a slope."""
+    """Plot a panel for each row that learns slopes, and a curve per slope."""
     return _curves(experiment, "learned negative slopes of leaky ReLUs", "negative slope", _slopes)
 
 
@@ -115,7 +115,6 @@ def _slopes(diagnosis: Diagnosis) -> dict[str, float | None]:
 
 
 def _by_step(experiment: Experiment, values_of: ValuesOf) -> list[tuple[str, int, dict[str, float | None]]]:
-    """Row, step and values of every diagnosis."""
     return [
         (row, diagnosis["step"], values_of(diagnosis))
         for row, trained in experiment.first.items()
@@ -124,7 +123,6 @@ def _by_step(experiment: Experiment, values_of: ValuesOf) -> list[tuple[str, int
 
 
 def _curves(experiment: Experiment, title: str, axis: str, values_of: ValuesOf) -> PanelFigure:
-    """A panel for each row that has values, a curve a value."""
     panels = []
     for row, by_step in groupby(_by_step(experiment, values_of), key=itemgetter(0)):
         steps = [(float(step), values) for _, step, values in by_step]
@@ -135,7 +133,7 @@ def _curves(experiment: Experiment, title: str, axis: str, values_of: ValuesOf) 
 
 
 def margins_table(experiment: Experiment) -> PaperTable:
-    """Perplexity and entropies by half width of the band, gamma."""
+    """Tabulate perplexity and entropies by the half width of the band, gamma."""
     shares = _quarter_shares(experiment)
     rows = [
         (row, margin, experiment.perplexities[row], *_entropy_range(experiment, row), shares.get(row, (None,) * 4)[3])
@@ -147,7 +145,7 @@ def margins_table(experiment: Experiment) -> PaperTable:
 
 
 def margins_figure(experiment: Experiment) -> PanelFigure:
-    """Perplexity against gamma; what diverged is left out."""
+    """Plot perplexity against gamma, without diverged trainings."""
     points = [(margin, experiment.perplexities[row]) for row, margin in _margins(experiment).items()]
     finite = sorted(point for point in points if point[1] < float("inf"))
     panel = LinePanel("", "gamma", "validation perplexity", (_series("perplexity", finite),))
@@ -155,7 +153,6 @@ def margins_figure(experiment: Experiment) -> PanelFigure:
 
 
 def _margins(experiment: Experiment) -> dict[str, float]:
-    """Margins of the rows that are regularised."""
     settings, plan = experiment.settings, experiment.settings.plan
     margins = {}
     for row in settings.rows:
@@ -167,14 +164,14 @@ def _margins(experiment: Experiment) -> dict[str, float]:
 
 
 def _entropy_range(experiment: Experiment, row: str) -> tuple[float | None, ...]:
-    """Mean, least and largest of the heads at the end."""
+    """Return mean, least and largest entropy of the heads at the end."""
     layers = _last_of(experiment, "head_entropies").get(row, [])
     cells = [cell for layer in layers for cell in layer if cell is not None]
     return (statistics.fmean(cells), min(cells), max(cells)) if cells else (None,) * 3
 
 
 def nans_table(experiment: Experiment) -> PaperTable:
-    """When and where numbers ceased to be finite, or that they did not."""
+    """Tabulate when and where numbers ceased to be finite, if they did."""
     rows: list[tuple[Cell, ...]] = []
     for row, trained in experiment.first.items():
         diagnoses = trained.diagnoses()
@@ -189,7 +186,7 @@ def nans_table(experiment: Experiment) -> PaperTable:
 
 
 def _last_of(experiment: Experiment, key: str) -> dict[str, Any]:
-    """What the last diagnosis that has a value there has, by row."""
+    """Return the last value of a key in the diagnoses, by row."""
     values = {
         row: [diagnosis[key] for diagnosis in trained.diagnoses() if diagnosis[key]]
         for row, trained in experiment.first.items()

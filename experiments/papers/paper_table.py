@@ -1,4 +1,4 @@
-"""A table in the forms that readers want: Markdown, CSV with every digit, LaTeX, and the terminal."""
+"""A table in four forms: Markdown, CSV with every digit, LaTeX, and the terminal."""
 
 import csv
 import io
@@ -14,13 +14,13 @@ _LATEX = str.maketrans({character: f"\\{character}" for character in "%_&#$"})
 
 
 class Column(NamedTuple):
-    """form: of numbers, as `format` takes it; CSV has them as they are."""
+    """A column, with the `format` specification of its numbers, except in CSV."""
 
     heading: str
     form: str = "g"
 
     def text(self, cell: Cell) -> str:
-        """A cell as it is read: `-` for none, `diverged` for an infinite perplexity."""
+        """Return a cell as text: `-` for None, `diverged` for an infinite perplexity."""
         if cell is None or (isinstance(cell, float) and math.isnan(cell)):
             return "-"
         if isinstance(cell, float) and math.isinf(cell):
@@ -29,7 +29,7 @@ class Column(NamedTuple):
 
 
 class PaperTable(NamedTuple):
-    """name: of its files, without ending. notes: what must be read with it."""
+    """A table with its notes; `name` is the name of its files without suffix."""
 
     name: str
     title: str
@@ -43,7 +43,7 @@ class PaperTable(NamedTuple):
 
 
 def markdown(table: PaperTable) -> str:
-    """Notes are a list under the table."""
+    """Return the table in Markdown, with the notes as a list below it."""
     headings = [column.heading for column in table.columns]
     rule = ["---", *["---:"] * (len(headings) - 1)]
     lines = ["| " + " | ".join(cells) + " |" for cells in (headings, rule, *table.texts)]
@@ -51,7 +51,7 @@ def markdown(table: PaperTable) -> str:
 
 
 def csv_text(table: PaperTable) -> str:
-    """Numbers with every digit; no notes."""
+    """Return the table as CSV, with every digit and without notes."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(column.heading for column in table.columns)
@@ -60,7 +60,7 @@ def csv_text(table: PaperTable) -> str:
 
 
 def latex(table: PaperTable) -> str:
-    """A floating table that needs no package."""
+    """Return a floating LaTeX table that needs no package."""
     lines = [" & ".join(cell.translate(_LATEX) for cell in cells) + r" \\" for cells in table.texts]
     headings = " & ".join(column.heading.translate(_LATEX) for column in table.columns)
     caption = " ".join([f"{table.title}.", *(f"{note[0].upper()}{note[1:]}." for note in table.notes)])
@@ -82,7 +82,7 @@ def latex(table: PaperTable) -> str:
 
 
 def write_table(folder: Path, table: PaperTable) -> tuple[Path, ...]:
-    """Writes the three files and returns their paths."""
+    """Write the three files and return their paths."""
     forms = {"md": markdown(table), "csv": csv_text(table), "tex": latex(table)}
     paths = {folder / f"{table.name}.{ending}": text for ending, text in forms.items()}
     for path, text in paths.items():

@@ -1,4 +1,4 @@
-"""The trainings of an experiment, row by row and seed by seed: perplexities beside printed ones, and diagnoses."""
+"""The trainings of an experiment by row and seed: perplexities beside printed ones, and diagnoses."""
 
 import json
 import statistics
@@ -18,17 +18,17 @@ from nas.report.panels import PanelFigure
 from nas.storage import RUNS, locked
 from nas.training.metrics import DIAGNOSTICS_FILE
 
-SHARED = RUNS / "experiments" / "papers"  # of all experiments on the papers, in a folder for each scale
+SHARED = RUNS / "experiments" / "papers"  # shared by all experiments on the papers, one folder per scale
 
 
 class Trained(NamedTuple):
-    """A training. folder: with its diagnostics, unless its outcome is a committed one."""
+    """A training with the folder of its diagnostics, which does not exist for committed results."""
 
     ended: Ended
     folder: Path
 
     def diagnoses(self) -> list[dict[str, Any]]:
-        """What was seen inside the model, as `nas.training.diagnostics` writes it. Raises UserError if it is gone."""
+        """Return the diagnostics of `nas.training.diagnostics`; a UserError is raised if they cannot be read."""
         try:
             return [json.loads(line) for line in (self.folder / DIAGNOSTICS_FILE).read_text().splitlines()]
         except (OSError, ValueError):
@@ -39,7 +39,7 @@ class Trained(NamedTuple):
 
 
 class Experiment(NamedTuple):
-    """trained: of every row, one a seed; empty where nothing is trained."""
+    """An experiment with its trainings by row, one per seed; empty if nothing is trained."""
 
     name: str
     settings: Settings
@@ -47,7 +47,7 @@ class Experiment(NamedTuple):
 
     @property
     def perplexities(self) -> Perplexities:
-        """Means over seeds by row; infinite if one diverged."""
+        """Means over seeds by row, infinite if one diverged."""
         return {
             row: statistics.fmean(training.ended.ranked for training in seeds) for row, seeds in self.trained.items()
         }
@@ -59,7 +59,7 @@ class Experiment(NamedTuple):
 
     @property
     def scale_line(self) -> str:
-        """What was trained, for every output that holds something of it."""
+        """A note on what was trained, for every output that depends on it."""
         settings, plan = self.settings, self.settings.plan
         any_trained = next(iter(self.first.values()))
         tokens = max(trained.ended.tokens for trained in self.first.values())
@@ -72,7 +72,7 @@ class Experiment(NamedTuple):
 
 
 class View(NamedTuple):
-    """What an experiment can show. trained: whether it is of trainings."""
+    """A table and a figure of an experiment; `trained` says whether they show trainings."""
 
     table: Callable[[Experiment], PaperTable] | None
     figure: Callable[[Experiment], PanelFigure] | None
@@ -80,9 +80,9 @@ class View(NamedTuple):
 
 
 def trained_experiment(name: str, settings: Settings, console: Console, pool: Executor | None = None) -> Experiment:
-    """Trains what is not trained yet. Trainings are shared by all experiments on the papers.
+    """Train what is missing; trainings are shared by all experiments on the papers.
 
-    pool: as `train_all` takes it. Raises UserError if another process is running one of them at this scale.
+    `pool` is as in `train_all`. A UserError is raised if another process is running one of them at this scale.
     """
     if not settings.seeds:
         return Experiment(name, settings, {})
@@ -98,7 +98,7 @@ def trained_experiment(name: str, settings: Settings, console: Console, pool: Ex
 
 
 def perplexity_table(experiment: Experiment) -> PaperTable:
-    """Printed, mean and standard deviation over seeds, and the ranks of both among the rows that are printed."""
+    """Tabulate printed perplexities, means and standard deviations over seeds, and the ranks of both."""
     printed, ours = experiment.settings.printed_perplexities, experiment.perplexities
     ranks, our_ranks = ranks_of(printed), ranks_of({row: ours[row] for row in printed})
     rows = tuple(
@@ -117,7 +117,7 @@ def perplexity_table(experiment: Experiment) -> PaperTable:
 
 
 def rank_notes(experiment: Experiment) -> list[str]:
-    """Scale of the trainings, rank correlation with the papers, why rows diverged; nothing without trainings."""
+    """Return notes on scale, rank correlation with the papers and divergences; none without trainings."""
     ours, printed = experiment.perplexities, experiment.settings.printed_perplexities
     if not ours:
         return []

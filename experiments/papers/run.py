@@ -1,4 +1,4 @@
-"""Runs an experiment on the papers: prices, trainings, then its views as tables and figures."""
+"""Runs an experiment on the papers: costs, trainings, then its views as tables and figures."""
 
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -33,7 +33,7 @@ VIEWS: dict[str, View] = {
 
 
 def run_all(experiments: Mapping[str, Settings], console: Console) -> None:
-    """Several experiments, by name, one after the other. Raises UserError as `run`."""
+    """Run several experiments by name, one after the other; errors are raised as by `run`."""
     with training_pool() as pool:
         for name, settings in experiments.items():
             console.print(f"\n{name}")
@@ -41,10 +41,11 @@ def run_all(experiments: Mapping[str, Settings], console: Console) -> None:
 
 
 def run(name: str, settings: Settings, console: Console, pool: Executor | None = None) -> None:
-    """Writes tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) to `runs/experiments/NAME/SCALE`, and prints them.
+    """Write tables (Markdown, CSV, LaTeX) and figures (PNG, SVG) to `runs/experiments/NAME/SCALE`, and print the
+    tables.
 
-    pool: as `train_all` takes it. Raises UserError for an unknown view, a view of trainings where nothing is trained,
-    or if another process trains for an experiment on the papers at this scale.
+    `pool` is as in `train_all`. A UserError is raised for an unknown view, a view of trainings if nothing is trained,
+    or if another process trains for such an experiment at this scale.
     """
     if unknown := [view for view in settings.views if view not in VIEWS]:
         raise UserError(f"`views` of experiment {name} must be of {', '.join(VIEWS)}, but got {unknown[0]!r}.")

@@ -1,4 +1,4 @@
-"""An experiment on the papers as its YAML states it: rows of a setting, what of them is trained, and what is shown."""
+"""The YAML of an experiment on the papers: its rows, what is trained of them, and what is shown."""
 
 import math
 from collections.abc import Mapping
@@ -15,16 +15,15 @@ from search_spaces.resolve import resolve
 
 DIVERGED = "diverged"
 PLAIN = "the scale's recipe"
-SHORTEST = 128  # tokens of the papers' shortest context, which a scale's own sequences stand for
+SHORTEST = 128  # tokens of the papers' shortest context, which corresponds to a scale's own sequences
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A row of a table, or a curve of a figure.
+    """A row of a table, or a curve of a figure, with the notation `net` (default: the row's name).
 
-    net: notation; None is the row's name.
-    perplexity: printed where no cost is; `diverged` if it did.
-    recipe: in place of the experiment's. normalisation, slopes: as `Variant` has them.
+    `perplexity` is the printed one, or `diverged`, if no cost is printed. `recipe` replaces the experiment's changes.
+    `normalisation` and `slopes` are as in `Variant`.
     """
 
     net: str | None = None
@@ -40,14 +39,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """rows: by name; savings are over the first. dataset: of the printed rows.
+    """The experiment's YAML.
 
-    seeds: of trainings; none trains nothing. recipe: changes of the scale's, for every row.
-    views: what is shown, names of `experiments.papers.run.VIEWS`.
-    contexts: prompt lengths of the view of FLOPs. committed: file of outcomes in `experiments/data`.
-    printed_shares: shares of heads by quarter of entropy, %, of rows that a paper prints them for.
-
-    Raises UserError for no rows or no views.
+    Attributes:
+        rows: Rows by name; savings are relative to the first.
+        views: Names of `experiments.papers.run.VIEWS`; `contexts` are the prompt lengths in the view of FLOPs.
+        seeds, recipe: Seeds of trainings (none trains nothing), and changes to the scale's recipe.
+        dataset, printed_shares: Dataset of the printed rows; printed shares of heads by quarter of entropy, in percent.
+        committed: File of outcomes in `experiments/data`.
     """
 
     scale: ScaleName
@@ -75,12 +74,12 @@ class Settings:
         return self.rows[row].net or row
 
     def member(self, row: str) -> Member:
-        """The architecture of a row, at the dimensions that are priced."""
+        """Return the architecture of a row, at the dimensions that are priced."""
         return resolve(self.net(row), base_architecture(self.base, self.dimensions))
 
     @property
     def printed(self) -> Mapping[str, PublishedRow]:
-        """The rows that the papers print costs of, in this setting."""
+        """The rows whose costs the papers print, in this setting."""
         base = base_architecture(self.base, self.dimensions)
         setting = (base.num_layers, base.num_heads, base.d_model, base.vocab_size, self.seq_len, self.dataset)
         published = {
@@ -93,19 +92,19 @@ class Settings:
 
     @property
     def printed_perplexities(self) -> dict[str, float]:
-        """Perplexities by row; a divergence is infinite. Rows that no paper has are left out."""
+        """Printed perplexities by row; a divergence is infinite."""
         given = {name: row.perplexity or DIVERGED for name, row in self.printed.items()}
         given |= {name: row.perplexity for name, row in self.rows.items() if row.perplexity is not None}
         return {name: math.inf if isinstance(value, str) else value for name, value in given.items()}
 
     def variant(self, row: str) -> str:
-        """The name of how a row is trained; rows that are trained alike share it."""
+        """Return the name of a row's variant, which rows with the same training share."""
         trained = self.rows[row]
         return row if trained.recipe or trained.normalisation or trained.slopes != "layer" else PLAIN
 
     @property
     def plan(self) -> Plan:
-        """Longer contexts are longer in trainings by the same factor."""
+        """The trainings; their sequences grow by the same factor as the contexts."""
         seq_len = SCALES[self.scale].seq_len * self.seq_len // SHORTEST
         variants = {
             self.variant(name): Variant(

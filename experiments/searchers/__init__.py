@@ -1,1 +1,1 @@
-"""Which searcher finds the best front for the fewest trained tokens: a table of trainings, replayed."""
+"""Compares searchers by the front that they find per trained token, replayed on a table of trainings."""

@@ -1,4 +1,4 @@
-"""Which searcher finds the best front for the fewest trained tokens: all of them, replayed on a table of trainings."""
+"""Compares searchers by the front that they find per trained token, replayed on a table of trainings."""
 
 import csv
 import math
@@ -46,12 +46,12 @@ from search_spaces.workload import Workload
 
 LEAST_ROWS = 8  # two generations
 QUARTILES = (0.25, 0.5, 0.75)
-REACHED = (0.95, 0.99)  # of the hypervolume of the pool: a good front, and next to nothing left
+REACHED = (0.95, 0.99)  # shares of the pool's hypervolume: a good front, and an almost complete one
 SEQ_LEN = 128
-HALVING = "halving"  # a schedule of its own, no searcher behind ask and tell
-KEPT_BACK = 3  # every so many rows of a table, one is for final figures alone
+HALVING = "halving"  # has its own schedule, without ask and tell
+KEPT_BACK = 3  # one row in three is reserved for final figures
 
-BARS = (  # title, rivals (none: all others), most tokens over theirs
+BARS = (  # title, rivals (empty: all others), greatest ratio of tokens to theirs
     ("uniform", ("uniform",), 1 / 3),
     ("the best of four baselines", ("nsga2", "tpe", "gp", "evolution"), 1 / 2),
     ("the best of all", (), 1.0),
@@ -63,10 +63,9 @@ Curves: TypeAlias = Mapping[str, Sequence[Curve]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedPart:
-    """A part of the table, and what a search of it is given.
+    """A part of the table, and the settings of its searches.
 
-    pools: `development` is what anything may be tuned on, two rows of three; `final` the others; `all` both.
-    parent_loss: nats, of the part's parent.
+    `pools` are `development`, two rows of three, for tuning; `final`, the others; or `all`. `parent_loss` is in nats.
     """
 
     pools: tuple[str, ...]
@@ -76,9 +75,9 @@ class ReplayedPart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The experiment as its YAML states it.
+    """The experiment's YAML; `table` is the file of the table's experiment.
 
-    table: that experiment's file. reference_perplexity: of the unigram model. judged: the searcher that bars are on.
+    `reference_perplexity` is that of the unigram baseline; bounds apply to the searcher `judged`.
     """
 
     table: str
@@ -91,9 +90,9 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Prints tables for every part and pool, and writes them and a plot to its folder.
+    """Print tables for every part and pool, and write them and a plot to the experiment's folder.
 
-    Raises UserError for a part of which too little is trained.
+    A UserError is raised for a part with too few trainings.
     """
     listed = load_mapping(CONFIGS / settings.table)
     parts = decode(TableSettings, {key: listed[key] for key in listed if key != "kind"}, settings.table).parts
@@ -120,7 +119,6 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def _replays(settings: Settings, problem: SearchProblem, pool: Entries, workers: Executor) -> dict[str, list[Curve]]:
-    """Replays every run of every searcher, on all cores at once."""
     replays: dict[str, Callable[..., Curve]] = {name: partial(replay, name) for name in settings.searchers}
     if HALVING in replays:
         replays[HALVING] = replay_halving
@@ -135,7 +133,7 @@ def _replays(settings: Settings, problem: SearchProblem, pool: Entries, workers:
 
 
 def read_entries(part: TablePart) -> Entries:
-    """What is trained of a part, in the order of its space. Raises UserError if that is too little for a search."""
+    """Return the trained members of a part, in the order of its space; a UserError is raised if there are too few."""
     base = table_space(part).base
     rows: dict[str, list[Ended]] = {row: [] for row in table_rows(part)}
     for record in read_outcomes(DATA / part.committed):
@@ -160,19 +158,19 @@ def _training(ended: Ended) -> Training:
 
 
 def pool_of(entries: Entries, name: str) -> Entries:
-    """Part of a table, by name. Raises UserError for an unknown one."""
+    """Return a pool of a table by name; a UserError is raised for an unknown one."""
     return {member: entry for number, (member, entry) in enumerate(entries.items()) if is_of_pool(number, name)}
 
 
 def is_of_pool(number: int, name: str) -> bool:
-    """Whether the row of that number is of this part of a table. Raises UserError for an unknown one."""
+    """Return whether row `number` is in a pool of a table; a UserError is raised for an unknown one."""
     if name not in ("all", "development", "final"):
         raise UserError(f"`pools` must be of all, development and final, but got {name!r}.")
     return name == "all" or (number % KEPT_BACK == KEPT_BACK - 1) == (name == "final")
 
 
 def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, entries: Entries) -> SearchProblem:
-    """What searchers know: a space that lists just the architectures of the pool, the parent and its blocks."""
+    """Return the problem for searchers: a space of exactly the pool's architectures, the parent and its blocks."""
     definition = replace(
         table_space(part).definition,
         choices=None,
@@ -193,9 +191,9 @@ def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, en
 
 
 def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
-    """Quartiles over runs, % of the hypervolume of the whole pool, once so many tokens are trained: marks x 3.
+    """Return quartiles over runs of the regret, in % of the pool's hypervolume, after each mark of tokens: marks x 3.
 
-    What is in training then does not count.
+    Unfinished trainings do not count.
     """
     shares = np.array([[_share_at(curve, mark) for curve in runs] for mark in marks])
     quartiles: Floats = np.quantile(100 * (1 - shares), QUARTILES, axis=1)
@@ -203,13 +201,13 @@ def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
 
 
 def _share_at(curve: Curve, tokens: int) -> float:
-    """What was found by then, 0 before the first training has ended."""
+    """Return the share found by then, 0 before the first training has ended."""
     ended = bisect_right(curve.tokens, tokens)
     return curve.shares[ended - 1] if ended else 0.0
 
 
 def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -> list[Table]:
-    """Regret by generations' worth of tokens, and tokens until REACHED of all hypervolume. best: of all, by slice."""
+    """Tabulate regret by trained tokens, and tokens until REACHED; `best` is the best loss in the pool by slice."""
     shown = marks[GENERATION_SIZE - 1 :: GENERATION_SIZE]
     growth = table(
         ("searcher", *(f"{mark / 1e6:.1f}" for mark in shown)),
@@ -234,13 +232,13 @@ def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -
 
 
 def tokens_until(curve: Curve, reached: float) -> float:
-    """Trained tokens until this share of the whole hypervolume; infinite if it was not reached."""
+    """Return the trained tokens until this share of the hypervolume, infinite if it was not reached."""
     pairs = zip(curve.tokens, curve.shares, strict=True)
     return next((float(tokens) for tokens, share in pairs if share >= reached), math.inf)
 
 
 def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[Figure]:
-    """How the judged searcher does against the others, by medians; infinite if half of its runs end before."""
+    """Compare the judged searcher with the others by medians, infinite if half of its runs end before."""
     figures = []
     for reached, (title, names, most) in product(REACHED, BARS):
         medians = {
@@ -260,7 +258,6 @@ def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[Figure]:
 
 
 def write_curves(path: Path, curves: Curves) -> None:
-    """Every point of every run."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["searcher", "run", "tokens", "share_of_hypervolume"])
@@ -271,7 +268,7 @@ def write_curves(path: Path, curves: Curves) -> None:
 
 
 def regret_figure(title: str, curves: Curves, marks: Sequence[int]) -> PanelFigure:
-    """Medians of regret against trained tokens; and the upper quartiles, what a run in four does worse than."""
+    """Plot the median and upper quartile of regret against trained tokens."""
     quartiles = {name: regrets(runs, marks) for name, runs in curves.items()}
     millions = tuple(mark / 1e6 for mark in marks)
     panels = []
@@ -283,13 +280,13 @@ def regret_figure(title: str, curves: Curves, marks: Sequence[int]) -> PanelFigu
 
 
 def _millions(tokens: Sequence[float]) -> str:
-    """Median and quartiles, each that of a run; a dash where that run did not get there."""
+    """Format median and quartiles, each of a run; a dash if that run did not reach the share."""
     low, median, high = (sorted(tokens)[round(share * (len(tokens) - 1))] for share in QUARTILES)
     shown = ["-" if math.isinf(count) else f"{count / 1e6:.1f}" for count in (median, low, high)]
     return f"{shown[0]} ({shown[1]}-{shown[2]})"
 
 
 def _perplexity(losses: Sequence[float | None]) -> str:
-    """The median of those that there are, if most runs have one."""
+    """Format the median of the known losses as perplexity, if most runs have one."""
     known = [loss for loss in losses if loss is not None]
     return f"{math.exp(statistics.median(known)):.2f}" if 2 * len(known) > len(losses) else "-"

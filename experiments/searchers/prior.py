@@ -1,7 +1,7 @@
-"""What losses of placements have in common over parents: the prior of the searcher `trellis`, by least squares.
+"""Fits the prior of the searcher `trellis` by least squares: what losses of placements have in common over parents.
 
-Each parent counts alike, and has a constant of its own: the errors of its placements are about their mean, over the
-spread of their losses. Weights are not negative: a search would make the most of any that is.
+All parents have equal weight and their own constant: errors are relative to the mean of a parent's losses, and to their
+spread. Weights are not negative, because a search would exploit negative ones.
 """
 
 import math
@@ -35,9 +35,9 @@ LACKING = ("attentions", "nonlinear FFNs", "gaps", "FFN scores")
 class ParentRows:
     """Placements that were trained from a parent.
 
-    outcomes, blocks: files of `experiments/data`; variant: of the outcomes; pool: of those, as the benchmark of
-    searchers divides a table. perplexity: the parent's. space: of its dimensions, a file beside the experiment's.
-    is_fitted: whether fits are over these rows too.
+    `outcomes` and `blocks` are files of `experiments/data`; `variant` and `pool` select rows of the outcomes, as the
+    benchmark of searchers does. `perplexity` is the parent's, `space` a file beside the experiment's with its
+    dimensions. `is_fitted` says whether fits include these rows.
     """
 
     outcomes: str
@@ -51,42 +51,42 @@ class ParentRows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The experiment as its YAML states it; parents by name."""
+    """The experiment's YAML, with parents by name."""
 
     parents: dict[str, ParentRows]
 
 
 class Losses(NamedTuple):
-    """lacking: rows x LACKING. over: nats over the parent's loss."""
+    """What placements lack (rows x LACKING), and their losses over the parent's in nats."""
 
     lacking: Floats
     over: Floats
 
     @property
     def scaled(self) -> "Losses":
-        """Both about their means, over the spread of all losses together."""
+        """Both minus their means, divided by the total spread of the losses."""
         around = self.over - self.over.mean()
         size = math.sqrt(around @ around)
         return Losses((self.lacking - self.lacking.mean(axis=0)) / size, around / size)
 
     def r2(self, weights: Floats) -> float:
-        """R^2 of the losses by these weights and a constant."""
+        """Return R^2 of the losses by these weights and a constant."""
         scaled = self.scaled
         left = scaled.over - scaled.lacking @ weights
         return float(1 - left @ left)
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Prints the fit over all parents that it is to be over, and those without each of them."""
+    """Print the fit over all fitted parents, and the fits without each of them."""
     del name
     parents = {name: losses_of(rows) for name, rows in settings.parents.items()}
     console.print(fit_table(parents, [name for name, rows in settings.parents.items() if rows.is_fitted]))
 
 
 def losses_of(rows: ParentRows) -> Losses:
-    """What placements that did not diverge lack, and the mean over seeds of what they lose.
+    """Return what placements lack and their mean losses over seeds, without diverged ones.
 
-    Raises UserError if the file has none of the variant.
+    A UserError is raised if the file has no row of the variant.
     """
     base = load_space(str(CONFIGS / rows.space)).base
     parent = parse(PARENT, base).architecture
@@ -112,14 +112,14 @@ def losses_of(rows: ParentRows) -> Losses:
 
 
 def fitted(parents: Mapping[str, Losses]) -> Floats:
-    """The weights of LACKING, nats."""
+    """Return the weights of LACKING in nats."""
     rows, over = zip(*(losses.scaled for losses in parents.values()), strict=True)
     weights: Floats = nnls(np.concatenate(rows), np.concatenate(over))[0]
     return weights
 
 
 def fit_table(parents: Mapping[str, Losses], names: list[str]) -> Table:
-    """A line a fit: over all of the names, and without each. Its weights; R^2 over every parent."""
+    """Tabulate the fits over all names and without each, with weights and R^2 for every parent."""
     lines = []
     for left_out in (None, *names):
         weights = fitted({name: parents[name] for name in names if name != left_out})

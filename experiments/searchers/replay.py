@@ -1,9 +1,8 @@
-"""A search replayed on a table of trainings: what it finds for the tokens that it trains, at no cost.
+"""Replays a search on a table of trainings, which shows what it finds per trained token, at no cost.
 
-A training that a searcher asks for is one of the table's, of a seed drawn at random. What it has found by then, the
-front of what it saw, is scored by the means over all seeds, and so is the front of the whole table, so that luck counts
-for nobody. Proposals come in generations with the lag of a search, trials are stopped at rungs as it stops them, and
-every searcher has the same exact budget.
+A training that a searcher asks for is taken from the table, with a random seed. The front of what it has seen is scored
+by means over all seeds, and so is the front of the whole table, so that lucky seeds do not count. Proposals come in
+generations with the lag of a real search, trials stop at the same rungs, and all searchers have the same exact budget.
 """
 
 import statistics
@@ -24,12 +23,12 @@ from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.notation import Member
 
 NUM_SLICES = 4
-FIRST_RUNG = SCALES["proxy"].rungs[0]  # share of the tokens that a look takes
-BRACKET = 8  # candidates of successive halving that begin together
+FIRST_RUNG = SCALES["proxy"].rungs[0]  # share of the tokens in a low-fidelity evaluation
+BRACKET = 8  # candidates that start together in successive halving
 
 
 class Training(NamedTuple):
-    """loss: nats, None if it diverged. tokens: of all of it. rungs: losses on its way, nats."""
+    """A training: loss and losses at rungs in nats, None if it diverged, and its total tokens."""
 
     loss: float | None
     tokens: int
@@ -37,7 +36,7 @@ class Training(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One architecture of the table, its trainings by seed."""
+    """One architecture of the table, with its trainings by seed."""
 
     member: Member
     latency_s: float
@@ -45,14 +44,13 @@ class Entry(NamedTuple):
 
     @property
     def point(self) -> Point | None:
-        """Price and mean loss; None if a seed diverged."""
+        """Cost and mean loss; None if a seed diverged."""
         known = [training.loss for training in self.trainings if training.loss is not None]
         return (self.latency_s, statistics.fmean(known)) if len(known) == len(self.trainings) else None
 
 
 class Curve(NamedTuple):
-    """One replayed search: trained tokens and share of the whole table's hypervolume after every training; and, of each
-    slice of the price at the end, the best mean loss found."""
+    """A replayed search: tokens and share of the table's hypervolume after every training, and final loss by slice."""
 
     tokens: tuple[int, ...]
     shares: tuple[float, ...]
@@ -60,7 +58,7 @@ class Curve(NamedTuple):
 
 
 def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
-    """One search, until it has trained as many tokens as so many full trainings have, or all of the table."""
+    """Replay one search, until it has trained as many tokens as `num_trials` full trainings, or the whole table."""
     strategy = searcher_of(searcher)(problem)
     share = FIRST_RUNG * LOOKS + (1 - FIRST_RUNG) if strategy.takes_looks else 1.0  # of a training, for each that ends
     schedule = TrialSchedule(
@@ -97,12 +95,12 @@ def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry
 
 
 def budget_of(entries: Mapping[Member, Entry], num_trials: int) -> int:
-    """Tokens of so many full trainings."""
+    """Return the tokens of `num_trials` full trainings."""
     return num_trials * max(training.tokens for entry in entries.values() for training in entry.trainings)
 
 
 class Progress:
-    """What a replayed search has seen and spent so far. tokens: trained by it."""
+    """What a replayed search has seen and spent so far; `tokens` counts its trained tokens."""
 
     def __init__(self, problem: SearchProblem, entries: Mapping[Member, Entry]) -> None:
         self.problem, self.reference = problem, reference_of(problem)
@@ -112,17 +110,17 @@ class Progress:
         self._scored: list[tuple[int, float]] = []
 
     def add(self, entry: Entry, training: Training, *, begun: bool = False) -> None:
-        """A training to its end. begun: from its first rung on."""
+        """Record a training to its end; `begun` if its first rung was already recorded."""
         self.tokens += training.tokens - (round(training.tokens * FIRST_RUNG) if begun else 0)
         if training.loss is not None:
             self._seen.append((entry, (entry.latency_s, training.loss)))
 
     def stopped(self, training: Training, share: float) -> None:
-        """A training that went on for a share of its tokens only."""
+        """Record a training that stopped after a share of its tokens."""
         self.tokens += round(training.tokens * share)
 
     def score(self) -> None:
-        """Writes down what share of the whole hypervolume the front so far has."""
+        """Record the share of the whole hypervolume that the front has so far."""
         self._scored.append((self.tokens, hypervolume(_means(self._front()), self.reference) / self.whole))
 
     def curve(self) -> Curve:
@@ -135,13 +133,13 @@ class Progress:
 
 
 def reference_of(problem: SearchProblem) -> Point:
-    """The budget, and what a model without context loses."""
+    """Return the reference point: the budget, and the loss of the unigram baseline."""
     assert problem.feasible.budget.latency_s is not None
     return problem.feasible.budget.latency_s, problem.reference_loss
 
 
 def best_by_slice(feasible: FeasibleSpace, entries: Sequence[Entry]) -> list[float | None]:
-    """The least mean loss in each slice of the price, None where there is none."""
+    """Return the least mean loss in each slice of the cost, None if there is none."""
     best: list[float | None] = []
     for part in price_slices(feasible, NUM_SLICES):
         losses = [entry.point[1] for entry in entries if entry.point is not None and part.fits(entry.member)]
@@ -159,11 +157,11 @@ class _Going(NamedTuple):
 
 
 def replay_halving(problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
-    """Successive halving, replayed: many candidates are trained for a while, and the better half of them goes on.
+    """Replay successive halving: many candidates are trained for a while, and the better half continues.
 
-    A bracket is BRACKET candidates, drawn evenly over prices. After each rung half of it goes on: those on the best
-    fronts of price and loss at that rung, among all that came so far. Brackets follow until as many tokens are trained
-    as of so many full trainings, or the table is used up.
+    A bracket has BRACKET candidates, drawn evenly over costs. After each rung half of it continues: those on the best
+    fronts of cost and loss among all candidates that reached the rung so far. Brackets follow until the tokens of
+    `num_trials` full trainings are used, or the whole table.
 
     Source: Jamieson and Talwalkar 2016, arXiv 1502.07943, for halving; Li et al. 2020, arXiv 1810.05934, for ranking
     among all that reached the rung; Schmucker et al. 2021, arXiv 2106.12639, for fronts in place of a single loss.
@@ -179,7 +177,7 @@ def replay_halving(problem: SearchProblem, entries: Mapping[Member, Entry], num_
         for place, share in enumerate(shares):
             for trial in going:
                 if place >= len(trial.training.rungs):
-                    progress.add(trial.entry, trial.training)  # it diverged before
+                    progress.add(trial.entry, trial.training)  # it diverged earlier
             going = [trial for trial in going if place < len(trial.training.rungs)]
             points = [(trial.entry.latency_s, trial.training.rungs[place].loss) for trial in going]
             order = ranks([*points, *at_rungs.setdefault(share, [])])[: len(points)]

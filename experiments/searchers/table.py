@@ -1,7 +1,7 @@
-"""A table of trainings: every architecture of a space, by the evaluation that a search uses, with several seeds.
+"""Trains a table: every architecture of a space, by the same training as in a search, with several seeds.
 
-Architectures are trained in the order that their space lists them in, all with one seed before any with the next, so
-that any beginning of the table is a table.
+Architectures are trained in the order of their space, all with one seed before any with the next, so that every prefix
+of the table is a table.
 """
 
 from collections.abc import Iterable, Mapping
@@ -28,9 +28,10 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TablePart:
-    """space: a file beside the experiment's. parent: `builtin`, a folder of `experiments/data`, or a path with a slash.
+    """A part of the table; `space` is a file beside the experiment's.
 
-    committed: outcomes, and blocks: scores of the parent's blocks, both files of `experiments/data`.
+    `parent` is `builtin`, a folder of `experiments/data`, or a path with a slash. `committed` (outcomes) and `blocks`
+    (block scores of the parent) are files of `experiments/data`.
     """
 
     space: str
@@ -47,7 +48,7 @@ class TablePart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """The experiment as its YAML states it; parts by name."""
+    """The experiment's YAML, with parts by name."""
 
     scale: ScaleName
     parts: dict[str, TablePart]
@@ -55,9 +56,9 @@ class Settings:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Trains what is not trained yet; any number of trainings may be left to the next time.
+    """Train what is missing; an interrupted run resumes.
 
-    Raises UserError if another process is running the experiment, or a parent that is to be made is not there.
+    A UserError is raised if another process runs the experiment, or a parent has not been made yet.
     """
     for part_name, part in settings.parts.items():
         if "/" in part.parent and not Path(part.parent).is_dir():
@@ -75,19 +76,19 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def scored_blocks(parent_name: str, layers: Iterable[Layer], scale: ScaleName, data: str) -> BlockScores:
-    """Scores of the blocks of a parent, on the corpus that its candidates are trained on."""
+    """Return the scores of a parent's blocks, on the corpus of its candidates."""
     parent, vocab_size = load_parent(parent_name), SCALES[scale].vocab_size or 0
     corpus = prepare(data, vocab_size, tokenizer=parent.model.tokenizer, of_parent=parent.model.windows)
     return block_scores(parent, layers, corpus, seq_len=SCALES[scale].seq_len)
 
 
 def table_space(part: TablePart) -> SearchSpace:
-    """The space that a part holds the trainings of."""
+    """Return the space of a part."""
     return load_space(str(CONFIGS / part.space))
 
 
 def table_rows(part: TablePart) -> tuple[str, ...]:
-    """The members of a part by name, in its order."""
+    """Return the names of a part's members, in order."""
     space = table_space(part)
     placements = space.definition.members or [placement(member.architecture) for member in members(space)]
     names = [f"EReg({name})" if regularised else name for name in placements for regularised in space.recipes]
@@ -95,7 +96,7 @@ def table_rows(part: TablePart) -> tuple[str, ...]:
 
 
 def plan_of(settings: Settings, name: str) -> Plan:
-    """The trainings of a part, as the variant of its name."""
+    """Return the trainings of a part, as the variant of its name."""
     part = settings.parts[name]
     space = table_space(part)
     return Plan(
@@ -110,7 +111,7 @@ def plan_of(settings: Settings, name: str) -> Plan:
 
 
 def summary(name: str, part: TablePart, ended: Mapping[Job, Ended]) -> str:
-    """How many trainings there are, and how far their perplexities reach."""
+    """Describe the number of trainings and the range of their perplexities."""
     perplexities = sorted(training.perplexity for training in ended.values() if training.perplexity is not None)
     diverged = len(ended) - len(perplexities)
     reach = f", perplexities from {perplexities[0]:.2f} to {perplexities[-1]:.2f}" if perplexities else ""
