@@ -24,8 +24,9 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
-from nas.conversion.parent import Parent, require_fit
+from nas.conversion.parent import Parent, digest_of, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
+from nas.conversion.sampled_text import sampled_source
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngram_baseline import ngram_baseline
@@ -78,8 +79,9 @@ class TrainConfig:
             of the architecture. The default is proxy, or parent with a --parent of another width or vocabulary.
         seq_len: tokens per sequence; by default the scale's.
         tokens: training tokens; by default the scale's, or 5/8 of them with a parent.
-        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
-            text, jsonl or parquet file or folder.
+        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), the path of a
+            text, jsonl or parquet file or folder, or parent, for text that the parent generates (also
+            parent:temperature=0.8,tokens=200000,seed=1).
         init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging Face
             hub (GPT-2 or GPT-NeoX), a folder of nas.export or nas.train, or `latest` for the last training. Norms and
             FFNs that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
@@ -185,6 +187,7 @@ def _train(
             log=console.print,
             tokenizer=source and source.tokenizer,
             of_parent=source and source.windows,
+            source=sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device),
         )
     )
     if source is not None:

@@ -116,7 +116,7 @@ def parent_of(name: str, model: Pretrained) -> Parent:
     """A model as a parent of this name. Raises UserError if it has no tokenizer."""
     if model.tokenizer is None:
         raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
-    return Parent(name, model, _digest(model))
+    return Parent(name, model, digest_of(model))
 
 
 def require_fit(parent: Parent, target: Architecture) -> None:
@@ -147,12 +147,12 @@ def keep_parent(parent: Parent, folder: Path) -> None:
 def kept_parent(folder: Path, name: str, digest: str) -> Parent:
     """The parent that a run keeps. Raises UserError if it is not the one with that digest any more."""
     model = read_export(folder)
-    if (actual := _digest(model)) != digest:
+    if (actual := digest_of(model)) != digest:
         raise UserError(f"{folder} must hold the parent {digest} of the run, but holds {actual}; start a new run.")
     return Parent(name, model, digest)
 
 
-def _digest(model: Pretrained) -> str:
+def digest_of(model: Pretrained) -> str:
     """Twelve hexadecimal digits."""
     digest = hashlib.sha256(json.dumps(canonical(model.architecture), sort_keys=True).encode())
     digest.update((model.tokenizer.json if model.tokenizer else "").encode())

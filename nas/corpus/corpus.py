@@ -110,6 +110,7 @@ def prepare(
     log: Log = lambda line: None,
     tokenizer: GivenTokenizer | None = None,
     of_parent: KeptWindows | None = None,
+    source: DocumentSource | None = None,
 ) -> Corpus:
     """Prepare the corpus `data` (see `open_source`) in at most `vocab_size` tokens, or open it in the cache.
 
@@ -123,13 +124,14 @@ def prepare(
         tokenizer: used instead of the corpus's own, for a model with another one.
         of_parent: windows of the parent's training text (`near_duplicates.to_keep`) as far as known; validation
             excludes documents that repeat them.
+        source: used instead of the one that `data` names.
 
     Raises UserError for unknown or unreadable data, a vocabulary that is too small, a split without tokens, or a
     validation split of copies; OSError if the cache cannot be written.
     """
     if vocab_size < MIN_VOCAB_SIZE:
         raise UserError(f"`vocab_size` must be at least {MIN_VOCAB_SIZE} (every byte), but got {vocab_size}.")
-    source = open_source(data)
+    source = source or open_source(data)
     if source.chunked and seq_len is None:
         raise UserError(f"data {data!r} is cut into sequences, so `seq_len` must be given.")
     chunk_len = seq_len if source.chunked else None

@@ -95,6 +95,8 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
     if data == "stdlib":
         return stdlib_source()
     path = Path(data)
+    if name == "parent" and not path.exists():
+        raise UserError(f"data {data!r} is text that a parent generates for nas.search or nas.train; name a path here.")
     if os.path.isdir(path):
         return folder_source(data, path, whole_files=whole_files)
     if os.path.isfile(path) and path.suffix.lower() == ".txt":

@@ -105,17 +105,33 @@ class Decoder(nn.Module):
         self.features(tokens, with_entropies=False, streams=streams)
         return streams
 
-    def embedded(self, tokens: Tensor) -> Tensor:
-        """The stream that the first layer reads; else as `forward`."""
-        if tokens.shape[1] > self.architecture.context:
+    def step(self, tokens: Tensor, position: int, past: list[list[Tensor]]) -> Tensor:
+        """Return the logits after one more token of each sequence, batch x vocab, and add it to the past.
+
+        tokens: batch, at the same position. past: keys and values of each layer (`SelfAttention.step`).
+
+        Raises UserError beyond the context, or for a shaped block, which has no keys and values to keep.
+        """
+        if self.architecture.block_facts.is_shaped:
+            raise UserError(
+                f"block {self.architecture.block!r} keeps no keys and values, so it cannot continue a text."
+            )
+        stream = self.embedded(tokens[:, None], position)
+        for layer, its_past in zip(self.layers, past, strict=True):
+            stream, _ = layer(stream, False, its_past)
+        return self.logits_of(self.read_out(stream))[:, 0]
+
+    def embedded(self, tokens: Tensor, first: int = 0) -> Tensor:
+        """The stream that the first layer reads; else as `forward`. first: the position of the first token."""
+        if first + tokens.shape[1] > self.architecture.context:
             why = " (beyond it attention has windows)" if self.architecture.longest_context else ""
             raise UserError(
-                f"a sequence must not be longer than the model's context, but got {tokens.shape[1]} tokens, "
+                f"a sequence must not be longer than the model's context, but got {first + tokens.shape[1]} tokens, "
                 f"context={self.architecture.context}{why}."
             )
         stream: Tensor = self.embed(tokens)
         stream = stream if self.architecture.embedding_scale == 1 else stream * self.architecture.embedding_scale
-        return stream if self.position is None else stream + self.position.weight[: tokens.shape[1]]
+        return stream if self.position is None else stream + self.position.weight[first : first + tokens.shape[1]]
 
 
 def _recomputed(layer: nn.Module, stream: Tensor, with_entropy: bool) -> Any:
@@ -150,12 +166,22 @@ class Block(nn.Module):
         self.norm2 = norm_of(layer.norm2, architecture, affine=not architecture.folded)
         self.ffn = None if layer.ffn == "none" else FeedForward(architecture, layer)
 
-    def forward(self, stream: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        """The stream after the layer and the entropies, of no heads where there is no attention."""
+    def forward(
+        self, stream: Tensor, with_entropy: bool = True, past: list[Tensor] | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The stream after the layer and the entropies, of no heads where there is no attention.
+
+        past: of a single token, the keys and values of those before it; no entropies then.
+        """
         if self.attention is None:
             joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
         else:
-            attended, entropy = self.attention(self.norm1(stream), with_entropy)
+            source = self.norm1(stream)
+            if past is None:
+                attended, entropy = self.attention(source, with_entropy)
+            else:
+                assert isinstance(self.attention, SelfAttention)
+                attended, entropy = self.attention.step(source, past), None
             attended = attended if self.scale == 1 else attended * self.scale
             joined = attended if self.block.is_shaped else stream + attended
         if self.ffn is not None:

@@ -90,6 +90,31 @@ def normalised_attention(
     return Attended(output.to(values.dtype), torch.minimum(entropy.clamp(min=0.0), upper))
 
 
+def last_row(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    form: SoftmaxForm,
+    bound: ScoreBound | None,
+    cap: float | None,
+    temperature: Tensor | None,
+) -> Tensor:
+    """Return the attention of the last token alone, which sees all keys: batch x heads x 1 x head_dim.
+
+    queries: batch x heads x 1 x head_dim; keys, values: batch x heads x T x head_dim; temperature: heads x 1.
+    """
+    scores = scale_by_temperature(queries, temperature) @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
+    scores = scores if cap is None else cap * torch.tanh(scores / cap)
+    if form not in FORMS:
+        return scores.softmax(dim=-1) @ values
+    positive_of, offset = FORMS[form]
+    positive = positive_of(scores if bound is None else scores - bound.weight[:, None, None])
+    if form == "power8" and keys.shape[-2] == 1:
+        positive = torch.ones_like(positive)
+    return positive / (positive.sum(dim=-1, keepdim=True) + offset) @ values
+
+
 def positive_scores(
     queries: Tensor,
     keys: Tensor,

@@ -1,7 +1,7 @@
 """Attention of a decoder's layers, module for module as `search_spaces.lower` states it."""
 
 import math
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from costmodel.rotary import RotaryScaling, rotary_rates
-from nas.model.mpc_friendly import attention_of, bound_of
+from nas.model.mpc_friendly import attention_of, bound_of, last_row
 from search_spaces.architecture import (
     Architecture,
     Layer,
@@ -40,6 +40,7 @@ class SelfAttention(nn.Module):
         form = softmax_form(architecture, layer)
         self.bound = bound_of(self.num_heads, form)
         self.attend = attention_of(form, self.bound, architecture.score_cap)
+        self.attend_last = partial(last_row, form=form, bound=self.bound, cap=architecture.score_cap)
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = [width, key_width, key_width]
         if architecture.block_facts.packs_qkv:
@@ -65,15 +66,34 @@ class SelfAttention(nn.Module):
         made = self.out(mixed.transpose(1, 2).flatten(2))
         return made if self.norm is None else self.norm(made), entropy
 
-    def heads(self, source: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values as attention takes them, each batch x heads x T x head_dim."""
+    def step(self, source: Tensor, past: list[Tensor]) -> Tensor:
+        """Return the attention of one more token, batch x 1 x d_model, and add its key and value to the past.
+
+        past: keys and values of the tokens before it, each batch x heads x T x head_dim; empty before the first.
+        """
+        first = past[0].shape[-2] if past else 0
+        queries, keys, values = self.heads(source, first)
+        if past:
+            keys, values = (torch.cat(pair, dim=-2) for pair in zip(past, (keys, values), strict=True))
+        past[:] = [keys, values]
+        temperature = None if self.temperature is None else self.temperature(first + 1)[:, first:]
+        mixed = self.attend_last(queries, *past, temperature=temperature)
+        made: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return made if self.norm is None else self.norm(made)
+
+    def heads(self, source: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values as attention takes them, each batch x heads x T x head_dim.
+
+        first: the position of the first token.
+        """
         batch, length, _ = source.shape
         linears = (self.q, self.k, self.v) if hasattr(self, "q") else ()
         parts = [linear(source) for linear in linears] or self.qkv(source).split(self.widths, dim=-1)
         if hasattr(self, "q_norm"):
             parts = [_normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1]), parts[2]]
         queries, keys, values = (part.view(batch, length, -1, self.head_dim).transpose(1, 2) for part in parts)
-        queries, keys = self.rotary(queries), self.rotary(keys)
+        if isinstance(self.rotary, _Rotary):
+            queries, keys = self.rotary(queries, first), self.rotary(keys, first)
         queries = queries if self.query_factor == 1 else queries * self.query_factor
         if (group := self.num_heads // self.num_key_heads) > 1:
             keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
@@ -161,13 +181,13 @@ class _Rotary(nn.Module):
         self.register_buffer("cosines", torch.from_numpy(cosines), persistent=False)
         self.register_buffer("sines", torch.from_numpy(sines), persistent=False)
 
-    def forward(self, heads: Tensor) -> Tensor:
-        """heads: batch x heads x T x head_dim."""
-        length = heads.shape[-2]
+    def forward(self, heads: Tensor, start: int = 0) -> Tensor:
+        """heads: batch x heads x T x head_dim, from the position `start` on."""
+        seen = slice(start, start + heads.shape[-2])
         turned, kept = heads[..., : self.rotary_dim], heads[..., self.rotary_dim :]
         first, second = turned.chunk(2, dim=-1)
         crossed = torch.cat((-second, first), dim=-1)
-        return torch.cat((turned * self.cosines[:length] + crossed * self.sines[:length], kept), dim=-1)
+        return torch.cat((turned * self.cosines[seen] + crossed * self.sines[seen], kept), dim=-1)
 
 
 @cache  # all layers of a model share them

@@ -70,8 +70,9 @@ class StudyConfig(BudgetOptions):
         parent: the trained model that candidates start from: builtin, a folder of nas.export, nas.train or
             save_pretrained, `latest` for the last training, a .gguf file, an id on the Hugging Face hub, or none to
             train from scratch. The default is builtin with its own scale and space, else none.
-        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), or the path of a
-            text, jsonl or parquet file or folder.
+        data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), the path of a
+            text, jsonl or parquet file or folder, or parent, for text that the parent generates (also
+            parent:temperature=0.8,tokens=200000,seed=1).
         also_validate: a second corpus on which completed trials are validated too: dependencies (the Python source of
             packages that this one needs), a path as for --data, or none. The default is dependencies with the builtin
             parent on stdlib, else none.

@@ -12,6 +12,7 @@ from costmodel.errors import StoppedError, UserError
 from costmodel.ops import SoftmaxForm
 from nas.attention.causal import has_native
 from nas.conversion.parent import BUILTIN, Parent, keep_parent, kept_parent, load_parent, require_fit
+from nas.conversion.sampled_text import sampled_source
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus, prepare
@@ -72,14 +73,18 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[s
         log(line)
     base, scale = feasible.space.base, SCALES[config.scale]
     parent = priced.parent or (usual_parent(config, base) if run is None else run_parent(run))
+    num_tokens = config.tokens or scale.tokens
     corpus = prepare(
         config.data,
         vocab_size=scale.vocab_size or base.vocab_size,
         seq_len=config.seq_len,
         tokenizer=parent and parent.model.tokenizer,
         of_parent=parent and parent.model.windows,
-        tokens=config.tokens or scale.tokens,
+        tokens=num_tokens,
         log=log,
+        source=sampled_source(
+            config.data, parent and parent.model, parent.digest if parent else "", num_tokens, device_of(config)
+        ),
     )
     if not config.gpus_per_trial:
         has_native(scale.head_dim or base.head_dim)  # once, before any worker starts: compiles the kernel
