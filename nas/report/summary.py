@@ -179,7 +179,7 @@ def against_parent(parent: ParentResult, member: TrainedMember) -> str:
 
 
 def agreement_text(member: TrainedMember) -> str:
-    """Says how the first seed's predictions differ from the parent's; empty where that is not known."""
+    """Describe how the first seed's predictions differ from the parent's; empty if unknown."""
     trial = member.first
     if trial.parent_divergence is None or trial.parent_agreement is None:
         return ""

@@ -133,7 +133,7 @@ class Run:
 
     @property
     def num_planned(self) -> int:
-        """Candidates and baselines that are to end: by a final training, or because a low-fidelity one failed."""
+        """Number of candidates and baselines that will end: by final training, or by failing at low fidelity."""
         others = {record.index for record in self.records if record.role == "baseline"}
         failed_early = sum(record.is_look and record.status != "paused" for record in self.finished)
         return self.config.num_trials + len(others) + failed_early

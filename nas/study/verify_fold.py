@@ -99,7 +99,7 @@ def second_documents(
 def agreement_with_parent(
     candidate: Candidate, parent: Parent, corpus: Corpus, folder: Path, device: str = "cpu"
 ) -> Agreement:
-    """Compares a completed trial with its parent. Raises UserError as `verified_form`."""
+    """Compare the predictions of a completed trial with its parent's. Raises UserError as `verified_form` does."""
     model = trained_model(candidate, _latest(candidate, folder, "compare"))
     return agreement(model.eval().to(device), parent.decoder().to(device), corpus, candidate.recipe.scale)
 

@@ -56,8 +56,7 @@ class VerifiedForm:
 class Agreement(NamedTuple):
     """How a model's predictions differ from its parent's on validation text.
 
-    divergence: mean KL(parent || model), nats per token. top1: share of positions at which the most likely token of
-    both is the same.
+    divergence: mean KL(parent || model), nats per token. top1: share of positions with the same most likely token.
     """
 
     divergence: float
