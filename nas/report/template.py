@@ -1,4 +1,4 @@
-"""Text by a template of jinja: the report page and the model card."""
+"""Fills jinja templates: the report page and the model card."""
 
 from pathlib import Path
 from typing import Any

@@ -21,7 +21,7 @@ NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", 
 
 
 class Row(NamedTuple):
-    """One model beside the pick. kind: a key of NOTES. paper: what a paper prints of it; None where none does.
+    """One model in the comparison. kind: a key of NOTES. paper: the papers' row of it, or None.
 
     latency_s, sent_bytes: None for n-grams. here: the perplexity of this run, empty without one.
     """
@@ -39,7 +39,7 @@ class Row(NamedTuple):
 
 
 def answer_of(run: Run) -> dict[str, Any]:
-    """The pick in words, which is the member of the front of lowest perplexity.
+    """Describe the pick, the member of the front with the lowest perplexity.
 
     verdicts: results about it, most important first.
     """
