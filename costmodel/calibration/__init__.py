@@ -1,1 +1,1 @@
-"""What the numbers of testbeds come from: measurements and fits."""
+"""Measurements and fits of the numbers in testbeds."""

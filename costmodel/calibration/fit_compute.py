@@ -171,7 +171,7 @@ def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Ma
 def _coefficients(
     rows: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Mapping[str, float]
 ) -> dict[str, float]:
-    from costmodel.protocols.linear_fit import fit  # scipy is for fits, not for prices
+    from costmodel.protocols.linear_fit import fit  # imported here, as costs do not need scipy
 
     return fit(rows, seconds, worst=math.inf, fixed=known)
 

@@ -61,7 +61,7 @@ def fit_memory(protocol: str, counts: Sequence[dict[Any, int]], peaks: Sequence[
 
 
 def _fit(counts: Sequence[dict[Any, int]], peaks: Sequence[int]) -> MemoryFit:
-    from costmodel.protocols.linear_fit import least_squares  # scipy is for fits, not for prices
+    from costmodel.protocols.linear_fit import least_squares  # imported here, as costs do not need scipy
 
     table = np.array([[count[name] for name in FEATURES] for count in counts], dtype=float)
     shares = table / np.array(peaks, dtype=float)[:, None]  # of each measured peak

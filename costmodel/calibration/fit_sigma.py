@@ -69,7 +69,7 @@ def _class_seconds(name: Class, rows: Sequence[SigmaRow]) -> ClassSeconds:
 
 
 def _coefficients(name: Class, rows: Sequence[SigmaRow]) -> dict[Unit, float]:
-    from costmodel.protocols.linear_fit import least_squares  # scipy is for fits, not for prices
+    from costmodel.protocols.linear_fit import least_squares  # imported here, as costs do not need scipy
 
     seconds = np.array([compute_s_of(row)[name] for row in rows])
     counts = np.array([[class_work(row, name)[unit] for unit in UNITS] for row in rows])

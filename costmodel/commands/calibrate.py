@@ -105,7 +105,7 @@ def calibrate(
         ]
         return write(to, dump_memory(measured_memory(graphs, protocol, console(stderr=True).print)))
     asked = None if for_ is None else asked_model(for_, options)
-    measured = [] if asked is None else [asked, asked.folded]  # `estimate` prices what folding leaves of it too
+    measured = [] if asked is None else [asked, asked.folded]  # `estimate` also prices the folded model
     graphs = [part.graph for part in measured if part is not None]
     return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
 

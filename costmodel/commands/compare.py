@@ -60,7 +60,7 @@ def compare(
     predicted = predict(graph, protocol, setting)
     loaded = None if weights_file is None else load_weights(weights_file, graph)
     if testbed is not None:
-        load_pricer(protocol, testbed=testbed, setting=setting)  # refuses one that does not fit before anything runs
+        load_pricer(protocol, testbed=testbed, setting=setting)  # checks the testbed before anything runs
     check_installed(protocol)
     size = total_comm(predicted).sent_bytes
     slow = "; at this size it takes minutes or more" if size > LARGE_BYTES else ""

@@ -24,7 +24,7 @@ from search_spaces.resolve import call_factory, is_checkpoint_name, is_factory, 
 Model: TypeAlias = str | os.PathLike[str] | Architecture | OpGraph | Module
 T = TypeVar("T", Dimensions, Deployment)
 GRAPH = "op graph"  # name of an op graph in output
-BASE, SEQ_LEN = "gpt2-small", 128  # unless given
+BASE, SEQ_LEN = "gpt2-small", 128  # defaults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +170,7 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
         name, whole = name or GRAPH, partial(_of_length, made, tokens)
     else:
         name = name or type(made).__name__
-        whole = cache(partial(trace, made, name=name))  # a trace takes seconds, and new tokens read it again
+        whole = cache(partial(trace, made, name=name))  # a trace takes seconds and is needed again for new tokens
     return AskedModel(
         name=name, base=None, seq_len=tokens, deployment=deployment, architecture=None, whole=whole, how=how
     )

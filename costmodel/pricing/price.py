@@ -86,5 +86,5 @@ def price(model: Model, **options: Any) -> PricedModel:
     if given.new_tokens is not None:
         asked = asked.answering
     priced = PricedModel(asked=asked, pricer=given.pricer, new_tokens=given.new_tokens)
-    assert priced.generation  # what cannot be priced is refused here
+    assert priced.generation  # computes the costs, so that errors are raised here
     return priced

@@ -113,7 +113,7 @@ def reciprocal_square_root(setting: EngineSetting) -> Calls:
 
 
 def tanh(setting: EngineSetting) -> Calls:
-    """Clamp to [-5, 5], scale, sum Chebyshev polynomials, scale. Source: fxp_approx.cc, tanh_chebyshev."""
+    """Clamp to [-5, 5], scale, and sum weighted Chebyshev polynomials. Source: fxp_approx.cc, tanh_chebyshev."""
     clamp = maximum(setting) * 2
     terms = square(setting) + product(setting) * (CHEBYSHEV_TERMS - 1)
     return clamp + public_product(setting) + terms + public_product(setting)

@@ -151,7 +151,7 @@ def _scores(op: ops.AttentionScores, setting: EngineSetting, share_bytes: int) -
 def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls:
     """Make the scores nonnegative, as the form says, and divide each row by its sum."""
     rows = op.heads * op.queries
-    if op.keys == 1 and op.form in ("exact", "bounded"):  # the compiler reduces x / x * x to x
+    if op.keys == 1 and op.form in ("exact", "bounded"):  # x / x is not computed, but x is
         return on(rows, fixed_point.exponential(setting))
     if op.keys == 1 and op.form == "power8":  # all weight on the one key
         return ()

@@ -193,7 +193,7 @@ class Testbed:
     a row at which coefficients count as consistent with the rows.
     """
 
-    __test__ = False  # not a test class, whatever pytest makes of the name
+    __test__ = False  # pytest must not collect it
 
     not_identified: tuple[str, ...]
     sent_bytes: dict[str, Constant]
@@ -245,7 +245,7 @@ class Published(Pricer):
 
         Only coefficients vary. How costs grow with dimensions that no row varies is taken as given.
         """
-        from costmodel.protocols.linear_fit import extremes  # scipy is for fits and ranges, not for prices
+        from costmodel.protocols.linear_fit import extremes  # imported here, as costs do not need scipy
 
         targets = [row.latency_s for row in self.rows]
         low, high = extremes(

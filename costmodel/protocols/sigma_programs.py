@@ -44,7 +44,7 @@ EXPONENT_BITS = 16  # gpu_nexp.cu: bits of a score's distance to the maximum, 12
 TABLE_BITS = 8  # of each of the two tables that make an exponential
 SUM_SHIFT = 6  # gpu_inverse.cu: fraction bits that a row's sum loses ahead of its table
 INVERSE_BITS = (8, 16)  # gpu_inverse.cu and gpu_lut.h: least and most bits of that table
-SUM_FRACTION_BITS = 12  # gpu_inverse.cu: the only fraction that it takes
+SUM_FRACTION_BITS = 12  # gpu_inverse.cu: the only number of fraction bits that it supports
 GELU_TABLE_BITS, SILU_TABLE_BITS = 8, 10  # sigma.h
 
 Formula: TypeAlias = Callable[[Any, SigmaSetting], Comm]
@@ -247,7 +247,7 @@ def _relu(op: ops.OnRows, setting: SigmaSetting) -> Comm:
     return positive_part(op.rows * op.features, setting.ring_bits, setting.ring_bits)
 
 
-# op type -> its steps; an absent type that is not local is an error
+# op type -> its steps; a type that is neither listed nor local is an error
 PROGRAMS: dict[type, Formula] = {
     ops.TokenEmbedding: _embed,
     ops.PositionEmbedding: lambda op, setting: NOTHING,

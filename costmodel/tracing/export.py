@@ -65,7 +65,7 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
     import torch
 
     class Logits(torch.nn.Module):
-        """Takes the logits out of whatever a model returns."""
+        """Returns the logits of whatever a model returns."""
 
         def __init__(self) -> None:
             super().__init__()

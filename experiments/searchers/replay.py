@@ -60,7 +60,9 @@ class Curve(NamedTuple):
 def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
     """Replay one search, until it has trained as many tokens as `num_trials` full trainings, or the whole table."""
     strategy = searcher_of(searcher)(problem)
-    share = FIRST_RUNG * LOOKS + (1 - FIRST_RUNG) if strategy.takes_looks else 1.0  # of a training, for each that ends
+    share = (
+        FIRST_RUNG * LOOKS + (1 - FIRST_RUNG) if strategy.takes_looks else 1.0
+    )  # share of the tokens of a full training, per final training
     schedule = TrialSchedule(
         strategy=strategy,
         seed=seed,

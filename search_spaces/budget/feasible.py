@@ -74,7 +74,7 @@ class FeasibleSpace:
 
     @property
     def tolerance(self) -> float:
-        """The share of the budget below it within which a member may be excluded by rounding."""
+        """The greatest share of the budget by which a member may be below it and still be excluded by rounding."""
         return 0.0 if self.is_exact else (self.space.base.num_layers + 2) / STEPS[_num_budgets(self.every)]
 
     @property
@@ -112,7 +112,7 @@ class FeasibleSpace:
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
-        """The latencies between which members lie, excluding the first; meaningless without a bound on latency."""
+        """The latencies between which members lie, excluding the first; both are 0 without a bound on latency."""
         above, limit = max(0, self.paths.above) * self.step[0], self.paths.limit[0] * self.step[0]
         return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
