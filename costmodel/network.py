@@ -28,6 +28,7 @@ class Network:
             in both directions together of a half-duplex one.
         rtt_s: Round-trip time of an empty message.
         source: Where the figures come from.
+
     Raises:
         UserError: If the bandwidth is not positive, or the RTT is negative or not finite.
     """

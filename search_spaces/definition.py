@@ -62,6 +62,7 @@ class Definition:
         withheld: Layers that do not offer a bounded softmax, or eighth powers.
         first_layers: Layers that every member begins with, whether or not they are among the choices.
         entropy_regularisation: Training recipes to search: plain (false), regularised (true) or both.
+
     Raises:
         UserError: If not exactly one of `choices` and `members` is given, constraints come without choices, or a list
             has repetitions.

@@ -70,6 +70,7 @@ def calibrate(
     All kinds of op are measured twice, minutes apart, and the faster runs count. With --for, every op of one model is
     measured once at its full size, and the testbed can price only these ops. An interrupted calibration resumes from
     its timings, which are in files beside the output.
+
     Args:
         protocol: protocol whose testbed is fitted.
         engine: spu, to measure a protocol of the engine; leave it out for published and sigma.

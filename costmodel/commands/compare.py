@@ -39,6 +39,7 @@ def compare(
     Tokens are drawn with seed 0, and so are weights unless a file is given. The engine must be installed:
     SecretFlow-SPU, or CrypTen for protocol crypten. It runs on this machine; if you give a network, seconds on it are
     predicted too.
+
     Args:
         arch: an architecture, as for `estimate`.
         protocol: semi2k, aby3, cheetah or crypten.

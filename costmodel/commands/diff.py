@@ -30,6 +30,7 @@ def diff(
     """Show what makes B cheaper than A, op by op.
 
     To compare two protocols, give the same architecture twice and --versus.
+
     Args:
         a: an architecture, as for `estimate`.
         b: the architecture to compare with.

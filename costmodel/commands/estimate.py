@@ -21,6 +21,7 @@ def estimate(
 
     The costs are those of the unfolded model; the folded model that would be deployed and its cost are shown beside
     them.
+
     Args:
         arch: a checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging
             Face hub), whose weights are not read; an existing .yaml file; the folder of an export; module:factory (an

@@ -50,6 +50,7 @@ def validate(protocol: Literal["published", "sigma", "crypten", "aby3", "cheetah
     """Compare every printed or logged row with its prediction and its error bound; refit `published` without each row.
 
     Held-out rows are never fitted, not even by this command.
+
     Args:
         protocol: protocol whose testbed is checked; for crypten, aby3 and cheetah, the bytes that other papers print.
     """

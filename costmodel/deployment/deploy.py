@@ -36,6 +36,7 @@ class Deployment:
             0-5,7 (numbers from 0, ranges, embed and head).
         client_layers: number of first layers that the client computes in plaintext, with the embedding; 0 for the
             embedding alone. The client has their weights.
+
     Raises:
         UserError: If choices contradict each other, a block, batch or number of blocks is below 1, or layers are not
             written in this form.
@@ -136,6 +137,7 @@ def generation(
         prompt_len, new_tokens: Tokens of the prompt, and tokens to generate.
         deployment: How the prompt is run.
         context: Tokens that the model can read; None if only `whole` knows.
+
     Raises:
         UserError: If `check_new_tokens` refuses the number, or the tokens do not fit the context.
     """

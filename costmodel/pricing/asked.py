@@ -127,6 +127,7 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
             checkpoint (folder, config.json, .gguf file or OWNER/NAME of the hub), module:factory, an Architecture, the
             op graph of a prompt, or a torch module of 1 x T token ids.
         options: dimensions of the model, and how it is run.
+
     Raises:
         UserError: If the architecture or base is unknown, dimensions do not fit, a model with its own dimensions or
             tokens is given others, or it cannot be run in this way.

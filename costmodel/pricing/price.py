@@ -77,6 +77,7 @@ def price(model: Model, **options: Any) -> PricedModel:
             checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging Face
             hub), module:factory, an Architecture, the op graph of a prompt, or a torch module of 1 x T token ids.
         options: protocol, network and every other field of `PricingOptions` and `ModelOptions`.
+
     Raises:
         UserError: If the model is none of these, it or the protocol does not support an option, or the protocol has no
             formula for an op.

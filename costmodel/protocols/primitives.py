@@ -42,6 +42,7 @@ class EngineSetting:
         weight_masks: Masks of weight matrices in products that open them masked (`semi2k`): `fresh` in every run, or
             `kept` from an earlier run, so that only the other factor is masked and opened.
         threads: Threads of each party. Formulas are for one; cheetah preprocesses some material for each thread.
+
     Raises:
         UserError: If the engine does not have the ring, the fraction does not fit into it, `threads` is below 1, or
             masks are to be reused for weights that the server holds, which the engine shares again in every run.

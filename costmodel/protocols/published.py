@@ -150,6 +150,7 @@ class Constant:
         identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
         low, high: Bounds set by a prior; None if the rows alone bound it.
         source: Where the value comes from.
+
     Raises:
         UserError: If 0 <= low <= value <= high does not hold, or the bounds are not given exactly for a prior.
     """

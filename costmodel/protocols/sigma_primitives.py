@@ -31,6 +31,7 @@ class SigmaSetting:
     Attributes:
         ring_bits: The code runs GPT-2 and BERT with 50; GPT-Neo with 51, Llama 2 with 48, BERT-tiny with 37 (sigma.cu).
         fraction_bits: Bits after the point; 12 for every model of the code, and required for softmax.
+
     Raises:
         UserError: If the ring is too large, or too small for products of such fractions, or if one party holds the
             weights.

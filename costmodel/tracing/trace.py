@@ -39,6 +39,7 @@ def trace(model: Module, seq_len: int, *, name: str = "model") -> OpGraph:
             object with `logits`, or a sequence or mapping that begins with them.
         seq_len: Tokens of the prompt.
         name: Name of the model in errors.
+
     Raises:
         UserError: If the model is not such a module, cannot be exported, reads a position table beyond its end, or has
             unsupported operations, which are listed with their modules.
