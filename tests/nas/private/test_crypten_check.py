@@ -50,6 +50,7 @@ def test_the_precision_is_the_most_that_holds(export):
     setup = asked_setup(str(export), "knee", party=None, protocol="crypten")
     assert with_precision(setup, None).setting.fraction_bits == FRACTION_BITS[0] == 16
     weights = setup.model.weights
+    assert weights is not None
     loud = replace(
         setup, model=replace(setup.model, weights={**weights, "logits.weight": weights["logits.weight"] * 1e4})
     )
