@@ -93,7 +93,6 @@ def _by_ots(correlation: Correlation, ring_bits: int, *, ot_bits: float) -> floa
 
 
 def _gilboa(bits: int, ot_bits: float, length: int = 1) -> float:
-    """Return the bits to multiply a number of `bits` bits by a vector that the other party holds."""
     return bits * ot_bits + length * bits * (bits + 1) / 2
 
 

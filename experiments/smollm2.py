@@ -175,7 +175,6 @@ def text(folder: Path) -> Path:
 
 
 def _documents(package: str) -> Iterator[tuple[str, str]]:
-    """Yield names of files and the text of their longer docstrings."""
     for name, path in package_files(package):
         with suppress(SyntaxError, UnicodeError):
             nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
@@ -368,7 +367,6 @@ def kind_table(scores: BlockScores) -> Table:
 
 
 def _singles(scores: BlockScores, ended: Mapping[Job, Ended]) -> dict[str, tuple[float, float]]:
-    """Return the block score of every single replacement in nats, and its perplexity after training."""
     compared = {}
     for job in (job for job in ended if job.variant == ALONE):
         sub_layers = trained_sub_layers(parse(job.row, base_architecture(BASE)).architecture)

@@ -268,7 +268,6 @@ def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
 
 
 def _write(path: Path, records: Iterable[Recorded]) -> None:
-    """Add results to those of other plans in the file."""
     known = read_outcomes(path) if path.exists() else []
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

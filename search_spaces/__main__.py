@@ -200,7 +200,6 @@ def _within(feasible: FeasibleSpace) -> str:
 
 
 def _shown(key: str, value: Any) -> list[str]:
-    """Format a key and its value, one line per item of a mapping."""
     if value is None:
         return []
     if value == ():

@@ -219,7 +219,6 @@ def _without_rows(quantity: str, rows: Sequence[PublishedRow], counts: RowCounts
 
 
 def _split(quantity: str, rows: Sequence[PublishedRow], errors: Sequence[float]) -> tuple[list[float], list[float]]:
-    """Return the absolute errors of the rows to which the quantity's cap applies, and of the others."""
     pairs = list(zip(map(abs, errors), QUANTITIES[quantity].capped(rows), strict=True))
     return [error for error, bound in pairs if bound], [error for error, bound in pairs if not bound]
 

@@ -112,7 +112,6 @@ def calibrate(
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:
-    """Measure all kinds of op, or the ops of `graphs`, and write the testbed."""
     to = _writable(protocol, output)
     check_engine()
     if graphs:

@@ -93,7 +93,6 @@ def _change_record(change: Change) -> dict[str, Any]:
 
 
 def _summary(first: PricedModel, second: PricedModel) -> list[str]:
-    """Return the lines on both costs, their difference, and whom you must trust."""
     lines = []
     for letter, priced in zip("AB", (first, second), strict=True):
         network, outside = priced.estimate.network, describe(priced.estimate.extrapolated)
@@ -113,7 +112,6 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
 
 
 def _changes_table(differing: Iterable[Change]) -> Table:
-    """Tabulate the ops that differ, with the greatest saving of time first."""
     rows = []
     for change in differing:
         dimensions = " ".join(f"{name}={value}" for name, value in shape(change.op).items())

@@ -112,7 +112,6 @@ def _costs(rows: Iterable[PublishedRow], pricer: published.Published) -> dict[st
 
 
 def _rows_table(rows: Sequence[PublishedRow], costs: Mapping[str, Mapping[str, float]]) -> Table:
-    """Tabulate every row with printed and predicted communication and latency, errors in percent, and FLOPs."""
     lines = []
     for row in rows:
         line = [row.name]
@@ -127,7 +126,6 @@ def _rows_table(rows: Sequence[PublishedRow], costs: Mapping[str, Mapping[str, f
 
 
 def _derived_table(sent_bytes: Mapping[str, float]) -> Table:
-    """Tabulate fitted bytes per unit beside those of the formulas, with the primitives that send them."""
     lines = []
     for term in derived_terms():
         parts = sorted(term.by_primitive.items(), key=lambda part: -part[1])

@@ -30,7 +30,6 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
 
 
 def _passed_on(num_bytes: int) -> Comm:
-    """Every party sends its part to the next one, all at once."""
     return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
 
 

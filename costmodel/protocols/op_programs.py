@@ -97,7 +97,7 @@ def _tile(m: int, k: int, n: int, share_bytes: int) -> tuple[int, int, int]:
 
 
 def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Make tokens one-hot by comparing each with every entry of the public vocabulary, then multiply by the table."""
+    """Look tokens up, if they are not one-hot, by comparing each with every entry of the public vocabulary."""
     one_hot = on(op.tokens * op.vocab, fixed_point.EQUAL) if op.encoding == "lookup" else ()
     return one_hot + matmul(op.tokens, op.vocab, op.features, setting, share_bytes, weights_of=op)
 
@@ -117,7 +117,6 @@ def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: EngineSetting, share_bytes: 
 
 
 def _frozen_norm(op: ops.FrozenNorm, setting: EngineSetting, share_bytes: int) -> Calls:
-    """Multiply by the gain; a centred one also subtracts the mean of each row first and adds a bias."""
     elements = op.rows * op.features
     gained = on(elements, fixed_point.weight_product(op, setting))
     if not op.centred:

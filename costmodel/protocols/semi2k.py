@@ -135,7 +135,6 @@ CORRELATIONS: Mapping[str, Callable[[Call, EngineSetting], Correlations]] = {
 
 
 def _opened(used: Callable[[Call, EngineSetting], Correlations], call: Call, setting: EngineSetting) -> Comm:
-    """For each correlation, both parties send each other their shares of the masked numbers at once."""
     sent = [correlation.masked_bytes for correlation in used(call, setting)]
     return total_comm(
         Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)

@@ -65,7 +65,6 @@ def _unpriced(op: Op, why: str) -> UnpricedOpError:
 
 
 def _cut(product: Comm, elements: int, setting: SigmaSetting) -> Comm:
-    """Add the truncation of `elements` results to a product."""
     return total_comm([product, truncated(elements, setting.ring_bits, setting.fraction_bits)])
 
 

@@ -77,7 +77,6 @@ def op_records(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _lines(comparison: Comparison) -> list[tuple[Node, Comm, Measured, float | None, float | None]]:
-    """Return every op in order with its predicted and measured cost, predicted seconds and measured rounds."""
     unknown = [None] * len(comparison.by_op)
     seconds = comparison.predicted_s or unknown
     rounds = unknown if comparison.rounds is None else comparison.rounds.by_op
@@ -86,7 +85,6 @@ def _lines(comparison: Comparison) -> list[tuple[Node, Comm, Measured, float | N
 
 
 def _ops_with_prices(comparison: Comparison) -> Iterator[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
-    """Yield (description, predicted cost, measured cost) of every op, in order."""
     for node, comm, cost, seconds, rounds in _lines(comparison):
         facts = {"op": type(node.op).__name__, "layer": node.layer, "name": node.name, "shape": shape(node.op)}
         yield facts, _predicted(comm, seconds), _measured(cost, rounds)

@@ -80,7 +80,6 @@ def tokens_table(tokens: Tokens) -> Table:
 
 
 def _shown(num_tokens: int) -> Iterator[int]:
-    """Yield 1, 2, 5, 10, 20, 50 and so on, and the last number."""
     unit = 1
     while unit < num_tokens:
         yield from (number for number in (unit, 2 * unit, 5 * unit) if number < num_tokens)

@@ -235,7 +235,6 @@ def _laid_out(
 
 
 def _chained(steps: TracedOps, source: FxNode, chain: list[tuple[str, Op, FxNode]]) -> TracedOps:
-    """Chain ops, each reading the one before it; the first reads the last step, or the source if there is none."""
     for part, op, anchor in chain:
         steps += step(part, op, anchor, steps[-1] if steps else source)
     return steps

@@ -118,7 +118,6 @@ def path_of(node: FxNode) -> str:
 
 
 def _unwrap(module: Module) -> None:
-    """Inline the operations of inner graphs."""
     for node in list(module.graph.nodes):
         if node.op == "call_function" and (position := WRAPPERS.get(kind(node))) is not None:
             inner = getattr(module, node.args[position].target)

@@ -9,7 +9,6 @@ from costmodel.tracing.program import FxNode, Program, argument, is_node, kind, 
 
 
 def _layer_norm(program: Program, node: FxNode) -> TracedOps:
-    """Match a fused LayerNorm over the last axis."""
     source, normalised = node.args[0], node.args[1]
     if program.secret_inputs(node) != [source] or len(normalised) != 1:
         return ()

@@ -83,7 +83,6 @@ def _scaled_embedding(program: Program, node: FxNode) -> TracedOps:
 
 
 def _scaled(program: Program, node: FxNode) -> TracedOps:
-    """Match a product with or quotient by one public number that is not learned."""
     source, factor = program.public_factor(node)
     if factor is None or any(operand in program.learned for operand in node.all_input_nodes):
         return ()
@@ -133,7 +132,6 @@ def _vocabulary(program: Program) -> int:
 
 
 def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
-    """Match a leaky ReLU with one slope, learned or not."""
     source = node.args[0]
     if kind(node) == "prelu" and numel(node.args[1]) != 1:
         return ()
@@ -176,7 +174,6 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
 
 
 def _is_elementwise(program: Program, node: FxNode) -> bool:
-    """Return whether a node is element-wise and reads only secrets of its size and literal numbers."""
     if kind(node) not in ELEMENTWISE and kind(node) not in {"to", "clone", "alias", "contiguous"}:
         return False
     return all(source in program.secret and size(source) == size(node) for source in node.all_input_nodes)
@@ -227,7 +224,6 @@ def _unscaled(program: Program, node: FxNode) -> FxNode:
 
 
 def _product(program: Program, node: FxNode) -> TracedOps:
-    """Match an element-wise product of two activations."""
     secrets = [operand for operand in node.args[:2] if is_node(operand) and operand in program.secret]
     if len(secrets) != 2 or not _keeps_size(node, secrets):
         return ()

@@ -110,7 +110,6 @@ def _named(program: Program, recognised: dict[FxNode, TracedOps], leaves: set[st
 
 
 def _made(program: Program, node: FxNode, names: dict[Any, str]) -> FxNode:
-    """Return the named operation whose value a node rearranges."""
     while node not in names:
         node = program.moved(node)[0]
     return node

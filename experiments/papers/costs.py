@@ -175,7 +175,6 @@ def flops_table(experiment: Experiment) -> PaperTable:
 
 
 def _flops_by_context(settings: Settings, name: str) -> list[tuple[int, tuple[float, ...]]]:
-    """Return GFLOP of FFNs and of attention, and shares in percent, by prompt length."""
     by_context = []
     for context in settings.contexts:
         # learned positions, which have no FLOPs, end at the context

@@ -164,7 +164,6 @@ def _margins(experiment: Experiment) -> dict[str, float]:
 
 
 def _entropy_range(experiment: Experiment, row: str) -> tuple[float | None, ...]:
-    """Return mean, least and largest entropy of the heads at the end."""
     layers = _last_of(experiment, "head_entropies").get(row, [])
     cells = [cell for layer in layers for cell in layer if cell is not None]
     return (statistics.fmean(cells), min(cells), max(cells)) if cells else (None,) * 3
@@ -186,7 +185,6 @@ def nans_table(experiment: Experiment) -> PaperTable:
 
 
 def _last_of(experiment: Experiment, key: str) -> dict[str, Any]:
-    """Return the last value of a key in the diagnoses, by row."""
     values = {
         row: [diagnosis[key] for diagnosis in trained.diagnoses() if diagnosis[key]]
         for row, trained in experiment.first.items()

@@ -201,7 +201,6 @@ def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
 
 
 def _share_at(curve: Curve, tokens: int) -> float:
-    """Return the share found by then, 0 before the first training has ended."""
     ended = bisect_right(curve.tokens, tokens)
     return curve.shares[ended - 1] if ended else 0.0
 

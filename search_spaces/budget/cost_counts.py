@@ -117,7 +117,6 @@ def _reached(
 
 
 def _odd_numbers(num_measures: int) -> Iterator[Ints]:
-    """Yield the odd factors of the measures; the first is 1."""
     rng = np.random.default_rng(0)
     while True:
         yield np.append(np.int64(1), 2 * rng.integers(2**62, size=num_measures - 1) + 1)
@@ -136,7 +135,6 @@ def _joined(tables: Mapping[Place, Sums], odd: Ints) -> tuple[Ints, dict[Place, 
 
 
 def _distinct(parts: Iterable[Ints]) -> Ints:
-    """Return the distinct numbers of all parts, ascending; a UserError is raised for more than MAX_ROWS."""
     whole, waiting, num_waiting = np.zeros(0, dtype=np.int64), list[Ints](), 0
     for part in parts:
         waiting.append(part)

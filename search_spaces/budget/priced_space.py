@@ -204,7 +204,6 @@ def _sum(prices: list[Price], num_shares: int) -> Price:
 
 
 def _costs(ops: Mapping[Vertex, list[Price]], num_shares: int) -> dict[Vertex, Cost]:
-    """Return the rounded costs of each vertex, summing each distinct list of ops once."""
     per_share = [units_per / num_shares for units_per in UNITS_PER.values()]
     free = (0,) * len(UNITS_PER)
     every = {id(price): price for prices in ops.values() for price in prices}

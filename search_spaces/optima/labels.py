@@ -62,7 +62,6 @@ def _useful_edges(edges: Edges, scores: Floats) -> tuple[Edges, Floats]:
 
 
 def _prolonged(labels: Labels, edges: Edges, gains: Floats) -> Labels:
-    """Extend every label by every edge from its boundary."""
     order = np.argsort(labels.at, kind="stable")
     begins, ends = (np.searchsorted(labels.at[order], edges.start, side=side) for side in ("left", "right"))
     counts = ends - begins
