@@ -1,0 +1,236 @@
+"""Ops of attention, on heads x queries x keys, and on queries, keys and values side by side."""
+
+from dataclasses import dataclass
+
+from costmodel.ops.base import ROTARY_BASE, OnScores, Op, Shape, SoftmaxForm
+from costmodel.rotary import RotaryScaling
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackHeads(Op):
+    """Lays queries, keys and values of separate linears side by side (local).
+
+    query_features, key_features: of one token's queries, and of its keys as of its values.
+    """
+
+    is_rowwise = True
+    is_local = True
+
+    rows: int
+    query_features: int
+    key_features: int
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        return ((self.rows, self.query_features), *((self.rows, self.key_features),) * 2)
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.rows, self.query_features + 2 * self.key_features)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rotary(Op):
+    """Rotates the first `rotary_dim` features of every query and key head by public angles, `past_len` tokens on.
+
+    key_heads: heads of the keys, and of the values behind them, where there are fewer than of the queries.
+    base, scaling: of the angles; without scaling pair f of a head turns by position x base^(-2 f / rotary_dim).
+    It reads heads of any width, and its shapes are those of the least; `output_shapes` of a graph knows the others.
+
+    Local where products with public numbers are; in a fixed-point engine each costs a truncation.
+    """
+
+    is_rowwise = True
+
+    rows: int
+    heads: int
+    rotary_dim: int
+    past_len: int = 0
+    key_heads: int | None = None
+    base: float = ROTARY_BASE
+    scaling: RotaryScaling | None = None
+    sequences: int = 1
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.rows, (self.heads + 2 * (self.key_heads or self.heads)) * self.rotary_dim)
+
+    @property
+    def work(self) -> dict[str, int]:
+        return {"elements": self.rows * (self.heads + (self.key_heads or self.heads)) * self.rotary_dim}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepeatHeads(Op):
+    """Copies each key and value head for all query heads that share it (local).
+
+    Source: Ainslie et al. 2023, grouped-query attention, https://arxiv.org/abs/2305.13245, section 2.2.
+    """
+
+    is_rowwise = True
+    is_local = True
+
+    rows: int
+    heads: int
+    key_heads: int
+    head_dim: int
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        return ((self.rows, (self.heads + 2 * self.key_heads) * self.head_dim),)
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.rows, 3 * self.heads * self.head_dim)
+
+    @property
+    def work(self) -> dict[str, int]:
+        return {"elements": self.rows * self.heads * self.head_dim}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KeyValueCache(Op):
+    """The keys and values of `past_len` tokens, an input of the graph, followed by those of `rows` new tokens (local).
+
+    features: of the keys and values of one token together, or of the keys or the values alone; the last ones of what
+        is read of a new token. With a `past_len` of 0 there is no input but that.
+    """
+
+    batched = ("past_len", "rows")
+    is_local = True
+
+    past_len: int
+    rows: int
+    features: int
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        return (*([(self.past_len, self.features)] if self.past_len else []), (self.rows, self.features))
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.past_len + self.rows, self.features)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionScores(OnScores):
+    """Per head, `queries x head_dim` times `head_dim x keys`, with a public factor if `scaled`.
+
+    factor: the public factor; None for 1/sqrt(head_dim). causal: whether a query's scores of later keys are not used.
+    The queries are those of the last tokens: with fewer queries than keys, the keys come from a `KeyValueCache`, or
+    rows of one.
+    """
+
+    label = "attention products"
+    is_product = True
+
+    head_dim: int
+    scaled: bool = True
+    factor: float | None = None
+    causal: bool = True
+    sequences: int = 1
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        width = self.heads // self.sequences * self.head_dim
+        packed = (self.queries * self.sequences, 3 * width)
+        return (packed, *([(self.keys * self.sequences, 2 * width)] if self.queries < self.keys else []))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Temperature(OnScores):
+    """Divides row i of head h of the scores by a learned, public temperature t[h, i].
+
+    Local where products with public numbers are; in a fixed-point engine each costs a truncation.
+    """
+
+    label = "temperature"
+    weights = "public"
+    inverted = ("weight",)
+    has_longer_table = True
+
+    sequences: int = 1
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.heads // self.sequences, self.keys)}
+
+    @property
+    def read(self) -> tuple[int, range]:
+        return 1, range(self.keys - self.queries, self.keys)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreBound(OnScores):
+    """Takes a learned, public number of each head from its scores (local): in the place of every row's maximum, or so
+    that an even power grows with the score.
+    """
+
+    label = "bound"
+    weights = "public"
+    is_local = True
+
+    sequences: int = 1
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.heads // self.sequences,)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Softmax(OnScores):
+    """Softmax over each row of `heads x queries x keys` scores, or what stands in for it.
+
+    form: `exact`; `2quad`, (x + c)^2 over its row sum; `power8`, x^8 over its row sum, three squares, of scores that a
+        `ScoreBound` has moved; `relu`, max(x, 0) over its row sum; `bounded`, exp(x) over its row sum of scores that a
+        `ScoreBound` has brought below 0, equal to `exact` where it has. The mask is public in every form, and what it
+        hides adds nothing to a sum; with `power8` a row that sees one key attends to it, whatever its score is.
+    causal: whether a query sees no later key; else it sees all.
+
+    Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452 (2Quad, and 2ReLU as a baseline); Zimerman et
+    al. 2024, "Power-Softmax", arXiv 2410.09457 (an even power of the scores over its row sum).
+    """
+
+    label = "softmax"
+    works_on_rows = True
+
+    form: SoftmaxForm = "exact"
+    causal: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShapedAttention(OnScores):
+    """`a*I + b*A - c*C` per head (C = uniform causal attention), learned, public scalars a, b, c.
+
+    Local where products with public numbers are; in a fixed-point engine b*A costs a truncation.
+
+    Source: He and Hofmann 2024, "Simplifying Transformer Blocks", section 4.
+    """
+
+    weights = "public"
+
+    sequences: int = 1
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return dict.fromkeys(("identity", "softmax", "uniform"), (self.heads // self.sequences,))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionMix(OnScores):
+    """Per head, attention `queries x keys` times values `keys x head_dim`."""
+
+    label = "attention products"
+    is_product = True
+
+    head_dim: int
+    sequences: int = 1
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        width = self.heads // self.sequences * self.head_dim
+        return (self.heads, self.queries, self.keys), (self.keys * self.sequences, width)
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.queries * self.sequences, self.heads // self.sequences * self.head_dim)

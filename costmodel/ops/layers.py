@@ -1,0 +1,350 @@
+"""Ops on rows of features: embeddings, norms, linears, activations, sums, and the vocabulary projection."""
+
+from dataclasses import dataclass
+from math import isfinite
+
+from costmodel.errors import UserError
+from costmodel.ops.base import RMSNORM_EPSILON, Encoding, GeluForm, OnRows, Op, Shape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenEmbedding(Op):
+    """One-hot tokens (`tokens x vocab`) times the embedding table (`vocab x features`).
+
+    encoding: `one-hot`, by the client in the clear; `lookup`, under the protocol, from tokens shared as integers.
+    scale: what the table's owner multiplies it by before a run.
+    """
+
+    label = "embedding"
+    weights = "hidden"
+    weight_std = 0.5
+    batched = ("tokens",)
+    is_rowwise = True
+    is_product = True
+
+    tokens: int
+    vocab: int
+    features: int
+    encoding: Encoding = "one-hot"
+    scale: float = 1.0
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        return ((self.tokens,) if self.encoding == "lookup" else (self.tokens, self.vocab),)
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.tokens, self.features)
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.vocab, self.features)}
+
+    @property
+    def work(self) -> dict[str, int]:
+        return {"comparisons": self.tokens * self.vocab} if self.encoding == "lookup" else {}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PositionEmbedding(OnRows):
+    """Adds the learned positions of `rows` tokens (`rows x features`) that follow `past_len` others; local.
+
+    The tokens of several `sequences` stand side by side: all first ones, then all second ones.
+    """
+
+    label = "embedding"
+    weights = "hidden"
+    weight_std = 0.5
+    has_longer_table = True
+
+    past_len: int = 0
+    sequences: int = 1
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.past_len + self.rows // self.sequences, self.features)}
+
+    @property
+    def read(self) -> tuple[int, range]:
+        return 0, range(self.past_len, self.past_len + self.rows // self.sequences)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerNorm(OnRows):
+    """Normalises each row to zero mean and unit variance, then applies gain and bias unless they are folded away.
+
+    bias: whether a norm with a gain has a bias.
+    """
+
+    label = "LayerNorm"
+    weights = "hidden"
+    works_on_rows = True
+
+    affine: bool = True
+    bias: bool = True
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return dict.fromkeys(("weight", "bias")[: self.affine + (self.affine and self.bias)], (self.features,))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RmsNorm(OnRows):
+    """Divides each row by its root mean square, then applies a gain unless it is folded away.
+
+    epsilon: added to the mean of squares.
+    groups: equal parts of a row, each normalised by itself and times the same gain, as heads of queries are.
+
+    Source: Zhang and Sennrich 2019, https://arxiv.org/abs/1910.07467, equation 4.
+    """
+
+    label = "RMSNorm"
+    weights = "hidden"
+    works_on_rows = True
+
+    affine: bool = True
+    epsilon: float = RMSNORM_EPSILON
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if self.groups < 1 or self.features % self.groups:
+            raise UserError(f"`groups` of an RmsNorm must divide its {self.features} features, but got {self.groups}.")
+
+    @property
+    def num_roots(self) -> int:
+        """Mean squares that a root is taken of."""
+        return self.rows * self.groups
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.features // self.groups,)} if self.affine else {}
+
+    @property
+    def work(self) -> dict[str, int]:
+        return {"rows": self.num_roots, "elements": self.rows * self.features}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrozenNorm(OnRows):
+    """A norm whose deviation is a constant: `gain * (x - mean(x)) + bias`, or `gain * x` if it is not centred.
+
+    Linear, so folding leaves nothing of it; the gain has taken up the constant 1/sigma. Its work is as if centred.
+
+    Source: Baroni et al. 2025, "Transformers Don't Need LayerNorm at Inference Time", https://arxiv.org/abs/2507.02559.
+    """
+
+    label = "frozen norm"
+    weights = "hidden"
+
+    centred: bool
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return dict.fromkeys(("weight", "bias")[: 1 + self.centred], (self.features,))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Linear(Op):
+    """`rows x in_features` times a weight of `in_features x out_features`, plus an optional bias."""
+
+    label = "linear"
+    weights = "hidden"
+    weight_std = 0.25  # little is added to the residual stream, so that logits stay of order 1
+    transposed = ("weight",)
+    is_rowwise = True
+    is_product = True
+
+    rows: int
+    in_features: int
+    out_features: int
+    bias: bool
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        return ((self.rows, self.in_features),)
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.rows, self.out_features)
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        bias: dict[str, Shape] = {"bias": (self.out_features,)} if self.bias else {}
+        return {"weight": (self.out_features, self.in_features), **bias}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gelu(OnRows):
+    """GELU of every element: in the tanh or the exact (erf) form, or by polynomials between thresholds."""
+
+    label = "GELU"
+
+    form: GeluForm
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Relu(OnRows):
+    """ReLU of every element."""
+
+    label = "ReLU"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LeakyRelu(OnRows):
+    """Leaky ReLU of every element with one learned negative slope per layer."""
+
+    label = "leaky ReLU"
+    weights = "hidden"
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"slope": (1,)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Square(OnRows):
+    """The square of every element plus a public number, `shift`: one product, no comparison."""
+
+    label = "square"
+
+    shift: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Silu(OnRows):
+    """SiLU of every element: x times the logistic function of x."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sigmoid(OnRows):
+    """The logistic function of every element."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tanh(OnRows):
+    """The hyperbolic tangent of every element."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Multiply(OnRows):
+    """Element-wise product of two activations."""
+
+    num_inputs = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scale(OnRows):
+    """Every element times one public number, `factor`, that is in the architecture and not learned.
+
+    Local where products with public numbers are; in a fixed-point engine each costs a truncation.
+
+    Raises UserError for a factor that leaves nothing to do, or nothing of its operand: 1, 0 or one that is not finite.
+    """
+
+    factor: float
+
+    def __post_init__(self) -> None:
+        if self.factor in (0, 1) or not isfinite(self.factor):
+            raise UserError(f"`factor` of a Scale must be finite and neither 0 nor 1, but got {self.factor}.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Add(OnRows):
+    """Element-wise sum of two activations (local)."""
+
+    label = "residual"
+    num_inputs = 2
+    is_local = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScaledAdd(OnRows):
+    """`beta * residual + branch / alpha` with learned scalars (local only if folded into neighbouring weights)."""
+
+    label = "scaled residual"
+    weights = "hidden"
+    inverted = ("alpha",)
+    num_inputs = 2
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"alpha": (), "beta": ()}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TakeRows(OnRows):
+    """The rows `first` to `first + taken` of `rows x features` (local)."""
+
+    batched = ("rows", "taken", "first")
+    is_rowwise = False
+    is_local = True
+
+    taken: int
+    first: int = 0
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.taken, self.features)
+
+    @property
+    def work(self) -> dict[str, int]:
+        return {"elements": self.rows * self.features}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinRows(OnRows):
+    """Parts of `rows x features` of `part` rows each, the last of what is left, one below the other (local)."""
+
+    batched = ("rows", "part")
+    is_rowwise = False
+    is_local = True
+
+    part: int
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        return tuple((min(self.part, self.rows - first), self.features) for first in range(0, self.rows, self.part))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinColumns(OnRows):
+    """Parts of `rows x features` of `part` columns each, the last of what is left, side by side (local)."""
+
+    is_rowwise = False
+    is_local = True
+
+    part: int
+
+    @property
+    def input_shapes(self) -> tuple[Shape, ...]:
+        return tuple((self.rows, min(self.part, self.features - first)) for first in range(0, self.features, self.part))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VocabProjection(OnRows):
+    """`rows x features` times the output table (`features x vocab`): the logits.
+
+    whole: entries of the table, where only `vocab` of them, from `first` on, are projected onto; None for all.
+    """
+
+    label = "vocabulary"
+    weights = "hidden"
+    weight_std = 1.0
+    transposed = ("weight",)
+    is_product = True
+
+    vocab: int
+    first: int = 0
+    whole: int | None = None
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.rows, self.vocab)
+
+    @property
+    def weight_shapes(self) -> dict[str, Shape]:
+        return {"weight": (self.whole or self.vocab, self.features)}
+
+    @property
+    def read(self) -> tuple[int, range] | None:
+        return None if self.whole is None else (0, range(self.first, self.first + self.vocab))
