@@ -1,6 +1,6 @@
+import re
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from search_spaces.architecture import (
     Architecture,
-    Attention,
     Ffn,
     Layer,
     Norm,
@@ -56,7 +55,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 
 @given(architecture=architectures())
-def test_yaml_gives_back_the_same_id(architecture: Architecture, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_yaml_gives_back_the_same_id(architecture, tmp_path_factory):
     path = tmp_path_factory.mktemp("yaml") / "a.yaml"
     path.write_text(dump_architecture(architecture))
     assert arch_id(load_architecture(path)) == arch_id(architecture)
@@ -76,18 +75,18 @@ def test_yaml_gives_back_the_same_id(architecture: Architecture, tmp_path_factor
         ("smollm2-135m", "SM+RMS+SwiGLU", "06554d417526"),
     ],
 )
-def test_ids_never_change(base: str, name: str, expected: str) -> None:
+def test_ids_never_change(base, name, expected):
     """Ledgers and folders key on them: a change here orphans every run on disk."""
     assert arch_id(parse(name, base_architecture(base)).architecture) == expected
 
 
-def test_id_ignores_the_gelu_form_only_where_there_is_no_gelu() -> None:
+def test_id_ignores_the_gelu_form_only_where_there_is_no_gelu():
     relu, gelu = (parse(name, BASES["tiny"]).architecture for name in ("SM+LN+R", "SM+LN+G"))
     assert arch_id(relu) == arch_id(replace(relu, gelu="exact"))
     assert arch_id(gelu) != arch_id(replace(gelu, gelu="exact"))
 
 
-def test_an_exact_softmax_is_left_out_and_any_other_is_not() -> None:
+def test_an_exact_softmax_is_left_out_and_any_other_is_not():
     """Ids from before there were other forms stay as they are."""
     exact = BASES["tiny"]
     assert "softmax: " not in dump_architecture(exact)
@@ -97,12 +96,12 @@ def test_an_exact_softmax_is_left_out_and_any_other_is_not() -> None:
 
 
 @given(first=architectures(), second=architectures())
-def test_different_architectures_have_different_ids(first: Architecture, second: Architecture) -> None:
+def test_different_architectures_have_different_ids(first, second):
     assert (arch_id(first) == arch_id(second)) == (dump_architecture(first) == dump_architecture(second))
 
 
 @given(layers=st.lists(LAYERS, min_size=1, max_size=4).map(tuple))
-def test_the_final_norm_is_the_highest_of_the_layers(layers: tuple[Layer, ...]) -> None:
+def test_the_final_norm_is_the_highest_of_the_layers(layers):
     """LayerNorm above RMSNorm, either above those that are frozen, any above none."""
     norms = {norm for layer in layers for norm in (layer.norm1, layer.norm2)}
     ranked = ("layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none")
@@ -114,59 +113,46 @@ def test_the_final_norm_is_the_highest_of_the_layers(layers: tuple[Layer, ...]) 
     assert any(map(is_live, layers)) == (default_final_norm(layers) in ("layernorm", "rmsnorm"))
 
 
-def test_scaled_keeps_placement_and_ffn_ratio() -> None:
+def test_scaled_keeps_placement_and_ffn_ratio():
     proxy = scaled(BASES["gpt2-small"], d_model=96, vocab_size=512, context=64)
     assert (proxy.d_model, proxy.d_ff, proxy.vocab_size, proxy.context, proxy.num_heads) == (96, 384, 512, 64, 12)
     assert proxy.layers == BASES["gpt2-small"].layers
 
 
-@pytest.mark.parametrize(
-    ("dimensions", "message"),
-    [
-        (Dimensions(heads=5), "`num_heads` must divide `d_model`, but got num_heads=5, d_model=768."),
-        (Dimensions(d_model=0), "`d_model` must be at least 1, but got 0."),
-        (Dimensions(layers=0), "`layers` must be from 1 to 500, but got 0."),
-        (Dimensions(layers=10**12), "`layers` must be from 1 to 500, but got 1000000000000."),
-        (Dimensions(vocab=-3), "`vocab_size` must be at least 1, but got -3."),
-    ],
-)
-def test_impossible_dimensions_are_refused(dimensions: Dimensions, message: str) -> None:
-    with pytest.raises(ValueError) as refused:
-        base_architecture("gpt2-small", dimensions)
-    assert str(refused.value) == message
-
-
-def test_dimensions_and_forms_override_those_of_the_base_and_keep_the_ffn_ratio() -> None:
+def test_dimensions_and_forms_override_those_of_the_base_and_keep_the_ffn_ratio():
     assert base_architecture("gpt2-small", Dimensions(d_model=384, heads=6)).d_ff == 1536
     assert base_architecture("gpt2-small", Dimensions(d_model=384, heads=6, d_ff=7)).d_ff == 7
     assert base_architecture("tiny", Dimensions(gelu="piecewise")) == replace(BASES["tiny"], gelu="piecewise")
     assert base_architecture("tiny", Dimensions(softmax="relu")) == replace(BASES["tiny"], softmax="relu")
 
 
-def test_unknown_base_names_the_known_ones() -> None:
-    with pytest.raises(
-        ValueError, match=r"base must be one of gpt2-small, gpt2-18l, pythia-70m, smollm2-135m, tiny, but got 'gpt5'"
-    ):
-        base_architecture("gpt5")
+def sized(**dimensions):
+    return lambda: base_architecture("gpt2-small", Dimensions(**dimensions))
+
+
+def of_heads(attention):
+    return lambda: replace(BASES["tiny"], block="sas", layers=(Layer(), Layer(attention=attention)))
 
 
 @pytest.mark.parametrize(
-    ("choices", "message"),
+    ("make", "message"),
     [
-        ({"ffn": "none", "norm2": "layernorm"}, "ffn 'none' has nothing to normalise or scale"),
-        ({"ffn": "none", "stabiliser": "scaled"}, "ffn 'none' has nothing to normalise or scale"),
-        ({"attention": "none", "norm1": "rmsnorm"}, "'none' has nothing to normalise, but got norm1='rmsnorm'"),
+        (sized(heads=5), "`num_heads` must divide `d_model`, but got num_heads=5, d_model=768."),
+        (sized(d_model=0), "`d_model` must be at least 1, but got 0."),
+        (sized(layers=0), "`layers` must be from 1 to 500, but got 0."),
+        (sized(layers=10**12), "`layers` must be from 1 to 500, but got 1000000000000."),
+        (sized(vocab=-3), "`vocab_size` must be at least 1, but got -3."),
+        (lambda: base_architecture("gpt5"), f"base must be one of {', '.join(BASES)}, but got 'gpt5'"),
+        (lambda: Layer(ffn="none", norm2="layernorm"), "ffn 'none' has nothing to normalise or scale"),
+        (lambda: Layer(ffn="none", stabiliser="scaled"), "ffn 'none' has nothing to normalise or scale"),
+        (lambda: Layer(attention="none", norm1="rmsnorm"), "'none' has nothing to normalise, but got norm1='rmsnorm'"),
+        (of_heads("none"), "block 'sas' passes the stream on through all its heads"),
+        (of_heads("softmax-half"), "block 'sas' passes the stream on through all its heads"),
     ],
 )
-def test_what_is_removed_takes_its_norm_and_stabiliser_with_it(choices: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Layer(**choices)
-
-
-@pytest.mark.parametrize("attention", ["none", "softmax-half"])
-def test_simplified_blocks_keep_all_their_heads(attention: Attention) -> None:
-    with pytest.raises(ValueError, match="block 'sas' passes the stream on through all its heads"):
-        replace(BASES["tiny"], block="sas", layers=(Layer(), Layer(attention=attention)))
+def test_impossible_architectures_are_refused(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
 
 
 @pytest.mark.parametrize(
@@ -188,7 +174,7 @@ def test_simplified_blocks_keep_all_their_heads(attention: Attention) -> None:
         ),
     ],
 )
-def test_bad_yaml_is_refused_in_one_line(change: tuple[str, str], message: str, tmp_path: Path) -> None:
+def test_bad_yaml_is_refused_in_one_line(change, message, tmp_path):
     text = dump_architecture(BASES["tiny"])
     assert change[0] in text
     path = tmp_path / "a.yaml"

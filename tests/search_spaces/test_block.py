@@ -30,7 +30,7 @@ def _names(nodes: list) -> set[str]:
     return {name for name in held if name in BLOCKS}
 
 
-def test_only_the_table_tells_blocks_apart() -> None:
+def test_only_the_table_tells_blocks_apart():
     asking = [path.relative_to(ROOT) for path in SOURCES if asks_for_a_block(path.read_text(encoding="utf-8"))]
     assert asking == [Path("search_spaces/block.py")]
 
@@ -45,5 +45,5 @@ def test_only_the_table_tells_blocks_apart() -> None:
         "x = {'gpt2': 1, 'sas': 2}[a.block]",
     ],
 )
-def test_the_check_sees_every_way_to_ask(line: str) -> None:
+def test_the_check_sees_every_way_to_ask(line):
     assert asks_for_a_block(line)

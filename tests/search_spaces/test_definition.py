@@ -25,17 +25,17 @@ members: [SM+LN+G, SM+R]
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_definitions_carry_their_names(name: str) -> None:
+def test_shipped_definitions_carry_their_names(name):
     assert load_definition(name).name == name
     assert load_definition(name).entropy_regularisation == (False, True)
 
 
-def test_every_shipped_file_is_listed() -> None:
+def test_every_shipped_file_is_listed():
     folder = Path(__file__).parents[2] / "search_spaces" / "spaces"
     assert sorted(path.stem for path in folder.glob("*.yaml")) == sorted(SHIPPED)
 
 
-def test_what_is_removed_takes_its_norm_and_stabiliser_with_it(tmp_path: Path) -> None:
+def test_what_is_removed_takes_its_norm_and_stabiliser_with_it(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(CHOICES)
     choices = load_definition(str(path)).choices
@@ -58,7 +58,7 @@ def test_what_is_removed_takes_its_norm_and_stabiliser_with_it(tmp_path: Path) -
         ("smollm2-135m", (3 * 3 + 1) * (3 * 5 * 1 + 1)),
     ],
 )
-def test_alphabets_of_the_large_spaces(name: str, size: int) -> None:
+def test_alphabets_of_the_large_spaces(name, size):
     choices = load_definition(name).choices
     assert isinstance(choices, Choices)
     assert len(alphabet(choices)) == size
@@ -96,7 +96,7 @@ def test_alphabets_of_the_large_spaces(name: str, size: int) -> None:
         ),
     ],
 )
-def test_bad_definitions_are_refused_in_one_line(text: str, message: str, tmp_path: Path) -> None:
+def test_bad_definitions_are_refused_in_one_line(text, message, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     with pytest.raises(ValueError) as refused:
@@ -105,7 +105,7 @@ def test_bad_definitions_are_refused_in_one_line(text: str, message: str, tmp_pa
     assert "\n" not in str(refused.value)
 
 
-def test_missing_file_and_unknown_name(tmp_path: Path) -> None:
+def test_missing_file_and_unknown_name(tmp_path):
     with pytest.raises(ValueError, match=r"no\.yaml cannot be read: No such file or directory\."):
         load_space(str(tmp_path / "no.yaml"))
     with pytest.raises(ValueError, match=r"space must be one of gpt2-small, .*, tiny or the path of a \.yaml file"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.estimate import Pricer, estimate
+from costmodel.estimate import estimate
 from search_spaces.architecture import Architecture, Attention, Ffn, Layer, Norm, arch_id
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.block import BLOCKS, BlockName
@@ -71,7 +71,7 @@ REGIONS = {
 
 
 @pytest.mark.parametrize("text", REGIONS)
-def test_ffns_vanish_where_the_basis_of_the_stream_is_free(text: str) -> None:
+def test_ffns_vanish_where_the_basis_of_the_stream_is_free(text):
     form, expected = REGIONS[text]
     assert deployed_placement(text) == form
     assert [(region.ahead, region.behind) for region in regions(sized(text))] == expected
@@ -82,20 +82,29 @@ def test_ffns_vanish_where_the_basis_of_the_stream_is_free(text: str) -> None:
     [
         ("1xoSLFs-o", "1xoSLFo-o"),  # norm2 is read by the FFN itself, which stays even as the last of the net
         ("1xoSLFs", "1xoSLFs"),
+        ("3xLSLIo", "3xLSLFo"),  # behind live norms two linears are one, and none is a change of the stream's basis
         ("3xooooo", "1xooooo"),  # layers that compute nothing leave one
         ("3xooooo-l", "1xooooo"),
         ("3xooooo-L", "1xooooo-L"),
         ("1xooooo-1xoSoGo-1xoolFs", "1xoSoGo"),  # its FFN goes: nothing live reads it
         ("3xlSlRo", "3xoSoRo"),  # a frozen norm is linear, and goes into the linears that read it
         ("3xmSmRo", "3xoSoRo"),
+        ("1xoSooo-1xooLGs", "1xoSLGs"),  # A = X + MHA(X), then Y = A + FFN(Norm(A)), in one layer or two
+        ("1xooLGs-1xoSooo", "1xooLGs-1xoSooo"),
+        ("1xLSooo-1xooooo-1xooLGs-1xooLGs", "1xLSLGs-1xooLGs"),
     ],
 )
-def test_what_is_left_of_a_placement(text: str, form: str) -> None:
+def test_what_is_left_of_a_placement(text, form):
     assert deployed_placement(text) == form
 
 
+def test_an_ffn_beside_attention_is_not_one_behind_it():
+    """In one layer of `pythia` the FFN would read X, in two it reads A."""
+    assert deployed_placement("1xoSooo-1xooLGs", "pythia") == "1xoSooo-1xooLGs"
+
+
 @pytest.mark.parametrize("name", ["SM+ScFuFFN", "SM+ScFuFFN_i9", "SM+ScFFN", "SM_i12", "SM", "SM+fLN", "SM+fRMS_i3"])
-def test_without_a_live_norm_linear_ffns_leave_attention_alone(name: str) -> None:
+def test_without_a_live_norm_linear_ffns_leave_attention_alone(name):
     """Nothing reads the stream but linears, from the embedding to the head: every `beta X + W X + c` is a change of
     basis, which embedding, attention's linears and vocabulary projection take up, each FFN removed or not."""
     form = deployed(parse(name, GPT2).architecture)
@@ -103,13 +112,7 @@ def test_without_a_live_norm_linear_ffns_leave_attention_alone(name: str) -> Non
     assert (form.final_norm, form.folded, form.bias, form.tied_embeddings) == ("none", True, True, False)
 
 
-def test_behind_live_norms_two_linears_are_one_and_stay() -> None:
-    """Every FFN reads a LayerNorm, and the final one reads every stream: none is a change of the stream's basis."""
-    assert placement(deployed(parse("SM+LN", GPT2).architecture)) == "12xLSLFo"
-    assert deployed(parse("SM+LN", GPT2).architecture).final_norm == "layernorm"
-
-
-def test_simplified_blocks_absorb_no_ffn() -> None:
+def test_simplified_blocks_absorb_no_ffn():
     """Heads pass on slices of the stream, which only a multiple of the identity leaves alone: so beta goes ahead of
     the first norm that reads the stream. That of layer 0 makes it."""
     form = deployed(parse("HH(SM+ScFFN)", GPT2).architecture)
@@ -118,16 +121,7 @@ def test_simplified_blocks_absorb_no_ffn() -> None:
     assert deployed_placement("1xLSoFs-1xoSoFs-1xLSoFs-1xoSoFs", "sas") == "1xLSoFo-1xoSoFo-1xLSoFs-1xoSoFs"
 
 
-def test_attention_alone_and_an_ffn_alone_behind_it_are_one_layer_where_they_follow_one_another() -> None:
-    """`gpt2`: A = X + MHA(X), then Y = A + FFN(Norm(A)), in one layer or two. `pythia`: in one layer the FFN would read
-    X, in two it reads A."""
-    assert deployed_placement("1xoSooo-1xooLGs") == "1xoSLGs"
-    assert deployed_placement("1xoSooo-1xooLGs", "pythia") == "1xoSooo-1xooLGs"
-    assert deployed_placement("1xooLGs-1xoSooo") == "1xooLGs-1xoSooo"
-    assert deployed_placement("1xLSooo-1xooooo-1xooLGs-1xooLGs") == "1xLSLGs-1xooLGs"
-
-
-def test_a_form_that_is_the_architectures_own_has_one_name() -> None:
+def test_a_form_that_is_the_architectures_own_has_one_name():
     base = replace(BASES["tiny"], softmax="2quad", gelu="exact")
     own_form, base_form = (deployed(parse(text, base).architecture) for text in ("LQLEo", "LSLGo"))
     assert own_form == base_form
@@ -135,20 +129,20 @@ def test_a_form_that_is_the_architectures_own_has_one_name() -> None:
     assert placement(deployed(parse("LQLEo", BASES["tiny"]).architecture)) == "2xLQLEo"
 
 
-def test_half_of_one_head_is_that_head() -> None:
+def test_half_of_one_head_is_that_head():
     one_head = base_architecture("tiny", Dimensions(heads=1))
     assert placement(deployed(parse("LHLGo", one_head).architecture)) == "2xLSLGo"
     assert placement(deployed(parse("LHLGo", BASES["tiny"]).architecture)) == "2xLHLGo"
 
 
-def test_a_folded_architecture_is_its_own_deployed_form() -> None:
+def test_a_folded_architecture_is_its_own_deployed_form():
     """Folding may leave what it cannot take up without loss, so what is folded is what is run."""
     folded = replace(sized("2xoSoFs"), folded=True)
     assert deployed(folded) is folded
 
 
 @given(architecture=architectures())
-def test_deploying_twice_changes_nothing(architecture: Architecture) -> None:
+def test_deploying_twice_changes_nothing(architecture):
     """Nor does folding again what is left, taken as trained anew."""
     form = deployed(architecture)
     assert deployed(form) == form
@@ -156,20 +150,20 @@ def test_deploying_twice_changes_nothing(architecture: Architecture) -> None:
 
 
 @given(architecture=architectures())
-def test_a_deployed_architecture_prints_back(architecture: Architecture) -> None:
+def test_a_deployed_architecture_prints_back(architecture):
     form = deployed(architecture)
     assert parse_deployed(placement(form), architecture) == form
 
 
 @given(architecture=architectures(), seq_len=st.integers(1, 9))
-def test_deployed_costs_no_more_than_written(sizes: Pricer, architecture: Architecture, seq_len: int) -> None:
+def test_deployed_costs_no_more_than_written(sizes, architecture, seq_len):
     written, left = (estimate(lower(form, seq_len), sizes).total for form in (architecture, deployed(architecture)))
     assert left.latency_s <= written.latency_s
     assert left.sent_bytes <= written.sent_bytes
 
 
 @given(block=st.sampled_from(sorted(BLOCKS)), data=st.data())
-def test_ids_are_equal_iff_deployed_forms_are(block: BlockName, data: st.DataObject) -> None:
+def test_ids_are_equal_iff_deployed_forms_are(block, data):
     alphabet = data.draw(st.lists(layers(block), min_size=2, max_size=6, unique=True))
     forms = [
         deployed(replace(BASES["tiny"], block=block, layers=word, final_norm=norm))

@@ -4,7 +4,7 @@ import networkx as nx
 import pytest
 
 from search_spaces.architecture import NORM_RANK, Layer, Norm, default_final_norm
-from search_spaces.block import BLOCKS, BlockName
+from search_spaces.block import BLOCKS
 from search_spaces.graph import (
     SINK,
     Boundary,
@@ -28,7 +28,7 @@ def placements(graph: nx.DiGraph) -> list[tuple[Layer, ...]]:
     return [tuple(vertex.layer for vertex in path if isinstance(vertex, Choice)) for path in paths]
 
 
-def test_ffns_are_removed_only_in_a_deepest_suffix() -> None:
+def test_ffns_are_removed_only_in_a_deepest_suffix():
     allowed = [
         word
         for word in product(ALPHABET, repeat=3)
@@ -37,13 +37,13 @@ def test_ffns_are_removed_only_in_a_deepest_suffix() -> None:
     assert placements(free_graph(3, BLOCKS["gpt2"], ALPHABET, (RULE,))) == allowed
 
 
-def test_listed_placements_share_their_ends() -> None:
+def test_listed_placements_share_their_ends():
     graph = listed_graph(BLOCKS["gpt2"], [(KEPT, KEPT, REMOVED), (REMOVED, KEPT, REMOVED)])
     assert sum(isinstance(vertex, Choice) for vertex in graph) == 4  # two first layers, one second, one third
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: BlockName) -> None:
+def test_states_say_which_norm_is_highest_and_whether_one_is_live(block):
     """A frozen norm has a rank and is not live; the first norm of block `sas` makes the stream and does not read it."""
     norms: list[Norm] = ["frozen-layernorm", "rmsnorm", "none"]
     alphabet = [Layer(norm1=norm1, norm2=norm2) for norm1, norm2 in product(norms, repeat=2)]
@@ -60,7 +60,7 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block: BlockNa
         assert heads == [Head(final_norm=default_final_norm(word))]
 
 
-def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out() -> None:
+def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out():
     graph = free_graph(4, BLOCKS["gpt2"], ALPHABET, (RULE,))
     counts = completions(graph)
     assert nx.is_directed_acyclic_graph(graph)
@@ -70,7 +70,7 @@ def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out() -> None:
             assert (graph.in_degree(vertex), graph.out_degree(vertex)) == (1, 1)
 
 
-def test_a_walk_follows_a_path_or_says_there_is_none() -> None:
+def test_a_walk_follows_a_path_or_says_there_is_none():
     graph = free_graph(2, BLOCKS["gpt2"], ALPHABET, (RULE,))
     path = walk(graph, source(graph), (NORMED, REMOVED))
     assert path is not None
@@ -83,12 +83,9 @@ def test_a_walk_follows_a_path_or_says_there_is_none() -> None:
     assert walk(graph, source(graph), (REMOVED, KEPT)) is None
 
 
-@pytest.mark.parametrize("members", [[], [(KEPT,), (KEPT, KEPT)]])
-def test_members_must_have_one_length(members: list[tuple[Layer, ...]]) -> None:
-    with pytest.raises(ValueError, match="members must be at least one and have the same number of layers"):
-        listed_graph(BLOCKS["gpt2"], members)
-
-
-def test_an_empty_space_is_refused() -> None:
+def test_spaces_without_members_of_one_length_are_refused():
+    for members in ([], [(KEPT,), (KEPT, KEPT)]):
+        with pytest.raises(ValueError, match="members must be at least one and have the same number of layers"):
+            listed_graph(BLOCKS["gpt2"], members)
     with pytest.raises(ValueError, match="leave no architecture in the space"):
         free_graph(2, BLOCKS["gpt2"], (), ())

@@ -20,7 +20,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: str) -> Run:
 PRUNED = [f"SM+ScFuFFN_i{p}" for p in range(1, 12)]
 
 
-def test_golden_ladder_within_five_minutes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_golden_ladder_within_five_minutes(capsys):
     """Printed (arXiv 2410.13060, T=128, L=12): ScFuFFN 4.76 and _i6 4.23 min; ScFFN 5.68, LN+R 6.06, LN+G 8.21."""
     args = ("list", "ladder", "--budget-latency", "5min", "--limit", "99", "--format", "json")
     code, out, err = run(capsys, *args)
@@ -33,7 +33,7 @@ def test_golden_ladder_within_five_minutes(capsys: pytest.CaptureFixture[str]) -
     assert members_by_name["EReg(SM(t)+ScFuFFN_i6)"]["latency_s"] == pytest.approx(4.23 * 60, rel=0.05)
 
 
-def test_golden_ladder_is_infeasible_at_256_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_golden_ladder_is_infeasible_at_256_tokens(capsys):
     """The cheapest trained row is printed at 10.32 min (SM+ScFuFFN_i6); deeper pruning is cheaper still."""
     code, out, err = run(capsys, "count", "ladder", "--budget-latency", "5min", "--seq-len", "256")
     assert code == 3
@@ -42,7 +42,7 @@ def test_golden_ladder_is_infeasible_at_256_tokens(capsys: pytest.CaptureFixture
     assert err.count("\n") == 1
 
 
-def test_count_says_size_share_and_both_ends(capsys: pytest.CaptureFixture[str]) -> None:
+def test_count_says_size_share_and_both_ends(capsys):
     code, out, _ = run(capsys, "count", "gpt2-papers", "--budget-latency", "5min", "--budget-comm", "8GB")
     assert code == 0
     lines = out.splitlines()
@@ -56,7 +56,7 @@ def test_count_says_size_share_and_both_ends(capsys: pytest.CaptureFixture[str])
     assert len(lines) == 5
 
 
-def test_members_within_the_budgets_of_several_protocols(capsys: pytest.CaptureFixture[str]) -> None:
+def test_members_within_the_budgets_of_several_protocols(capsys):
     flags = ("tiny", "--protocol", "sigma,semi2k", "--seq-len", "32", "--budget-latency", "semi2k=240ms,sigma=100ms")
     code, out, _ = run(capsys, "list", *flags, "--budget-keys", "1GB", "--format", "json")
     document = json.loads(out)
@@ -71,7 +71,7 @@ def test_members_within_the_budgets_of_several_protocols(capsys: pytest.CaptureF
     assert "within 0.1 s per token at T=32, protocol sigma on lan, and within 0.24 s per token at T=32, protocol" in out
 
 
-def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_count_as_json(capsys):
     code, out, _ = run(capsys, "count", "gpt2-small", "--budget-latency", "5min", "--format", "json")
     document = json.loads(out)
     assert code == 0
@@ -82,7 +82,7 @@ def test_count_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["cheapest"]["latency_s"] < 300 < document["most_expensive"]["latency_s"]
 
 
-def test_a_space_of_members_is_counted_as_written_unless_asked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_space_of_members_is_counted_as_written_unless_asked(capsys):
     written = json.loads(run(capsys, "count", "ladder", "--format", "json")[1])
     assert written["accounting"] == "written"
     deployed = json.loads(run(capsys, "count", "ladder", "--accounting", "deployed", "--format", "json")[1])
@@ -91,20 +91,20 @@ def test_a_space_of_members_is_counted_as_written_unless_asked(capsys: pytest.Ca
     assert deployed["most_expensive"] == written["most_expensive"]  # SM+LN+G keeps all that the printed rows price
 
 
-def test_what_the_protocol_cannot_price_is_named_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_protocol_cannot_price_is_named_and_left_out(capsys):
     code, out, err = run(capsys, "count", "gpt2-forms", "--format", "json")
     assert code == 0
     assert json.loads(out)["num_architectures"] == ((2 * 1 + 1) * (2 * 2 + 1)) ** 12
     assert "left out of the space: ffn square: protocol published has no formula for Square" in err
 
 
-def test_an_infeasible_count_is_still_one_json_document(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_infeasible_count_is_still_one_json_document(capsys):
     code, out, err = run(capsys, "count", "tiny", "--budget-comm", "1B", "--format", "json")
     assert (code, json.loads(out)["num_feasible"]) == (3, 0)
     assert "no member of space 'tiny' is within the budget of 1 B" in err
 
 
-def test_list_without_budget_follows_the_enumeration_and_says_what_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_without_budget_follows_the_enumeration_and_says_what_is_left(capsys):
     code, out, _ = run(capsys, "list", "ladder", "--limit", "3")
     lines = out.splitlines()
     assert code == 0
@@ -112,13 +112,13 @@ def test_list_without_budget_follows_the_enumeration_and_says_what_is_left(capsy
     assert lines[3:] == ["and 53 more; raise --limit 3 to see them"]
 
 
-def test_list_takes_any_space_however_large(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_takes_any_space_however_large(capsys):
     code, out, _ = run(capsys, "list", "gpt2-small", "--budget-latency", "250s", "--limit", "5")
     assert (code, len(out.splitlines())) == (0, 6)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_show_says_what_a_space_is_made_of(capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_show_says_what_a_space_is_made_of(capsys, name):
     code, out, _ = run(capsys, "show", name)
     assert code == 0
     assert out.startswith(f"name: {name}\n")
@@ -142,14 +142,14 @@ def test_show_says_what_a_space_is_made_of(capsys: pytest.CaptureFixture[str], n
         ("list tiny --limit 0", "--limit must be at least 1, but got 0."),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(capsys, args: str, message: str) -> None:
+def test_bad_input_is_one_line_and_exit_2(capsys, args, message):
     code, out, err = run(capsys, *args.split())
     assert (code, out) == (2, "")
     assert err.startswith(f"error: {message}")
     assert err.count("\n") == 1
 
 
-def test_counting_imports_nothing_heavy() -> None:
+def test_counting_imports_nothing_heavy():
     """A dry run has to answer in seconds, so neither training nor fitting libraries may be loaded."""
     code = "from search_spaces.__main__ import count; count('gpt2-small', budget_latency='5min', budget_comm='8GB')"
     assert not loaded_by(code) & {"torch", "scipy", "ray", "matplotlib", "jax"}

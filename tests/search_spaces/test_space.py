@@ -2,7 +2,6 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -14,7 +13,6 @@ from search_spaces.definition import Withheld
 from search_spaces.graph import Choice
 from search_spaces.notation import name_of, parse
 from search_spaces.space import (
-    SearchSpace,
     contains,
     load_space,
     member_at,
@@ -40,25 +38,25 @@ from search_spaces.space import (
         ("tiny", (2 * (3 * 2 + 1)) ** 2),  # norm1 2 x (3 FFNs x 2 stabilisers + no FFN), two layers
     ],
 )
-def test_exact_size(name: str, size: int) -> None:
+def test_exact_size(name, size):
     assert num_architectures(load_space(name)) == size
     assert num_members(load_space(name)) == 2 * size
 
 
-def test_enumeration_gives_every_member_once(small_space: SearchSpace) -> None:
+def test_enumeration_gives_every_member_once(small_space):
     all_members = list(members(small_space))
     assert len(all_members) == len(set(all_members)) == num_members(small_space)
     assert all(contains(small_space, member) for member in all_members)
     assert len({arch_id(member.architecture) for member in all_members}) == num_architectures(small_space)
 
 
-def test_size_under_the_constraint(make_space: Callable[..., SearchSpace]) -> None:
+def test_size_under_the_constraint(make_space):
     """With k kept layers of 8 choices each, then 3 - k removed FFNs of 2 each."""
     assert num_architectures(make_space()) == 10**3
     assert num_architectures(make_space("ffn-removed-only-in-deepest-suffix")) == 8**3 + 8**2 * 2 + 8 * 2**2 + 2**3
 
 
-def test_layers_with_an_exact_softmax_offer_no_bounded_one() -> None:
+def test_layers_with_an_exact_softmax_offer_no_bounded_one():
     space = load_space("smollm2-135m")
     exact = without(space, Withheld(bounded=(3, 29)))
     bounded = sum(layer.attention == "bounded" for layer in space.layers)
@@ -70,7 +68,7 @@ def test_layers_with_an_exact_softmax_offer_no_bounded_one() -> None:
         without(space, Withheld(bounded=(30,)))
 
 
-def test_members_may_begin_with_layers_that_are_given() -> None:
+def test_members_may_begin_with_layers_that_are_given():
     space = load_space("gpt2-papers")
     first = parse("1xLBLGo-11xLSLGo", space.base).architecture.layers[:2]  # a bounded softmax is not among its choices
     begun = with_first_layers(space, first)
@@ -83,7 +81,7 @@ def test_members_may_begin_with_layers_that_are_given() -> None:
         with_first_layers(load_space("ladder"), first)
 
 
-def test_ladder_is_the_papers_rows() -> None:
+def test_ladder_is_the_papers_rows():
     space = load_space("ladder")
     pruned = [f"SM+ScFuFFN_i{p}" for p in range(1, 12)]
     plain = ["SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", *pruned]
@@ -93,17 +91,17 @@ def test_ladder_is_the_papers_rows() -> None:
 
 
 @pytest.mark.parametrize("name", ["gpt2-papers", "gpt2-small"])
-def test_the_published_rows_are_in_the_large_spaces(name: str) -> None:
+def test_the_published_rows_are_in_the_large_spaces(name):
     large = load_space(name)
     assert all(contains(large, member) for member in members(load_space("ladder")))
 
 
-def test_the_papers_choices_are_among_those_of_the_large_space() -> None:
+def test_the_papers_choices_are_among_those_of_the_large_space():
     large, papers, rng = load_space("gpt2-small"), load_space("gpt2-papers"), np.random.default_rng(0)
     assert all(contains(large, sample(papers, rng)) for _ in range(20))
 
 
-def test_membership_asks_for_base_placement_and_recipe() -> None:
+def test_membership_asks_for_base_placement_and_recipe():
     space = load_space("tiny")
     member = parse("LSoRs-oSooo", space.base)
     assert contains(space, member)
@@ -116,7 +114,7 @@ def test_membership_asks_for_base_placement_and_recipe() -> None:
     assert not contains(plain, replace(member, entropy_regularised=True))
 
 
-def test_path_of_a_member_alternates_boundaries_and_choices() -> None:
+def test_path_of_a_member_alternates_boundaries_and_choices():
     space = load_space("tiny")
     path = path_of(space, parse("LSoRs-oSooo", space.base).architecture.layers)
     assert [type(vertex).__name__ for vertex in path] == ["Boundary", "Choice"] * 2 + ["Boundary", "Head"]
@@ -126,12 +124,12 @@ def test_path_of_a_member_alternates_boundaries_and_choices() -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 392])
-def test_numbers_beyond_the_space_are_refused(index: int) -> None:
+def test_numbers_beyond_the_space_are_refused(index):
     with pytest.raises(ValueError, match=f"member index must be from 0 to 391, but got {index}"):
         member_at(load_space("tiny"), index)
 
 
-def test_sampling_is_uniform() -> None:
+def test_sampling_is_uniform():
     """Chi-square over the 392 members of tiny, 50 draws expected of each; beyond +-5 standard deviations is a bug."""
     space, rng = load_space("tiny"), np.random.default_rng(0)
     size, expected = num_members(space), 50
@@ -142,7 +140,7 @@ def test_sampling_is_uniform() -> None:
 
 
 @pytest.mark.parametrize("bound", [1, 2, 3, 255, 256, 257, 10**30])
-def test_random_below_stays_below_and_reaches_both_ends(bound: int) -> None:
+def test_random_below_stays_below_and_reaches_both_ends(bound):
     rng = np.random.default_rng(0)
     drawn = [random_below(bound, rng) for _ in range(3000)]
     assert all(0 <= value < bound for value in drawn)
@@ -150,7 +148,7 @@ def test_random_below_stays_below_and_reaches_both_ends(bound: int) -> None:
     assert max(drawn) >= bound - 1 - bound // 100
 
 
-def test_the_same_seed_samples_the_same_members_in_another_process() -> None:
+def test_the_same_seed_samples_the_same_members_in_another_process():
     """The order of vertices must not hang on the hash seed of the process."""
     code = (
         "import numpy as np\n"

@@ -1,10 +1,11 @@
+"""What a workload runs, and what it costs."""
+
 import pytest
 
 from costmodel.deployment.deploy import Deployment
-from costmodel.estimate import estimate
+from costmodel.estimate import estimate, estimate_generation
 from costmodel.protocols import load_pricer
 from search_spaces.bases import BASES
-from search_spaces.budget.priced_space import Accounting
 from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -14,7 +15,7 @@ from search_spaces.workload import Workload
 TINY = parse("SM(t)+LN+R", BASES["tiny"]).architecture  # context 128
 
 
-def test_every_other_token_is_decoded_against_those_before_it() -> None:
+def test_every_other_token_is_decoded_against_those_before_it():
     """The prompt gives the first of three; the second is decoded as token 9, the third as token 10."""
     last = Deployment(projection="last", embedding="lookup")
     decode = Deployment(phase="decode", embedding="lookup")
@@ -24,22 +25,24 @@ def test_every_other_token_is_decoded_against_those_before_it() -> None:
     assert Workload(prompt_len=9, deployment=decode).graphs(TINY) == graphs[1:2]  # one decoded token alone
 
 
-@pytest.mark.parametrize(("new_tokens", "message"), [(0, "must be at least 1, but got 0"), (2, "with phase decode")])
-def test_impossible_new_tokens_are_refused(new_tokens: int, message: str) -> None:
-    with pytest.raises(ValueError, match=f"--new-tokens .*{message}"):
-        Workload(prompt_len=8, new_tokens=new_tokens, deployment=Deployment(phase="decode"))
-
-
-def test_prompt_and_new_tokens_must_fit_the_context() -> None:
+def test_prompt_and_new_tokens_must_fit_the_context_and_be_some():
     """The last new token is not read again: 100 + 29 - 1 tokens are the whole context."""
+    decode = Deployment(phase="decode")
     assert len(Workload(prompt_len=100, new_tokens=29).graphs(TINY)) == 29
-    message = "must fit the context of 128 tokens, but got a prompt of 100 and 30 new tokens; shorten either"
-    with pytest.raises(ValueError, match=message):
-        Workload(prompt_len=100, new_tokens=30).graphs(TINY)
+    for make, message in (
+        (lambda: Workload(prompt_len=8, new_tokens=0, deployment=decode), "--new-tokens must be at least 1, but got 0"),
+        (lambda: Workload(prompt_len=8, new_tokens=2, deployment=decode), "--new-tokens .*with phase decode"),
+        (
+            lambda: Workload(prompt_len=100, new_tokens=30).graphs(TINY),
+            "must fit the context of 128 tokens, but got a prompt of 100 and 30 new tokens; shorten either",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
 
 
 @pytest.mark.parametrize("accounting", ["deployed", "written"])
-def test_a_price_is_the_mean_over_the_new_tokens(accounting: Accounting) -> None:
+def test_a_price_is_the_mean_over_the_new_tokens(accounting):
     """Under semi2k, by hand: the prompt, then tokens 9 and 10, a third each; rounds and messages too."""
     pricer = load_pricer("semi2k")
     run = deployed(TINY) if accounting == "deployed" else TINY
@@ -49,3 +52,24 @@ def test_a_price_is_the_mean_over_the_new_tokens(accounting: Accounting) -> None
     for name in ("latency_s", "sent_bytes", "rounds", "messages", "online_bytes", "setup_bytes"):
         assert getattr(price, name) == pytest.approx(sum(getattr(total, name) for total in totals) / 3)
     assert totals[1].sent_bytes < totals[2].sent_bytes < totals[0].sent_bytes
+
+
+@pytest.mark.parametrize("accounting", ["deployed", "written"])
+def test_a_range_is_the_mean_over_the_new_tokens(accounting):
+    pricer, architecture = load_pricer(), parse("SM+LN+R", BASES["tiny"]).architecture
+    run = deployed(architecture) if accounting == "deployed" else architecture
+    graphs = [lower(run, 8), lower(run, 9, Deployment(phase="decode"))]
+    together = estimate_generation(graphs, pricer).whole.latency_s_range
+    assert together is not None
+    price, latency_range = price_architecture(architecture, pricer, Workload(prompt_len=8, new_tokens=2), accounting)
+    assert latency_range is not None
+    assert latency_range == pytest.approx((together[0] / 2, together[1] / 2))
+    assert latency_range[0] <= price.latency_s <= latency_range[1]
+
+
+def test_what_is_folded_is_priced_as_it_is(pricer):
+    folded = deployed(parse("SM+LN+G", BASES["tiny"]).architecture)
+    both = [
+        price_architecture(folded, pricer, Workload(prompt_len=8), accounting) for accounting in ("deployed", "written")
+    ]
+    assert both[0] == both[1]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from costmodel.cost import Budget, Price
+from costmodel.cost import Budget
 from costmodel.errors import InfeasibleError, UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
@@ -48,10 +48,6 @@ def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) ->
 SHARES = st.none() | st.floats(-0.1, 1.1) | st.sampled_from([0.0, 0.5, 1.0])
 
 
-def _admits(budget: Budget, cost: Price) -> bool:
-    return budget.admits(cost)
-
-
 @pytest.fixture(scope="module")
 def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]:
     """Whether count and list of the members within a budget are those found by pricing every member."""
@@ -60,7 +56,7 @@ def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]
 
     def check(budget: Budget) -> bool:
         feasible = within_budget(priced, budget)
-        admitted = {member for member, cost in costs.items() if _admits(budget, cost)}
+        admitted = {member for member, cost in costs.items() if budget.admits(cost)}
         listed = list(feasible.members())
         return feasible.num_feasible == len(listed) and len(admitted) == len(listed) and admitted == set(listed)
 
@@ -68,7 +64,7 @@ def agrees(small_space: SearchSpace, pricer: Pricer) -> Callable[[Budget], bool]
 
 
 @given(latency=SHARES, sent=SHARES)
-def test_the_count_is_exact(small_space, pricer, agrees, latency: float | None, sent: float | None) -> None:
+def test_the_count_is_exact(small_space, pricer, agrees, latency, sent):
     assert agrees(budget_at(price_space(small_space, pricer, 8), latency, sent))
 
 
@@ -86,14 +82,15 @@ def assert_uniform(feasible: FeasibleSpace) -> None:
 
 
 @pytest.mark.parametrize("shares", [(0.4, None), (None, 0.3), (0.5, 0.4)])
-def test_sampling_within_budget_is_uniform(small_space, pricer, shares: tuple[float | None, float | None]) -> None:
+def test_sampling_within_budget_is_uniform(small_space, pricer, shares):
     priced = price_space(small_space, pricer, 8)
     feasible = within_budget(priced, budget_at(priced, *shares))
     assert 20 < feasible.num_feasible < num_members(small_space)
     assert_uniform(feasible)
+    assert_uniform(max(price_slices(feasible, 5), key=lambda part: part.num_feasible))
 
 
-def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(make_space, pricer) -> None:
+def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(make_space, pricer):
     """Two layers before the cut reach one cost in several ways, each standing for a different number of layers."""
     space = make_space(num_layers=4)
     priced = price_space(space, pricer, 8)
@@ -103,9 +100,7 @@ def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(make_spac
 
 
 @pytest.mark.parametrize("shares", [(0.8, None), (2.0, None), (0.8, 0.5), (None, 0.5)])
-def test_slices_part_the_members_by_equal_steps_of_the_price(
-    small_space: SearchSpace, pricer: Pricer, shares: tuple[float | None, float | None]
-) -> None:
+def test_slices_part_the_members_by_equal_steps_of_the_price(small_space, pricer, shares):
     priced = price_space(small_space, pricer, 8)
     feasible = within_budget(priced, budget_at(priced, *shares))
     slices = price_slices(feasible, 5)
@@ -125,14 +120,6 @@ def test_slices_part_the_members_by_equal_steps_of_the_price(
         assert all(part.fits(member) == (member in inside) for member in islice(feasible.members(), 200))
 
 
-def test_sampling_within_a_slice_is_uniform(small_space: SearchSpace, pricer: Pricer) -> None:
-    priced = price_space(small_space, pricer, 8)
-    feasible = within_budget(priced, budget_at(priced, 0.9, 0.8))
-    part = max(price_slices(feasible, 5)[1:], key=lambda member: -member.num_feasible)
-    assert 20 < part.num_feasible < feasible.num_feasible
-    assert_uniform(part)
-
-
 @pytest.mark.parametrize(
     ("name", "layers"),
     [
@@ -140,7 +127,7 @@ def test_sampling_within_a_slice_is_uniform(small_space: SearchSpace, pricer: Pr
         ("gpt2-small", 2 * 2 * 2 + 1),  # no attention, norm2 frozen or none x FFN x stabiliser + none
     ],
 )
-def test_a_share_of_the_large_space(name: str, layers: int, pricer: Pricer) -> None:
+def test_a_share_of_the_large_space(name, layers, pricer):
     """Those of the least latency as deployed: no live norm, no GELU, no ReLU, so linear or no FFN."""
     space = load_space(name)
     priced = price_space(space, pricer, 128)
@@ -153,7 +140,7 @@ def test_a_share_of_the_large_space(name: str, layers: int, pricer: Pricer) -> N
     assert all(price_of(priced, feasible.sample(rng)).latency_s == exactly for _ in range(20))
 
 
-def test_a_member_costing_the_budget_exactly_fits(pricer: Pricer) -> None:
+def test_a_member_costing_the_budget_exactly_fits(pricer):
     """Whatever the rounding: prices here are no whole number of the units costs are counted in."""
 
     class Thirds(type(pricer)):  # type: ignore[misc]
@@ -168,7 +155,7 @@ def test_a_member_costing_the_budget_exactly_fits(pricer: Pricer) -> None:
         assert within_budget(priced, Budget(latency_s=price.latency_s, sent_bytes=price.sent_bytes)).fits(member)
 
 
-def test_prices_beyond_64_bits_are_refused(pricer: Pricer) -> None:
+def test_prices_beyond_64_bits_are_refused(pricer):
     class Ages(type(pricer)):  # type: ignore[misc]
         def price(self, op):
             return type(super().price(op))(latency_s=1e8, sent_bytes=0.0)
@@ -177,33 +164,7 @@ def test_prices_beyond_64_bits_are_refused(pricer: Pricer) -> None:
         within_budget(price_space(load_space("tiny"), Ages(), 8), Budget(latency_s=1e9))
 
 
-def test_outsiders_do_not_fit(pricer: Pricer) -> None:
-    feasible = within_budget(price_space(load_space("tiny"), pricer, 8), Budget(latency_s=1e6))
-    assert not feasible.fits(parse("SM+LN+G", feasible.space.base))
-    check_feasible(feasible)  # which passes, since there are others
-
-
-def test_infeasible_names_the_cheapest_and_its_cost(pricer: Pricer) -> None:
-    feasible = within_budget(price_space(load_space("ladder"), pricer, 8), Budget(latency_s=50))
-    assert feasible.num_feasible == 0
-    message = (
-        "no member of space 'ladder' is within the budget of 50 s at sequence length 8 under 'round'; "
-        "the cheapest, SM+ScFFN, costs 54 s and 500 B; raise the budget or shorten the sequence."
-    )
-    for use in (lambda: check_feasible(feasible), lambda: feasible.sample(np.random.default_rng(0))):
-        with pytest.raises(InfeasibleError, match=re.escape(message)):
-            use()
-
-
-def test_infeasible_in_both_names_the_cheapest_in_each(pricer: Pricer, small_space: SearchSpace) -> None:
-    """GELU is the dear one in seconds, ReLU in bytes; a budget below both ends admits neither."""
-    priced = price_space(small_space, pricer, 8)
-    feasible = within_budget(priced, Budget(latency_s=1, sent_bytes=1))
-    with pytest.raises(InfeasibleError, match=r"within the budget of 1 s and 1 B at .* the cheapest, SM_i3, costs"):
-        check_feasible(feasible)
-
-
-def test_members_of_the_deepest_space_are_listed(pricer: Pricer) -> None:
+def test_members_of_the_deepest_space_are_listed(pricer):
     members = ("SM+LN+G", "SM+R")  # few, since what is checked is the depth
     deepest = Definition(name="deepest", base="tiny", dimensions=Dimensions(layers=MAX_LAYERS), members=members)
     feasible = within_budget(price_space(build_space(deepest), pricer, 8), Budget(latency_s=1e6))
@@ -211,9 +172,7 @@ def test_members_of_the_deepest_space_are_listed(pricer: Pricer) -> None:
 
 
 @pytest.mark.parametrize("measures", [("latency_s",), ("sent_bytes",), ("latency_s", "sent_bytes")])
-def test_deep_spaces_are_counted_in_steps_of_the_budget(
-    small_space: SearchSpace, sizes: Pricer, measures: tuple[Measure, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deep_spaces_are_counted_in_steps_of_the_budget(small_space, sizes, measures, monkeypatch):
     """Never beyond the budget, and all that is below it by the tolerance."""
     priced = price_space(small_space, sizes, 8)
     budget = Budget(**{name: getattr(price_of(priced, most_expensive(priced, name)), name) for name in measures})
@@ -233,15 +192,6 @@ def test_deep_spaces_are_counted_in_steps_of_the_budget(
     assert sum(part.num_feasible for part in price_slices(feasible_space, 4)) == feasible_space.num_feasible
 
 
-def test_a_deep_space_has_two_budgets_at_most() -> None:
-    deep = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=19)))
-    priced = price_space(deep, load_pricer("sigma"), 8)
-    with pytest.raises(
-        UserError, match="a space of more than 18 layers must have at most 2 budgets, but 'tiny' has 19 and got"
-    ):
-        within_budget(priced, Budget(latency_s=1.0, sent_bytes=1e6, key_bytes=1e9))
-
-
 @pytest.fixture(scope="module")
 def keyed() -> PricedSpace:
     """Two layers under `sigma`, some seconds dearer in keys than in time."""
@@ -249,8 +199,43 @@ def keyed() -> PricedSpace:
     return price_space(space, load_pricer("sigma"), 8)
 
 
+def test_infeasible_names_the_cheapest_and_its_cost(small_space, pricer, keyed):
+    """In seconds and in bytes, where both are bounded; of the small space GELU is dear in seconds and ReLU in bytes."""
+    ladder, small = (price_space(space, pricer, 8) for space in (load_space("ladder"), small_space))
+    other = price_space(keyed.space, load_pricer("semi2k"), 8)
+    message = (
+        "no member of space 'ladder' is within the budget of 50 s at sequence length 8 under 'round'; "
+        "the cheapest, SM+ScFFN, costs 54 s and 500 B; raise the budget or shorten the sequence."
+    )
+    two = [Bounded(keyed, Budget(latency_s=1e-6))]
+    for feasible, said in (
+        (within_budget(ladder, Budget(latency_s=50)), re.escape(message)),
+        (within_budget(small, Budget(latency_s=1, sent_bytes=1)), "of 1 s and 1 B at .* the cheapest, SM_i3, costs"),
+        (within_budget(keyed, Budget(latency_s=60.0, key_bytes=1.0)), "of 1.00 min and 1 B of keys .* of keys; raise"),
+        (within_budget(other, Budget(latency_s=60.0), two), "of 1.00 min under 'semi2k' and 1e-06 s under 'sigma' at"),
+    ):
+        assert feasible.num_feasible == 0
+        for use in (check_feasible, lambda feasible: feasible.sample(np.random.default_rng(0))):
+            with pytest.raises(InfeasibleError, match=said):
+                use(feasible)
+    within = within_budget(price_space(load_space("tiny"), pricer, 8), Budget(latency_s=1e6))
+    assert not within.fits(parse("SM+LN+G", within.space.base))
+    check_feasible(within)  # which passes, since there are others
+
+
+def test_budgets_that_cannot_be_counted_are_refused(keyed):
+    deep = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=19)))
+    three = Budget(latency_s=1.0, sent_bytes=1e6, key_bytes=1e9)
+    for priced, budget, said in (
+        (price_space(deep, load_pricer("sigma"), 8), three, "a space of more than 18 layers must have at most 2 budg"),
+        (price_space(keyed.space, load_pricer("semi2k"), 8), Budget(key_bytes=1e9), "but protocol semi2k has none"),
+    ):
+        with pytest.raises(UserError, match=said):
+            within_budget(priced, budget)
+
+
 @given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
-def test_keys_are_counted_as_exactly_as_latency_and_bytes(keyed: PricedSpace, shares: tuple[float, ...]) -> None:
+def test_keys_are_counted_as_exactly_as_latency_and_bytes(keyed, shares):
     measures: tuple[Measure, ...] = ("latency_s", "sent_bytes", "key_bytes")
     costs = [price_of(keyed, member) for member in members(keyed.space)]
     bounds: dict[str, float] = {}
@@ -265,17 +250,8 @@ def test_keys_are_counted_as_exactly_as_latency_and_bytes(keyed: PricedSpace, sh
         assert feasible.num_feasible == expected == len(list(feasible.members()))
 
 
-def test_keys_beyond_the_storage_and_without_a_dealer(keyed: PricedSpace) -> None:
-    feasible = within_budget(keyed, Budget(latency_s=60.0, key_bytes=1.0))
-    with pytest.raises(InfeasibleError, match=r"budget of 1.00 min and 1 B of keys .* of keys; raise the budget"):
-        check_feasible(feasible)
-    other = price_space(keyed.space, load_pricer("semi2k"), 8)
-    with pytest.raises(UserError, match="--budget-keys is of a dealer's keys, but protocol semi2k has none"):
-        within_budget(other, Budget(key_bytes=1e9))
-
-
 @given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
-def test_members_within_the_budgets_of_two_protocols(keyed: PricedSpace, shares: tuple[float, ...]) -> None:
+def test_members_within_the_budgets_of_two_protocols(keyed, shares):
     other = price_space(keyed.space, load_pricer("semi2k", "wan"), 8)
     axes: list[tuple[PricedSpace, Measure]] = [(other, "latency_s"), (keyed, "latency_s"), (keyed, "key_bytes")]
     bounds = []
@@ -288,10 +264,3 @@ def test_members_within_the_budgets_of_two_protocols(keyed: PricedSpace, shares:
     assert set(feasible_space.members()) == expected
     assert feasible_space.num_feasible == len(expected)
     assert all(feasible_space.fits(member) for member in expected)
-
-
-def test_nothing_within_two_budgets_names_the_cheapest_under_each(keyed: PricedSpace) -> None:
-    other = price_space(keyed.space, load_pricer("semi2k"), 8)
-    feasible_space = within_budget(other, Budget(latency_s=60.0), [Bounded(keyed, Budget(latency_s=1e-6))])
-    with pytest.raises(InfeasibleError, match=r"budget of 1.00 min under 'semi2k' and 1e-06 s under 'sigma' at seq"):
-        check_feasible(feasible_space)

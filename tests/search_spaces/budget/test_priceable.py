@@ -2,12 +2,11 @@ import pytest
 
 from costmodel.cost import Price
 from costmodel.errors import UnpricedOpError
-from costmodel.estimate import Pricer
 from costmodel.ops import Op, RmsNorm, Softmax
 from costmodel.protocols import load_pricer
 from search_spaces.bases import Dimensions
 from search_spaces.budget.priceable import priceable
-from search_spaces.budget.priced_space import Accounting, price_space
+from search_spaces.budget.priced_space import price_space
 from search_spaces.definition import SHIPPED, Choices, Definition
 from search_spaces.space import SearchSpace, build_space, load_space
 from search_spaces.workload import Workload
@@ -29,7 +28,7 @@ def space_of(**choices: tuple[str, ...]) -> SearchSpace:
     return build_space(definition)
 
 
-def test_what_the_printed_rows_lack_leaves_the_space_of_forms() -> None:
+def test_what_the_printed_rows_lack_leaves_the_space_of_forms():
     space, left_out = priceable(SPACES["gpt2-forms"], load_pricer(), WORK)
     assert left_out == {
         "norm1 rmsnorm": NO_ROW.format("RmsNorm"),
@@ -47,23 +46,16 @@ def test_what_the_printed_rows_lack_leaves_the_space_of_forms() -> None:
 
 
 @pytest.mark.parametrize("accounting", ["deployed", "written"])
-def test_a_frozen_norm_stays_where_no_printed_row_has_one(accounting: Accounting) -> None:
-    """Folding leaves nothing of it, and as written `published` takes it as folded."""
-    space = SPACES["gpt2-small"]
-    assert priceable(space, load_pricer(), WORK, accounting) == (space, {})
+def test_a_space_that_lists_its_members_is_left_as_it_is(accounting, pricer):
+    """Its members are what was asked for: pricing it says what is missing. So is a space all of which has a price.
 
-
-@pytest.mark.parametrize("name", ["gpt2-papers", "gpt2-small", "tiny"])
-def test_a_space_that_has_a_price_is_left_as_it_is(name: str, pricer: Pricer) -> None:
-    assert priceable(SPACES[name], pricer, WORK)[0] is SPACES[name]
-
-
-@pytest.mark.parametrize("accounting", ["deployed", "written"])
-def test_a_space_that_lists_its_members_is_left_as_it_is(accounting: str) -> None:
-    """Its members are what was asked for: pricing it says what is missing."""
+    A frozen norm has no printed row: folding leaves nothing of it, and as written `published` takes it as folded.
+    """
     definition = Definition(name="squares", base="tiny", members=("SM+SQ", "SM+R"))
-    for space in (SPACES["ladder"], build_space(definition)):
-        assert priceable(space, load_pricer(), WORK, accounting) == (space, {})  # type: ignore[arg-type]
+    for space in (SPACES["ladder"], SPACES["gpt2-small"], build_space(definition)):
+        assert priceable(space, load_pricer(), WORK, accounting) == (space, {})
+    for name in ("gpt2-papers", "gpt2-small", "tiny"):
+        assert priceable(SPACES[name], pricer, WORK, accounting)[0] is SPACES[name]
     with pytest.raises(UnpricedOpError, match="no formula for Square"):
         price_space(build_space(definition), load_pricer(), WORK)
 
@@ -79,12 +71,12 @@ def test_a_space_that_lists_its_members_is_left_as_it_is(accounting: str) -> Non
         ({"norm1": ("rmsnorm",)}, "a choice of norm1 .* got rmsnorm: .* no formula for RmsNorm"),
     ],
 )
-def test_a_kind_without_any_price_is_refused_by_name(choices: dict[str, tuple[str, ...]], message: str) -> None:
+def test_a_kind_without_any_price_is_refused_by_name(choices, message):
     with pytest.raises(ValueError, match=f"space 'own' must have {message}"):
         priceable(space_of(**choices), load_pricer(), WORK)
 
 
-def test_a_choice_leaves_for_its_own_sake_alone(pricer: Pricer) -> None:
+def test_a_choice_leaves_for_its_own_sake_alone(pricer):
     """Without a price for softmax, attention leaves; norms before it stay."""
 
     class NoSoftmax(type(pricer)):  # type: ignore[misc]

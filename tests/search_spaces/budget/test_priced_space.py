@@ -1,5 +1,4 @@
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from costmodel.ops import Op, OpGraph
 from costmodel.protocols import load_pricer
 from search_spaces.budget.priced_space import (
     Accounting,
-    Measure,
     cheapest,
     most_expensive,
     price_by_part,
@@ -23,7 +21,7 @@ from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import Member, parse
 from search_spaces.pricing import price_architecture
-from search_spaces.space import SearchSpace, load_space, member_at, members, sample, with_first_layers
+from search_spaces.space import load_space, member_at, members, sample, with_first_layers
 from search_spaces.workload import Workload
 
 SPACES = {name: load_space(name) for name in SHIPPED}
@@ -38,7 +36,7 @@ def whole(member: Member, pricer: Pricer, accounting: Accounting, seq_len: int =
 @ACCOUNTINGS
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("seq_len", [1, 64])
-def test_a_path_costs_what_its_op_graph_costs(name: str, seq_len: int, accounting: Accounting, pricer: Pricer) -> None:
+def test_a_path_costs_what_its_op_graph_costs(name, seq_len, accounting, pricer):
     space, rng = SPACES[name], np.random.default_rng(0)
     priced = price_space(space, pricer, seq_len, accounting)
     for member in (sample(space, rng) for _ in range(30)):
@@ -47,7 +45,7 @@ def test_a_path_costs_what_its_op_graph_costs(name: str, seq_len: int, accountin
         assert total_price(price_by_part(priced, member).values()) == price
 
 
-def test_parts_are_the_embedding_the_layers_and_the_head(pricer: Pricer) -> None:
+def test_parts_are_the_embedding_the_layers_and_the_head(pricer):
     """Seconds as in the fixture; a ReLU layer behind a frozen norm keeps 3 + 1 as deployed."""
     space = SPACES["gpt2-small"]
     prices = price_by_part(price_space(space, pricer, 8), parse("SM+fLN+R", space.base))
@@ -58,7 +56,7 @@ def test_parts_are_the_embedding_the_layers_and_the_head(pricer: Pricer) -> None
 @ACCOUNTINGS
 @pytest.mark.parametrize("whose", [{"public_layers": "embed,0-1"}, {"client_layers": 2}, {"client_layers": 0}])
 @pytest.mark.parametrize(("name", "notation"), [("gpt2-small", "12xLSLGo"), ("smollm2-135m", "30xMSMWo")])
-def test_layers_that_are_no_secret_are_priced_so(name: str, notation: str, whose: Any, accounting: Accounting) -> None:
+def test_layers_that_are_no_secret_are_priced_so(name, notation, whose, accounting):
     """Every member begins with them; a tail without layers is still the model that the deployment names layers of."""
     base = SPACES[name].base
     space, pricer = (
@@ -77,7 +75,7 @@ def test_layers_that_are_no_secret_are_priced_so(name: str, notation: str, whose
 
 
 @ACCOUNTINGS
-def test_a_price_is_per_new_token(accounting: Accounting) -> None:
+def test_a_price_is_per_new_token(accounting):
     space, pricer, work = SPACES["tiny"], load_pricer("semi2k"), Workload(prompt_len=8, new_tokens=3)
     priced = price_space(space, pricer, work, accounting)
     for member in (member_at(space, index) for index in (0, 77, 300)):
@@ -88,7 +86,7 @@ def test_a_price_is_per_new_token(accounting: Accounting) -> None:
 
 
 @ACCOUNTINGS
-def test_simplified_blocks_are_priced_per_depth(accounting: Accounting, pricer: Pricer) -> None:
+def test_simplified_blocks_are_priced_per_depth(accounting, pricer):
     """Layer 0 alone has a value projection; the price of a layer may depend on where it stands."""
 
     class PerLinear(type(pricer)):  # type: ignore[misc]
@@ -104,21 +102,21 @@ def test_simplified_blocks_are_priced_per_depth(accounting: Accounting, pricer: 
 
 
 @pytest.mark.parametrize("measure", ["latency_s", "sent_bytes"])
-def test_cheapest_and_most_expensive_by_enumeration(small_space: SearchSpace, pricer: Pricer, measure: Measure) -> None:
+def test_cheapest_and_most_expensive_by_enumeration(small_space, pricer, measure):
     priced = price_space(small_space, pricer, 8)
     costs = {member: getattr(price_of(priced, member), measure) for member in members(small_space)}
     assert costs[cheapest(priced, measure)] == min(costs.values())
     assert costs[most_expensive(priced, measure)] == max(costs.values())
 
 
-def test_outsiders_have_no_price(pricer: Pricer) -> None:
+def test_outsiders_have_no_price(pricer):
     priced = price_space(SPACES["tiny"], pricer, 8)
     with pytest.raises(ValueError, match="only members of space 'tiny' are priced here"):
         price_of(priced, parse("SM+LN+G", SPACES["tiny"].base))
 
 
 @pytest.mark.parametrize("latency_s", [float("nan"), float("inf"), -1.0])
-def test_impossible_prices_are_refused(pricer: Pricer, latency_s: float) -> None:
+def test_impossible_prices_are_refused(pricer, latency_s):
     class Broken(type(pricer)):  # type: ignore[misc]
         def price(self, op: Op) -> Price:
             return Price(latency_s=latency_s, sent_bytes=0.0)
@@ -128,7 +126,7 @@ def test_impossible_prices_are_refused(pricer: Pricer, latency_s: float) -> None
 
 
 @ACCOUNTINGS
-def test_prices_that_do_not_add_up_are_refused(accounting: Accounting, pricer: Pricer) -> None:
+def test_prices_that_do_not_add_up_are_refused(accounting, pricer):
     """`cheapest` and every count rest on additivity, so a lowering that broke it must not go unseen."""
 
     def lower_with_surcharge(architecture, seq_len):
