@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from costmodel.network import NETWORKS, Network, link, load_network, network_s
+from costmodel.protocols import PROTOCOLS, TRUST, load_pricer
+from costmodel.trust import caption, described, shown
 
 LINK = Network(name="link", bandwidth_bits_per_s=8e6, rtt_s=0.1, source="a test")
 
@@ -62,3 +64,40 @@ def test_impossible_links_are_refused(wrong: dict[str, float]) -> None:
     settings: Any = {"bandwidth_bits_per_s": 1e9, "rtt_s": 0.0} | wrong
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Network(name="link", source="a test", **settings)
+
+
+def test_every_protocol_has_a_statement():
+    assert set(TRUST) == set(PROTOCOLS)
+    for protocol in PROTOCOLS:
+        assert load_pricer(protocol).trust == TRUST[protocol]
+
+
+def test_thresholds_by_name():
+    three = TRUST["aby3"]
+    assert three.threshold == "honest majority"
+    assert replace(three, max_corrupted=2).threshold == "dishonest majority"
+    assert TRUST["semi2k"].threshold == "dishonest majority"
+
+
+def test_in_words():
+    assert described(TRUST["aby3"]) == (
+        "3 parties, semi-honest, honest majority (at most 1 corrupted); correlated randomness: none but seeds that "
+        "pairs of parties share"
+    )
+    assert shown("0-5").startswith(
+        "; public layers 0-5: every party has their weights, and none sees more by it of the"
+    )
+    assert shown(None) == ""
+    assert caption(TRUST["semi2k"]) == "2 parties, semi-honest, dishonest majority, trusted dealer"
+
+
+@pytest.mark.needs_engine
+def test_the_engine_deals_from_its_first_party():
+    """What the statement of semi2k says, in the configuration that runs are made with."""
+    from spu import libspu
+
+    from costmodel.engine.runtimes import configuration
+    from costmodel.protocols.primitives import EngineSetting
+
+    assert configuration("semi2k", EngineSetting()).beaver_type == libspu.RuntimeConfig.BeaverType.TrustedFirstParty
+    assert "first party" in TRUST["semi2k"].randomness

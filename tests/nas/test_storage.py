@@ -1,12 +1,18 @@
+"""Files and locks of a run, Ctrl-C, and versions."""
+
 import fcntl
+import os
+import signal
 import subprocess
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from nas import storage
+from nas import provenance, storage
+from nas.interrupt import deferred_interrupt
 from nas.storage import LOCK_FILE, is_running, locked, replace_file
 
 HOLD = """
@@ -80,3 +86,40 @@ def test_of_two_writers_the_last_ones_file_is_whole(tmp_path: Path, monkeypatch:
     replace_file(path, "ours")
     assert path.read_text() == "ours"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_ctrl_c_is_noted_and_the_second_interrupts():
+    before = signal.getsignal(signal.SIGINT)
+    with deferred_interrupt() as interrupted:
+        assert not interrupted()
+        press()
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_is_as_ever_afterwards():
+    with deferred_interrupt() as interrupted:
+        pass
+    assert not interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+def test_a_source_folder_that_was_never_installed_has_versions(monkeypatch):
+    def version(name: str) -> str:
+        if name == "private-inference-nas":
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(provenance, "version", version)
+    assert provenance.versions() | {"python": ""} == {
+        "private-inference-nas": "not installed",
+        **dict.fromkeys(("torch", "ray", "tokenizers", "numpy"), "1.0"),
+        "python": "",
+    }

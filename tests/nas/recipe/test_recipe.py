@@ -1,15 +1,20 @@
-"""Scales, recipes and the names of candidates and trials."""
+"""Recipes: defaults, the papers', changes of them, and what names a candidate."""
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 
 from costmodel.errors import UserError
-from nas.recipe.candidate import Candidate, candidate_id
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, trained_architecture
-from search_spaces.bases import BASES
+from nas import search, train
+from nas.recipe.candidate import Candidate, candidate_at, candidate_id, trial_id
+from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
+from nas.recipe.papers import LANGUINI, recipe_for
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Foldable, Recipe, Scale, trained_architecture
+from nas.training.optimizer import learning_rate
+from search_spaces.bases import BASES, base_architecture
 from search_spaces.notation import parse
 from tests.imports import loaded_by
 
@@ -105,3 +110,137 @@ def test_a_model_wider_than_a_tensor_is_not_trained() -> None:
     wide = replace(GPT2, d_ff=10**30)
     with pytest.raises(UserError, match="`d_ff` of a model to train must be at most 268435456"):
         trained_architecture(wide, SCALES["paper"])
+
+
+@pytest.mark.parametrize("command", [search, train])
+def test_the_recipe_has_one_entry_in_the_help_and_a_list_of_its_own(command, capsys) -> None:
+    for flag, shown in (("--help", False), ("--recipe.help", True)):
+        with pytest.raises(SystemExit, match="^0$"):
+            command.parse([flag]) if command is search else command.main([flag])
+        text = capsys.readouterr().out
+        assert ("--recipe.scale.learning-rate" in text) is shown
+        assert ("--recipe.precision VALUE" in text) is shown
+        assert ("--recipe.help" in text) is not shown
+
+
+def test_codeparrot_at_paper_scale() -> None:
+    recipe = recipe_for("paper", "codeparrot:/copy", entropy_regularised=True)
+    scale = recipe.scale
+    assert scale.batch * scale.seq_len == 65_536
+    assert scale.num_steps == pytest.approx(32_000, rel=0.01)
+    assert learning_rate(recipe, scale.warmup_steps - 1) == 1e-3
+    assert learning_rate(recipe, scale.num_steps) == 0
+    assert (recipe.weight_decay, recipe.clip_norm, recipe.data) == (0.1, 1.0, "codeparrot:/copy")
+    assert recipe.entropy is not None
+    assert recipe.entropy.weight == pytest.approx(0.16, rel=0.03)
+
+
+def test_languini_at_paper_scale() -> None:
+    recipe = recipe_for("paper", "languini", entropy_regularised=False)
+    assert recipe == LANGUINI
+    assert (recipe.scale.num_steps, recipe.scale.warmup_steps, recipe.scale.seq_len) == (18_265, 200, 512)
+    assert learning_rate(recipe, 199) == 6e-4
+    assert learning_rate(recipe, recipe.scale.num_steps) == pytest.approx(6e-6)
+    assert (recipe.weight_decay, recipe.clip_norm) == (0.0, math.inf)
+    assert (recipe.beta1, recipe.beta2) == (0.9, 0.95)
+
+
+def test_other_data_and_scales_keep_the_scales_own_recipe() -> None:
+    assert recipe_for("proxy", "languini", entropy_regularised=False).clip_norm == 1
+    assert recipe_for("paper", "books", entropy_regularised=False).scale.seq_len == 128
+
+
+def test_a_candidate_gets_the_recipe_of_its_data() -> None:
+    member = parse("EReg(SM+ScFuFFN)", base_architecture("gpt2-small"))
+    candidate = candidate_at(member, "paper", seq_len=None, tokens=1_000_000, data="languini")
+    assert candidate.trained.vocab_size == 16_384
+    assert candidate.recipe.scale.tokens == 1_000_000
+    assert candidate.recipe.entropy is not None
+    assert candidate.recipe.entropy.weight == pytest.approx(5e-5 * 128 * 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "data", "expected"),
+    [
+        ("SM+LN+G", "proxy", "stdlib", "d245ef09f234"),
+        ("EReg(SM(t)+ScFuFFN_i6)", "proxy", "stdlib", "aa10b3f57313"),
+        ("EReg(SM(t)+ScFuFFN)", "paper", "languini", "9a68ce2f740d"),
+    ],
+)
+def test_golden_ids(name: str, scale: str, data: str, expected: str) -> None:
+    """A new field must not change them: it is left out of the canonical form where it has its default."""
+    member = parse(name, base_architecture("gpt2-small"))
+    candidate = candidate_at(member, scale, seq_len=None, tokens=None, data=data)  # type: ignore[arg-type]
+    assert candidate_id(candidate) == expected
+    assert trial_id(candidate, seed=3, attempt=1) == f"{expected}-s3-a1"
+
+
+@pytest.mark.parametrize(("seed", "attempt"), [(-1, 0), (0, -1)])
+def test_negative_numbers_name_no_trial(seed: int, attempt: int) -> None:
+    member = parse("SM", base_architecture("tiny"))
+    with pytest.raises(ValueError, match="must not be negative"):
+        trial_id(candidate_at(member, "smoke", seq_len=None, tokens=None, data="stdlib"), seed=seed, attempt=attempt)
+
+
+@pytest.mark.parametrize(
+    "stated", [{"parent": "q"}, {"most_likely": 64}, {"trainable": "changed"}, {"blockwise_tokens": 1024}]
+)
+def test_what_a_schedule_states_beyond_its_defaults_makes_another_candidate(stated: dict[str, Any]) -> None:
+    member = parse("SM+R", base_architecture("gpt2-small"))
+    route = DistillationSchedule(parent="p", placement="12xLSLGo")
+    ids = [
+        candidate_id(candidate_at(member, "proxy", data="stdlib", route=made))
+        for made in (route, replace(route, **stated))
+    ]
+    assert ids[0] == "0fbaa18397f9"
+    assert ids[1] != ids[0]
+
+
+REGULARISED = Recipe(entropy=EntropyRegularisation())
+
+
+def test_every_change_lands_where_it_belongs():
+    changes = RecipeChanges(
+        scale=ScaleChanges(learning_rate=0.5), entropy=EntropyChanges(weight=0.0), weight_decay=0.0, schedule="linear"
+    )
+    made = changed(REGULARISED, changes)
+    assert (made.scale.learning_rate, made.entropy.weight) == (0.5, 0.0)
+    assert (made.weight_decay, made.schedule) == (0.0, "linear")
+    assert (made.beta2, made.scale.batch) == (REGULARISED.beta2, REGULARISED.scale.batch)
+
+
+@pytest.mark.parametrize(
+    ("changes", "target"),
+    [
+        (RecipeChanges, Recipe),
+        (ScaleChanges, Scale),
+        (EntropyChanges, EntropyRegularisation),
+        (FoldableChanges, Foldable),
+    ],
+)
+def test_there_is_a_field_for_every_change(changes, target):
+    assert {field.name for field in fields(changes)} <= {field.name for field in fields(target)}
+
+
+def test_stating_a_floor_keeps_ffns_foldable():
+    made = changed(Recipe(), RecipeChanges(foldable=FoldableChanges(floor=0.3)))
+    assert made.foldable == Foldable(floor=0.3)
+    assert changed(made, RecipeChanges(foldable=FoldableChanges(every=4))).foldable == Foldable(floor=0.3, every=4)
+
+
+def test_a_regulariser_that_is_not_there_cannot_be_changed():
+    with pytest.raises(ValueError, match=r"\(margin\) need an architecture named EReg"):
+        changed(Recipe(), RecipeChanges(entropy=EntropyChanges(margin=0.1)))
+
+
+def test_the_published_form_needs_a_weight_of_its_own():
+    form = EntropyChanges(form="published-code")
+    with pytest.raises(ValueError, match="state --recipe.entropy.weight"):
+        changed(REGULARISED, RecipeChanges(entropy=form))
+    weighted = changed(REGULARISED, RecipeChanges(entropy=replace(form, weight=1e-5)))
+    assert (weighted.entropy.form, weighted.entropy.weight) == ("published-code", 1e-5)
+
+
+def test_values_are_checked_as_those_of_a_recipe():
+    with pytest.raises(ValueError, match="`micro_batch` must divide `batch`"):
+        changed(Recipe(), RecipeChanges(scale=ScaleChanges(micro_batch=3)))
