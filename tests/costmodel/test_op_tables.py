@@ -61,7 +61,7 @@ def of_testbed(protocol: str) -> Table:
 def of_measured(protocol: str) -> Table:
     file = "tests/costmodel/protocols/measured.yaml"
     measured = load_mapping(ROOT / file)["sent_bytes_and_messages"][protocol]["default"]
-    holds = "bytes and messages the engine sent: an op in PLAN of test_measured_bytes.py beside it, then measure again"
+    holds = "bytes and messages the engine sent: an op in `some_ops` of test_measured_bytes.py, then measure again"
     return table(file, protocol, holds, first_words(measured, "("))
 
 
