@@ -1,5 +1,6 @@
 import math
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -165,6 +166,24 @@ def free_peers() -> Callable[[int], tuple[tuple[str, int], ...]]:
         return tuple(addresses.values())
 
     return peers
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`snapshot("table", text)`: the text is that of snapshots/table.txt beside the test, but for far decimal places.
+
+    `SNAPSHOTS=write pytest PATH` writes the files anew.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "snapshots" / f"{name}.txt"
+        rounded = re.sub(r"\d+\.\d{7,}(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", text)
+        if os.environ.get("SNAPSHOTS") == "write":
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(rounded)
+        assert rounded.splitlines() == path.read_text().splitlines(), f"{path} differs; SNAPSHOTS=write writes it"
+
+    return compare
 
 
 @pytest.fixture(scope="session")
