@@ -3,7 +3,6 @@
 import math
 import re
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -34,7 +33,7 @@ def test_an_unknown_experiment_is_refused_by_name_with_the_nearest(name, end):
         ("bench", {"bars": 1}, "unknown key 'bars'"),
     ],
 )
-def test_bad_settings_are_refused(name: str, change: dict[str, Any], message: str):
+def test_bad_settings_are_refused(name, change, message):
     with pytest.raises(UserError, match=message):
         settings_of(name, **change)
 
@@ -51,25 +50,25 @@ SMALL = replace(settings_of("bench"), base="tiny", scale="smoke", rounds=1, burs
 
 
 @pytest.mark.parametrize("way", [bench.PLAIN, bench.OURS, bench.REGULARISED])
-def test_a_step_learns(way: str) -> None:
+def test_a_step_learns(way):
     step, tokens = bench.stepper(SMALL, way)
     assert step() > [step() for _ in range(10)][-1]
     assert tokens > 0
 
 
-def test_every_way_has_a_rate_and_every_protocol_its_seconds() -> None:
+def test_every_way_has_a_rate_and_every_protocol_its_seconds():
     console = Console(width=120, record=True)
     bench.run("bench", SMALL, console)
     text = console.export_text()
     assert all(name in text for name in (bench.PLAIN, bench.OURS, bench.REGULARISED, "published"))
 
 
-def test_no_rounds_are_refused() -> None:
+def test_no_rounds_are_refused():
     with pytest.raises(UserError, match="`rounds` must be positive, but got 0"):
         replace(SMALL, rounds=0)
 
 
-def test_a_figure_is_judged_by_its_bars_alone() -> None:
+def test_a_figure_is_judged_by_its_bars_alone():
     figures = [Figure("a", 1.0, "{:.1f} s", least, most) for least, most in ((None, None), (1.0, 1.0), (1.1, None))]
     assert [figure.cells[1:] for figure in (*figures, Figure("b", 2.0, most=1.0))] == [
         ["1.0 s", "", ""],

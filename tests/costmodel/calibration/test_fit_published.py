@@ -225,7 +225,7 @@ def test_leaving_out_sees_less_than_the_fit(rows, row_counts):
 ROWS = printed_rows()
 
 
-def test_runs_of_crypten_are_equal_to_the_last_digit() -> None:
+def test_runs_of_crypten_are_equal_to_the_last_digit():
     checks = [check for check in printed_checks(ROWS) if check.row.group == "CrypTen as run by SIGMA"]
     assert [check.row.gigabytes for check in checks] == ["8.34", "3.45", "3.27", ".11", "3.92", "8.34", "21.11"]
     assert all(check.is_equal and check.factor is None for check in checks)
@@ -233,7 +233,7 @@ def test_runs_of_crypten_are_equal_to_the_last_digit() -> None:
     assert own_bytes(checks[1].row) == 12 * 128 * 3072 * 16 * (27 + 2 + 8 + 6 + 4 + 2)
 
 
-def test_shafts_functions_send_what_it_prints() -> None:
+def test_shafts_functions_send_what_it_prints():
     """354 MB and 19 rounds for a GELU of 128 x 3,072: a ReLU, a sign, an opening and a product, of 8 bytes a share."""
     comm = shaft_activation(ops.Silu(rows=128, features=3072))
     assert comm.online_bytes == 128 * 3072 * (464 + 432 + 16 + 32) == 354 * 2**20
@@ -245,7 +245,7 @@ def test_shafts_functions_send_what_it_prints() -> None:
 @pytest.mark.parametrize(
     ("protocol", "num_held_out", "bar"), [("crypten", 2, 0.003), ("aby3", 4, 0.05), ("cheetah", 1, 0.02)]
 )
-def test_held_out_rows_are_near_by_the_factor_of_one(protocol: str, num_held_out: int, bar: float) -> None:
+def test_held_out_rows_are_near_by_the_factor_of_one(protocol, num_held_out, bar):
     checks = [check for check in printed_checks(ROWS) if check.row.protocol == protocol and check.factor is not None]
     held_out = [check for check in checks if not check.row.fitted]
     assert len(held_out) == num_held_out
@@ -254,13 +254,13 @@ def test_held_out_rows_are_near_by_the_factor_of_one(protocol: str, num_held_out
 
 
 @pytest.mark.parametrize("protocol", ["crypten", "aby3", "cheetah"])
-def test_validate_prints_them(run, protocol: str) -> None:
+def test_validate_prints_them(run, protocol):
     code, out, _ = run("validate", "--protocol", protocol)
     assert code == 0
     assert all(row.name in out for row in ROWS if row.protocol == protocol)
 
 
-def test_validate_fails_when_a_printed_digit_differs(run, monkeypatch) -> None:
+def test_validate_fails_when_a_printed_digit_differs(run, monkeypatch):
     off = tuple(replace(row, gigabytes="8.35") if row.gigabytes == "8.34" else row for row in ROWS)
     monkeypatch.setattr("costmodel.commands.validate.printed_rows", lambda: off)
     code, out, _ = run("validate", "--protocol", "crypten")

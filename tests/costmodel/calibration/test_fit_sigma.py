@@ -11,17 +11,17 @@ ROWS = sigma_rows()
 FITTED = [row for row in ROWS if row.fitted]
 
 
-def test_the_committed_testbed_is_the_fit_of_its_rows() -> None:
+def test_the_committed_testbed_is_the_fit_of_its_rows():
     assert dump_sigma(fit(FITTED)) == TESTBED.read_text(encoding="utf-8")
     assert load_sigma(TESTBED).rows == tuple(row.name for row in FITTED)
 
 
-def test_a_held_out_row_is_not_fitted() -> None:
+def test_a_held_out_row_is_not_fitted():
     with pytest.raises(UserError, match="must not be fitted, but got BERT-tiny T=128 loopback; leave it"):
         fit([*FITTED, next(row for row in ROWS if row.model == "BERT-tiny")])
 
 
-def test_classes_sum_to_what_a_run_computed() -> None:
+def test_classes_sum_to_what_a_run_computed():
     small = FITTED[0]
     parts = compute_s_of(small)
     assert sum(parts.values()) == pytest.approx(1.394522 - 0.214182)

@@ -40,18 +40,18 @@ def fitted(ends: tuple[float, float], powers: tuple[int, ...], linear: float) ->
 
 
 @pytest.mark.parametrize("segment", SEGMENTS)
-def test_the_fit_gives_the_coefficients(segment: str) -> None:
+def test_the_fit_gives_the_coefficients(segment):
     ends, powers, linear, coefficients = SEGMENTS[segment]
     assert list(coefficients) == pytest.approx(fitted(ends, powers, linear), rel=1e-12, abs=0.0)
 
 
 @pytest.mark.parametrize("segment", SEGMENTS)
-def test_coefficients_are_multiples_of_what_the_engine_holds(segment: str) -> None:
+def test_coefficients_are_multiples_of_what_the_engine_holds(segment):
     coefficients = SEGMENTS[segment][-1]
     assert [value / STEP for value in coefficients] == [round(value / STEP) for value in coefficients]
 
 
-def test_the_greatest_error_is_0_0104_at_2_72() -> None:
+def test_the_greatest_error_is_0_0104_at_2_72():
     points = np.linspace(-8, 8, 160_001)
     op = ops.Gelu(rows=1, features=len(points), form="piecewise")
     errors = np.abs(evaluate(op, numpy_library(), {}, points[None])[0] - gelu(points))

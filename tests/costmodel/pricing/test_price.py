@@ -72,7 +72,6 @@ def test_a_model_costs_the_same_however_it_is_given(tmp_path):
 
 def test_new_tokens_cost_the_same_however_the_model_is_given():
     named = costmodel.price("SM+LN+G", base="tiny", protocol="semi2k", seq_len=8, new_tokens=3)
-    assert named.tokens is not None
     assert [price.sent_bytes for price in named.tokens.by_token] == [row["sent_bytes"] for row in named.to_records()]
     assert sum(row["sent_bytes"] for row in named.to_records()) == named.sent_bytes
     assert named.asked.deployment.projection == "last"

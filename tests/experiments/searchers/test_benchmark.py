@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -125,11 +124,10 @@ def test_pools_part_a_table(entries):
     assert len(final) == len(entries) // 3
 
 
-def test_a_table_of_which_little_is_trained_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_table_of_which_little_is_trained_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark, "DATA", tmp_path)
     head = "candidate_id,corpus,seed,row,variant,perplexity,tokens,seconds,reason,rungs\n"
     rows = load_space(str(table.CONFIGS / "table-12-space.yaml")).definition.members
-    assert rows is not None
     (tmp_path / "few.csv").write_text(f"{head}c,x,0,{rows[0]},12,8.1,100,60,,\n")
     part = TablePart(space="table-12-space.yaml", parent="builtin", seeds=(0,), committed="few.csv", blocks="b.csv")
     with pytest.raises(UserError, match=r"few.csv must hold at least 8 architectures, but holds 1; train more"):
@@ -145,7 +143,7 @@ def test_the_shipped_files_fit_together():
 
 
 @pytest.mark.parametrize("name", ["table", "table-known", "table-pythia", "table-english"])
-def test_what_is_committed_is_of_the_parts(name: str):
+def test_what_is_committed_is_of_the_parts(name):
     for part in settings_of(name).parts.values():
         committed = {record.row for record in read_outcomes(DATA / part.committed)}
         assert committed <= set(table.table_rows(part))
@@ -153,7 +151,7 @@ def test_what_is_committed_is_of_the_parts(name: str):
         assert others or all(row.startswith("EReg(") == regularised for row in committed)
 
 
-def test_a_parent_that_is_to_be_made_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_parent_that_is_to_be_made_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="'runs/parent-pythia-export' of part 'pythia' must be a folder"):
         table.run("table-pythia", settings_of("table-pythia"), Console(quiet=True))

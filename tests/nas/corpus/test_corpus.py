@@ -36,7 +36,7 @@ def corpus(files: Path, tmp_path_factory) -> Corpus:
     return prepare(str(files), 300, tmp_path_factory.mktemp("cache"))
 
 
-def test_tokens_decode_to_the_documents(files: Path, corpus: Corpus) -> None:
+def test_tokens_decode_to_the_documents(files, corpus):
     tokenizer = Tokenizer.from_file(str(Path(corpus.folder) / "tokenizer.json"))
     for split in ("train", "validation"):
         tokens = corpus.tokens(split)
@@ -45,14 +45,14 @@ def test_tokens_decode_to_the_documents(files: Path, corpus: Corpus) -> None:
         assert text == "".join(f"{document}{END_OF_TEXT}" for document in texts(open_source(str(files)), split))
 
 
-def test_the_unigram_loss_is_that_of_smoothed_frequencies(corpus: Corpus) -> None:
+def test_the_unigram_loss_is_that_of_smoothed_frequencies(corpus):
     counts = Counter(corpus.tokens("train").tolist())
     total = corpus.num_train_tokens + corpus.vocab_size
     losses = [-math.log((counts[token] + 1) / total) for token in corpus.tokens("validation").tolist()]
     assert corpus.unigram_loss == pytest.approx(sum(losses) / len(losses))
 
 
-def test_the_tokenizer_never_saw_the_validation_split(tmp_path: Path) -> None:
+def test_the_tokenizer_never_saw_the_validation_split(tmp_path):
     folder = write_files(tmp_path / "files")
     before = prepare(str(folder), 300, tmp_path / "cache")
     held_out = next(path for path in folder.iterdir() if by_hash(path.name) == "validation")
@@ -62,12 +62,12 @@ def test_the_tokenizer_never_saw_the_validation_split(tmp_path: Path) -> None:
     assert after.fingerprint != before.fingerprint
 
 
-def test_a_second_preparation_is_the_first(files: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_preparation_is_the_first(files, corpus, monkeypatch):
     monkeypatch.setattr("nas.corpus.corpus.extend", lambda *args: pytest.fail("the cache was not used"))
     assert prepare(str(files), 300, Path(corpus.folder).parent) == corpus
 
 
-def test_text_and_vocabulary_are_part_of_the_fingerprint(tmp_path: Path) -> None:
+def test_text_and_vocabulary_are_part_of_the_fingerprint(tmp_path):
     folder = write_files(tmp_path / "files")
     first = prepare(str(folder), 300, tmp_path / "cache").fingerprint
     assert prepare(str(folder), 310, tmp_path / "cache").fingerprint != first
@@ -79,7 +79,7 @@ def test_text_and_vocabulary_are_part_of_the_fingerprint(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["shorter", "garbage", "record"])
-def test_a_torn_entry_is_prepared_again(tmp_path: Path, damage: str) -> None:
+def test_a_torn_entry_is_prepared_again(tmp_path, damage):
     folder = write_files(tmp_path / "files")
     first = prepare(str(folder), 300, tmp_path / "cache")
     tokens = first.tokens("train").tolist()
@@ -98,7 +98,7 @@ def test_a_torn_entry_is_prepared_again(tmp_path: Path, damage: str) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [first.fingerprint]
 
 
-def test_processes_preparing_at_once_agree(files: Path, tmp_path: Path) -> None:
+def test_processes_preparing_at_once_agree(files, tmp_path):
     code = (
         "import sys; from pathlib import Path; from nas.corpus.corpus import prepare\n"
         "print(prepare(sys.argv[1], 300, Path(sys.argv[2])))"
@@ -127,7 +127,7 @@ def test_processes_preparing_at_once_agree(files: Path, tmp_path: Path) -> None:
         ("rows.parquet", "x" * 500, "rows.parquet must be a whole parquet file"),
     ],
 )
-def test_bad_data_is_one_clear_line(tmp_path: Path, name: str, text: str | None, rule: str) -> None:
+def test_bad_data_is_one_clear_line(tmp_path, name, text, rule):
     path = tmp_path / name
     if text is not None:
         path.write_text(text)
@@ -136,14 +136,14 @@ def test_bad_data_is_one_clear_line(tmp_path: Path, name: str, text: str | None,
     assert "\n" not in str(error.value)
 
 
-def test_too_small_a_vocabulary_or_split_is_refused(files: Path, corpus: Corpus, tmp_path: Path) -> None:
+def test_too_small_a_vocabulary_or_split_is_refused(files, corpus, tmp_path):
     with pytest.raises(ValueError, match="`vocab_size` must be at least 257"):  # room for every byte
         prepare(str(files), 256, tmp_path)
     with pytest.raises(ValueError, match="must hold more than 1000000 tokens"):
         require_chunks(corpus, 1_000_000)
 
 
-def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus: Corpus) -> None:
+def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus):
     chunks = num_sequences(corpus, "train", 8)
     visited = [
         [
@@ -158,7 +158,7 @@ def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus: 
     assert visited[0] != visited[1]
 
 
-def test_targets_are_the_next_tokens(corpus: Corpus) -> None:
+def test_targets_are_the_next_tokens(corpus):
     batches = [train_batch(corpus, step=3, batch=4, seq_len=16, seed=1)]
     batches += validation_batches(corpus, replace(SCALES["smoke"], validation_tokens=200, micro_batch=4, seq_len=16))
     for inputs, targets in batches:
@@ -167,7 +167,7 @@ def test_targets_are_the_next_tokens(corpus: Corpus) -> None:
     assert sum(len(inputs) for inputs, _ in batches[1:]) == 200 // 16
 
 
-def test_order_depends_on_the_seed_alone(corpus: Corpus) -> None:
+def test_order_depends_on_the_seed_alone(corpus):
     first, again, other = (train_batch(corpus, step=5, batch=4, seq_len=16, seed=seed)[0] for seed in (1, 1, 2))
     assert first.equal(again)
     assert not first.equal(other)
@@ -191,7 +191,7 @@ def made(folder: Path, first: Corpus, of_parent=None) -> Corpus:
     return second_corpus(str(folder), second_source(str(folder)), first, of_parent)
 
 
-def test_all_of_it_validates_in_the_tokens_of_the_first(first: Corpus, tmp_path: Path) -> None:
+def test_all_of_it_validates_in_the_tokens_of_the_first(first, tmp_path):
     folder = write(tmp_path / "other", "other", 5)
     second = made(folder, first)
     assert [name for name, _ in second.held_out.documents] == [f"other_{index}.py" for index in range(5)]
@@ -205,7 +205,7 @@ def test_all_of_it_validates_in_the_tokens_of_the_first(first: Corpus, tmp_path:
     require_sequences(second, 16)
 
 
-def test_n_grams_of_the_first_are_looked_up_in_it(first: Corpus, tmp_path: Path) -> None:
+def test_n_grams_of_the_first_are_looked_up_in_it(first, tmp_path):
     second = made(write(tmp_path / "other", "other", 5), first)
     here, there = (
         ngram_baseline(first, second=other_corpus, seq_len=16, validation_tokens=10**6)
@@ -216,7 +216,7 @@ def test_n_grams_of_the_first_are_looked_up_in_it(first: Corpus, tmp_path: Path)
     assert ngram_baseline(first, second=second, seq_len=16, validation_tokens=10**6) == there
 
 
-def test_a_file_of_the_first_is_refused_in_one_line(first: Corpus, tmp_path: Path) -> None:
+def test_a_file_of_the_first_is_refused_in_one_line(first, tmp_path):
     folder = write(tmp_path / "other", "other", 5)
     (folder / "moved.py").write_text((tmp_path / "first" / "value_7.py").read_text())
     with pytest.raises(
@@ -230,14 +230,14 @@ def test_a_file_of_the_first_is_refused_in_one_line(first: Corpus, tmp_path: Pat
         made(folder, first, of_parent)
 
 
-def test_one_too_small_for_n_grams_is_refused_in_one_line(first: Corpus, tmp_path: Path) -> None:
+def test_one_too_small_for_n_grams_is_refused_in_one_line(first, tmp_path):
     second = made(write(tmp_path / "other", "other", 1), first)
     with pytest.raises(UserError, match="must hold more than 1000 tokens for an n-gram baseline, but has") as error:
         require_sequences(second, 1000)
     assert "\n" not in str(error.value)
 
 
-def test_dependencies_are_the_same_files_every_time(first: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependencies_are_the_same_files_every_time(first, monkeypatch):
     monkeypatch.setattr(module, "PACKAGES", ("rich", "nowhere-installed", "networkx"))
     monkeypatch.setattr(module, "FILES_OF_EACH", 2)
     source = second_source("dependencies")

@@ -51,7 +51,7 @@ def texts(draw: st.DrawFn) -> tuple[int, NDArray[np.uint16], NDArray[np.uint16]]
 
 
 @given(texts())
-def test_every_probability_is_that_of_the_formula(text: tuple[int, NDArray[np.uint16], NDArray[np.uint16]]) -> None:
+def test_every_probability_is_that_of_the_formula(text):
     vocab_size, train, held_out = text
     rows = [tuple(row) for row in train.tolist()]
     for order, probabilities in enumerate(kneser_ney(train, held_out, vocab_size), 1):
@@ -66,7 +66,7 @@ def test_every_probability_is_that_of_the_formula(text: tuple[int, NDArray[np.ui
     assert order == len(NAMES)
 
 
-def test_all_next_tokens_share_probability_one() -> None:
+def test_all_next_tokens_share_probability_one():
     """Also after contexts of the training text, and with a vocabulary that 16 bits do not hold."""
     rng = np.random.default_rng(0)
     vocab_size = 70_000
@@ -78,7 +78,7 @@ def test_all_next_tokens_share_probability_one() -> None:
             assert probabilities[:, -1].sum() == pytest.approx(1)
 
 
-def test_perplexities_by_order_and_name() -> None:
+def test_perplexities_by_order_and_name():
     ngrams = NgramBaseline(
         tokens=1_000, losses=tuple(math.log(perplexity) for perplexity in (200.0, 40.0, 18.0, 15.0, 14.0))
     )
@@ -110,7 +110,7 @@ def rows_of(batches) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_they_are_of_the_tokens_that_a_candidate_draws_and_is_validated_on(fresh: Corpus, seed: int) -> None:
+def test_they_are_of_the_tokens_that_a_candidate_draws_and_is_validated_on(fresh, seed):
     drawn = rows_of(train_batch(fresh, step=step, batch=4, seq_len=SEQ_LEN, seed=seed) for step in range(10))
     held_out = rows_of(validation_batches(fresh, SCALE))
     expected = [-np.log(probabilities).mean() for probabilities in kneser_ney(drawn, held_out, fresh.vocab_size)]
@@ -119,7 +119,7 @@ def test_they_are_of_the_tokens_that_a_candidate_draws_and_is_validated_on(fresh
     assert baseline.losses == pytest.approx(expected)
 
 
-def test_without_a_number_of_tokens_or_with_too_many_all_are_counted_up_to_a_limit(fresh: Corpus, monkeypatch) -> None:
+def test_without_a_number_of_tokens_or_with_too_many_all_are_counted_up_to_a_limit(fresh, monkeypatch):
     whole = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200)
     assert whole.tokens == (fresh.num_train_tokens - 1) // SEQ_LEN * SEQ_LEN
     assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=10**12, seed=5) == whole
@@ -127,7 +127,7 @@ def test_without_a_number_of_tokens_or_with_too_many_all_are_counted_up_to_a_lim
     assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200).tokens == 320
 
 
-def test_they_are_computed_once_and_again_if_the_file_is_damaged(fresh, monkeypatch) -> None:
+def test_they_are_computed_once_and_again_if_the_file_is_damaged(fresh, monkeypatch):
     lines: list[str] = []
     first = ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320, log=lines.append)
     assert lines == ["counting n-grams of 320 training tokens"]
@@ -140,13 +140,13 @@ def test_they_are_computed_once_and_again_if_the_file_is_damaged(fresh, monkeypa
         assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320) == first
 
 
-def test_another_question_has_another_answer(fresh: Corpus) -> None:
+def test_another_question_has_another_answer(fresh):
     question: dict[str, Any] = {"seq_len": SEQ_LEN, "validation_tokens": 200, "tokens": 320, "seed": 0}
     first = ngram_baseline(fresh, **question)
     for change in ({"seq_len": 8}, {"validation_tokens": 400}, {"tokens": 640}, {"seed": 1}):
         assert ngram_baseline(fresh, **(question | change)).losses != first.losses
 
 
-def test_a_corpus_without_a_sequence_is_refused(fresh: Corpus) -> None:
+def test_a_corpus_without_a_sequence_is_refused(fresh):
     with pytest.raises(ValueError, match="the validation split of data .* must hold more than 100000 tokens"):
         ngram_baseline(replace(fresh, num_train_tokens=10**6), seq_len=100_000, validation_tokens=200)

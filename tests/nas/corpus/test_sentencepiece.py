@@ -31,7 +31,7 @@ def model(*, kind: int = 2, normaliser: bytes = b"identity", leading_space: int 
     return stored + message(2, trainer) + message(3, normaliser_spec)
 
 
-def test_the_best_pair_is_joined_first_and_what_is_unknown_is_bytes() -> None:
+def test_the_best_pair_is_joined_first_and_what_is_unknown_is_bytes():
     tokenizer = Tokenizer.from_str(to_json(model()))
     assert tokenizer.get_vocab_size() == 267
     text = "ab  abc<D>é ac"
@@ -53,6 +53,6 @@ def test_the_best_pair_is_joined_first_and_what_is_unknown_is_bytes() -> None:
         (model(leading_space=1), "leading space"),
     ],
 )
-def test_another_model_is_refused(raw: bytes, rule: str) -> None:
+def test_another_model_is_refused(raw, rule):
     with pytest.raises(ValueError, match=rule):
         to_json(raw)

@@ -62,7 +62,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.needs_hf
-def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub: Path) -> None:
+def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub):
     corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
     assert corpus.tokenizer.startswith("codeparrot-400-")
     assert corpus.chunk_len == SEQ_LEN
@@ -79,14 +79,14 @@ def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub: Path) -> N
 
 
 @pytest.mark.needs_hf
-def test_a_smaller_vocabulary_trains_a_tokenizer_of_its_own(hub: Path) -> None:
+def test_a_smaller_vocabulary_trains_a_tokenizer_of_its_own(hub):
     corpus = prepare("codeparrot", 300, hub / "cache", seq_len=SEQ_LEN)
     assert corpus.tokenizer.startswith("bpe-")
     assert corpus.chunk_len == SEQ_LEN
 
 
 @pytest.mark.needs_hf
-def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub: Path) -> None:
+def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub):
     def fingerprint(vocab_size: int = 400, seq_len: int = SEQ_LEN) -> str:
         return prepare("codeparrot", vocab_size, hub / "cache", seq_len=seq_len).fingerprint
 
@@ -100,7 +100,7 @@ def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub: Path) -> None:
 
 
 @pytest.mark.needs_hf
-def test_sequences_of_another_length_are_refused(hub: Path) -> None:
+def test_sequences_of_another_length_are_refused(hub):
     corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
     with pytest.raises(ValueError, match="was prepared in sequences of 16 tokens, not of 8"):
         train_batch(corpus, step=0, batch=1, seq_len=8, seed=0)
@@ -109,14 +109,14 @@ def test_sequences_of_another_length_are_refused(hub: Path) -> None:
 
 
 @pytest.mark.needs_hf
-def test_a_corpus_of_documents_shorter_than_a_sequence_is_one_line(hub: Path) -> None:
+def test_a_corpus_of_documents_shorter_than_a_sequence_is_one_line(hub):
     with pytest.raises(ValueError, match="is empty: it has no document as long as a sequence"):
         prepare("codeparrot", 400, hub / "cache", seq_len=1_000)
     assert not list((hub / "cache").iterdir())
 
 
 @pytest.mark.needs_hf
-def test_a_missing_column_is_named(hub: Path) -> None:
+def test_a_missing_column_is_named(hub):
     for path in (hub / "train").iterdir():
         parquet.write_table(pa.table({"title": ["x"], "size": [1]}), path)
     with pytest.raises(ValueError, match="must have a column of texts 'content', but its columns are title, size"):
@@ -132,7 +132,7 @@ def test_a_missing_column_is_named(hub: Path) -> None:
         (lambda text: text.replace('"w397":', '"w397":401,"w398":'), "has 401 entries, but the model's .* only 400"),
     ],
 )
-def test_a_tokenizer_that_does_not_fit_is_one_line(hub: Path, change, rule: str) -> None:
+def test_a_tokenizer_that_does_not_fit_is_one_line(hub, change, rule):
     path = hub / "tokenizer" / "tokenizer.json"
     path.write_text(change(path.read_text()))
     with pytest.raises(ValueError, match=rule.replace("|", r"\|")) as error:
@@ -141,7 +141,7 @@ def test_a_tokenizer_that_does_not_fit_is_one_line(hub: Path, change, rule: str)
 
 
 @pytest.mark.needs_hf
-def test_a_local_copy_gives_the_sequences_of_the_hub(hub: Path) -> None:
+def test_a_local_copy_gives_the_sequences_of_the_hub(hub):
     copy = hub / "copy"
     write_rows(copy / "train", [row(index) for index in range(700)], files=1)
     (copy / "validation").mkdir()
@@ -156,7 +156,7 @@ def test_a_local_copy_gives_the_sequences_of_the_hub(hub: Path) -> None:
         assert rows[0] == rows[1]
 
 
-def test_a_copy_without_a_split_or_a_tokenizer_names_what_is_missing(tmp_path: Path) -> None:
+def test_a_copy_without_a_split_or_a_tokenizer_names_what_is_missing(tmp_path):
     (tmp_path / "validation").mkdir()
     (tmp_path / "validation" / "book.txt").write_text("words")
     with pytest.raises(ValueError, match="texts in .*/train, but there is no such folder"):
@@ -167,7 +167,7 @@ def test_a_copy_without_a_split_or_a_tokenizer_names_what_is_missing(tmp_path: P
         prepare(f"languini:{tmp_path}", 16_384, tmp_path / "cache")
 
 
-def test_languini_says_why_it_cannot_be_downloaded_and_what_to_do() -> None:
+def test_languini_says_why_it_cannot_be_downloaded_and_what_to_do():
     with pytest.raises(
         ValueError, match=r"withdrawn .*books_16384.model in a FOLDER and give languini:FOLDER"
     ) as error:
@@ -175,7 +175,7 @@ def test_languini_says_why_it_cannot_be_downloaded_and_what_to_do() -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_copy_of_languini_is_documents_in_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_copy_of_languini_is_documents_in_a_row(monkeypatch, tmp_path):
     corpus = replace(PAPER_CORPORA["languini"], vocab_size=400, tokenizer_file="tokenizer.json")
     monkeypatch.setitem(PAPER_CORPORA, "languini", corpus)
     for split in ("train", "validation"):
@@ -201,14 +201,14 @@ class Rows:
         return {}
 
 
-def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_extra_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ValueError, match=r"needs the extra `hf`; install it with pip install -e '\.\[hf\]', or put"):
         open_source("codeparrot")
 
 
 @pytest.mark.needs_hf
-def test_a_hub_out_of_reach_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_out_of_reach_is_one_line_with_the_way_out(monkeypatch):
     class Api:
         def repo_info(self, name: str, repo_type: str) -> SimpleNamespace:
             raise ConnectionError("no\nroute")
@@ -221,13 +221,13 @@ def test_a_hub_out_of_reach_is_one_line_with_the_way_out(monkeypatch: pytest.Mon
 
 
 @pytest.mark.needs_hf
-def test_a_repository_is_pinned_to_its_present_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_is_pinned_to_its_present_commit(monkeypatch):
     api = SimpleNamespace(repo_info=lambda name, repo_type: SimpleNamespace(sha=f"{repo_type}-1"))
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: api)
     assert reach("some/data", "dataset", "") == Repository("some/data", "dataset-1", "")
 
 
-def test_a_hub_that_goes_away_while_it_is_read_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_goes_away_while_it_is_read_is_one_line(monkeypatch):
     monkeypatch.setattr("nas.corpus.hub._load", lambda repository: Rows())
     monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 1)
     batches = hub_stream(Repository("some/data", "1", "wait"), "text", "train").batches(None)
@@ -238,7 +238,7 @@ def test_a_hub_that_goes_away_while_it_is_read_is_one_line(monkeypatch: pytest.M
 
 
 @pytest.mark.needs_hf
-def test_a_stream_goes_on_at_its_position(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_stream_goes_on_at_its_position(monkeypatch, tmp_path):
     monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 7)
     for index in range(3):
         rows = [f"row {index} {place}" for place in range(25)]

@@ -70,7 +70,7 @@ def run(rows: Path, cache: Path, kill_at: int) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_killed_preparation_goes_on_from_its_last_record(rows: Path, tmp_path: Path) -> None:
+def test_a_killed_preparation_goes_on_from_its_last_record(rows, tmp_path):
     assert run(rows, tmp_path / "cache", kill_at=3).returncode == -signal.SIGKILL
     (entry,) = (tmp_path / "cache").iterdir()
     done = json.loads((entry / "progress.json").read_text())
@@ -84,7 +84,7 @@ def test_a_killed_preparation_goes_on_from_its_last_record(rows: Path, tmp_path:
     assert resumed.fingerprint == whole.fingerprint
 
 
-def test_only_what_a_run_needs_is_prepared_and_more_later(small: None, rows: Path, tmp_path: Path) -> None:
+def test_only_what_a_run_needs_is_prepared_and_more_later(small, rows, tmp_path):
     first = prepare(str(rows), 300, tmp_path / "cache", tokens=3_000)
     assert first.num_train_tokens == 5_000
     assert Path(first.folder, "train.bin").stat().st_size < 2 * 6_000
@@ -99,13 +99,13 @@ def test_only_what_a_run_needs_is_prepared_and_more_later(small: None, rows: Pat
     assert contents(first) == before
 
 
-def test_a_level_is_the_same_however_far_the_preparation_went(small: None, rows: Path, tmp_path: Path) -> None:
+def test_a_level_is_the_same_however_far_the_preparation_went(small, rows, tmp_path):
     prepare(str(rows), 300, tmp_path / "far", tokens=10_000)
     direct = prepare(str(rows), 300, tmp_path / "near", tokens=1)
     assert contents(prepare(str(rows), 300, tmp_path / "far", tokens=1)) == contents(direct)
 
 
-def test_every_level_is_found_with_its_tokenizer(small, rows, tmp_path, monkeypatch) -> None:
+def test_every_level_is_found_with_its_tokenizer(small, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = [prepare(str(rows), 300, tokens=tokens) for tokens in (5_000, 10_000, 10**9)]
     assert {tokenizer_folder(corpus.fingerprint) for corpus in made} == {Path(made[0].folder)}
@@ -116,11 +116,11 @@ def test_every_level_is_found_with_its_tokenizer(small, rows, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(("tokens", "levels"), [(0, 1), (1 << 23, 1), ((1 << 23) + 1, 2), (2_100_000_000, 256)])
-def test_levels_double(tokens: int, levels: int) -> None:
+def test_levels_double(tokens, levels):
     assert level_of(tokens) == levels << 23
 
 
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(monkeypatch, rows, tmp_path) -> None:
+def test_a_full_disk_is_one_line_and_the_next_run_goes_on(monkeypatch, rows, tmp_path):
     monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 10)
     monkeypatch.setattr("nas.corpus.token_files.COMMIT_TOKENS", COMMIT)
     calls = []
@@ -140,7 +140,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(monkeypatch, rows, tmp
     assert contents(prepare(str(rows), 300, tmp_path / "cache")) == contents(prepare(str(rows), 300, tmp_path / "new"))
 
 
-def test_it_says_how_far_it_is_and_when_it_will_be_done(monkeypatch, small, rows, tmp_path) -> None:
+def test_it_says_how_far_it_is_and_when_it_will_be_done(monkeypatch, small, rows, tmp_path):
     monkeypatch.setattr("nas.corpus.token_files.LOG_EVERY_S", 0.0)
     lines: list[str] = []
     prepare(str(rows), 300, tmp_path / "cache", tokens=10_000, log=lines.append)
@@ -159,7 +159,7 @@ def encoder(seq_len: int | None = None) -> Encoder:
     return trained_encoder(train_tokenizer(DocumentSource(name="x", fingerprint="", streams=(stream,)), 300), seq_len)
 
 
-def test_a_long_document_is_encoded_in_pieces_of_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_document_is_encoded_in_pieces_of_whole_lines(monkeypatch):
     text = "".join(f"line {index}\n" for index in range(50)) + "no end"
     (whole,) = encoder().encode([text])
     monkeypatch.setattr("nas.corpus.tokenizer.PIECE_CHARACTERS", 20)
@@ -171,7 +171,7 @@ def test_a_long_document_is_encoded_in_pieces_of_whole_lines(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("length", [0, 1, 4, 5, 8, 9, 13])
-def test_a_document_is_cut_into_sequences_and_their_next_token(length: int) -> None:
+def test_a_document_is_cut_into_sequences_and_their_next_token(length):
     text = "é" * length  # two ids each, no merge
     (whole,), (cut,) = encoder().encode([text]), encoder(seq_len=4).encode([text])
     ids = whole[:-1].tolist()
@@ -179,11 +179,11 @@ def test_a_document_is_cut_into_sequences_and_their_next_token(length: int) -> N
 
 
 @pytest.mark.parametrize(("vocab_size", "kind"), [(512, np.uint16), (65_536, np.uint16), (65_537, np.uint32)])
-def test_ids_are_as_small_as_the_vocabulary_allows(vocab_size: int, kind: type) -> None:
+def test_ids_are_as_small_as_the_vocabulary_allows(vocab_size, kind):
     assert id_type(vocab_size) == kind
 
 
-def test_truncation_and_padding_of_a_file_are_switched_off() -> None:
+def test_truncation_and_padding_of_a_file_are_switched_off():
     """A call with `max_length` before save_pretrained leaves both in a tokenizer.json."""
     plain = encoder()
     cut = Tokenizer.from_str(plain.tokenizer.to_str())
@@ -208,7 +208,7 @@ def uneven(tmp_path_factory) -> Corpus:
     return prepare(str(folder), 300, tmp_path_factory.mktemp("cache"))
 
 
-def test_every_target_is_known_by_its_document(uneven: Corpus) -> None:
+def test_every_target_is_known_by_its_document(uneven):
     targets = held_out_targets(uneven, SEQ_LEN, 10**9)
     owners = np.repeat(np.arange(len(uneven.held_out.documents)), [size for _, size in uneven.held_out.documents])
     assert (targets.documents.ravel() == owners[1 : 1 + targets.documents.size]).all()
@@ -218,7 +218,7 @@ def test_every_target_is_known_by_its_document(uneven: Corpus) -> None:
     assert (np.diff(some.indices) > 0).all()
 
 
-def test_documents_are_taken_from_evenly(uneven: Corpus) -> None:
+def test_documents_are_taken_from_evenly(uneven):
     all_, some = (held_out_targets(uneven, SEQ_LEN, tokens).documents[:, SEQ_LEN // 2 - 1] for tokens in (10**9, 4_000))
     available, taken = (np.bincount(documents, minlength=len(uneven.held_out.documents)) for documents in (all_, some))
     assert (taken <= available).all()
@@ -226,7 +226,7 @@ def test_documents_are_taken_from_evenly(uneven: Corpus) -> None:
     assert (taken >= np.minimum(available, taken.max() - 1)).all()
 
 
-def test_no_document_counts_for_more_than_a_twentieth(uneven: Corpus) -> None:
+def test_no_document_counts_for_more_than_a_twentieth(uneven):
     shares = held_out_targets(uneven, SEQ_LEN, 10**9).shares
     assert shares.sum() == pytest.approx(1)
     assert shares.max() == pytest.approx(1 / 20)
@@ -237,13 +237,13 @@ def test_no_document_counts_for_more_than_a_twentieth(uneven: Corpus) -> None:
     assert loss_shares(np.array([5, 5, 0, 5] * 10)).max() == pytest.approx(1 / 30)
 
 
-def test_of_few_documents_none_counts_for_more_than_twice_an_equal_share() -> None:
+def test_of_few_documents_none_counts_for_more_than_twice_an_equal_share():
     assert loss_shares(np.array([7])).tolist() == [1]
     assert loss_shares(np.array([30, 10])).tolist() == [0.75, 0.25]
     assert loss_shares(np.array([900, 50, 25, 25])).tolist() == pytest.approx([0.5, 0.25, 0.125, 0.125])
 
 
-def test_the_loss_is_the_mean_of_documents_by_their_shares(uneven: Corpus) -> None:
+def test_the_loss_is_the_mean_of_documents_by_their_shares(uneven):
     targets = held_out_targets(uneven, SEQ_LEN, 3_000)
     sequences = gather(uneven, "validation", targets.indices, SEQ_LEN)[:, 1:].astype(float)
     losses = targets.by_document(sequences)
@@ -255,7 +255,7 @@ def test_the_loss_is_the_mean_of_documents_by_their_shares(uneven: Corpus) -> No
     assert mean_loss(targets.by_document(np.full_like(sequences, 2.5))) == pytest.approx(2.5)
 
 
-def test_sequences_that_were_cut_within_documents_belong_to_them(uneven: Corpus) -> None:
+def test_sequences_that_were_cut_within_documents_belong_to_them(uneven):
     documents = (("a", 2 * (SEQ_LEN + 1)), ("b", SEQ_LEN + 1))
     cut = replace(
         uneven,

@@ -1,6 +1,5 @@
 """The decoder, and its loss in parts."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -23,7 +22,7 @@ def seeded(architecture: Architecture, seed: int = 0) -> Decoder:
     return build(architecture, torch.Generator().manual_seed(seed), temperature_init=0.5)
 
 
-def test_gpt2_small_has_gpt2s_parameters() -> None:
+def test_gpt2_small_has_gpt2s_parameters():
     # Radford et al. 2019's released small model: 124,439,808 with 50,257 tokens and 1,024 positions.
     architecture = replace(BASES["gpt2-small"], vocab_size=50_257)
     with torch.device("meta"):
@@ -31,7 +30,7 @@ def test_gpt2_small_has_gpt2s_parameters() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
 
 
-def test_entropies_are_those_of_every_layer_and_head(some_tokens: Callable[..., Tensor]) -> None:
+def test_entropies_are_those_of_every_layer_and_head(some_tokens):
     architecture = parse("SM", GPT2).architecture
     model = seeded(architecture)
     tokens = some_tokens(architecture.vocab_size, length=16)
@@ -42,7 +41,7 @@ def test_entropies_are_those_of_every_layer_and_head(some_tokens: Callable[..., 
     torch.testing.assert_close(entropies[0], attention_reference(queries, keys, values).entropy, rtol=1e-4, atol=1e-5)
 
 
-def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
+def test_a_fresh_simplified_block_passes_the_stream_on():
     model = seeded(parse("HH(SM+ScFuFFN)", GPT2).architecture)
     stream = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2))
     attended, entropy = model.layers[1].attention(stream)
@@ -51,7 +50,7 @@ def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
     assert model.layers[1].ffn.residual.alpha.item() == pytest.approx(10)
 
 
-def test_every_parameter_of_the_simplified_block_learns(some_tokens: Callable[..., Tensor]) -> None:
+def test_every_parameter_of_the_simplified_block_learns(some_tokens):
     model = seeded(parse("HH(SM(t)+ScFFN)", GPT2).architecture)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):  # keys and temperatures have no gradient before the queries have left 0
@@ -64,7 +63,7 @@ def test_every_parameter_of_the_simplified_block_learns(some_tokens: Callable[..
     assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
 
 
-def test_one_slope_for_all_layers_is_learned_once() -> None:
+def test_one_slope_for_all_layers_is_learned_once():
     architecture = parse("SM+LR", GPT2).architecture
     model = build(architecture, torch.Generator().manual_seed(0), slopes="global")
     assert sum(name.endswith("slope") for name, _ in model.named_parameters()) == 1
@@ -74,7 +73,7 @@ def test_one_slope_for_all_layers_is_learned_once() -> None:
     assert [weights[f"layers.{index}.ffn.activation.slope"].item() for index in (0, 1)] == [0.5, 0.5]
 
 
-def test_rotary_over_an_odd_number_of_features_is_refused() -> None:
+def test_rotary_over_an_odd_number_of_features_is_refused():
     odd = replace(PYTHIA, num_heads=2, d_model=24, layers=(Layer(),))  # head_dim 12, a quarter of which is 3
     with pytest.raises(ValueError, match="must be even"):
         Decoder(odd)
@@ -98,7 +97,7 @@ def drawn(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.usefixtures("chunked")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_chunks_give_the_loss_and_gradients_of_all_logits(dtype: torch.dtype) -> None:
+def test_chunks_give_the_loss_and_gradients_of_all_logits(dtype):
     results = []
     for way in (lambda h, w, t: functional.cross_entropy(h @ w.T, t), projected_cross_entropy):
         hidden, weight, targets = drawn(dtype)
@@ -110,7 +109,7 @@ def test_chunks_give_the_loss_and_gradients_of_all_logits(dtype: torch.dtype) ->
 
 
 @pytest.mark.usefixtures("chunked")
-def test_under_autocast_products_are_lowered_and_sums_are_not() -> None:
+def test_under_autocast_products_are_lowered_and_sums_are_not():
     hidden, weight, targets = drawn(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss = projected_cross_entropy(hidden, weight, targets)
@@ -122,7 +121,7 @@ def test_under_autocast_products_are_lowered_and_sums_are_not() -> None:
 
 
 @pytest.mark.usefixtures("chunked")
-def test_without_gradients_a_loss_is_all() -> None:
+def test_without_gradients_a_loss_is_all():
     hidden, weight, targets = drawn(torch.float32)
     with torch.no_grad():
         assert not projected_cross_entropy(hidden, weight, targets).requires_grad
@@ -136,7 +135,7 @@ def predicted(count: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("count", [1, 3, VOCAB - 1])
-def test_distillation_in_chunks_is_that_of_all_logits(monkeypatch, share: float, count: int) -> None:
+def test_distillation_in_chunks_is_that_of_all_logits(monkeypatch, share, count):
     results = []
     for chunk_size in (1 << 20, 3 * VOCAB):
         monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", chunk_size)
@@ -149,7 +148,7 @@ def test_distillation_in_chunks_is_that_of_all_logits(monkeypatch, share: float,
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6, check_dtype=False)  # in one piece they are fp32
 
 
-def test_a_table_that_is_not_trained_gets_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_that_is_not_trained_gets_no_gradient(monkeypatch):
     monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", 1)
     hidden, weight, targets = drawn(torch.float32)
     projected_cross_entropy(hidden, weight.requires_grad_(False), targets).backward()

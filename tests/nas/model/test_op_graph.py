@@ -10,7 +10,7 @@ import torch
 from costmodel.deployment.deploy import Deployment
 from costmodel.execution import interpreter
 from costmodel.execution.op_functions import FUNCTIONS, LAYERNORM_EPSILON
-from costmodel.ops import RMSNORM_EPSILON, GeluForm, SoftmaxForm
+from costmodel.ops import RMSNORM_EPSILON
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import ScoreBound
 from nas.model.norms import frozen_norms
@@ -90,7 +90,7 @@ def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("base", "name"), MEMBERS)
-def test_weights_and_logits_are_the_torch_models(base: Architecture, name: str) -> None:
+def test_weights_and_logits_are_the_torch_models(base, name):
     architecture = parse(name, base).architecture
     weights, tokens, logits = torch_run(architecture, length=11)
     assert_close(interpreter.execute(lower(architecture, 11), weights, tokens), logits)
@@ -104,7 +104,7 @@ def test_weights_and_logits_are_the_torch_models(base: Architecture, name: str) 
 
 @pytest.mark.parametrize(("base", "name"), BLOCKS)
 @pytest.mark.parametrize(("softmax", "gelu"), FORMS)
-def test_other_forms_are_the_torch_models(base: Architecture, name: str, softmax: SoftmaxForm, gelu: GeluForm) -> None:
+def test_other_forms_are_the_torch_models(base, name, softmax, gelu):
     architecture = replace(parse(name, base).architecture, softmax=softmax, gelu=gelu)
     weights, tokens, logits = torch_run(architecture, length=11)
     assert_close(interpreter.execute(lower(architecture, 11), weights, tokens), logits)
@@ -114,9 +114,7 @@ def test_other_forms_are_the_torch_models(base: Architecture, name: str, softmax
 
 @pytest.mark.parametrize(("base", "name"), CACHED)
 @pytest.mark.parametrize("softmax", ["exact", "2quad", "relu"])
-def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(
-    base: Architecture, name: str, softmax: SoftmaxForm
-) -> None:
+def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(base, name, softmax):
     architecture = replace(parse(name, base).architecture, softmax=softmax)
     weights, tokens, logits = torch_run(architecture, length=11)
     earlier = interpreter.values(lower(architecture, 10), weights, tokens[:10])
@@ -126,7 +124,7 @@ def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(
     assert_close(decoded, logits[-1:])
 
 
-def test_caches_must_be_all_there_and_of_their_shape() -> None:
+def test_caches_must_be_all_there_and_of_their_shape():
     weights, tokens, _ = torch_run(GPT2, length=11)
     graph = lower(GPT2, 11, Deployment(phase="decode"))
     caches = kv_cache(graph, interpreter.values(lower(GPT2, 10), weights, tokens[:10]))
@@ -137,7 +135,7 @@ def test_caches_must_be_all_there_and_of_their_shape() -> None:
         interpreter.execute(graph, weights, tokens[10:], caches | {name: caches[name][1:]})
 
 
-def test_every_op_of_the_blocks_is_run() -> None:
+def test_every_op_of_the_blocks_is_run():
     graphs = [lower(parse(name, base).architecture, 4) for base, name in MEMBERS]
     run = {type(node.op) for graph in graphs for node in graph}
     deployed = {"KeyValueCache", "TakeRows", "JoinRows", "JoinColumns"}
@@ -145,12 +143,12 @@ def test_every_op_of_the_blocks_is_run() -> None:
     assert {op.__name__ for op in set(FUNCTIONS) - run} <= deployed | foreign
 
 
-def test_what_norms_add_to_a_variance_is_that_of_gpt2_and_llama() -> None:
+def test_what_norms_add_to_a_variance_is_that_of_gpt2_and_llama():
     """Model and graph share these."""
     assert (LAYERNORM_EPSILON, RMSNORM_EPSILON) == (1e-5, 1e-6)
 
 
-def test_the_parity_can_fail() -> None:
+def test_the_parity_can_fail():
     architecture = parse("SM+LN+G", GPT2).architecture
     weights, tokens, logits = torch_run(architecture, length=11)
     weights["layers.1.ffn.up.bias"] = weights["layers.1.ffn.up.bias"] + 0.01

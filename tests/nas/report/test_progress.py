@@ -17,7 +17,7 @@ def shown(run: Run) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_the_trigram_stands_beside_the_best_perplexity(make_run, make_record, ngrams, trained) -> None:
+def test_the_trigram_stands_beside_the_best_perplexity(make_run, make_record, ngrams, trained):
     records = [make_record(0, val_loss=math.log(21.5))] if trained else []
     for text in shown(make_run(records, meta={"ngrams": ngrams})):
         assert f"{'21.50' if trained else '-'} (trigram 18.00)" in text

@@ -76,7 +76,7 @@ def names(members) -> list[str]:
     return [member.notation for member in members]
 
 
-def test_every_completed_trial_costs_what_estimate_says(priced) -> None:
+def test_every_completed_trial_costs_what_estimate_says(priced):
     repricing = priced(seq_len=64)
     assert names(repricing.repriced) == [name for name, _, _ in TRIALS]
     for before, after in zip(repricing.run.members, repricing.repriced, strict=True):
@@ -87,7 +87,7 @@ def test_every_completed_trial_costs_what_estimate_says(priced) -> None:
         assert (after.mean_loss, after.trial_id, after.role) == (before.mean_loss, before.trial_id, before.role)
 
 
-def test_the_runs_workload_is_priced(make_run, records) -> None:
+def test_the_runs_workload_is_priced(make_run, records):
     """A budget that all meet at the run's workload is met by all, whatever the whole prompt's logits would cost."""
     run = make_run(records, meta={"base": SPACE.base}, projection="last", new_tokens=3)
     repricing = what_if(run, PUBLISHED, run.workload, UNBOUNDED)
@@ -99,7 +99,7 @@ def test_the_runs_workload_is_priced(make_run, records) -> None:
     assert repricing.title_after == "published, T=128, projection last, 3 new tokens"
 
 
-def test_the_front_is_found_again_with_baselines(priced) -> None:
+def test_the_front_is_found_again_with_baselines(priced):
     repricing = priced()
     assert names(repricing.before) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
     assert names(repricing.after)[-1] == "SM+LN+G"  # the best perplexity at any price
@@ -109,7 +109,7 @@ def test_the_front_is_found_again_with_baselines(priced) -> None:
     }  # fmt: skip
 
 
-def test_a_budget_takes_members_out(priced) -> None:
+def test_a_budget_takes_members_out(priced):
     every = priced().repriced
     bound = next(member.sent_bytes for member in every if member.notation == "EReg(SM+ScFuFFN_i6)")
     repricing = priced(budget=Budget(sent_bytes=bound))
@@ -117,7 +117,7 @@ def test_a_budget_takes_members_out(priced) -> None:
     assert {member.notation: repricing.status(member) for member in repricing.shown}["SM+ScFuFFN"] == "over budget"
 
 
-def test_a_member_that_another_overtakes_is_said_to_be_dominated(priced, records) -> None:
+def test_a_member_that_another_overtakes_is_said_to_be_dominated(priced, records):
     """SM+ScFFN is made the cheapest: it then dominates whatever is worse."""
 
     class Odd(derived.Derived):
@@ -136,7 +136,7 @@ def test_a_member_that_another_overtakes_is_said_to_be_dominated(priced, records
     assert "dominated by " in table.export_text()
 
 
-def test_the_words_say_what_survives(priced) -> None:
+def test_the_words_say_what_survives(priced):
     text = "\n".join(what_if_lines(priced(seq_len=64)))
     assert "then: published, T=128, within 5.00 min a token" in text
     assert "now:  semi2k on wan, T=64, no budget" in text
@@ -147,7 +147,7 @@ def test_the_words_say_what_survives(priced) -> None:
     assert "perplexities are of" not in "\n".join(what_if_lines(priced()))
 
 
-def test_a_table_marks_who_is_above_the_trigram(priced, ngrams) -> None:
+def test_a_table_marks_who_is_above_the_trigram(priced, ngrams):
     beside, without = priced(ngrams=ngrams), priced()
     table = Console(record=True, width=200)
     table.print(what_if_table(beside))
@@ -157,13 +157,13 @@ def test_a_table_marks_who_is_above_the_trigram(priced, ngrams) -> None:
     assert "trigram" not in "\n".join(what_if_lines(without))
 
 
-def test_where_nothing_fits_the_cheapest_is_named(priced) -> None:
+def test_where_nothing_fits_the_cheapest_is_named(priced):
     text = "\n".join(what_if_lines(priced(budget=Budget(latency_s=0.001))))
     assert "no completed trial is within the budget; the cheapest, SM_i12, costs " in text
     assert "knee" not in text
 
 
-def test_a_run_without_completed_trials_is_refused(priced, records) -> None:
+def test_a_run_without_completed_trials_is_refused(priced, records):
     with pytest.raises(ValueError, match="no completed trial yet"):
         priced(trials=records[-1:])
 
@@ -177,7 +177,7 @@ def run(records, make_run) -> Path:
     return made.folder
 
 
-def test_pricing_anew_leaves_the_run_as_it_is(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pricing_anew_leaves_the_run_as_it_is(run, capsys):
     before = (run / ledger.FILE_NAME).read_bytes()
     plot(str(run), protocol="semi2k", network="wan", seq_len=64, budget_latency="5min")
     out = capsys.readouterr().out
@@ -187,7 +187,7 @@ def test_pricing_anew_leaves_the_run_as_it_is(run: Path, capsys: pytest.CaptureF
     assert not (run / "pareto.csv").exists()
 
 
-def test_a_run_is_priced_anew_without_torch(run: Path) -> None:
+def test_a_run_is_priced_anew_without_torch(run):
     loaded = loaded_by(f"from nas.plot import plot; plot({str(run)!r}, protocol='semi2k')")
     assert not loaded & {"torch", "ray", "jax", "matplotlib"}
 
@@ -200,7 +200,7 @@ def by_protocol(make_run, records):
     return reprice_each(run, {"protocol": "published,sigma", **asked})
 
 
-def test_several_protocols_have_each_its_own_network_and_budgets(by_protocol) -> None:
+def test_several_protocols_have_each_its_own_network_and_budgets(by_protocol):
     assert [under.title_after for under in by_protocol] == ["published, T=128", "sigma on wan, T=128"]
     assert [under.budget for under in by_protocol] == [Budget(latency_s=300.0), Budget(key_bytes=20e9)]
     keys = {member.notation: member.key_bytes for member in by_protocol[1].repriced}
@@ -209,13 +209,13 @@ def test_several_protocols_have_each_its_own_network_and_budgets(by_protocol) ->
     assert not over & set(names(by_protocol[1].after))
 
 
-def test_a_protocol_of_the_run_has_the_network_that_the_run_gave_it(make_run, records) -> None:
+def test_a_protocol_of_the_run_has_the_network_that_the_run_gave_it(make_run, records):
     run = make_run(records, meta={"base": SPACE.base}, protocol="published,semi2k,sigma", network="semi2k=wan")
     shown = reprice_each(run, {"protocol": "semi2k,sigma"})
     assert [under.title_after for under in shown] == ["semi2k on wan, T=128", "sigma on lan, T=128"]
 
 
-def test_the_picks_of_each_protocol_are_told_member_by_member(by_protocol) -> None:
+def test_the_picks_of_each_protocol_are_told_member_by_member(by_protocol):
     console = Console(width=250, record=True)
     console.print(picks_table(by_protocol))
     text = console.export_text()
@@ -241,6 +241,6 @@ def test_the_picks_of_each_protocol_are_told_member_by_member(by_protocol) -> No
         ({"budget_keys": "8"}, "--budget-keys must be a positive number with a unit"),
     ],
 )
-def test_budgets_of_protocols_that_are_not_asked_for_are_refused(make_run, records, asked, message) -> None:
+def test_budgets_of_protocols_that_are_not_asked_for_are_refused(make_run, records, asked, message):
     with pytest.raises(UserError, match=message):
         reprice_each(make_run(records, meta={"base": SPACE.base}), {"protocol": "published,sigma", **asked})

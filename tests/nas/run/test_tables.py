@@ -31,13 +31,13 @@ def tables(make_run):
     return rows
 
 
-def test_a_trial_is_judged_by_its_own_loss_and_not_at_the_trigram(tables, make_record, ngrams) -> None:
+def test_a_trial_is_judged_by_its_own_loss_and_not_at_the_trigram(tables, make_record, ngrams):
     losses = (TRIGRAM + 1e-9, TRIGRAM, TRIGRAM)
     trials, _ = tables([make_record(index, val_loss=loss) for index, loss in enumerate(losses)], ngrams)
     assert [row["knows_less_than_trigram"] for row in trials] == ["True", "False", "False"]
 
 
-def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(tables, over_seeds, ngrams) -> None:
+def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(tables, over_seeds, ngrams):
     """One seed of the first is above the trigram, its mean is not; of the second it is the other way round."""
     below = over_seeds(0, TRIGRAM + 0.1, TRIGRAM - 0.3, latency_s=200.0)
     above = over_seeds(1, TRIGRAM - 0.1, TRIGRAM + 0.3, latency_s=100.0)
@@ -53,7 +53,7 @@ def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(table
     assert [(row["arch_id"], row["knows_less_than_trigram"]) for row in front] == [("a1", "True"), ("a0", "False")]
 
 
-def test_a_trial_that_was_stopped_is_not_judged(tables, make_record, ngrams, tmp_path) -> None:
+def test_a_trial_that_was_stopped_is_not_judged(tables, make_record, ngrams, tmp_path):
     trials, front = tables([make_record(0, val_loss=9.0, status="paused")], ngrams)
     assert [row["knows_less_than_trigram"] for row in trials] == [""]
     assert front == []
@@ -61,7 +61,7 @@ def test_a_trial_that_was_stopped_is_not_judged(tables, make_record, ngrams, tmp
     assert all(name in header for name in ("num_seeds", "within_noise", "floor_trigram", "knows_less_than_trigram"))
 
 
-def test_tables_of_a_run_without_a_floor_have_no_such_columns(tables, over_seeds, tmp_path) -> None:
+def test_tables_of_a_run_without_a_floor_have_no_such_columns(tables, over_seeds, tmp_path):
     tables(over_seeds(0, 3.0, 3.1))
     assert "gram" not in (tmp_path / "trials.csv").read_text() + (tmp_path / "pareto.csv").read_text()
 

@@ -309,7 +309,7 @@ def begun(
 
 
 @pytest.mark.parametrize("minutes", [2.5, 5.0, 8.0])
-def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(minutes: float) -> None:
+def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(minutes):
     feasible, anchors = begun("gpt2-small", minutes)
     assert len({deployed_id(anchor.architecture) for anchor in anchors}) == len(anchors) <= MOST_ANCHORS
     assert all(feasible.fits(anchor) for anchor in anchors)
@@ -322,7 +322,7 @@ def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(min
     assert max(gaps, default=0.0) < 0.4 * (most - least)
 
 
-def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold_the_first_far_apart() -> None:
+def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold_the_first_far_apart():
     feasible, anchors = begun("gpt2-small", 5.0)
     prices = [price_of(feasible.priced, member).latency_s / 60 for member in anchors]
     assert (prices[0], prices[1]) == (max(prices), min(prices))
@@ -337,7 +337,7 @@ def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold_the_first_f
         assert kept == sorted(kept, reverse=True)
 
 
-def test_layers_that_all_members_begin_with_are_in_front() -> None:
+def test_layers_that_all_members_begin_with_are_in_front():
     kept = parse("SM+LN+G", base_architecture("gpt2-small")).architecture.layers[:2]
     _, anchors = begun("gpt2-small", 8.0, kept=kept)
     assert len(anchors) == MOST_ANCHORS
@@ -345,13 +345,13 @@ def test_layers_that_all_members_begin_with_are_in_front() -> None:
     assert {anchor.architecture.layers[11].attention for anchor in anchors} >= {"none", "softmax"}
 
 
-def test_a_space_without_frozen_norms_has_none() -> None:
+def test_a_space_without_frozen_norms_has_none():
     _, anchors = begun("tiny", 5.0)
     assert anchors
     assert all(layer.norm1 == "none" for anchor in anchors for layer in anchor.architecture.layers)
 
 
-def test_as_written_the_published_rows_and_the_cheapest_member() -> None:
+def test_as_written_the_published_rows_and_the_cheapest_member():
     feasible, anchors = begun("ladder", 5.0, "written")
     within = [member for member in published_members(feasible.space) if feasible.fits(member)]
     assert anchors == list(dict.fromkeys([*within, cheapest(feasible.priced)]))

@@ -39,9 +39,8 @@ def corpus(folder: Path, source_files: str) -> Corpus:
     return prepare(source_files, vocab_size=512, tokenizer=load_parent(str(folder)).model.tokenizer)
 
 
-def test_the_builtin_parent_is_the_default_where_it_fits() -> None:
+def test_the_builtin_parent_is_the_default_where_it_fits():
     default_parent = usual_parent(StudyConfig(budget_latency="5min"), BASES["gpt2-small"])
-    assert default_parent is not None
     assert default_parent.name == BUILTIN
 
 
@@ -55,11 +54,11 @@ def test_the_builtin_parent_is_the_default_where_it_fits() -> None:
         (StudyConfig(budget_latency="5min", seq_len=256), "gpt2-small"),
     ],
 )
-def test_elsewhere_candidates_are_trained_from_scratch(config: StudyConfig, base: str) -> None:
+def test_elsewhere_candidates_are_trained_from_scratch(config, base):
     assert usual_parent(config, BASES[base]) is None
 
 
-def test_one_that_is_asked_for_must_fit(tmp_path: Path) -> None:
+def test_one_that_is_asked_for_must_fit(tmp_path):
     (tmp_path / "deep.yaml").write_text("name: deep\nbase: gpt2-18l\nmembers: [SM+LN+G]\n")
     config = StudyConfig(budget_latency="5min", parent=BUILTIN, space=str(tmp_path / "deep.yaml"))
     with pytest.raises(UserError, match=r"`num_layers` .* 18, but has 12; give another --parent, a --scale or --space"):
@@ -67,34 +66,30 @@ def test_one_that_is_asked_for_must_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["2xlSooo", "1xooLFo-1xLSlRo", "SM+ScFuFFN"])
-def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
-    make_trials, corpus: Corpus, folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(make_trials, corpus, folder, tmp_path, name):
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     recipe = study_recipe(ONE_TRIAL, parent.route)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
     trials = make_trials(tmp_path, corpus, recipe=recipe, anchors=[name])
     spec = trials.next_spec()
-    assert spec is not None
     *_, last = run_trial(spec)
     assert (last.status, last.reason) == ("completed", None)
     load_stored(Decoder(spec.candidate.trained), checkpoint.load_latest(spec.folder).weights)
     assert list(Path(corpus.folder).glob("likely-*.bin"))
 
 
-def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus, folder, tmp_path) -> None:
+def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus, folder, tmp_path):
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
     spec = make_trials(tmp_path, corpus, route=parent.route).next_spec()
-    assert spec is not None
     *_, last = run_trial(spec)
     assert last.status == "failed"
     assert "must be as it was written" in last.reason
 
 
-def test_the_parent_is_validated_and_priced_as_it_is(feasible, corpus: Corpus, folder: Path) -> None:
+def test_the_parent_is_validated_and_priced_as_it_is(feasible, corpus, folder):
     result = parent_result(load_parent(str(folder)), corpus, SCALES["smoke"], feasible)
     assert result.notation == "SM+LN+G"
     assert result.perplexity == pytest.approx(512, rel=0.1)  # it has learned nothing

@@ -36,7 +36,7 @@ def feasible() -> FeasibleSpace:
     return price_study(BOTH).feasible
 
 
-def test_members_are_within_the_budget_of_every_protocol(feasible: FeasibleSpace) -> None:
+def test_members_are_within_the_budget_of_every_protocol(feasible):
     first, other = feasible.every
     for member in members(feasible.space):
         price, also = price_of(first.priced, member), Costs.of(price_of(other.priced, member))
@@ -54,13 +54,13 @@ def test_members_are_within_the_budget_of_every_protocol(feasible: FeasibleSpace
         ({"budget_comm": "semi2k=50%"}, "a budget of 50% is a share of what --parent takes; name it, or give a unit"),
     ],
 )
-def test_budgets_that_do_not_go_with_the_protocols_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_budgets_that_do_not_go_with_the_protocols_are_refused(changes, said):
     asked: dict[str, Any] = {"protocol": "semi2k,sigma", "budget_latency": "1s", **changes}
     with pytest.raises(UserError, match=said):
         StudyConfig(**asked)
 
 
-def test_shares_are_of_what_the_parent_takes_under_each_protocol() -> None:
+def test_shares_are_of_what_the_parent_takes_under_each_protocol():
     asked = StudyConfig(protocol="semi2k,sigma", budget_latency="50%", budget_comm="sigma=1GB", parent=BUILTIN)
     whole, half = (price_study(config).config.budgets for config in (replace(asked, budget_latency="100%"), asked))
     shares = [(half[name].latency_s or 0) / (whole[name].latency_s or 1) for name in asked.protocols]
@@ -69,7 +69,7 @@ def test_shares_are_of_what_the_parent_takes_under_each_protocol() -> None:
     assert whole["semi2k"] != whole["sigma"]
 
 
-def test_a_trial_is_priced_under_each(feasible, make_trials, make_run, corpus, tmp_path) -> None:
+def test_a_trial_is_priced_under_each(feasible, make_trials, make_run, corpus, tmp_path):
     trials = make_trials(tmp_path, corpus, BOTH)
     spec = trials.next_spec()
     trials.started(spec)
@@ -106,13 +106,13 @@ def of_parent(monkeypatch: pytest.MonkeyPatch, notation: str, **given: Any) -> S
         ("1xooLGo-1xLSLGo", 1, "1xooLGo"),
     ],
 )
-def test_layers_that_folding_may_change_are_refused(notation: str, kept: int, said: str, monkeypatch) -> None:
+def test_layers_that_folding_may_change_are_refused(notation, kept, said, monkeypatch):
     for given in ({"client_layers": kept}, {"public_layers": f"embed,0-{kept - 1}" if kept else "embed"}):
         with pytest.raises(UserError, match=f"must keep layers of --parent that .*, but got {said}; keep others, or"):
             price_study(of_parent(monkeypatch, notation, **given))
 
 
-def test_every_member_is_priced_with_them_at_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_member_is_priced_with_them_at_the_client(monkeypatch):
     config = of_parent(monkeypatch, "1xLSMFo-1xLSLGo", client_layers=1)
     priced, pricer = price_study(config).feasible.priced, load_pricer("semi2k")
     for member in members(priced.space):
@@ -120,6 +120,6 @@ def test_every_member_is_priced_with_them_at_the_client(monkeypatch: pytest.Monk
         assert price_of(priced, member).sent_bytes == pytest.approx(whole.sent_bytes)
 
 
-def test_a_space_that_lists_its_members_keeps_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_space_that_lists_its_members_keeps_none(monkeypatch):
     with pytest.raises(UserError, match="offers choices for each layer, but ladder lists its members; leave them out"):
         price_study(of_parent(monkeypatch, "2xLSLGo", space="ladder", client_layers=1))

@@ -5,14 +5,13 @@ import os
 import threading
 import weakref
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from costmodel.cost import Budget
 from costmodel.errors import UserError
-from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.corpus import prepare
 from nas.run import ledger
 from nas.run.folder import SecondCorpus
 from nas.run.front import found_infeasible, front
@@ -46,7 +45,6 @@ def test_what_trained_is_gone_before_a_fold_is_checked(spec, monkeypatch):
 
     monkeypatch.setattr(TrainingRun, "__init__", observed)
     monkeypatch.setattr(worker, "verified_form", verified)
-    assert spec.deployed is not None
     assert list(run_trial(spec))[-1].status == "completed"
 
 
@@ -147,7 +145,6 @@ def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(
     (tmp_path / "other" / "a.py").write_text("".join(f"other_{index} = {index}\n" for index in range(200)))
     named = replace(config, also_validate=str(tmp_path / "other"))
     second = study_second(named, corpus, None)
-    assert second is not None
     facts = SecondCorpus(
         data=second.data, fingerprint=second.fingerprint, held_out=second.held_out, ngrams=ngrams, parent_loss=None
     )
@@ -167,7 +164,7 @@ def run(trials: Trials) -> TrialSpec:
     return spec
 
 
-def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, corpus: Corpus, tmp_path: Path) -> None:
+def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, corpus, tmp_path):
     spec = run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
     (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
     assert spec.deployed is not None
@@ -175,12 +172,11 @@ def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, c
     assert record.fold_holds
     assert record.left_unfolded == ()
     assert record.latency_s == record.predicted_latency_s == spec.prices.price.latency_s
-    assert record.fold_logits_error is not None
     assert record.fold_logits_error < 1e-4
     assert deployed_of(record, feasible.space.base) == spec.deployed
 
 
-def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus: Corpus, tmp_path: Path, monkeypatch) -> None:
+def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus, tmp_path, monkeypatch):
     """A form with one FFN more than predicted, as an ill-conditioned one would leave."""
 
     def left_one(*args):
@@ -192,7 +188,6 @@ def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus: Corpus, t
     run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
     records = ledger.read(tmp_path / ledger.FILE_NAME)
     (record,) = ledger.completed(records)
-    assert record.predicted_latency_s is not None
     assert record.latency_s > record.predicted_latency_s
     assert record.left_unfolded == ("layers.1.ffn: for the test",)
     between = Budget(latency_s=(record.latency_s + record.predicted_latency_s) / 2)
@@ -202,7 +197,7 @@ def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus: Corpus, t
     assert [member.first for member in front(records, Budget(latency_s=record.latency_s))] == [record]
 
 
-def test_as_written_nothing_is_folded(make_trials, corpus: Corpus, tmp_path: Path) -> None:
+def test_as_written_nothing_is_folded(make_trials, corpus, tmp_path):
     run(make_trials(tmp_path, corpus, replace(ONE_TRIAL, accounting="written"), anchors=["SM+R_i1"]))
     (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
     assert (record.deployed, record.predicted_latency_s, record.fold_holds) == (None, None, None)

@@ -11,7 +11,7 @@ from torch import Tensor
 from nas.corpus.corpus import Corpus
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import candidate_at
-from nas.recipe.recipe import SCALES, EntropyRegularisation, RateSchedule, Recipe
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
 from nas.training.batches import AHEAD, Prefetched
 from nas.training.distillation.teacher import teacher_of
 from nas.training.objective import Objective
@@ -37,11 +37,11 @@ SCALE = replace(SCALES["smoke"], tokens=100 * 256, warmup_share=0.1, learning_ra
         ("cosine", 85, 0.1603),  # 75 of 90 steps are 150 degrees: 0.1 + 0.9 x (1 - 0.8660) / 2
     ],
 )
-def test_schedule_by_hand(schedule: RateSchedule, step: int, rate: float) -> None:
+def test_schedule_by_hand(schedule, step, rate):
     assert learning_rate(Recipe(scale=SCALE, schedule=schedule), step) == pytest.approx(rate, abs=1e-4)
 
 
-def test_only_weights_of_linears_and_tables_decay() -> None:
+def test_only_weights_of_linears_and_tables_decay():
     made = candidate("1xLTLKs-1xoSoFs", SCALE, entropy=EntropyRegularisation())
     objective = Objective(made, torch.Generator().manual_seed(0))
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
@@ -110,7 +110,7 @@ def objectives(corpus: Corpus):
 
 
 @torch.no_grad()
-def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives) -> None:
+def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives):
     objective, teacher = objectives("SM+LN+R", 10.0)
     predictions, streams, theirs = teacher.predictions(range(4), TOKENS), list[Tensor](), list[Tensor]()
     objective.model.features(TOKENS, with_entropies=False, streams=streams)
@@ -129,14 +129,14 @@ def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives) -> None:
     torch.testing.assert_close(error, torch.tensor(by_hand).mean(), rtol=1e-3, atol=0.0)  # kept in half precision
 
 
-def test_a_parent_leaves_what_it_leaves(objectives) -> None:
+def test_a_parent_leaves_what_it_leaves(objectives):
     objective, teacher = objectives("SM+LN+G", 1.0)
     streams = list[Tensor]()
     objective.model.features(TOKENS, with_entropies=False, streams=streams)
     assert teacher.stream_error(teacher.streams(range(4), TOKENS), streams) < 1e-6
 
 
-def test_gradients_are_of_the_streams_too(objectives) -> None:
+def test_gradients_are_of_the_streams_too(objectives):
     gradients = []
     for weight in (0.0, 10.0):
         objective, teacher = objectives("SM+LN+R", weight)
