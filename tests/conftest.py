@@ -176,7 +176,7 @@ def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """
 
     def compare(name: str, text: str) -> None:
-        path = request.path.parent / "snapshots" / f"{name}.txt"
+        path = request.path.parent / "snapshots" / (re.sub("[^a-z0-9]+", "-", name.lower()) + ".txt")
         rounded = re.sub(r"\d+\.\d{7,}(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", text)
         if os.environ.get("SNAPSHOTS") == "write":
             path.parent.mkdir(exist_ok=True)
@@ -231,26 +231,26 @@ def make_record() -> Callable[..., Record]:
     return made_record
 
 
-@pytest.fixture
-def over_seeds():
-    """Makes the records of one candidate, from its loss with each seed; None for one that diverged."""
+def over_seeds(index: int, *losses: float | None, role: str = "candidate", **changes: Any) -> list[Record]:
+    """The records of one candidate, from its loss with each seed; None for one that diverged."""
+    return [
+        made_record(
+            index,
+            trial_id=f"t{index}-s{seed}-a0",
+            seed=seed,
+            role="replicate" if seed else role,
+            status="diverged" if loss is None else "completed",
+            val_loss=loss,
+            perplexity=None if loss is None else math.exp(loss),
+            **changes,
+        )
+        for seed, loss in enumerate(losses)
+    ]
 
-    def make(index: int, *losses: float | None, role: str = "candidate", **changes: Any) -> list[Record]:
-        return [
-            made_record(
-                index,
-                trial_id=f"t{index}-s{seed}-a0",
-                seed=seed,
-                role="replicate" if seed else role,
-                status="diverged" if loss is None else "completed",
-                val_loss=loss,
-                perplexity=None if loss is None else math.exp(loss),
-                **changes,
-            )
-            for seed, loss in enumerate(losses)
-        ]
 
-    return make
+@pytest.fixture(name="over_seeds")
+def over_seeds_() -> Callable[..., list[Record]]:
+    return over_seeds
 
 
 @pytest.fixture

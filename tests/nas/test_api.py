@@ -9,7 +9,9 @@ import pytest
 
 import nas
 from costmodel.errors import InfeasibleError, StoppedError, UserError
+from nas import plot
 from nas.api import Calls
+from nas.report.plot_files import remove_plots
 from nas.run import ledger
 from nas.run.front import front
 from nas.run.tables import write_tables
@@ -56,6 +58,10 @@ def test_figures_and_page_are_drawn(run, tmp_path):
     drawn = run.plot()
     assert {path for path in drawn if path.stat().st_size > 0} >= {run.folder / "plots" / "pareto.png"}
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
+    remove_plots(run.folder)
+    assert list((run.folder / "plots").iterdir()) == []
+    plot.plot(str(run.folder))
+    assert (run.folder / "plots" / "pareto.svg").exists()
 
 
 def test_other_prices_leave_the_run_as_it_is(run):

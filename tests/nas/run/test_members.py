@@ -149,6 +149,13 @@ def test_a_summary_counts_replicates_apart(make_run, over_seeds):
     assert (summary.replicates, summary.running, summary.seeds_left) == (1, 0, 1 + 2)
 
 
+def test_only_completed_candidates_within_budget_reach_the_front(make_record):
+    inside, outside = make_record(0, latency_s=290.0), make_record(1, latency_s=310.0, val_loss=0.1, perplexity=1.1)
+    baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
+    stopped = make_record(3, latency_s=50.0, status="paused", val_loss=0.1)
+    assert [member.first for member in front([inside, outside, baseline, stopped], BUDGET)] == [inside]
+
+
 POINTS = st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(0, 9).map(float)), max_size=12)
 
 

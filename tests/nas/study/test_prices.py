@@ -60,12 +60,17 @@ def test_budgets_that_do_not_go_with_the_protocols_are_refused(changes, said):
         StudyConfig(**asked)
 
 
-def test_shares_are_of_what_the_parent_takes_under_each_protocol():
-    asked = StudyConfig(protocol="semi2k,sigma", budget_latency="50%", budget_comm="sigma=1GB", parent=BUILTIN)
-    whole, half = (price_study(config).config.budgets for config in (replace(asked, budget_latency="100%"), asked))
-    shares = [(half[name].latency_s or 0) / (whole[name].latency_s or 1) for name in asked.protocols]
-    assert shares == pytest.approx([0.5, 0.5], rel=1e-4)
-    assert [half[name].sent_bytes for name in asked.protocols] == [None, 1e9]
+def test_shares_are_of_what_the_parent_takes_under_each_protocol(tmp_path):
+    (tmp_path / "few.yaml").write_text("name: few\nbase: gpt2-small\nmembers: [SM+LN+G, SM_i12]\n")
+    asked = {"space": str(tmp_path / "few.yaml"), "protocol": "semi2k,sigma", "parent": BUILTIN}
+    whole, half = (
+        price_study(StudyConfig(**asked, budget_latency=share, budget_comm="sigma=1GB")).config.budgets
+        for share in ("100%", "50%")
+    )
+    assert {name: half[name].latency_s / whole[name].latency_s for name in whole} == pytest.approx(
+        {"semi2k": 0.5, "sigma": 0.5}, rel=1e-4
+    )
+    assert [half[name].sent_bytes for name in half] == [None, 1e9]
     assert whole["semi2k"] != whole["sigma"]
 
 
