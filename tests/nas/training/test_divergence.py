@@ -90,11 +90,8 @@ def test_a_validation_loss_without_a_perplexity_ends_the_run(monkeypatch, corpus
     monkeypatch.setattr(trainer, "validate", lambda *args: Validation(loss, (torch.ones(2), torch.ones(2))))
     (outcome,) = train(candidate(), corpus, seed=0)
     assert (outcome.status, outcome.steps, outcome.reason, outcome.layer) == ("diverged", 4, reason, layer)
-
-
-def test_the_largest_loss_with_a_perplexity_is_no_divergence(monkeypatch, corpus):
     monkeypatch.setattr(trainer, "validate", lambda *args: Validation(709.0, (torch.ones(2), torch.ones(2))))
-    *_, outcome = train(candidate(), corpus, seed=0)
+    *_, outcome = train(candidate(), corpus, seed=0)  # the largest loss with a perplexity
     assert (outcome.status, outcome.perplexity) == ("completed", math.exp(709.0))
 
 

@@ -102,17 +102,12 @@ def test_heads_without_any_entropy_are_collapsed_and_layers_without_heads_are_no
     assert summary.quarter_shares == (0.0, 1 / 3, 1 / 3, 1 / 3)
 
 
-def test_non_finite_entropies_are_refused():
+def test_impossible_settings_and_entropies_are_refused():
     with pytest.raises(ValueError, match="must be finite"):
         summarise([torch.tensor([1.0, math.nan])], 128)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"weight": -1.0}, {"margin": 2.0}, {"threshold_init": math.nan}, {"warmup_share": 1.1}]
-)
-def test_impossible_settings_are_refused(bad):
-    with pytest.raises(ValueError, match="entropy regularisation needs"):
-        EntropyRegularisation(**bad)
+    for bad in ({"weight": -1.0}, {"margin": 2.0}, {"threshold_init": math.nan}, {"warmup_share": 1.1}):
+        with pytest.raises(ValueError, match="entropy regularisation needs"):
+            EntropyRegularisation(**bad)
 
 
 @pytest.mark.parametrize("num_heads", [0, 1])
