@@ -8,7 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer
 
 from costmodel.errors import UserError
@@ -110,6 +112,9 @@ def test_processes_preparing_at_once_agree(files, tmp_path):
     assert printed == {str(open_corpus(entry))}
 
 
+NO_TEXT = r"files must hold text in \.txt, \.py, \.md, \.jsonl, \.parquet files"
+
+
 @pytest.mark.parametrize(
     ("name", "text", "rule"),
     [
@@ -125,14 +130,27 @@ def test_processes_preparing_at_once_agree(files, tmp_path):
         ("rows.jsonl", "[" * 100_000, "line 1 must be a JSON object, but cannot be parsed: maximum recursion"),
         ("rows.parquet", "", "rows.parquet must be a whole parquet file"),
         ("rows.parquet", "x" * 500, "rows.parquet must be a whole parquet file"),
+        ("rows.parquet", {"title": ["x"]}, "rows.parquet must have a column of texts named 'text' or 'content'"),
+        ("rows.parquet", {"text": [1, 2]}, "rows.parquet must have a column of texts named 'text' or 'content'"),
+        ("book.txt", b"\xff\xfe\x00", "must be text in UTF-8"),
+        *(
+            (f"files/{name}", raw, NO_TEXT)
+            for name, raw in (("image.png", "x"), ("empty.txt", ""), ("a.txt", b"\xff\xfe"))
+        ),
+        ("files", ..., NO_TEXT),
     ],
 )
 def test_bad_data_is_one_clear_line(tmp_path, name, text, rule):
     path = tmp_path / name
-    if text is not None:
+    (path if text is ... else path.parent).mkdir(exist_ok=True)
+    if isinstance(text, dict):
+        parquet.write_table(pa.table(text), path)
+    elif isinstance(text, bytes):
+        path.write_bytes(text)
+    elif isinstance(text, str):
         path.write_text(text)
     with pytest.raises(ValueError, match=rule) as error:
-        prepare(str(path), 300, tmp_path / "cache")
+        prepare(str(tmp_path / name.partition("/")[0]), 300, tmp_path / "cache")
     assert "\n" not in str(error.value)
 
 
@@ -156,6 +174,9 @@ def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus):
     expected = Counter(tuple(tokens[8 * index : 8 * index + 8]) for index in range(chunks))
     assert Counter(visited[0]) == Counter(visited[1]) == expected
     assert visited[0] != visited[1]
+    first, again, other = (train_batch(corpus, step=5, batch=4, seq_len=16, seed=seed)[0] for seed in (1, 1, 2))
+    assert first.equal(again)
+    assert not first.equal(other)
 
 
 def test_targets_are_the_next_tokens(corpus):
@@ -165,12 +186,6 @@ def test_targets_are_the_next_tokens(corpus):
         assert inputs.shape == targets.shape
         assert inputs[:, 1:].equal(targets[:, :-1])
     assert sum(len(inputs) for inputs, _ in batches[1:]) == 200 // 16
-
-
-def test_order_depends_on_the_seed_alone(corpus):
-    first, again, other = (train_batch(corpus, step=5, batch=4, seq_len=16, seed=seed)[0] for seed in (1, 1, 2))
-    assert first.equal(again)
-    assert not first.equal(other)
 
 
 def write(folder: Path, name: str, count: int) -> Path:
@@ -216,25 +231,20 @@ def test_n_grams_of_the_first_are_looked_up_in_it(first, tmp_path):
     assert ngram_baseline(first, second=second, seq_len=16, validation_tokens=10**6) == there
 
 
-def test_a_file_of_the_first_is_refused_in_one_line(first, tmp_path):
+def test_one_that_cannot_be_a_second_is_refused_in_one_line(first, tmp_path):
     folder = write(tmp_path / "other", "other", 5)
-    (folder / "moved.py").write_text((tmp_path / "first" / "value_7.py").read_text())
-    with pytest.raises(
-        UserError, match="must be other text than --data .* but shares 1 files with them, moved.py"
-    ) as error:
-        made(folder, first)
-    assert "\n" not in str(error.value)
-    (folder / "moved.py").unlink()
     of_parent = to_keep(window_hashes((folder / "other_3.py").read_text()))
-    with pytest.raises(UserError, match="what the parent was trained on, but shares 1 files with them, other_3.py"):
-        made(folder, first, of_parent)
-
-
-def test_one_too_small_for_n_grams_is_refused_in_one_line(first, tmp_path):
-    second = made(write(tmp_path / "other", "other", 1), first)
-    with pytest.raises(UserError, match="must hold more than 1000 tokens for an n-gram baseline, but has") as error:
-        require_sequences(second, 1000)
-    assert "\n" not in str(error.value)
+    small = made(folder, first)
+    copied = write(tmp_path / "copied", "copied", 1)
+    (copied / "moved.py").write_text((tmp_path / "first" / "value_7.py").read_text())
+    for refused, said in (
+        (lambda: made(copied, first), "must be other text than --data .* but shares 1 files with them, moved.py"),
+        (lambda: made(folder, first, of_parent), "parent was trained on, but shares 1 files with them, other_3.py"),
+        (lambda: require_sequences(small, 10**5), "must hold more than 100000 tokens for an n-gram baseline, but has"),
+    ):
+        with pytest.raises(UserError, match=said) as error:
+            refused()
+        assert "\n" not in str(error.value)
 
 
 def test_dependencies_are_the_same_files_every_time(first, monkeypatch):

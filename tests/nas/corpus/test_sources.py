@@ -76,6 +76,8 @@ def test_codeparrot_is_cut_into_whole_sequences_within_documents(hub):
         for sequence in inputs.tolist():
             words = [int(word[1:]) for word in tokenizer.decode(sequence).split()]
             assert words == [(words[0] + place) % 397 for place in range(SEQ_LEN)]  # of one document
+    with pytest.raises(ValueError, match="was prepared in sequences of 16 tokens, not of 8"):
+        train_batch(corpus, step=0, batch=1, seq_len=8, seed=0)
 
 
 @pytest.mark.needs_hf
@@ -99,45 +101,41 @@ def test_what_a_corpus_depends_on_is_in_its_fingerprint(hub):
     assert len({*fingerprints, fingerprint()}) == 4
 
 
-@pytest.mark.needs_hf
-def test_sequences_of_another_length_are_refused(hub):
-    corpus = prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
-    with pytest.raises(ValueError, match="was prepared in sequences of 16 tokens, not of 8"):
-        train_batch(corpus, step=0, batch=1, seq_len=8, seed=0)
-    with pytest.raises(ValueError, match="`seq_len` must be given"):
-        prepare("codeparrot", 400, hub / "cache")
-
-
-@pytest.mark.needs_hf
-def test_a_corpus_of_documents_shorter_than_a_sequence_is_one_line(hub):
-    with pytest.raises(ValueError, match="is empty: it has no document as long as a sequence"):
-        prepare("codeparrot", 400, hub / "cache", seq_len=1_000)
-    assert not list((hub / "cache").iterdir())
-
-
-@pytest.mark.needs_hf
-def test_a_missing_column_is_named(hub):
+def lacking_texts(hub):
     for path in (hub / "train").iterdir():
         parquet.write_table(pa.table({"title": ["x"], "size": [1]}), path)
-    with pytest.raises(ValueError, match="must have a column of texts 'content', but its columns are title, size"):
-        prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+
+
+def tokenizer(change):
+    def broken(hub):
+        path = hub / "tokenizer" / "tokenizer.json"
+        path.write_text(change(path.read_text()))
+
+    return broken
 
 
 @pytest.mark.needs_hf
 @pytest.mark.parametrize(
-    ("change", "rule"),
+    ("broken", "seq_len", "rule"),
     [
-        (lambda text: text.replace("<|endoftext|>", "<|end|>"), "must have the token <|endoftext|>"),
-        (lambda text: text[:100], "must be a whole tokenizer.json"),
-        (lambda text: text.replace('"w397":', '"w397":401,"w398":'), "has 401 entries, but the model's .* only 400"),
+        (lambda hub: None, None, "`seq_len` must be given"),
+        (lambda hub: None, 1_000, "is empty: it has no document as long as a sequence"),
+        (lacking_texts, 16, "must have a column of texts 'content', but its columns are title, size"),
+        (tokenizer(lambda text: text.replace("<|endoftext|>", "<|end|>")), 16, "must have the token <|endoftext|>"),
+        (tokenizer(lambda text: text[:100]), 16, "must be a whole tokenizer.json"),
+        (
+            tokenizer(lambda text: text.replace('"w397":', '"w397":401,"w398":')),
+            16,
+            "has 401 entries, but the model's .* only 400",
+        ),
     ],
 )
-def test_a_tokenizer_that_does_not_fit_is_one_line(hub, change, rule):
-    path = hub / "tokenizer" / "tokenizer.json"
-    path.write_text(change(path.read_text()))
+def test_what_cannot_be_prepared_is_one_line(hub, broken, seq_len, rule):
+    broken(hub)
     with pytest.raises(ValueError, match=rule.replace("|", r"\|")) as error:
-        prepare("codeparrot", 400, hub / "cache", seq_len=SEQ_LEN)
+        prepare("codeparrot", 400, hub / "cache", seq_len=seq_len)
     assert "\n" not in str(error.value)
+    assert not list((hub / "cache").glob("*/corpus.json"))
 
 
 @pytest.mark.needs_hf
@@ -165,14 +163,8 @@ def test_a_copy_without_a_split_or_a_tokenizer_names_what_is_missing(tmp_path):
     (tmp_path / "train" / "book.txt").write_text("other words")
     with pytest.raises(ValueError, match="must hold the tokenizer .*/books_16384.model: No such file"):
         prepare(f"languini:{tmp_path}", 16_384, tmp_path / "cache")
-
-
-def test_languini_says_why_it_cannot_be_downloaded_and_what_to_do():
-    with pytest.raises(
-        ValueError, match=r"withdrawn .*books_16384.model in a FOLDER and give languini:FOLDER"
-    ) as error:
+    with pytest.raises(ValueError, match=r"^.*withdrawn .*books_16384.model in a FOLDER and give languini:FOLDER.*$"):
         open_source("languini")
-    assert "\n" not in str(error.value)
 
 
 def test_a_copy_of_languini_is_documents_in_a_row(monkeypatch, tmp_path):

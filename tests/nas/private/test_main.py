@@ -243,9 +243,6 @@ def test_a_party_opens_the_checkpoint_if_it_compares_or_computes(export, tmp_pat
         given = {"client_layers": 0} if layers == "client" else {"public_layers": "0"}
         setup = asked_setup(str(here), "knee", party=party, public_checkpoint=str(export), **given)
         assert (setup.client_weights is not None) == is_opened
-
-
-def test_layers_and_checkpoint_go_together(export):
     for given in ({"public_layers": "0"}, {"client_layers": 0}, {"public_checkpoint": str(export)}):
         with pytest.raises(ValueError, match="--public-checkpoint goes with .*; give both, or none"):
             asked_setup(str(export), "knee", party=None, **given)

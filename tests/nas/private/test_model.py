@@ -65,34 +65,28 @@ def test_a_client_needs_no_weights(export, tmp_path):
         load_model(str(folder), "knee", weights_here=False)
 
 
-def test_without_weights_nothing_can_be_folded(tmp_path):
+def test_what_holds_no_model_is_refused(tmp_path, make_meta):
+    run, empty = tmp_path / "run", tmp_path / "empty"
+    run.mkdir()
+    empty.mkdir()
+    write_config(run, StudyConfig(budget_latency="5min"))
+    write_meta(run, make_meta())
     folder = shutil.copytree(BUILTIN_FOLDER, tmp_path / "copy")
     (folder / "weights.safetensors").unlink()
-    with pytest.raises(ValueError, match="must be a folded export where it is without weights; write one with --fold"):
-        load_model(str(folder), "knee", weights_here=False)
-
-
-@pytest.mark.parametrize(
-    ("pick", "line"),
-    [
-        ("knee", "has no completed candidate within its budget yet"),
-        ("abc", "--pick must be knee, best or the arch_id of a completed trial .on the front: none., but got 'abc'"),
-    ],
-)
-def test_a_run_without_a_completed_trial_has_nothing_to_run(tmp_path, make_meta, pick, line):
-    write_config(tmp_path, StudyConfig(budget_latency="5min"))
-    write_meta(tmp_path, make_meta())
-    with pytest.raises(ValueError, match=line):
-        load_model(str(tmp_path), pick)
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="RUN must be a run, a training, an export, a checkpoint, `latest` or `builtin`, but got 'x'"
+    for name, pick, here, line in (
+        ("x", "knee", True, "be a run, a training, an export, a checkpoint, `latest` or `builtin`, but got 'x'"),
+        (empty, "knee", True, "RUN must be the folder of a run"),
+        (run, "knee", True, "has no completed candidate within its budget yet"),
+        (
+            run,
+            "abc",
+            True,
+            "must be knee, best or the arch_id of a completed trial .on the front: none., but got 'abc'",
+        ),
+        (folder, "knee", False, "must be a folded export where it is without weights; write one with --fold"),
     ):
-        load_model("x", "knee")
-    with pytest.raises(ValueError, match="RUN must be the folder of a run"):
-        load_model(str(tmp_path), "knee")
+        with pytest.raises(ValueError, match=line):
+            load_model(str(name), pick, weights_here=here)
 
 
 def prompt_of(text, tokenizer, new_tokens=2):
@@ -106,18 +100,16 @@ def test_a_prompt_is_its_tokens_and_they_are_its_text(tokenizer):
     assert prompt.decoded([prompt.end]) == "<|endoftext|>"
 
 
-@pytest.mark.parametrize("text", ["", None])
-def test_an_empty_prompt_is_refused(tokenizer, text):
-    with pytest.raises(ValueError, match="--prompt must be text, such as 'def f.x.:', but is empty"):
-        prompt_of(text, tokenizer)
-
-
-def test_prompt_and_new_tokens_must_fit_into_the_context(tokenizer):
+def test_prompt_and_new_tokens_must_be_some_and_fit_into_the_context(tokenizer):
     assert len(prompt_of("abcdef", tokenizer).ids) == 6
-    with pytest.raises(ValueError, match="must fit into the context of 8 tokens, but they are 6 . 3; shorten"):
-        prompt_of("abcdef", tokenizer, 3)
-    with pytest.raises(ValueError, match="--new-tokens must be at least 1, but got 0"):
-        prompt_of("a", tokenizer, 0)
+    for text, new_tokens, line in (
+        ("abcdef", 3, "must fit into the context of 8 tokens, but they are 6 . 3; shorten"),
+        ("a", 0, "--new-tokens must be at least 1, but got 0"),
+        ("", 2, "--prompt must be text, such as 'def f.x.:', but is empty"),
+        (None, 2, "--prompt must be text, such as 'def f.x.:', but is empty"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            prompt_of(text, tokenizer, new_tokens)
 
 
 def test_characters_that_the_tokenizer_lacks_are_named(tokenizer):

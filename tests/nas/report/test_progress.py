@@ -1,11 +1,12 @@
 """What is shown while a run goes on."""
 
 import math
+from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from nas.report.progress import line, table
+from nas.report.progress import line, share_progress, table
 from nas.run.run import Run
 
 
@@ -24,3 +25,13 @@ def test_the_trigram_stands_beside_the_best_perplexity(make_run, make_record, ng
     for text in shown(make_run(records)):
         assert ("21.50" in text) == trained
         assert "trigram" not in text
+
+
+def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch):
+    now = iter((0.0, 20.0, 60.0, 70.0))
+    monkeypatch.setattr("nas.report.progress.time.monotonic", lambda: next(now))
+    file = StringIO()
+    with share_progress(Console(file=file), "training") as tell:
+        for share in (0.1, 0.25, 0.5):
+            tell(share)
+    assert file.getvalue() == "training: 25%, ETA 3.00 min\n"

@@ -2,12 +2,10 @@
 
 import math
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from costmodel.cost import Budget
 from costmodel.errors import UserError
@@ -21,7 +19,6 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import from_parent
-from nas.report.progress import share_progress
 from nas.training.batches import train_batch
 from nas.training.distillation import library
 from nas.training.distillation.block_scores import block_scores, scored_tokens
@@ -135,12 +132,9 @@ def test_layers_that_stay_the_parents_have_their_own_alone(parent, texts):
     )
 
 
-def test_a_table_with_another_part_is_refused():
+def test_scores_of_another_part_or_not_finite_are_refused():
     with pytest.raises(UserError, match="must be a table of block scores, but: 'mlp'"):
         from_csv("depth,part,norm,form,kl_nats\n0,mlp,none,none,0.0\n", "x")
-
-
-def test_a_score_that_is_not_finite_is_refused():
     with pytest.raises(UserError, match="must be finite"):
         BlockScores(divergences={SubLayer(0, "ffn", "none", "none"): math.nan})
 
@@ -185,16 +179,6 @@ def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part, form, pa
 )
 def test_what_is_fitted_learns_in_steps_that_do_not_undo_it(form, degree, rate):
     assert SETTINGS.rate_of(form, degree) == rate
-
-
-def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch):
-    now = iter((0.0, 20.0, 60.0, 70.0))
-    monkeypatch.setattr("nas.report.progress.time.monotonic", lambda: next(now))
-    file = StringIO()
-    with share_progress(Console(file=file), "training") as tell:
-        for share in (0.1, 0.25, 0.5):
-            tell(share)
-    assert file.getvalue() == "training: 25%, ETA 3.00 min\n"
 
 
 def test_steps_at_any_length_are_as_many():
