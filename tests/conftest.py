@@ -1,3 +1,4 @@
+import json
 import math
 import os
 import re
@@ -172,11 +173,14 @@ def free_peers() -> Callable[[int], tuple[tuple[str, int], ...]]:
 def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     """`snapshot("table", text)`: the text is that of snapshots/table.txt beside the test, but for far decimal places.
 
-    `SNAPSHOTS=write pytest PATH` writes the files anew.
+    A JSON document is a line for each of its keys there. `SNAPSHOTS=write pytest PATH` writes the files anew.
     """
 
     def compare(name: str, text: str) -> None:
         path = request.path.parent / "snapshots" / (re.sub("[^a-z0-9]+", "-", name.lower()) + ".txt")
+        if text.startswith("{"):
+            document, *rest = text.splitlines()
+            text = "\n".join([*(f"{key}: {json.dumps(value)}" for key, value in json.loads(document).items()), *rest])
         rounded = re.sub(r"\d+\.\d{7,}(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", text)
         if os.environ.get("SNAPSHOTS") == "write":
             path.parent.mkdir(exist_ok=True)

@@ -16,7 +16,6 @@ from nas.run import ledger
 from nas.run.front import front
 from nas.run.tables import write_tables
 from nas.search import parse
-from tests.imports import loaded_by
 
 EARLIER = Path(__file__).parent / "run" / "stored"
 
@@ -82,15 +81,6 @@ def test_what_may_change_when_a_run_goes_on(run):
         run.resumed(num_trials=2)
     with pytest.raises(UserError, match=r"a resumed run may change --budget-latency, .*, but got --trials"):
         run.resumed(trials=9)
-
-
-def test_importing_the_package_loads_nothing():
-    assert loaded_by("import nas; nas.__all__; dir(nas)") == set()
-
-
-def test_a_run_is_read_without_torch(run):
-    code = f"import nas; run = nas.load_run({str(run.folder)!r}); run.front, run.table()"
-    assert not loaded_by(code) & {"torch", "ray", "jax", "matplotlib", "pandas", "transformers"}
 
 
 def test_every_name_of_the_package_is_there():

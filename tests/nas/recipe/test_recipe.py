@@ -15,7 +15,6 @@ from nas.recipe.recipe import SCALES, EntropyRegularisation, Foldable, Recipe, S
 from nas.training.optimizer import learning_rate
 from search_spaces.bases import BASES, base_architecture
 from search_spaces.notation import parse
-from tests.imports import loaded_by
 
 GPT2 = BASES["gpt2-small"]
 
@@ -108,10 +107,6 @@ def test_ids_tell_architecture_and_recipe_apart_and_nothing_else():
 def test_names_say_whether_entropy_is_regularised():
     assert candidate("SM(t)+ScFuFFN_i6").name == "SM(t)+ScFuFFN_i6"
     assert candidate(entropy=EntropyRegularisation()).name == "EReg(SM+ScFuFFN)"
-
-
-def test_candidates_and_data_need_no_torch():
-    assert "torch" not in loaded_by("import nas.recipe.candidate, nas.training.outcome, nas.corpus.corpus")
 
 
 @pytest.mark.parametrize("command", [search, train])

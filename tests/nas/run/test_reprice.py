@@ -21,7 +21,6 @@ from search_spaces.notation import parse, placement
 from search_spaces.pricing import price_architecture
 from search_spaces.space import load_space
 from search_spaces.workload import Workload
-from tests.imports import loaded_by
 
 SPACE = load_space("gpt2-small")
 UNBOUNDED = Budget()
@@ -168,11 +167,6 @@ def test_pricing_anew_leaves_the_run_as_it_is(run, capsys):
     assert not (run / "plots").exists()
     assert (run / ledger.FILE_NAME).read_bytes() == before
     assert not (run / "pareto.csv").exists()
-
-
-def test_a_run_is_priced_anew_without_torch(run):
-    loaded = loaded_by(f"from nas.plot import plot; plot({str(run)!r}, protocol='semi2k')")
-    assert not loaded & {"torch", "ray", "jax", "matplotlib"}
 
 
 @pytest.fixture

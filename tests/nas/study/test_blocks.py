@@ -173,14 +173,6 @@ def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part, form, pa
     assert errors[1] < 0.9 * errors[0]
 
 
-@pytest.mark.parametrize(
-    ("form", "degree", "rate"),
-    [("power8", None, 1e-4), ("square", 2, 2.5e-4), ("bilinear", 1, 1e-3), ("2quad", None, 1e-3)],
-)
-def test_what_is_fitted_learns_in_steps_that_do_not_undo_it(form, degree, rate):
-    assert SETTINGS.rate_of(form, degree) == rate
-
-
 def test_steps_at_any_length_are_as_many():
     settings = BlockwiseDistillation()
     sizes = [(settings.num_steps(length), settings.batch_of(length)) for length in (32, 128, 512, 1024, 2048)]

@@ -24,7 +24,6 @@ from nas.study.run_study import report_line
 from nas.study.worker import run_trial
 from nas.training import checkpoint
 from search_spaces.bases import BASES
-from tests.imports import loaded_by
 from tests.nas.study.conftest import ONE_TRIAL, untrained_parent
 
 
@@ -118,9 +117,3 @@ def test_a_search_does_not_fail_for_its_report(monkeypatch, make_run, tmp_path):
 
     monkeypatch.setattr(page, "write_report", fail)
     assert report_line(make_run()) == f"note: no report was written ('a bug'); try python -m nas.report {tmp_path}"
-
-
-def test_what_trains_starts_trials_and_draws_is_imported_when_it_does():
-    """Torch, Ray and matplotlib are three seconds of processor time, of which no part of a study needs all."""
-    heavy = {"torch", "ray", "matplotlib", "scipy", "pandas", "jinja2"}
-    assert not loaded_by("import nas.study.run_study") & heavy

@@ -62,7 +62,7 @@ def test_budgets_that_do_not_go_with_the_protocols_are_refused(changes, said):
 
 def test_shares_are_of_what_the_parent_takes_under_each_protocol(tmp_path):
     (tmp_path / "few.yaml").write_text("name: few\nbase: gpt2-small\nmembers: [SM+LN+G, SM_i12]\n")
-    asked = {"space": str(tmp_path / "few.yaml"), "protocol": "semi2k,sigma", "parent": BUILTIN}
+    asked: dict[str, Any] = {"space": str(tmp_path / "few.yaml"), "protocol": "semi2k,sigma", "parent": BUILTIN}
     whole, half = (
         price_study(StudyConfig(**asked, budget_latency=share, budget_comm="sigma=1GB")).config.budgets
         for share in ("100%", "50%")

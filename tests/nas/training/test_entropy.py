@@ -1,6 +1,7 @@
 """The regulariser by hand, and the diagnosis of collapse and overload."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,7 @@ def test_heads_without_any_entropy_are_collapsed_and_layers_without_heads_are_no
 def test_impossible_settings_and_entropies_are_refused():
     with pytest.raises(ValueError, match="must be finite"):
         summarise([torch.tensor([1.0, math.nan])], 128)
+    bad: Any
     for bad in ({"weight": -1.0}, {"margin": 2.0}, {"threshold_init": math.nan}, {"warmup_share": 1.1}):
         with pytest.raises(ValueError, match="entropy regularisation needs"):
             EntropyRegularisation(**bad)

@@ -167,17 +167,18 @@ def killed_run(
 @pytest.mark.parametrize("before_step", [2, 4, 7, 15])
 @pytest.mark.parametrize("every_s", [0.0, math.inf])
 def test_a_killed_run_resumes_to_the_same_numbers(monkeypatch, corpus, tmp_path, before_step, every_s):
-    batch = batches.train_batch
     whole = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "whole"))
     killed_run(monkeypatch, corpus, tmp_path / "killed", before_step=before_step, every_s=every_s)
     steps = []
-    monkeypatch.setattr(
-        trainer, "train_batch", lambda corpus, *, step, **rest: steps.append(step) or batch(corpus, step=step, **rest)
-    )
+
+    def train_batch(corpus, *, step, **rest):
+        steps.append(step)
+        return batches.train_batch(corpus, step=step, **rest)
+
+    monkeypatch.setattr(trainer, "train_batch", train_batch)
     resumed = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "killed"))
-    rungs = (0, 4, 8)  # where there is a checkpoint in any case
-    begun = before_step if every_s == 0.0 else max(step for step in rungs if step <= before_step)
-    assert steps == list(range(begun, 16))
+    last_rung = max(step for step in (0, 4, 8) if step <= before_step)  # with a checkpoint in any case
+    assert steps == list(range(before_step if every_s == 0.0 else last_rung, 16))
     assert timeless(resumed) == timeless(whole)
     assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
     diagnoses = [(tmp_path / name / "diagnostics.jsonl").read_text() for name in ("whole", "killed")]
