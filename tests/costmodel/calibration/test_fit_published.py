@@ -1,4 +1,4 @@
-"""The printed rows, what is fitted to them, and how near that is to those that are left out."""
+"""Printed and logged rows, what is fitted to them, and how near that is to those that are left out."""
 
 from dataclasses import replace
 from decimal import Decimal
@@ -15,6 +15,7 @@ from costmodel.calibration.fit_published import (
     coefficients,
     dump_testbed,
 )
+from costmodel.calibration.fit_sigma import class_work, compute_s_of, dump_sigma, fit
 from costmodel.calibration.printed_rows import (
     own_bytes,
     printed_checks,
@@ -22,6 +23,7 @@ from costmodel.calibration.printed_rows import (
     shaft_activation,
     shaft_softmax,
 )
+from costmodel.calibration.sigma_rows import sigma_rows
 from costmodel.calibration.validate_published import (
     checks,
     fit_errors,
@@ -34,6 +36,7 @@ from costmodel.errors import UserError
 from costmodel.protocols import published, published_rows
 from costmodel.protocols.published import load_testbed
 from costmodel.protocols.published_rows import held_out_rows
+from costmodel.protocols.sigma import CLASSES, TESTBED, load_sigma
 
 
 def test_refitting_gives_the_committed_file(rows, row_graphs):
@@ -266,3 +269,29 @@ def test_validate_fails_when_a_printed_digit_differs(run, monkeypatch):
     code, out, _ = run("validate", "--protocol", "crypten")
     assert code == 1
     assert "FAIL" in out
+
+
+SIGMA_ROWS = sigma_rows()
+
+
+FITTED_SIGMA = [row for row in SIGMA_ROWS if row.fitted]
+
+
+def test_the_committed_testbed_is_the_fit_of_its_rows():
+    assert dump_sigma(fit(FITTED_SIGMA)) == TESTBED.read_text(encoding="utf-8")
+    assert load_sigma(TESTBED).rows == tuple(row.name for row in FITTED_SIGMA)
+
+
+def test_a_held_out_row_is_not_fitted():
+    with pytest.raises(UserError, match="must not be fitted, but got BERT-tiny T=128 loopback; leave it"):
+        fit([*FITTED_SIGMA, next(row for row in SIGMA_ROWS if row.model == "BERT-tiny")])
+
+
+def test_classes_sum_to_what_a_run_computed():
+    small = FITTED_SIGMA[0]
+    parts = compute_s_of(small)
+    assert sum(parts.values()) == pytest.approx(1.394522 - 0.214182)
+    assert set(parts) == set(CLASSES)
+    # twelve layers of 12 d^2 weights, all of them in linears
+    assert class_work(small, "linear")["weights"] == 12 * 12 * 768**2
+    assert class_work(small, "softmax")["weights"] == 0

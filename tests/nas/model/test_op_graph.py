@@ -1,5 +1,6 @@
 """The op graph in the clear is the torch model: what is priced is what is trained."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -9,7 +10,10 @@ import torch
 
 from costmodel.deployment.deploy import Deployment
 from costmodel.execution import interpreter
+from costmodel.execution.interpreter import execute
 from costmodel.execution.op_functions import FUNCTIONS
+from costmodel.tracing.trace import trace
+from nas.attention import causal
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import ScoreBound
 from nas.model.norms import frozen_norms
@@ -147,3 +151,70 @@ def test_the_parity_can_fail():
     weights, tokens, logits = torch_run(architecture, length=11)
     weights["layers.1.ffn.up.bias"] = weights["layers.1.ffn.up.bias"] + 0.01
     assert np.abs(interpreter.execute(lower(architecture, 11), weights, tokens) - logits).max() > 1e-3
+
+
+TRACED_GPT2 = base_architecture("tiny", Dimensions(vocab=40))
+
+
+TRACED_PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40))
+
+
+TRACED = ("SM+LN+G", "SM+LN+R", "SM", "SM(t)+LN+LR", "SM+ScFFN", "SM+ScFuFFN_i1", "1xLHoRo-1xooLGo", "SM+RMS+SQ")
+
+
+SEQ_LEN = 9
+
+
+def parts(graph):
+    """How often each op is in each layer."""
+    return Counter((node.layer, node.op) for node in graph)
+
+
+@pytest.mark.parametrize(
+    ("base", "name"), [*product((TRACED_GPT2, TRACED_PYTHIA), TRACED), (TRACED_GPT2, "HH(SM(t)+ScFFN)")]
+)
+def test_tracing_our_model_gives_what_lower_states(base, name):
+    architecture = parse(name, base).architecture
+    model = Decoder(architecture, temperature_init=0.5)
+    traced, lowered = trace(model, SEQ_LEN), lower(architecture, SEQ_LEN)
+    assert parts(traced) == parts(lowered)
+    weights = {name: value.numpy() for name, value in deployed_weights(model).items()}
+    tokens = np.random.default_rng(0).integers(architecture.vocab_size, size=SEQ_LEN)
+    np.testing.assert_array_equal(execute(traced, weights, tokens), execute(lowered, weights, tokens))
+
+
+def test_a_prompt_beyond_the_context_is_refused():
+    model = Decoder(parse("SM", TRACED_GPT2).architecture)
+    with pytest.raises(ValueError, match="raised UserError: a sequence must not be longer than the model's context"):
+        trace(model, TRACED_GPT2.context + 1)
+
+
+class WithEntropies(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = Decoder(parse("SM", TRACED_PYTHIA).architecture)
+
+    def forward(self, tokens):
+        return self.decoder(tokens)
+
+
+def test_entropies_are_no_part_of_the_price():
+    assert parts(trace(WithEntropies(), SEQ_LEN)) == parts(lower(parse("SM", TRACED_PYTHIA).architecture, SEQ_LEN))
+
+
+class Filling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, queries, keys, values):
+        output = torch.empty_like(queries)
+        for row in range(queries.shape[-2]):
+            scores = queries[..., row : row + 1, :] @ keys[..., : row + 1, :].mT
+            torch.matmul(scores.softmax(dim=-1), values[..., : row + 1, :], out=output[..., row : row + 1, :])
+        return output
+
+
+def test_attention_that_fills_buffers_is_refused_and_not_dropped(monkeypatch):
+    monkeypatch.setattr(causal, "_flash", lambda *parts: (Filling.apply(*parts), parts[0].sum(dim=-1)))
+    with pytest.raises(
+        ValueError, match="no op stands for: .* in decoder.layers.0.attention, decoder.layers.1.attention"
+    ):
+        trace(WithEntropies(), SEQ_LEN)

@@ -1,4 +1,4 @@
-"""What is shown while a run goes on."""
+"""What is shown while a run goes on, and that names are printed as users wrote them."""
 
 import math
 from io import StringIO
@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from nas.report.progress import line, share_progress, table
+from nas.report.terminal import table_console
 from nas.run.run import Run
 
 
@@ -35,3 +36,8 @@ def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch):
         for share in (0.1, 0.25, 0.5):
             tell(share)
     assert file.getvalue() == "training: 25%, ETA 3.00 min\n"
+
+
+def test_brackets_and_colons_are_printed_as_they_are(capsys):
+    table_console().print("runs/[b]one[/b]:warning:")
+    assert capsys.readouterr().out == "runs/[b]one[/b]:warning:\n"
