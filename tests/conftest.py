@@ -1,5 +1,7 @@
+import json
 import math
 import os
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -168,6 +170,27 @@ def free_peers() -> Callable[[int], tuple[tuple[str, int], ...]]:
     return peers
 
 
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`snapshot("table", text)`: the text is that of snapshots/table.txt beside the test, but for far decimal places.
+
+    A JSON document is a line for each of its keys there. `SNAPSHOTS=write pytest PATH` writes the files anew.
+    """
+
+    def compare(name: str, text: str) -> None:
+        path = request.path.parent / "snapshots" / (re.sub("[^a-z0-9]+", "-", name.lower()) + ".txt")
+        if text.startswith("{"):
+            document, *rest = text.splitlines()
+            text = "\n".join([*(f"{key}: {json.dumps(value)}" for key, value in json.loads(document).items()), *rest])
+        rounded = re.sub(r"\d+\.\d{7,}(e-?\d+)?", lambda number: f"{float(number[0]):.6g}", text)
+        if os.environ.get("SNAPSHOTS") == "write":
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(rounded)
+        assert rounded.splitlines() == path.read_text().splitlines(), f"{path} differs; SNAPSHOTS=write writes it"
+
+    return compare
+
+
 @pytest.fixture(scope="session")
 def feasible():
     return within_budget(price_space(load_space("tiny"), ToyPricer(), 16), Budget(latency_s=25.0))
@@ -213,26 +236,26 @@ def make_record() -> Callable[..., Record]:
     return made_record
 
 
-@pytest.fixture
-def over_seeds():
-    """Makes the records of one candidate, from its loss with each seed; None for one that diverged."""
+def over_seeds(index: int, *losses: float | None, role: str = "candidate", **changes: Any) -> list[Record]:
+    """The records of one candidate, from its loss with each seed; None for one that diverged."""
+    return [
+        made_record(
+            index,
+            trial_id=f"t{index}-s{seed}-a0",
+            seed=seed,
+            role="replicate" if seed else role,
+            status="diverged" if loss is None else "completed",
+            val_loss=loss,
+            perplexity=None if loss is None else math.exp(loss),
+            **changes,
+        )
+        for seed, loss in enumerate(losses)
+    ]
 
-    def make(index: int, *losses: float | None, role: str = "candidate", **changes: Any) -> list[Record]:
-        return [
-            made_record(
-                index,
-                trial_id=f"t{index}-s{seed}-a0",
-                seed=seed,
-                role="replicate" if seed else role,
-                status="diverged" if loss is None else "completed",
-                val_loss=loss,
-                perplexity=None if loss is None else math.exp(loss),
-                **changes,
-            )
-            for seed, loss in enumerate(losses)
-        ]
 
-    return make
+@pytest.fixture(name="over_seeds")
+def over_seeds_() -> Callable[..., list[Record]]:
+    return over_seeds
 
 
 @pytest.fixture

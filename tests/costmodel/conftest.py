@@ -31,6 +31,14 @@ def run(capsys, tmp_path, monkeypatch) -> Callable[..., tuple[Any, str, str]]:
     return run_command
 
 
+def refused(result: tuple[Any, str, str], expected: int = 2) -> str:
+    """The one line on stderr of bad input, from what `run` returned."""
+    code, out, err = result
+    assert (code, out, err.count("\n")) == (expected, "", 1)
+    assert err.startswith("error: ")
+    return err
+
+
 @pytest.fixture(scope="session")
 def graph_of() -> Callable[..., OpGraph]:
     """`graph_of("SM+LN+G", seq_len=256, layers=18)`: the op graph of a name on GPT-2 small."""

@@ -2,8 +2,12 @@ from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from costmodel.cost import Price
+from costmodel import ops
+from costmodel.cost import Budget, Price, total_price
+from costmodel.difference import changes
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Add, Node, OpGraph, Tanh
@@ -49,3 +53,64 @@ def test_an_op_without_a_formula_is_named_by_its_node():
     )
     for protocol in ("semi2k", "aby3", "cheetah"):
         assert estimate(graph, load_pricer(protocol)).total.latency_s > 0
+
+
+SECONDS = st.integers(0, 10**6).map(float)
+
+
+@given(st.lists(st.tuples(SECONDS, SECONDS, st.none() | st.integers(0, 99)), min_size=1))
+def test_totals_are_sums_and_unknown_parts_make_them_unknown(parts):
+    whole = total_price(Price(latency_s=a, sent_bytes=b, rounds=c) for a, b, c in parts)
+    assert whole.latency_s == sum(a for a, _, _ in parts)
+    assert whole.sent_bytes == sum(b for _, b, _ in parts)
+    rounds = [c for _, _, c in parts]
+    assert whole.rounds == (None if None in rounds else sum(rounds))
+    assert whole.messages is None
+
+
+def test_a_total_of_nothing_is_an_error():
+    with pytest.raises(ValueError, match="at least one price"):
+        total_price([])
+
+
+def test_budgets_admit_up_to_their_bounds():
+    price = Price(latency_s=300.0, sent_bytes=8e9)
+    assert Budget().admits(price)
+    assert Budget(latency_s=300.0, sent_bytes=8e9).admits(price)
+    assert not Budget(latency_s=299.0).admits(price)
+    assert not Budget(latency_s=300.0, sent_bytes=7e9).admits(price)
+
+
+@pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
+def test_impossible_bounds_are_refused(bound):
+    with pytest.raises(ValueError, match="budget `latency_s` must be positive and finite"):
+        Budget(latency_s=bound)
+
+
+def priced(graph_of, name, protocol="published", **dimensions):
+    return estimate(graph_of(name, **dimensions), load_pricer(protocol))
+
+
+@pytest.mark.parametrize(("name", "other"), [("SM+LN+G", "SM+ScFuFFN_i6"), ("SM_i12", "SM+LN+R"), ("SM", "SM+LN")])
+def test_changes_are_the_difference_of_the_totals(graph_of, name, other):
+    before, after = priced(graph_of, name), priced(graph_of, other)
+    differences = changes(before, after)
+    assert sum(change.latency_s for change in differences) == after.total.latency_s - before.total.latency_s
+    assert sum(change.sent_bytes for change in differences) == after.total.sent_bytes - before.total.sent_bytes
+    assert [change.latency_s for change in differences] == sorted(change.latency_s for change in differences)
+
+
+def test_what_an_activation_costs(graph_of):
+    before, after = priced(graph_of, "SM+LN+G"), priced(graph_of, "SM+LN+R")
+    assert changes(before, before) == ()
+    gelu, relu = changes(before, after)
+    assert (type(gelu.op), gelu.num_before, gelu.num_after) == (ops.Gelu, 12, 0)
+    assert (type(relu.op), relu.num_before, relu.num_after) == (ops.Relu, 0, 12)
+    assert gelu.latency_s < 0 < relu.latency_s
+
+
+def test_equal_ops_at_other_prices_differ(graph_of):
+    before, after = (priced(graph_of, "SM", protocol, base="tiny", seq_len=8) for protocol in ("semi2k", "aby3"))
+    changes_by_op = {type(change.op).__name__: change for change in changes(before, after)}
+    assert (changes_by_op["Softmax"].num_before, changes_by_op["Softmax"].num_after) == (2, 2)
+    assert changes_by_op["Softmax"].sent_bytes

@@ -1,7 +1,5 @@
 """New tokens one after the other: the sum of their runs. What the engine sends for them: test_session.py."""
 
-import csv
-import io
 import json
 from dataclasses import replace
 from functools import partial
@@ -17,6 +15,7 @@ from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.costmodel.conftest import refused
 
 BASE = base_architecture("gpt2-small", Dimensions(layers=1, heads=2, d_model=16, vocab=50, context=16))
 MODEL = parse("SM(t)+LN+R", BASE).architecture
@@ -78,33 +77,12 @@ def estimated(run, *args):
     return out
 
 
-def test_json_has_the_price_of_every_token_and_their_sum(run):
-    flags = ("SM+LN+R", "--base=tiny", "--protocol=semi2k", "--format=json")
-    document = json.loads(estimated(run, *flags, "--seq-len=6", "--new-tokens=3", "--egress-price=1"))
-    ways = (("--seq-len=6", "--projection=last"), ("--seq-len=7", "--phase=decode"), ("--seq-len=8", "--phase=decode"))
-    steps = [json.loads(estimated(run, *flags, *way))["deployed"]["total"]["sent_bytes"] for way in ways]
-    total, tokens = document["total"], document["tokens"]
-    assert [(entry["token"], entry["read"]) for entry in tokens["by_token"]] == [(1, 6), (2, 7), (3, 8)]
-    for key in ("sent_bytes", "latency_s"):
-        assert sum(entry[key] for entry in tokens["by_token"]) == total[key]
-        assert tokens["per_token"][key] == pytest.approx(total[key] / 3)
-        assert tokens["prompt"][key] + tokens["decode"][key] == total[key]
-        assert sum(entry[key] for entry in document["by_op"]) == total[key]
-    assert document["deployed"]["total"]["sent_bytes"] == sum(steps)
-    assert document["setting"]["projection"] == "last"
-    assert document["egress"]["price"] == total["sent_bytes"] / 1e9
-
-
-def test_tables_and_csv_have_the_tokens(run):
-    flags = (*SMALL, "--protocol=semi2k", "--new-tokens=12")
-    out = estimated(run, *flags)
-    assert "12 new tokens: per token " in out
-    assert [line.split()[0] for line in out.splitlines() if line.split()[1:2] in (["6"], ["7"], ["17"])][-3:] == [
-        "1", "2", "12",
-    ]  # fmt: skip
-    rows = list(csv.DictReader(io.StringIO(estimated(run, *flags, "--format=csv"))))
-    assert [(row["token"], row["read"]) for row in rows] == [(str(number), str(number + 5)) for number in range(1, 13)]
-    assert float(rows[-1]["sent_bytes"]) > float(rows[1]["sent_bytes"]) > 0
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_tables_and_csv_have_the_tokens(run, snapshot, form):
+    snapshot(
+        f"tokens-{form}",
+        estimated(run, *SMALL, "--protocol=semi2k", "--new-tokens=12", "--egress-price=1", f"--format={form}"),
+    )
 
 
 def test_a_traced_model_generates_at_the_price_of_its_name(run, tmp_path, monkeypatch):
@@ -122,10 +100,8 @@ def test_a_traced_model_generates_at_the_price_of_its_name(run, tmp_path, monkey
     traced = json.loads(estimated(run, "a_decoder:make", *flags, "--new-tokens=4"))
     named = json.loads(estimated(run, "SM+LN+R", "--base=tiny", *flags, "--new-tokens=4"))
     assert traced["total"] == named["total"]
-    code, out, err = run("estimate", "a_decoder:make", *flags, "--new-tokens=5")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert "longer than the model's context, but got 10 tokens, context=9" in err
+    said = refused(run("estimate", "a_decoder:make", *flags, "--new-tokens=5"))
+    assert "longer than the model's context, but got 10 tokens, context=9" in said
 
 
 @pytest.mark.parametrize(
@@ -135,9 +111,7 @@ def test_a_traced_model_generates_at_the_price_of_its_name(run, tmp_path, monkey
         (["--new-tokens=1", "--phase=decode"], "--new-tokens counts from the whole prompt, so it does not go"),
         (["--new-tokens=124"], "must fit the context of 128 tokens, but got a prompt of 6 and 124 new tokens; shorten"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_generated_is_refused(run, flags, message):
-    code, out, err = run("estimate", *SMALL, "--protocol=semi2k", *flags)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert message in err
+    assert message in refused(run("estimate", *SMALL, "--protocol=semi2k", *flags))
     assert run("estimate", *SMALL, "--protocol=semi2k", "--new-tokens=123")[0] == 0

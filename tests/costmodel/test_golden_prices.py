@@ -229,20 +229,20 @@ def golden() -> dict[str, Any]:
     return load_mapping(PATH)
 
 
-def test_the_golden_prices_are_of_this_version(golden: dict[str, Any]) -> None:
+def test_the_golden_prices_are_of_this_version(golden):
     header = (golden["cost_model_version"], golden["columns"], list(golden["prices"]))
     assert header == (COST_MODEL_VERSION, list(COLUMNS), list(SETTINGS)), REMEDY
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_prices_are_those_of_this_version(setting: str, golden: dict[str, Any]) -> None:
+def test_prices_are_those_of_this_version(setting, golden):
     told = differences(golden["prices"].get(setting, {}), prices_of(setting))
     if told:
         pytest.fail(f"{len(told)} prices of {setting} changed:\n  " + "\n  ".join(told[:8]) + f"\n{REMEDY}")
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_every_kind_of_op_that_has_a_price_is_in_a_case(setting: str, golden: dict[str, Any]) -> None:
+def test_every_kind_of_op_that_has_a_price_is_in_a_case(setting, golden):
     kinds = {name for case in golden["prices"][setting].values() for name in case} - {"total"}
     protocol, weights = SETTINGS[setting]
     pricer = load_pricer(protocol)
@@ -260,7 +260,7 @@ def row(num_ops: int, latency_s: float) -> list[float | None]:
     return [num_ops, latency_s, *[None] * (len(COLUMNS) - 2)]
 
 
-def test_a_changed_price_is_told_and_not_written_over() -> None:
+def test_a_changed_price_is_told_and_not_written_over():
     before: Prices = {"case": {"total": row(1, 2.0), "Relu": row(1, 2.0)}}
     after: Prices = {"case": {"total": row(1, 2.0), "Relu": row(2, 2.5)}}
     assert differences(before, before) == differences({}, {}) == []
@@ -276,7 +276,7 @@ def test_a_changed_price_is_told_and_not_written_over() -> None:
     assert rewritten(file, {"semi2k": before}, version=3)["prices"] == {"semi2k": before}
 
 
-def test_prices_are_added_without_a_new_version_and_not_taken_away() -> None:
+def test_prices_are_added_without_a_new_version_and_not_taken_away():
     before: Prices = {"case": {"total": row(1, 2.0)}, "unpriced": {}}
     after: Prices = {"case": {"total": row(1, 2.0)}, "unpriced": {"total": row(1, 3.0)}, "new": {"total": row(1, 4.0)}}
     file = {"cost_model_version": 3, "prices": {"semi2k": before}}
@@ -287,7 +287,7 @@ def test_prices_are_added_without_a_new_version_and_not_taken_away() -> None:
         rewritten(file, {"aby3": after}, version=3)
 
 
-def test_counts_are_exact_and_seconds_nearly_so() -> None:
+def test_counts_are_exact_and_seconds_nearly_so():
     golden: Prices = {"case": {"total": row(1, 2.0)}}
     assert differences(golden, {"case": {"total": row(1, 2.0 * (1 + 1e-13))}}) == []
     assert len(differences(golden, {"case": {"total": row(1, 2.0 * (1 + 1e-11))}})) == 1

@@ -61,7 +61,7 @@ def of_testbed(protocol: str) -> Table:
 def of_measured(protocol: str) -> Table:
     file = "tests/costmodel/protocols/measured.yaml"
     measured = load_mapping(ROOT / file)["sent_bytes_and_messages"][protocol]["default"]
-    holds = "bytes and messages the engine sent: an op in PLAN of test_measured_bytes.py beside it, then measure again"
+    holds = "bytes and messages the engine sent: an op in `some_ops` of test_measured_bytes.py, then measure again"
     return table(file, protocol, holds, first_words(measured, "("))
 
 
@@ -125,18 +125,18 @@ def checklist(some: Sequence[Table]) -> str:
     return "\n".join(("To add an op:", *steps, reason + makers))
 
 
-def test_every_op_is_in_every_table_or_exempt_for_a_reason() -> None:
+def test_every_op_is_in_every_table_or_exempt_for_a_reason():
     families = {ops.Op, ops.OnRows, ops.OnScores}
     types = [value for value in vars(ops).values() if isinstance(value, type) and issubclass(value, Op)]
     if lines := faults(tables(), sorted(op_type.__name__ for op_type in types if op_type not in families)):
         pytest.fail("\n".join((*lines, checklist(tables()))))
 
 
-def test_the_checklist_names_tables_that_are_there() -> None:
+def test_the_checklist_names_tables_that_are_there():
     assert [op_table for op_table in tables() if op_table.name not in (ROOT / op_table.file).read_text()] == []
 
 
-def test_a_missing_an_exempt_and_an_unknown_op_are_told() -> None:
+def test_a_missing_an_exempt_and_an_unknown_op_are_told():
     made = Table(file="f.py", name="T", holds="h", entries=frozenset({"A", "B", "C"}), exempt={"B": "why", "D": "x"})
     assert sorted(faults([made], ["A", "B", "D", "New"])) == [
         "B is in T in f.py, but exempt: why",
@@ -146,7 +146,7 @@ def test_a_missing_an_exempt_and_an_unknown_op_are_told() -> None:
     assert "\n  1. T in f.py: h\n" in checklist([made])
 
 
-def test_weights_have_a_holder_and_matrices_of_them_are_drawn_by_their_size() -> None:
+def test_weights_have_a_holder_and_matrices_of_them_are_drawn_by_their_size():
     timed = [op for series in plan("semi2k") for op in series.sizes]
     assert all((op.weights != "none") == bool(op.weight_shapes) for op in timed)
     public = {type(op).__name__ for op in timed if op.weights == "public"}
@@ -156,7 +156,7 @@ def test_weights_have_a_holder_and_matrices_of_them_are_drawn_by_their_size() ->
     assert with_matrix == {op_type for op_type in OP_TYPES if op_type.weight_std is not None}
 
 
-def test_every_form_is_timed_and_its_coefficient_is_for_forms_that_were_printed() -> None:
+def test_every_form_is_timed_and_its_coefficient_is_for_forms_that_were_printed():
     timed = {series.sizes[0] for series in plan("semi2k")}
     assert {type(op) for op in timed} == set(OP_TYPES)
     for op_type in OP_TYPES:

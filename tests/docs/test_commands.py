@@ -25,18 +25,18 @@ def marked(command: str) -> object:
     return pytest.param(command, marks=[pytest.mark.needs_engine] if any(word in command for word in ENGINE) else [])
 
 
-def test_every_command_has_a_rule() -> None:
+def test_every_command_has_a_rule():
     assert [command for command in COMMANDS if rule_of(command) is None] == []
 
 
-def test_every_rule_has_a_command() -> None:
+def test_every_rule_has_a_command():
     used = {rule_of(command) for command in COMMANDS}
     assert [rule.begins for rule in RULES if rule not in used] == []
 
 
 @pytest.mark.usefixtures("without_ray")
 @pytest.mark.parametrize("command", list(map(marked, TO_RUN)))
-def test_command_runs(command: str, workspace, tmp_path, monkeypatch, capfd) -> None:
+def test_command_runs(command, workspace, tmp_path, monkeypatch, capfd):
     rule = rule_of(command)
     assert rule
     monkeypatch.chdir(workspace.folder)
@@ -50,12 +50,12 @@ def test_command_runs(command: str, workspace, tmp_path, monkeypatch, capfd) -> 
 
 
 @pytest.mark.parametrize("command", [command for command in COMMANDS if command not in TO_RUN])
-def test_command_is_parsed(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_is_parsed(command, monkeypatch):
     monkeypatch.chdir(ROOT)
     parse(shlex.split(command))
 
 
-def test_flags_in_prose_are_flags_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_in_prose_are_flags_of_a_command(monkeypatch):
     known = set().union(*map(flags_of, dict.fromkeys(MODULES.values()))) | OTHERS_FLAGS
     named = {flag for page in PAGES for code in inline(page.read_text()) for flag in _FLAG.findall(code)}
     assert sorted(flag for flag in named if not is_known(flag, known)) == []
@@ -67,7 +67,7 @@ def is_known(flag: str, known: set[str]) -> bool:
     return any(name.startswith(spelled[:-1]) for name in known) if flag.endswith("*") else spelled.rstrip(".") in known
 
 
-def test_what_is_wrong_fails() -> None:
+def test_what_is_wrong_fails():
     assert rule_of("python -m nas.sweep latest") is None
     with pytest.raises(Exception, match="--budget-latencies"):
         parse(["python", "-m", "nas.search", "--budget-latencies", "5min"])

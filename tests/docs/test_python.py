@@ -3,11 +3,9 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import Workspace
 from tests.docs.pages import PAGES, blocks
 
 pytestmark = pytest.mark.timeout(1200)  # the first test that is run makes the workspace: minutes on a busy machine
@@ -17,14 +15,14 @@ WITH_PYTHON = [page for page in PAGES if blocks(page.read_text(), "python") and 
 
 
 @pytest.mark.parametrize("page", WITH_PYTHON, ids=lambda page: page.name)
-def test_blocks_run(page: Path, tmp_path: Path) -> None:
+def test_blocks_run(page, tmp_path):
     code = "\n".join(block.text for block in blocks(page.read_text(), "python"))
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_page_on_python_says_what_its_blocks_print(workspace: Workspace) -> None:
+def test_the_page_on_python_says_what_its_blocks_print(workspace):
     printed = workspace.printed
     assert printed.startswith("SM+LN+R on gpt2-small, T=256, protocol semi2k on wan\n")
     assert "VocabProjection" in printed

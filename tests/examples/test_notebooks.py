@@ -44,13 +44,13 @@ def stored(notebook: dict[str, Any]) -> list[str]:
     return ["".join(part for output in cell["outputs"] for part in output["text"]) for cell in code_cells(notebook)]
 
 
-def test_the_notebook_of_prices_says_what_prices_are(tmp_path: Path) -> None:
+def test_the_notebook_of_prices_says_what_prices_are(tmp_path):
     notebook = read("price.ipynb")
     assert outputs(notebook, tmp_path) == stored(notebook), "python tests/examples/test_notebooks.py writes them anew"
 
 
 @pytest.mark.usefixtures("without_ray")
-def test_the_notebook_of_a_search_runs(tmp_path: Path) -> None:
+def test_the_notebook_of_a_search_runs(tmp_path):
     notebook = read("search.ipynb")
     size, progress, front, files, _ = outputs(notebook, tmp_path)
     assert size == stored(notebook)[0]
@@ -60,7 +60,7 @@ def test_the_notebook_of_a_search_runs(tmp_path: Path) -> None:
     assert files.endswith("report.html\n")
 
 
-def test_a_cell_that_fails_fails_the_test(tmp_path: Path) -> None:
+def test_a_cell_that_fails_fails_the_test(tmp_path):
     broken = {"cells": [{"cell_type": "code", "source": ["import nas\n", "nas.Study(budget_latency='0s')"]}]}
     with pytest.raises(UserError, match="must be a positive number with a unit"):
         outputs(broken, tmp_path)

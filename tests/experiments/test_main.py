@@ -1,11 +1,18 @@
+"""Experiments by name, the bench, bars and ranks."""
+
+import math
 import re
-from typing import Any
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
 from costmodel.errors import UserError
+from experiments import bench
 from experiments.__main__ import KINDS, definitions, kind_of, run, settings_of
+from experiments.bars import Figure
 from experiments.papers import run as papers
+from experiments.ranking import pairs_in_order, spearman
 
 
 def test_every_experiment_has_a_known_kind():
@@ -26,7 +33,7 @@ def test_an_unknown_experiment_is_refused_by_name_with_the_nearest(name, end):
         ("bench", {"bars": 1}, "unknown key 'bars'"),
     ],
 )
-def test_bad_settings_are_refused(name: str, change: dict[str, Any], message: str):
+def test_bad_settings_are_refused(name, change, message):
     with pytest.raises(UserError, match=message):
         settings_of(name, **change)
 
@@ -37,3 +44,55 @@ def test_all_are_the_experiments_on_the_papers(monkeypatch):
     run("all", "smoke")
     assert ran
     assert ran == [(name, "smoke") for name in definitions() if kind_of(name) == "paper"]
+
+
+SMALL = replace(settings_of("bench"), base="tiny", scale="smoke", rounds=1, burst_s=0.1, protocols=("published",))
+
+
+@pytest.mark.parametrize("way", [bench.PLAIN, bench.OURS, bench.REGULARISED])
+def test_a_step_learns(way):
+    step, tokens = bench.stepper(SMALL, way)
+    assert step() > [step() for _ in range(10)][-1]
+    assert tokens > 0
+
+
+def test_every_way_has_a_rate_and_every_protocol_its_seconds():
+    console = Console(width=120, record=True)
+    bench.run("bench", SMALL, console)
+    text = console.export_text()
+    assert all(name in text for name in (bench.PLAIN, bench.OURS, bench.REGULARISED, "published"))
+
+
+def test_no_rounds_are_refused():
+    with pytest.raises(UserError, match="`rounds` must be positive, but got 0"):
+        replace(SMALL, rounds=0)
+
+
+def test_a_figure_is_judged_by_its_bars_alone():
+    figures = [Figure("a", 1.0, "{:.1f} s", least, most) for least, most in ((None, None), (1.0, 1.0), (1.1, None))]
+    assert [figure.cells[1:] for figure in (*figures, Figure("b", 2.0, most=1.0))] == [
+        ["1.0 s", "", ""],
+        ["1.0 s", ">= 1.0 s <= 1.0 s", "PASS"],
+        ["1.0 s", ">= 1.1 s", "FAIL"],
+        ["2.00", "<= 1.00", "FAIL"],
+    ]
+
+
+PRINTED = {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "correlation"),
+    [
+        ({"a": 1.0, "b": 2.0, "c": 3.0}, {"c": 5.0, "a": 4.0, "b": 6.0}, 0.5),  # 1 - 6 * (0 + 1 + 1) / (3 * 8)
+        (PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}, 1.0),  # a divergence ranks last
+        (PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, 1.0),
+        ({"a": 1.0, "b": 2.0}, {"a": 5.0, "b": 5.0}, math.nan),
+    ],
+)
+def test_spearman(first, second, correlation):
+    assert spearman(first, second) == pytest.approx(correlation, nan_ok=True)
+
+
+def test_ties_in_print_are_no_pairs():
+    assert pairs_in_order({"a": 1.0, "b": 1.0, "c": 2.0}, {"a": 5.0, "b": 6.0, "c": 5.5}) == (1, 2)

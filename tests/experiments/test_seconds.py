@@ -1,6 +1,5 @@
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -45,7 +44,7 @@ def of_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
 
 
 @pytest.mark.needs_engine
-def test_whole_runs_meet_both_predictions(of_no_engine: list[int]) -> None:
+def test_whole_runs_meet_both_predictions(of_no_engine):
     """Starting takes five seconds by itself, and nothing in the whole runs: 60 of 65 are the fastest run's."""
     console = Console(record=True, width=200)
     seconds.run("small", ONE, console)
@@ -62,7 +61,7 @@ def test_whole_runs_meet_both_predictions(of_no_engine: list[int]) -> None:
 
 
 @pytest.mark.needs_engine
-def test_an_experiment_that_was_stopped_goes_on(of_no_engine: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_experiment_that_was_stopped_goes_on(of_no_engine, monkeypatch):
     real = vars(seconds)["passes"]
 
     def failing(job, link, conditions):
@@ -82,7 +81,7 @@ def test_an_experiment_that_was_stopped_goes_on(of_no_engine: list[int], monkeyp
 
 
 @pytest.mark.needs_engine
-def test_a_missed_bar_is_said_and_stops() -> None:
+def test_a_missed_bar_is_said_and_stops():
     tight = replace(ONE, cases=(replace(ONE.cases[0], total_bar=0.01),), committed_bar=0.01, least_inside=1.0)
     with pytest.raises(
         StoppedError,
@@ -101,11 +100,11 @@ def test_a_missed_bar_is_said_and_stops() -> None:
         ({"kind": "Add", "model_s": 20.0, "bar": None}, []),
     ],
 )
-def test_bars(changes: dict[str, Any], told: list[str]) -> None:
+def test_bars(changes, told):
     assert misses(settings_of("seconds"), [GOOD._replace(**changes)]) == told
 
 
-def test_a_file_that_holds_no_runs_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_holds_no_runs_is_refused(tmp_path):
     path = tmp_path / "runs.jsonl"
     path.write_text('{"by_kind": {"Add": 1.0}}\n')
     with pytest.raises(ValueError, match=r"runs.jsonl lacks the key 'load'"):

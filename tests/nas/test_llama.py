@@ -69,7 +69,7 @@ def parent(corpus: Path) -> Path:
     return folder
 
 
-def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_says_what_a_search_would(parent, capsys):
     arguments = ["--parent", str(parent), *PRICES, "--dry-run"]
     assert search.main([*arguments, "--scale", "smoke", "--seq-len", "32"]) == 0
     assert "space parent: " in capsys.readouterr().out
@@ -81,7 +81,7 @@ def test_a_dry_run_says_what_a_search_would(parent: Path, capsys: pytest.Capture
     assert "--space parent is on the dimensions of a trained model; give --parent" in capsys.readouterr().err
 
 
-def test_a_dry_run_reads_the_whole_of_the_parent(parent, tmp_path, capsys) -> None:
+def test_a_dry_run_reads_the_whole_of_the_parent(parent, tmp_path, capsys):
     arguments = [*PRICES, "--dry-run", "--scale", "smoke", "--seq-len", "32", "--parent"]
     lacking = Path(shutil.copytree(parent, tmp_path / "lacking"))
     weights = load_file(lacking / "model.safetensors")
@@ -96,7 +96,7 @@ def test_a_dry_run_reads_the_whole_of_the_parent(parent, tmp_path, capsys) -> No
     assert "must come with its tokenizer; put its tokenizer.json beside the weights" in capsys.readouterr().err
 
 
-def test_a_space_of_ones_own_may_be_on_the_parent(parent, tmp_path, capsys) -> None:
+def test_a_space_of_ones_own_may_be_on_the_parent(parent, tmp_path, capsys):
     space_file = tmp_path / "own.yaml"
     norms = "norm1: [rmsnorm, none], norm2: [rmsnorm], stabiliser: [none]"
     choices = f"{{{norms}, attention: [softmax, none], ffn: [swiglu, quadglu, none]}}"
@@ -123,7 +123,7 @@ def run(parent: Path, corpus: Path) -> Path:
     return folder
 
 
-def test_its_own_placement_trained_on_the_text_is_exported_as_a_parent(parent: Path, corpus: Path) -> None:
+def test_its_own_placement_trained_on_the_text_is_exported_as_a_parent(parent, corpus):
     folder, tuned = corpus.parent / "training", corpus.parent / "tuned"
     given = ["--scale", "smoke", "--seq-len", "32", "--data", str(corpus), "--output-dir", str(folder)]
     assert train.main(["SM+RMS+SwiGLU", "--parent", str(parent), *given]) == 0
@@ -132,7 +132,7 @@ def test_its_own_placement_trained_on_the_text_is_exported_as_a_parent(parent: P
     assert load_parent(str(tuned)).model.architecture == load_parent(str(parent)).model.architecture
 
 
-def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(parent, corpus, monkeypatch, capsys) -> None:
+def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(parent, corpus, monkeypatch, capsys):
     monkeypatch.setattr("nas.conversion.score_bounds.LOG_SUMS", LOG_SUMS | {"bounded": (0.0, 0.0)})
     folder = corpus.parent / "exact"
     given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--num-trials", "1"]
@@ -149,7 +149,7 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(parent, cor
 
 
 @pytest.mark.needs_engine
-def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(parent, corpus, capsys) -> None:
+def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(parent, corpus, capsys):
     folder = corpus.parent / "known"
     given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
     given += ["--num-trials", "1", "--recipe.route.trainable=all"]
@@ -174,7 +174,6 @@ def massive(parent: Path) -> Path:
     """The parent with a stream whose squares are beyond the ring, as those of large models are."""
     source = load_pretrained(str(parent))
     architecture, weights = with_stream_scale(source.architecture, source.weights, 2.0**13)
-    assert source.tokenizer is not None
     write_tokenizer(parent.parent, source.tokenizer.json, source.tokenizer.end_of_text)
     save_model(architecture, weights, parent.parent, parent.parent / "massive")
     return parent.parent / "massive"
@@ -185,7 +184,7 @@ def massive(parent: Path) -> Path:
     ("model", "protocol"),
     [("run", "semi2k"), ("massive", "semi2k"), pytest.param("run", "aby3", marks=pytest.mark.slow)],
 )
-def test_a_llama_answers_privately(model: str, protocol: str, request, capsys) -> None:
+def test_a_llama_answers_privately(model, protocol, request, capsys):
     private_answer(request.getfixturevalue(model), protocol, capsys)
 
 
@@ -201,7 +200,7 @@ def private_answer(model: Path, protocol: str, capsys: pytest.CaptureFixture[str
     return answer
 
 
-def test_its_export_is_a_model_of_transformers(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_export_is_a_model_of_transformers(run, capsys):
     """The folded pick from its folder has the logits of our decoder."""
     with pytest.raises(SystemExit) as end:
         export.main([str(run), "--fold", "--format", "hf", "--output-dir", str(run / "hf")])

@@ -16,9 +16,8 @@ from safetensors import safe_open
 
 from costmodel.config.bugs import BugError
 from costmodel.config.strict_yaml import load_mapping
-from costmodel.cost import Budget
 from costmodel.errors import UserError
-from nas import export, plot, search, status
+from nas import export, search, status
 from nas.conversion.pretrained import read_export
 from nas.corpus.corpus import prepare
 from nas.corpus.ngram_baseline import ngram_baseline
@@ -263,14 +262,6 @@ def test_a_bug_in_the_driver_is_one_line_in_the_run_folder_and_the_run_goes_on(r
     search_here("--resume", str(folder), "--max-concurrent", "1")
 
 
-def test_plot_is_drawn_again_from_the_ledger(finished):
-    folder, _ = finished
-    for path in (folder / "plots").iterdir():
-        path.unlink()
-    plot.plot(str(folder))
-    assert (folder / "plots" / "pareto.svg").exists()
-
-
 def test_export_is_complete_and_priced(finished, tmp_path):
     folder, _ = finished
     args = [str(folder), "--pick", "best", "--format", "yaml", "--output-dir", str(tmp_path / "out")]
@@ -292,6 +283,9 @@ def test_export_is_complete_and_priced(finished, tmp_path):
         export.export(str(folder), output_dir=str(tmp_path / "out"))
     with pytest.raises(ValueError, match="--pick must be knee, best or the arch_id"):
         export.export(str(folder), pick="worst")
+    run = Run.read(folder)
+    with pytest.raises(ValueError, match="must have a whole checkpoint of step 1"):
+        prepare_export(run, replace(run.completed[0], steps=1))
 
 
 @pytest.mark.parametrize("error", [UserError("this needs transformers"), KeyboardInterrupt()])
@@ -344,14 +338,6 @@ def test_a_folded_export_says_what_was_measured(finished, tmp_path, monkeypatch,
     assert "on 4,096 random tokens" in capsys.readouterr().out
 
 
-def test_weights_of_another_step_are_not_exported(finished):
-    folder, _ = finished
-    run = Run.read(folder)
-    record = replace(run.completed[0], steps=1)
-    with pytest.raises(ValueError, match="must have a whole checkpoint of step 1"):
-        prepare_export(run, record)
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -379,19 +365,24 @@ def test_weights_of_another_step_are_not_exported(finished):
         ("--budget-latency 6.22s --data=", "data must be stdlib"),
         ("--budget-latency 6.22s --seed 99999999999999999999", "--seed must be from 0 to"),
         ("--resume /no/such/run", "RUN must be the folder of a run"),
+        ("--resume emptied", "is empty or gone; restore it"),
+        ("--budget-latency 5min --space ladder --seq-len 256", "the cheapest, SM+ScFFN, costs 9.20 min"),
         ("--budget-latency 6.22s --output-dir /proc/nothing", "--output-dir /proc/nothing must be a folder"),
     ],
 )
-def test_bad_input_is_one_clear_line_and_nothing_written(args, message, root, tmp_path, monkeypatch, capsys):
+def test_bad_input_is_one_clear_line_and_nothing_written(args, message, finished, root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(finished[0], "emptied")
+    Path("emptied", ledger.FILE_NAME).write_text("")
     if args.startswith(SMALL):
         args += " --space tiny --seq-len 32 --scale smoke"
         args += "" if "--data" in args else f" --data {root / 'corpus'}"
-    assert search.main(args.split()) == 2
+    assert search.main(args.split()) == (3 if "the cheapest" in message else 2)
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["emptied"]
+    assert Path("emptied", ledger.FILE_NAME).read_text() == ""
 
 
 def test_an_unpriced_default_protocol_names_the_whole_command(tmp_path, capsys):
@@ -401,20 +392,6 @@ def test_an_unpriced_default_protocol_names_the_whole_command(tmp_path, capsys):
     assert capsys.readouterr().err.endswith(f"python -m nas.search {' '.join(args)} --protocol semi2k\n")
     assert search.main([*args, "--protocol", "published"]) == 2
     assert "For example" not in capsys.readouterr().err
-
-
-def test_an_emptied_ledger_is_not_taken_for_a_new_run(finished, tmp_path, capsys):
-    folder = tmp_path / "copy"
-    shutil.copytree(finished[0], folder)
-    (folder / ledger.FILE_NAME).write_text("")
-    assert search.main(["--resume", str(folder)]) == 2
-    assert "is empty or gone; restore it" in capsys.readouterr().err
-    assert (folder / ledger.FILE_NAME).read_text() == ""
-
-
-def test_infeasible_names_the_cheapest_member(capsys):
-    assert search.main(["--budget-latency", "5min", "--space", "ladder", "--seq-len", "256"]) == 3
-    assert "the cheapest, SM+ScFFN, costs 9.20 min" in capsys.readouterr().err
 
 
 def test_a_dry_run_writes_nothing_and_loads_neither_torch_nor_ray(tmp_path):
@@ -427,11 +404,3 @@ def test_a_dry_run_writes_nothing_and_loads_neither_torch_nor_ray(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "1,575,325,567,577,099,522,000,000,000,000 members" in done.stdout
     assert list(tmp_path.iterdir()) == []
-
-
-def test_only_completed_candidates_within_budget_reach_the_front(make_record):
-    inside, outside = make_record(0, latency_s=90.0), make_record(1, latency_s=110.0, val_loss=0.1, perplexity=1.1)
-    baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
-    stopped = make_record(3, latency_s=50.0, status="paused", val_loss=0.1)
-    members = front([inside, outside, baseline, stopped], Budget(latency_s=100.0))
-    assert [member.first for member in members] == [inside]

@@ -1,12 +1,18 @@
+"""Files and locks of a run, Ctrl-C, and versions."""
+
 import fcntl
+import os
+import signal
 import subprocess
 import sys
 import threading
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from nas import storage
+from nas import provenance, storage
+from nas.interrupt import deferred_interrupt
 from nas.storage import LOCK_FILE, is_running, locked, replace_file
 
 HOLD = """
@@ -19,11 +25,10 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_a_run_is_running_while_another_process_holds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_running_while_another_process_holds_it(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "LOCK_PATIENCE_S", 0.1)
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
         assert is_running(tmp_path)
         with pytest.raises(ValueError, match="is being run by another process"), locked(tmp_path):
@@ -34,14 +39,14 @@ def test_a_run_is_running_while_another_process_holds_it(tmp_path: Path, monkeyp
         pass
 
 
-def test_asking_writes_nothing(tmp_path: Path) -> None:
+def test_asking_writes_nothing(tmp_path):
     assert not is_running(tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / LOCK_FILE).touch(mode=0o444)
     assert not is_running(tmp_path)
 
 
-def test_one_who_asks_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
+def test_one_who_asks_does_not_keep_a_run_from_starting(tmp_path):
     (tmp_path / LOCK_FILE).touch()
     with (tmp_path / LOCK_FILE).open("rb") as reader:
         fcntl.flock(reader.fileno(), fcntl.LOCK_SH)  # what `is_running` holds for a moment
@@ -50,7 +55,7 @@ def test_one_who_asks_does_not_keep_a_run_from_starting(tmp_path: Path) -> None:
             pass
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "meta.json"
     replace_file(path, "old")
 
@@ -65,7 +70,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_of_two_writers_the_last_ones_file_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_writers_the_last_ones_file_is_whole(tmp_path, monkeypatch):
     """Another process replaces the file while this one is half way."""
     path = tmp_path / "blocks.csv"
     others = [sys.executable, "-c", f"from nas.storage import *; replace_file(Path({str(path)!r}), 'theirs')"]
@@ -80,3 +85,40 @@ def test_of_two_writers_the_last_ones_file_is_whole(tmp_path: Path, monkeypatch:
     replace_file(path, "ours")
     assert path.read_text() == "ours"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def press() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_the_first_ctrl_c_is_noted_and_the_second_interrupts():
+    before = signal.getsignal(signal.SIGINT)
+    with deferred_interrupt() as interrupted:
+        assert not interrupted()
+        press()
+        assert interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            press()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_is_as_ever_afterwards():
+    with deferred_interrupt() as interrupted:
+        pass
+    assert not interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        press()
+
+
+def test_a_source_folder_that_was_never_installed_has_versions(monkeypatch):
+    def version(name: str) -> str:
+        if name == "private-inference-nas":
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(provenance, "version", version)
+    assert provenance.versions() | {"python": ""} == {
+        "private-inference-nas": "not installed",
+        **dict.fromkeys(("torch", "ray", "tokenizers", "numpy"), "1.0"),
+        "python": "",
+    }

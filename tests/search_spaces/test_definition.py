@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from search_spaces.architecture import Layer
-from search_spaces.definition import SHIPPED, Choices, alphabet, load_definition
+from search_spaces.definition import SHIPPED, alphabet, load_definition
 from search_spaces.space import load_space
 
 CHOICES = """\
@@ -24,12 +24,6 @@ members: [SM+LN+G, SM+R]
 """
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_shipped_definitions_carry_their_names(name):
-    assert load_definition(name).name == name
-    assert load_definition(name).entropy_regularisation == (False, True)
-
-
 def test_every_shipped_file_is_listed():
     folder = Path(__file__).parents[2] / "search_spaces" / "spaces"
     assert sorted(path.stem for path in folder.glob("*.yaml")) == sorted(SHIPPED)
@@ -47,21 +41,6 @@ def test_what_is_removed_takes_its_norm_and_stabiliser_with_it(tmp_path):
     ]
     without_attention = replace(choices, norm1=("layernorm", "none"), attention=("none",), ffn=("none",))
     assert alphabet(without_attention) == [Layer(attention="none", ffn="none")]
-
-
-@pytest.mark.parametrize(
-    ("name", "size"),
-    [  # (norm1 x attention + no attention) x (norm2 x FFNs x stabiliser + no FFN)
-        ("gpt2-small", (3 * 3 + 1) * (3 * 5 * 2 + 1)),
-        ("gpt2-papers", (2 * 2 + 0) * (2 * 5 * 2 + 1)),
-        ("gpt2-forms", (3 * 3 + 1) * (3 * 4 * 1 + 1)),
-        ("smollm2-135m", (3 * 3 + 1) * (3 * 5 * 1 + 1)),
-    ],
-)
-def test_alphabets_of_the_large_spaces(name, size):
-    choices = load_definition(name).choices
-    assert isinstance(choices, Choices)
-    assert len(alphabet(choices)) == size
 
 
 @pytest.mark.parametrize(

@@ -30,10 +30,11 @@ from search_spaces.space import (
 @pytest.mark.parametrize(
     ("name", "size"),
     [
-        ("gpt2-small", 310**12),  # layers as counted in test_definition
-        ("gpt2-papers", 84**12),
-        ("gpt2-forms", 130**12),
-        ("smollm2-135m", 160**30),
+        # (norm1 x attention + no attention) x (norm2 x FFNs x stabiliser + no FFN), to the number of layers
+        ("gpt2-small", ((3 * 3 + 1) * (3 * 5 * 2 + 1)) ** 12),
+        ("gpt2-papers", ((2 * 2 + 0) * (2 * 5 * 2 + 1)) ** 12),
+        ("gpt2-forms", ((3 * 3 + 1) * (3 * 4 * 1 + 1)) ** 12),
+        ("smollm2-135m", ((3 * 3 + 1) * (3 * 5 * 1 + 1)) ** 30),
         ("ladder", 4 + 11 + 2 + 11),
         ("tiny", (2 * (3 * 2 + 1)) ** 2),  # norm1 2 x (3 FFNs x 2 stabilisers + no FFN), two layers
     ],

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -39,13 +38,13 @@ def timed(series, protocol: str) -> Timing:
     )
 
 
-def test_every_series_of_the_plan_has_a_name_of_its_own() -> None:
+def test_every_series_of_the_plan_has_a_name_of_its_own():
     kinds = [series.kind for series in plan("semi2k")]
     assert len(set(kinds)) == len(kinds)
 
 
 @pytest.mark.needs_engine
-def test_known_coefficients_are_found_again() -> None:
+def test_known_coefficients_are_found_again():
     testbed = fit_testbed("semi2k", EngineSetting(), [timed(series, "semi2k") for series in plan("semi2k")])
     for op in (ops.Relu(rows=7, features=11), ops.Linear(rows=3, in_features=50, out_features=9, bias=True)):
         assert seconds_of(op, "secret", testbed) == pytest.approx(of_work(op, "semi2k"), rel=1e-6)
@@ -54,7 +53,7 @@ def test_known_coefficients_are_found_again() -> None:
 
 
 @pytest.mark.needs_engine
-def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
+def test_batches_of_oblivious_transfers_are_charged_by_use():
     testbed = fit_testbed("cheetah", EngineSetting(), [timed(series, "cheetah") for series in plan("cheetah")])
     op = ops.Relu(rows=64, features=256)
     per_ot = BATCH_S / (BATCH - KEPT)
@@ -64,7 +63,7 @@ def test_batches_of_oblivious_transfers_are_charged_by_use() -> None:
 
 
 @pytest.mark.needs_engine
-def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:
+def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op():
     timings = [timed(series, "cheetah") for series in plan("cheetah")]
     series = next(entry for entry in plan("cheetah") if entry.kind == "Relu")
     made = cheetah.batches_made(series.runs, EngineSetting())[len(WARM_UP) :]
@@ -78,7 +77,7 @@ def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op() -> None:
     assert after.worst_error < 1e-6
 
 
-def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
+def test_what_was_measured_is_not_measured_again(tmp_path):
     asked: list[list[Op]] = []
 
     def run(runs, *, protocol, setting):
@@ -103,7 +102,7 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
     assert next(iter(measure(plan("semi2k"), "semi2k", EngineSetting(), (other,), run))) == first
 
 
-def test_of_two_passes_the_faster_runs_count() -> None:
+def test_of_two_passes_the_faster_runs_count():
     timings = [Timing(kind="Relu", start_s=2.0, seconds=(0.1, 0.4)), Timing(kind="Silu", start_s=1.0, seconds=(0.3,))]
     other = [Timing(kind="Relu", start_s=1.5, seconds=(0.2, 0.3)), Timing(kind="Silu", start_s=1.2, seconds=(0.2,))]
     assert fastest([timings, other]) == [
@@ -120,14 +119,14 @@ def test_of_two_passes_the_faster_runs_count() -> None:
         ('{"kind": "torn{"kind"\n', "timings.jsonl, line 1 must be JSON; delete the line"),
     ],
 )
-def test_timings_that_are_none_are_refused(line: str, message: str, tmp_path: Path) -> None:
+def test_timings_that_are_none_are_refused(line, message, tmp_path):
     path = tmp_path / "timings.jsonl"
     path.write_text(line)
     with pytest.raises(ValueError, match=message):
         saved(path)
 
 
-def test_a_plan_that_changed_asks_for_new_timings() -> None:
+def test_a_plan_that_changed_asks_for_new_timings():
     timings = [timed(series, "semi2k") for series in plan("semi2k")]
     with pytest.raises(ValueError, match="must have 42 timings"):
         fit_testbed("semi2k", EngineSetting(), [replace(timings[0], seconds=(1.0,)), *timings[1:]])

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -41,7 +40,7 @@ def timed(series: Series, protocol: str) -> Timing:
 
 
 @pytest.mark.parametrize("protocol", list(ENGINE_PROTOCOLS))
-def test_a_plan_has_every_op_of_its_graphs_once(protocol: str) -> None:
+def test_a_plan_has_every_op_of_its_graphs_once(protocol):
     plan = model_plan([GRAPH, GRAPH], protocol, SETTING)
     names = [series.name for series in plan]
     assert len(set(names)) == len(names)
@@ -51,14 +50,14 @@ def test_a_plan_has_every_op_of_its_graphs_once(protocol: str) -> None:
     }
 
 
-def test_the_probe_of_batches_makes_some_in_some_of_its_runs() -> None:
+def test_the_probe_of_batches_makes_some_in_some_of_its_runs():
     made = cheetah.batches_made([*WARM_UP, *[BATCH_PROBE] * PROBE_REPEATS], SETTING)[len(WARM_UP) :]
     assert set(made) == {0, 1}
 
 
 @pytest.mark.needs_engine
 @pytest.mark.parametrize("protocol", list(ENGINE_PROTOCOLS))
-def test_ops_take_what_was_measured_and_their_share_of_batches(protocol: str) -> None:
+def test_ops_take_what_was_measured_and_their_share_of_batches(protocol):
     plan = model_plan([GRAPH], protocol, SETTING)
     testbed = fit_model(plan, protocol, SETTING, [timed(series, protocol) for series in plan])
     assert testbed.start_s == pytest.approx(START_S, abs=0.1)
@@ -73,7 +72,7 @@ def test_ops_take_what_was_measured_and_their_share_of_batches(protocol: str) ->
 
 
 @pytest.mark.needs_engine
-def test_a_batch_that_was_slower_than_an_op_is_not_taken_off_it() -> None:
+def test_a_batch_that_was_slower_than_an_op_is_not_taken_off_it():
     """The first of two runs makes a batch that took 0.1 s, less than others: the second says what the op takes."""
     op = ops.LayerNorm(rows=8, features=16)
     assert cheetah.batches_made([*WARM_UP, op, op], SETTING)[len(WARM_UP) :] == (1, 0)
@@ -86,7 +85,7 @@ def test_a_batch_that_was_slower_than_an_op_is_not_taken_off_it() -> None:
 
 
 @pytest.mark.needs_engine
-def test_with_several_threads_nobody_knows_which_runs_make_batches() -> None:
+def test_with_several_threads_nobody_knows_which_runs_make_batches():
     setting = EngineSetting(threads=2)
     plan = model_plan([GRAPH], "cheetah", setting)
     assert BATCH_PROBE not in {series.sizes[0] for series in plan}
@@ -94,12 +93,12 @@ def test_with_several_threads_nobody_knows_which_runs_make_batches() -> None:
     assert {(timing.seconds, timing.setup_s) for timing in testbed.ops.values()} == {(OWN_S, 0.0)}
 
 
-def test_what_is_left_is_told_by_how_long_ops_take() -> None:
+def test_what_is_left_is_told_by_how_long_ops_take():
     small, large = (Series(weights="secret", sizes=(ops.Relu(rows=n, features=64),), repeats=(3,)) for n in (8, 800))
     assert expected_seconds(large, "semi2k") > expected_seconds(small, "semi2k") > 0
 
 
-def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path, monkeypatch):
     path, plan = tmp_path / "timings.jsonl", model_plan([GRAPH], "semi2k", SETTING)[:3]
     asked: list[str] = []
 
@@ -121,7 +120,7 @@ def test_a_run_that_was_stopped_goes_on_where_it_was(tmp_path: Path, monkeypatch
     assert asked == [series.name for series in plan[1:]]
 
 
-def test_timings_of_other_threads_are_kept_apart(tmp_path: Path) -> None:
+def test_timings_of_other_threads_are_kept_apart(tmp_path):
     one_thread, four_threads = (
         timings_file(tmp_path / "mine.yaml", "semi2k", EngineSetting(threads=n)) for n in (1, 4)
     )
@@ -131,7 +130,7 @@ def test_timings_of_other_threads_are_kept_apart(tmp_path: Path) -> None:
 
 @pytest.mark.needs_engine
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_small_model_is_measured_and_priced(threads: int, tmp_path: Path) -> None:
+def test_a_small_model_is_measured_and_priced(threads, tmp_path):
     """Under the engine, one op only: two warm-ups, and no more than seconds."""
     plan = model_plan([], "semi2k", EngineSetting(threads=threads))[:3]
     timings = timed_run(plan, "semi2k", EngineSetting(threads=threads), tmp_path / "timings.jsonl")

@@ -1,18 +1,22 @@
-"""Ways to run a model that change its price: the logits that are asked for stay what they are."""
+"""A deployed graph computes what the plain one does: last tokens, blocks, batches."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from costmodel import ops
 from costmodel.deployment.deploy import Deployment, deploy
-from costmodel.engine.compare import drawn_weights
+from costmodel.engine.compare import compare, drawn_weights, predict
 from costmodel.execution import interpreter
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import Node, Op, OpGraph
+from costmodel.protocols.primitives import EngineSetting
 from search_spaces.architecture import Architecture
+from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.costmodel.kv_cache import kv_cache
 from tests.small_models import GPT2, PYTHIA
 
 MODELS = [
@@ -96,3 +100,125 @@ def test_an_op_that_mixes_tokens_otherwise_is_refused():
     nodes = (*plain.nodes[:2], joined, *plain.nodes[2:])
     with pytest.raises(ValueError, match="work token by token or look back, but 'odd' is JoinRows"):
         deploy(OpGraph(nodes=nodes), Deployment(phase="decode"))
+
+
+BASE = base_architecture("tiny", Dimensions(vocab=41, context=16))
+
+
+MODEL = parse("SM+LN+R", BASE).architecture
+
+
+WAYS = [Deployment(), Deployment(projection="last"), Deployment(phase="decode"), Deployment(batch=2)]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+@pytest.mark.parametrize("num_blocks", [2, 3, 41])
+def test_logits_are_those_of_the_whole_projection(way, num_blocks):
+    whole, blocks = (lower(MODEL, 7, replace(way, vocab_blocks=count)) for count in (1, num_blocks))
+    weights = drawn_weights(whole, np.random.default_rng(0))
+    tokens = np.arange(next(node.op for node in whole if isinstance(node.op, ops.TokenEmbedding)).tokens)
+    caches = {cache.name: np.random.default_rng(1).normal(size=cache.shape) for cache in whole.inputs}
+    logits, wanted = (interpreter.execute(graph, weights, tokens, caches) for graph in (blocks, whole))
+    np.testing.assert_allclose(logits, wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_blocks_read_their_own_entries():
+    """41 entries in 3 blocks: 14, 14 and 13."""
+    *_, first, second, third, joined = lower(MODEL, 7, Deployment(vocab_blocks=3))
+    shared: Any = {"rows": 7, "features": 16, "whole": 41}
+    assert [node.op for node in (first, second, third)] == [
+        ops.VocabProjection(**shared, vocab=14),
+        ops.VocabProjection(**shared, vocab=14, first=14),
+        ops.VocabProjection(**shared, vocab=13, first=28),
+    ]
+    assert joined.name == "logits"
+    assert joined.inputs == ("logits@0", "logits@14", "logits@28")
+    assert joined.op == ops.JoinColumns(rows=7, features=41, part=14)
+
+
+def test_weights_of_another_vocabulary_are_refused():
+    blocks = lower(MODEL, 5, Deployment(vocab_blocks=2))
+    weights = drawn_weights(lower(MODEL, 5), np.random.default_rng(0))
+    weights["logits.weight"] = np.zeros((42, 16))
+    with pytest.raises(ValueError, match=r"weight 'logits.weight' must have the shape \(41, 16\), but has \(42, 16\)"):
+        interpreter.execute(blocks, weights, np.arange(5))
+
+
+def test_more_blocks_than_entries_are_refused():
+    message = "`vocab_blocks` must be of at least an entry each, but got 42 and a vocabulary of 41"
+    with pytest.raises(ValueError, match=message):
+        lower(MODEL, 5, Deployment(vocab_blocks=42))
+    with pytest.raises(ValueError, match="`vocab_blocks` must be at least 1, but got 0"):
+        Deployment(vocab_blocks=0)
+    embedding = Node(
+        name="embed", layer="embed", op=ops.TokenEmbedding(tokens=2, vocab=3, features=4), inputs=("tokens",)
+    )
+    with pytest.raises(ValueError, match="but got 2 and no vocabulary projection"):
+        deploy(OpGraph(nodes=(embedding,)), Deployment(vocab_blocks=2))
+
+
+BATCHED = [(GPT2, "SM(t)+LN+G"), (GPT2, "1xLHLRo-1xooLGs"), (GPT2, "HH(SM(t)+G)"), (PYTHIA, "SM+LN+G")]
+
+
+BATCH_WAYS = {
+    "whole": Deployment(),
+    "last": Deployment(projection="last", rows="needed"),
+    "blocks": Deployment(query_block=4),
+    "looked up": Deployment(embedding="lookup"),
+    "decode": Deployment(phase="decode"),
+}
+
+
+BATCH_LENGTH, BATCH = 7, 3
+
+
+@pytest.mark.parametrize(("base", "name"), BATCHED)
+@pytest.mark.parametrize("way", BATCH_WAYS)
+def test_each_sequence_has_the_logits_of_a_run_of_its_own(base, name, way):
+    architecture, deployment = parse(name, base).architecture, BATCH_WAYS[way]
+    weights = drawn_weights(lower(architecture, BATCH_LENGTH), np.random.default_rng(0))
+    tokens = np.random.default_rng(1).integers(40, size=(BATCH_LENGTH, BATCH))
+    read = tokens[-1:] if way == "decode" else tokens
+    single, batched = (lower(architecture, BATCH_LENGTH, replace(deployment, batch=batch)) for batch in (1, BATCH))
+    apart, past = [], {}
+    for index in range(BATCH):
+        whole = lower(architecture, BATCH_LENGTH)
+        clear = interpreter.values(whole, weights, tokens[:, index])
+        caches = kv_cache(single, clear)
+        past.update({(name, index): value for name, value in caches.items()})
+        apart.append(interpreter.execute(single, weights, read[:, index], caches))
+    side_by_side = {
+        cache.name: np.stack([past[cache.name, index] for index in range(BATCH)], axis=1).reshape(cache.shape)
+        for cache in batched.inputs
+    }
+    logits = interpreter.execute(batched, weights, read.reshape(-1), side_by_side)
+    np.testing.assert_allclose(logits.reshape(-1, BATCH, 40), np.stack(apart, axis=1), rtol=1e-9, atol=1e-9)
+
+
+def test_caches_of_a_batch_come_from_a_run_of_the_batch():
+    architecture = parse("SM+LN+R", GPT2).architecture
+    weights = drawn_weights(lower(architecture, BATCH_LENGTH), np.random.default_rng(0))
+    tokens = np.random.default_rng(1).integers(40, size=(BATCH_LENGTH, BATCH))
+    clear = interpreter.values(lower(architecture, BATCH_LENGTH, Deployment(batch=BATCH)), weights, tokens.reshape(-1))
+    step = lower(architecture, BATCH_LENGTH, Deployment(phase="decode", batch=BATCH))
+    logits = interpreter.execute(step, weights, tokens[-1], kv_cache(step, clear))
+    np.testing.assert_allclose(logits, clear["logits"][-BATCH:], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3"])
+def test_weights_of_the_server_and_first_positions_are_priced_in_a_batch(protocol):
+    """Positions are added to several rows from one table; all first tokens turn by nothing."""
+    pytest.importorskip("spu")
+    setting = EngineSetting(weights="server")
+    for base, name, length in ((GPT2, "SM(t)+LN+R", 3), (PYTHIA, "SM+R", 1)):
+        graph = lower(parse(name, base).architecture, length, Deployment(batch=BATCH))
+        comparison = compare(graph, predict(graph, protocol, setting), protocol=protocol, setting=setting)
+        for node, comm, measured in comparison.by_op:
+            assert (comm.online_bytes, comm.messages) == (measured.sent_bytes, measured.messages), node.name
+
+
+def test_a_batch_of_one_changes_nothing_and_one_below_is_refused():
+    architecture = parse("SM+LN+R", GPT2).architecture
+    assert lower(architecture, 8, Deployment(batch=1)) == lower(architecture, 8)
+    with pytest.raises(ValueError, match="`batch` must be at least 1, but got 0"):
+        Deployment(batch=0)

@@ -42,7 +42,7 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MeasuredRounds]:
     return measure
 
 
-def test_the_slope_of_the_least_times(rounds_of) -> None:
+def test_the_slope_of_the_least_times(rounds_of):
     """Passes 2, 3, 4 and 5, 6, 7 go through three delays; the first three are disturbed by 1, 2 and 3 s."""
     measured = rounds_of((0.04, 0.01, 0.02), lambda delay_s, n: (0.5 + 8 * delay_s + max(0, 5 - n), 0.25 + 2 * delay_s))
     assert measured.by_op == pytest.approx((8.0, 2.0))
@@ -52,13 +52,13 @@ def test_the_slope_of_the_least_times(rounds_of) -> None:
     assert [seconds for _, seconds in measured.seconds] == pytest.approx([0.85, 0.95, 1.15])
 
 
-def test_what_a_line_does_not_explain_is_the_residual(rounds_of) -> None:
+def test_what_a_line_does_not_explain_is_the_residual(rounds_of):
     """Seconds 0, 0, 3 at 0, 1, 2 s: the line of least squares is 1.5 x - 0.5, off by 0.5, 1 and 0.5."""
     measured = rounds_of((0.0, 1.0, 2.0), lambda delay_s, _: (3.0 if delay_s == 2 else 0.0, 0.0))
     assert measured.residual_s == pytest.approx(1.0)
 
 
-def test_passes_that_make_oblivious_transfers_ahead_are_left_out(rounds_of) -> None:
+def test_passes_that_make_oblivious_transfers_ahead_are_left_out(rounds_of):
     """Pass 2 made a batch and was fast; pass 5, at the same delay, did not."""
     delays_s, batch = (1.0, 2.0, 3.0), BATCH_MESSAGES
     measured = rounds_of(delays_s, lambda d, n: (0.0 if n == 2 else d, 0.0), lambda n: 20 + batch * (n == 2))
@@ -76,17 +76,17 @@ def test_passes_that_make_oblivious_transfers_ahead_are_left_out(rounds_of) -> N
         ("10ms,,40ms", "--delays must be a positive number with a unit"),
     ],
 )
-def test_bad_delays_are_refused(text: str, message: str) -> None:
+def test_bad_delays_are_refused(text, message):
     with pytest.raises(ValueError, match=message):
         parse_delays(text)
 
 
-def test_delays_are_read_in_seconds() -> None:
+def test_delays_are_read_in_seconds():
     assert parse_delays("10ms,20ms,0.04s") == pytest.approx((0.01, 0.02, 0.04))
 
 
 @pytest.mark.needs_engine
-def test_a_comparison_waits_as_often_as_predicted() -> None:
+def test_a_comparison_waits_as_often_as_predicted():
     measured = measured_rounds.measured_rounds(job(), delays_s=(0.02, 0.04, 0.08))
     assert measured.rounds == pytest.approx(8, rel=RELU_TOLERANCE)
 
@@ -94,7 +94,7 @@ def test_a_comparison_waits_as_often_as_predicted() -> None:
 @pytest.mark.slow
 @pytest.mark.needs_engine
 @pytest.mark.parametrize("protocol", list(TOLERANCES))
-def test_a_decoder_waits_as_often_as_predicted(protocol: str, graph_of) -> None:
+def test_a_decoder_waits_as_often_as_predicted(protocol, graph_of):
     graph = graph_of("SM+LN+G", seq_len=8, base="tiny", layers=1, vocab=50)
     generator = np.random.default_rng(0)
     weights, tokens = compare.drawn_weights(graph, generator), compare.drawn_tokens(graph, generator)

@@ -57,7 +57,7 @@ def there_and_back(connection: socket.socket, sent: bytes) -> tuple[bytes, float
     return bytes(received), time.monotonic() - start
 
 
-def test_bytes_keep_their_order_and_wait_both_ways(relay: Relay, echo: str) -> None:
+def test_bytes_keep_their_order_and_wait_both_ways(relay, echo):
     numbers = b"".join(number.to_bytes(4, "big") for number in range(500_000))
     with connected(relay.forward(LOOPBACK, echo)) as connection:
         assert there_and_back(connection, numbers)[0] == numbers
@@ -66,7 +66,7 @@ def test_bytes_keep_their_order_and_wait_both_ways(relay: Relay, echo: str) -> N
         assert (received, seconds >= 2 * DELAY_S) == (b"late", True)
 
 
-def test_chunks_wait_side_by_side(relay: Relay, echo: str) -> None:
+def test_chunks_wait_side_by_side(relay, echo):
     """Ten messages, one after the other, are ten waits; at once, they are one."""
     relay.set_delay(DELAY_S)
     with connected(relay.forward(LOOPBACK, echo)) as connection:
@@ -76,19 +76,18 @@ def test_chunks_wait_side_by_side(relay: Relay, echo: str) -> None:
     assert at_once < one_by_one
 
 
-def test_a_target_that_does_not_listen_closes_the_connection(relay: Relay) -> None:
+def test_a_target_that_does_not_listen_closes_the_connection(relay):
     (nobody,) = free_addresses(1)
     with connected(relay.forward(LOOPBACK, nobody)) as connection:
         assert connection.recv(1) == b""
 
 
-def test_it_ends_with_its_stdin_and_says_so(relay: Relay) -> None:
-    assert relay.process.stdin is not None
+def test_it_ends_with_its_stdin_and_says_so(relay):
     relay.process.stdin.close()
     assert relay.process.wait(timeout=30) == 0
 
 
-def test_one_that_ended_is_said_to_have() -> None:
+def test_one_that_ended_is_said_to_have():
     with started_relay() as relay:
         relay.process.kill()
         relay.process.wait()

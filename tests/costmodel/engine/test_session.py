@@ -289,7 +289,6 @@ def test_parties_end_with_their_parent(tmp_path):
     command = [sys.executable, "-m", "costmodel.engine.party", str(tmp_path), str(write_end)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write_end])
     os.close(write_end)
-    assert process.stdin is not None
     process.stdin.close()
     assert os.read(read_end, 1) == b""
     os.close(read_end)

@@ -1,4 +1,4 @@
-"""The coefficients are those of a fit that is repeated here, and the polynomials are as near to GELU as they say."""
+"""What the interpreter reads, and the piecewise GELU that it computes, against the fit that its coefficients are of."""
 
 from math import erf, sqrt
 
@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from costmodel import ops
+from costmodel.execution.interpreter import encoded
 from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
+from costmodel.ops import Node, OpGraph
 
 STEP = 2.0**-18  # coefficients are multiples of it
 NUM_POINTS = 1001
@@ -40,20 +42,30 @@ def fitted(ends: tuple[float, float], powers: tuple[int, ...], linear: float) ->
 
 
 @pytest.mark.parametrize("segment", SEGMENTS)
-def test_the_fit_gives_the_coefficients(segment: str) -> None:
+def test_the_fit_gives_the_coefficients(segment):
     ends, powers, linear, coefficients = SEGMENTS[segment]
     assert list(coefficients) == pytest.approx(fitted(ends, powers, linear), rel=1e-12, abs=0.0)
 
 
 @pytest.mark.parametrize("segment", SEGMENTS)
-def test_coefficients_are_multiples_of_what_the_engine_holds(segment: str) -> None:
+def test_coefficients_are_multiples_of_what_the_engine_holds(segment):
     coefficients = SEGMENTS[segment][-1]
     assert [value / STEP for value in coefficients] == [round(value / STEP) for value in coefficients]
 
 
-def test_the_greatest_error_is_0_0104_at_2_72() -> None:
+def test_the_greatest_error_is_0_0104_at_2_72():
     points = np.linspace(-8, 8, 160_001)
     op = ops.Gelu(rows=1, features=len(points), form="piecewise")
     errors = np.abs(evaluate(op, numpy_library(), {}, points[None])[0] - gelu(points))
     assert errors.max() == pytest.approx(0.0104, abs=5e-5)
     assert points[errors.argmax()] == pytest.approx(2.72, abs=5e-3)
+
+
+def test_one_hot_tokens_hold_no_more_than_their_rows():
+    """A square of so large a vocabulary would be 8 TiB."""
+    embedding = ops.TokenEmbedding(tokens=2, vocab=1 << 20, features=3)
+    graph = OpGraph(nodes=(Node(name="embed", layer=0, op=embedding, inputs=("tokens",)),))
+    one_hot = encoded(graph, np.array([7, (1 << 20) - 1]))
+    assert one_hot.shape == (2, 1 << 20)
+    assert [np.flatnonzero(row).tolist() for row in one_hot] == [[7], [(1 << 20) - 1]]
+    assert one_hot.max() == one_hot.sum(axis=1).max() == 1

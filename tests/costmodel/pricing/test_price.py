@@ -15,18 +15,6 @@ from search_spaces.notation import parse
 TINY = parse("SM+LN+G", base_architecture("tiny")).architecture
 
 
-@pytest.mark.parametrize("protocol", ["published", "semi2k", "aby3", "cheetah"])
-def test_rows_and_layers_sum_to_the_total(protocol):
-    priced = costmodel.price("SM+LN+G", protocol=protocol)
-    assert len(priced.rows) == len(list(priced.graph))
-    for name in ("sent_bytes", "latency_s"):
-        total = getattr(priced.total, name)
-        assert sum(getattr(row.price, name) for row in priced.rows) == total == getattr(priced, name)
-        assert sum(getattr(price, name) for _, price in priced.by_layer) == total
-    softmax = next(row for row in priced.rows if row.op == "Softmax")
-    assert (softmax.layer, softmax.shape) == (0, {"heads": 12, "queries": 128, "keys": 128})
-
-
 @pytest.mark.parametrize(
     ("flags", "keywords"),
     [
@@ -70,7 +58,6 @@ def test_a_model_costs_the_same_however_it_is_given(tmp_path):
 
 def test_new_tokens_cost_the_same_however_the_model_is_given():
     named = costmodel.price("SM+LN+G", base="tiny", protocol="semi2k", seq_len=8, new_tokens=3)
-    assert named.tokens is not None
     assert [price.sent_bytes for price in named.tokens.by_token] == [row["sent_bytes"] for row in named.to_records()]
     assert sum(row["sent_bytes"] for row in named.to_records()) == named.sent_bytes
     assert named.asked.deployment.projection == "last"

@@ -1,6 +1,5 @@
 """Prices of cheetah: arithmetic written out, and the accounts of what is made ahead."""
 
-from collections.abc import Callable
 from math import ceil, inf
 from typing import Any
 
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import ops
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import Op
 from costmodel.protocols import cheetah, cheetah_preprocessing
 from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block
 from costmodel.protocols.cheetah_preprocessing import Stock, Use
@@ -32,7 +31,7 @@ def taken(primitive: Primitive, elements: int, stock: Stock, bits: int = 0) -> C
     return total_comm([online, stock.take(used)])
 
 
-def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
+def test_a_comparison_takes_82_and_a_quarter_bytes_an_element():
     # 16 digits of 4 bits: an OT of 16 messages of 2 bits with 4 choices each, 16 x (4 + 0.5) bytes. The tree joins them
     # in levels of 8, 4, 2, 1 nodes, one of which opens 2 bits and the others 3, by both parties.
     opened_bits = 2 * ((2 + 7 * 3) + (2 + 3 * 3) + (2 + 1 * 3) + 2)
@@ -42,7 +41,7 @@ def test_a_comparison_takes_82_and_a_quarter_bytes_an_element() -> None:
     assert comm.messages == 2 + 2 * (3 * 5 + 2)
 
 
-def test_a_truncation_takes_3_and_an_eighth_bytes_an_element_and_an_equality_55_and_five_eighths() -> None:
+def test_a_truncation_takes_3_and_an_eighth_bytes_an_element_and_an_equality_55_and_five_eighths():
     # 8 numbers of 18 bits fill 3 words, and a choice is one bit
     assert taken("truncate", 16384, made(), bits=18).online_bytes == (3 + 1 / 8) * 16384
     # 16 digits of 4 bits: an OT of 16 messages of a bit with 4 choices each; 15 ANDs, each of which opens 2 bits by
@@ -50,14 +49,14 @@ def test_a_truncation_takes_3_and_an_eighth_bytes_an_element_and_an_equality_55_
     assert taken("equal", 16384, made()).online_bytes == (16 * 2.5 + 15 * 4 / 8 + 8 + 1 / 8) * 16384
 
 
-def test_a_factor_that_the_server_holds_halves_a_matrix_product() -> None:
+def test_a_factor_that_the_server_holds_halves_a_matrix_product():
     op = ops.Linear(rows=128, in_features=256, out_features=50, bias=True)
     truncated = cheetah.comm(ops.Temperature(heads=1, queries=128, keys=50), DEFAULT).online_bytes
     shared, held = (cheetah.comm(op, setting).online_bytes - truncated for setting in (DEFAULT, SERVER))
     assert shared == 2 * held
 
 
-def test_triples_are_cached() -> None:
+def test_triples_are_cached():
     stock = made()
     first, second = (taken("multiply", 100, stock) for _ in range(2))
     assert first.setup_bytes == 4 * (
@@ -67,14 +66,14 @@ def test_triples_are_cached() -> None:
     assert stock.triples == 4096 - 200
 
 
-def test_oblivious_transfers_are_extended_when_they_run_out() -> None:
+def test_oblivious_transfers_are_extended_when_they_run_out():
     stock = made(spare_ots=[100, 0])
     assert taken("truncate", 100, stock, bits=18).setup_bytes == 0
     assert taken("truncate", 1, stock, bits=18).setup_bytes == cheetah_preprocessing.BATCH_BYTES
     assert stock.spare_ots == [cheetah_preprocessing.BATCH - cheetah_preprocessing.KEPT - 1, 0]
 
 
-def test_keys_and_transfers_are_set_up_once() -> None:
+def test_keys_and_transfers_are_set_up_once():
     some: list[Op] = [ops.Relu(rows=16, features=16), ops.Linear(rows=4, in_features=4, out_features=4, bias=True)] * 2
     first_relu, first_linear, relu, linear = cheetah.walk(some, DEFAULT)
     assert first_relu.setup_bytes == cheetah_preprocessing.START_BYTES + 2 * cheetah_preprocessing.BATCH_BYTES
@@ -87,7 +86,7 @@ def alone(op: ops.Op) -> int:
     return cheetah.walk([op], DEFAULT)[0].rounds
 
 
-def test_rounds_are_those_of_the_later_party() -> None:
+def test_rounds_are_those_of_the_later_party():
     # Slope of wall time against an injected one-way delay of 10, 20 and 40 ms, in parentheses.
     # Choices and messages 2, then 17 openings, the first of which leaves with the messages; selection 3, since the
     # choices of its second transfer travel with the messages of its first (21.4).
@@ -100,7 +99,7 @@ def test_rounds_are_those_of_the_later_party() -> None:
     assert alone(ops.Linear(rows=4, in_features=4, out_features=4, bias=True)) == 4
 
 
-def test_blocks_of_a_matrix_product() -> None:
+def test_blocks_of_a_matrix_product():
     # 8192 coefficients: 64 x 256 x 256 is cut to blocks of 64 x 128 x 1, two of which hold the left factor
     assert best_block(64, 256, 256, packed=True) == (64, 128, 1)
     assert best_block(16, 16, 16, packed=False) == (16, 16, 16)
@@ -135,7 +134,7 @@ SHAPES = st.one_of(  # rows, inner, columns, and whether answers are packed
 
 @settings(max_examples=60)  # the engine's own search takes long
 @given(SHAPES)
-def test_the_search_for_blocks_finds_what_the_engine_finds(shape: tuple[int, int, int, bool]) -> None:
+def test_the_search_for_blocks_finds_what_the_engine_finds(shape):
     rows, inner, columns, packed = shape
     assert best_block(rows, inner, columns, packed=packed) == every_block(rows, inner, columns, packed)
 
@@ -145,7 +144,7 @@ CONTRACT = {"layers": 2, "heads": 4, "d_model": 64, "vocab": 300, "seq_len": 32}
 
 @pytest.mark.parametrize("name", ["SM+LN+G", "SM+LN+R", "SM+G", "SM(t)+ScFFN", "SM+ScFuFFN"])
 @pytest.mark.parametrize("dimensions", [CONTRACT, {}], ids=["contract", "gpt2-small"])
-def test_shares_add_up_to_what_a_run_costs(name: str, dimensions: dict, graph_of: Callable[..., OpGraph]) -> None:
+def test_shares_add_up_to_what_a_run_costs(name, dimensions, graph_of):
     # 0.34 % at most at contract shapes, where the last batches are left over; 0.006 % on GPT-2 small
     some = [node.op for node in graph_of(name, **dimensions)]
     run = total_comm(cheetah.walk(some, DEFAULT))
@@ -156,6 +155,6 @@ def test_shares_add_up_to_what_a_run_costs(name: str, dimensions: dict, graph_of
     assert run.rounds <= shares.rounds <= 1.005 * run.rounds
 
 
-def test_another_ring_is_refused() -> None:
+def test_another_ring_is_refused():
     with pytest.raises(ValueError, match="in a ring of 64 bits, but got 128"):
         cheetah.walk([ops.Relu(rows=1, features=1)], EngineSetting(ring_bits=128))

@@ -49,7 +49,7 @@ def linear(rows: int, inner: int, columns: int) -> ops.Linear:
     return ops.Linear(rows=rows, in_features=inner, out_features=columns, bias=False)
 
 
-def test_a_product_that_is_not_cut_reads_its_operands_once() -> None:
+def test_a_product_that_is_not_cut_reads_its_operands_once():
     """2 x 5801 times 5801 x 5600 has 5801 x 5602 operands of 8 bytes, just below 256 MiB."""
     assert work(linear(2, 5801, 5600), "semi2k", SETTING) == {
         "calls": 2,
@@ -59,7 +59,7 @@ def test_a_product_that_is_not_cut_reads_its_operands_once() -> None:
     }
 
 
-def test_tiles_read_their_operands_anew() -> None:
+def test_tiles_read_their_operands_anew():
     """At 5900 columns: sqrt(2^25 x 5902 / 5801) = 5842.8, so tiles of 1 x 5744 x 5841, both rows apart."""
     tiled = work(linear(2, 5801, 5900), "semi2k", SETTING)
     assert (tiled["calls"], tiled["products"]) == (2 * 2 * 2 + 1, 2 * 5801 * 5900)
@@ -67,7 +67,7 @@ def test_tiles_read_their_operands_anew() -> None:
     assert tiled["operands"] / work(linear(2, 5801, 5600), "semi2k", SETTING)["operands"] > 2
 
 
-def test_all_matrix_products_are_one_kind() -> None:
+def test_all_matrix_products_are_one_kind():
     products = {
         series.kind for series in plan("semi2k") if fitted_kind(series.sizes[0], series.weights)[:6] == "Matmul"
     }
@@ -79,7 +79,7 @@ def test_all_matrix_products_are_one_kind() -> None:
     assert fitted_kind(linear(1, 1, 1), "server") == "Matmul.server"
 
 
-def test_errors_grow_by_the_held_out_one_for_each_doubling() -> None:
+def test_errors_grow_by_the_held_out_one_for_each_doubling():
     within, beyond = ops.Relu(rows=10, features=10), ops.Relu(rows=40, features=10)
     assert extrapolation_of(within, "secret", a_testbed()) == 1.0
     assert error_s_of(within, "secret", a_testbed()) == pytest.approx(0.25 * 51.0)
@@ -87,7 +87,7 @@ def test_errors_grow_by_the_held_out_one_for_each_doubling() -> None:
     assert error_s_of(beyond, "secret", a_testbed()) == pytest.approx(0.25 * (1 + 2) * 201.0)
 
 
-def test_an_op_that_was_measured_takes_the_seconds_measured() -> None:
+def test_an_op_that_was_measured_takes_the_seconds_measured():
     op = ops.Relu(rows=1000, features=10)
     testbed = a_testbed(ops={op_name(op, "secret"): MEASURED})
     assert seconds_of(op, "secret", testbed) == 7.0
@@ -103,12 +103,12 @@ def test_an_op_that_was_measured_takes_the_seconds_measured() -> None:
         ({}, r"no seconds for Relu; measure it with `python -m costmodel calibrate"),
     ],
 )
-def test_a_testbed_names_the_op_or_kind_that_it_lacks_and_how_to_measure_it(lacking, message) -> None:
+def test_a_testbed_names_the_op_or_kind_that_it_lacks_and_how_to_measure_it(lacking, message):
     with pytest.raises(ValueError, match=message):
         seconds_of(ops.Relu(rows=2, features=3), "secret", a_testbed(kinds={}, **lacking))
 
 
-def test_names_of_ops_tell_all_their_fields_apart() -> None:
+def test_names_of_ops_tell_all_their_fields_apart():
     norm = ops.LayerNorm(rows=2, features=3)
     names = {op_name(op, "secret") for op in (norm, replace(norm, affine=False), replace(norm, rows=3))}
     assert names == {
@@ -118,19 +118,19 @@ def test_names_of_ops_tell_all_their_fields_apart() -> None:
     }
 
 
-def test_a_testbed_with_single_ops_survives_its_file(tmp_path) -> None:
+def test_a_testbed_with_single_ops_survives_its_file(tmp_path):
     testbed = a_testbed(ops={"Relu(rows=1)": MEASURED}, notes=("a", "b"))
     path = tmp_path / "mine.yaml"
     path.write_text(dump_compute(testbed))
     assert load_compute(path) == testbed
 
 
-def test_bounds_must_be_of_the_units_that_are_measured() -> None:
+def test_bounds_must_be_of_the_units_that_are_measured():
     with pytest.raises(ValueError, match="`greatest` must have the units of `per_unit_s`, elements, but has rows"):
         replace(RELU, greatest={"rows": 1})
 
 
-def test_seconds_never_fall_as_an_op_grows() -> None:
+def test_seconds_never_fall_as_an_op_grows():
     with pytest.raises(ValueError, match="`elements` must be finite and at least 0"):
         replace(RELU, per_unit_s={"elements": -1.0})
 
@@ -157,7 +157,7 @@ def falls(testbed: ComputeTestbed, weights: str, op: Op) -> list[tuple[str, floa
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_seconds_grow_with_every_dimension_of_every_op(protocol: str) -> None:
+def test_seconds_grow_with_every_dimension_of_every_op(protocol):
     testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
     for series in plan(protocol):
         for op in (series.sizes[1], series.sizes[-1]):
@@ -167,7 +167,7 @@ def test_seconds_grow_with_every_dimension_of_every_op(protocol: str) -> None:
                 assert share < MOST, larger
 
 
-def test_the_exceptions_are_needed() -> None:
+def test_the_exceptions_are_needed():
     some = [series for series in plan("cheetah") if type(series.sizes[0]).__name__ in dict(PACKED)]
     testbed = load_compute(TESTBEDS / "cheetah.yaml")
     exceptions = {

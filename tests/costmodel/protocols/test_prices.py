@@ -1,4 +1,4 @@
-"""What must hold of the prices of every derived protocol, for every op and shape."""
+"""What must hold of the prices of every derived protocol, for every op and shape, and of what is asked of several."""
 
 from collections.abc import Callable
 from dataclasses import fields, replace
@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel import ops
+from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, Op, shape
 from costmodel.protocols import aby3, cheetah, semi2k
+from costmodel.protocols.by_protocol import asked_of_each, by_protocol, protocols_of
 from costmodel.protocols.primitives import Comm, EngineSetting
 
 Price = Callable[[Op, EngineSetting], Comm]
@@ -61,9 +63,7 @@ def sent_bytes(comm: Comm) -> int:
 
 @pytest.mark.parametrize("protocol", PRICES)
 @given(op=drawn_ops(), setting=SETTINGS, data=st.data())
-def test_bytes_never_fall_when_a_dimension_grows(
-    protocol: str, op: Op, setting: EngineSetting, data: st.DataObject
-) -> None:
+def test_bytes_never_fall_when_a_dimension_grows(protocol, op, setting, data):
     grown = data.draw(st.sampled_from([name for name in shape(op) if name not in FIXED]))
     less, more = (PRICES[protocol](operation, setting) for operation in (op, plus_one(op, grown)))
     share = MOST_REPACKED if protocol == "cheetah" and isinstance(op, MATRIX_PRODUCTS) else 0
@@ -71,7 +71,7 @@ def test_bytes_never_fall_when_a_dimension_grows(
 
 
 @given(op=drawn_ops(), setting=SETTINGS)
-def test_both_parties_of_semi2k_send_in_every_round(op: Op, setting: EngineSetting) -> None:
+def test_both_parties_of_semi2k_send_in_every_round(op, setting):
     comm = semi2k.comm(op, setting)
     assert (comm.messages, comm.setup_bytes) == (2 * comm.rounds, 0)
 
@@ -80,11 +80,50 @@ def test_both_parties_of_semi2k_send_in_every_round(op: Op, setting: EngineSetti
 @pytest.mark.parametrize("kind", OP_TYPES, ids=lambda kind: kind.__name__)
 @settings(max_examples=20)
 @given(data=st.data(), setting=SETTINGS, num_rows=st.integers(2, 200))  # some ops on one row have programs of their own
-def test_more_rows_take_no_more_rounds(
-    protocol: str, kind: type, setting: EngineSetting, num_rows: int, data: st.DataObject
-) -> None:
+def test_more_rows_take_no_more_rounds(protocol, kind, setting, num_rows, data):
     (rows,) = {"rows", "tokens", "queries"} & {field.name for field in fields(kind)}
     changes: Any = {rows: num_rows}
     op = replace(data.draw(drawn_ops(kinds=(kind,))), **changes)
     less, more = (PRICES[protocol](operation, setting) for operation in (op, plus_one(op, rows)))
     assert (less.rounds, less.messages) == (more.rounds, more.messages)
+
+
+BOTH = ("semi2k", "sigma")
+
+
+def test_protocols_are_named_once():
+    assert protocols_of("semi2k, sigma,semi2k") == BOTH
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        (None, (None, None)),
+        ("5min", ("5min", "5min")),
+        ("sigma=2s,semi2k=60s", ("60s", "2s")),
+        ("sigma=2s", (None, "2s")),
+    ],
+)
+def test_values_are_of_all_or_of_each(text, values):
+    assert by_protocol(text, BOTH, "--budget-latency") == dict(zip(BOTH, values, strict=True))
+
+
+@pytest.mark.parametrize(("text", "part"), [("aby3=2s", "aby3=2s"), ("60s,2s", "60s"), ("sigma=", "sigma=")])
+def test_other_protocols_and_values_without_one_are_refused(text, part):
+    with pytest.raises(UserError, match=rf"--budget-latency must be .* \(semi2k, sigma\), but got '{part}'\."):
+        by_protocol(text, BOTH, "--budget-latency")
+
+
+def test_a_testbed_is_of_one_protocol():
+    with pytest.raises(UserError, match=r"--testbed is of one protocol; say whose, such as semi2k=mine.yaml\."):
+        asked_of_each("semi2k,sigma", {"testbed": "mine.yaml"})
+    assert asked_of_each("semi2k", {"testbed": "mine.yaml"}) == {"semi2k": {"testbed": "mine.yaml"}}
+
+
+def test_a_budget_of_keys_is_of_those_that_have_keys():
+    asked = asked_of_each("semi2k,sigma", {"budget_latency": "5s", "budget_keys": "8GB"})
+    assert asked == {
+        "semi2k": {"budget_latency": "5s", "budget_keys": None},
+        "sigma": {"budget_latency": "5s", "budget_keys": "8GB"},
+    }
+    assert asked_of_each("semi2k", {"budget_keys": "8GB"}) == {"semi2k": {"budget_keys": "8GB"}}

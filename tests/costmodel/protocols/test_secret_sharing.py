@@ -21,7 +21,7 @@ def per_element(prices, calls) -> int:
     return price_calls(calls, DEFAULT, prices).online_bytes
 
 
-def test_relu_in_semi2k_is_144_bytes_an_element() -> None:
+def test_relu_in_semi2k_is_144_bytes_an_element():
     # Both parties open two masks (4 x) per AND. Sign: one AND of 64 bits (8 bytes), then pairs of 32, 16, 8, 4, 2, 1
     # bits in 4, 2, 1, 1, 1, 1 bytes. Selection: one product of two masks of 8 bytes.
     sign = 4 * 8 + 2 * 4 * (4 + 2 + 1 + 1 + 1 + 1)
@@ -30,7 +30,7 @@ def test_relu_in_semi2k_is_144_bytes_an_element() -> None:
     assert semi2k.comm(ops.Relu(rows=64, features=256), DEFAULT).rounds == 7 + 1
 
 
-def test_relu_in_aby3_is_172_bytes_an_element() -> None:
+def test_relu_in_aby3_is_172_bytes_an_element():
     # All three parties send one word to share the sum of two parts, one per AND; selection: 2 transfers of 4 words.
     sign = 3 * (8 + 8 + 2 * (4 + 2 + 1 + 1 + 1 + 1))
     assert sign == 108
@@ -38,14 +38,14 @@ def test_relu_in_aby3_is_172_bytes_an_element() -> None:
     assert aby3.comm(ops.Relu(rows=64, features=256), DEFAULT).rounds == 8 + 2
 
 
-def test_matrix_products_open_their_factors_in_semi2k_and_share_their_result_in_aby3() -> None:
+def test_matrix_products_open_their_factors_in_semi2k_and_share_their_result_in_aby3():
     op = ops.Linear(rows=64, in_features=256, out_features=256, bias=False)
     truncated = 64 * 256
     assert semi2k.comm(op, DEFAULT).online_bytes == 2 * 8 * (64 * 256 + 256 * 256) + 2 * 4 * truncated == 1_441_792
     assert aby3.comm(op, DEFAULT).online_bytes == 3 * 8 * 64 * 256 + (3 * 4 + 2 * 8) * truncated == 851_968
 
 
-def test_weights_that_the_server_holds_cost_the_same_in_semi2k_and_a_sharing_of_them_in_aby3() -> None:
+def test_weights_that_the_server_holds_cost_the_same_in_semi2k_and_a_sharing_of_them_in_aby3():
     op = ops.Linear(rows=64, in_features=256, out_features=100, bias=True)
     assert semi2k.comm(op, SERVER) == semi2k.comm(op, DEFAULT)
     # the server sends two words for each weight, and for each element that the bias is added to
@@ -55,12 +55,12 @@ def test_weights_that_the_server_holds_cost_the_same_in_semi2k_and_a_sharing_of_
 
 
 @pytest.mark.parametrize("comm", COMMS)
-def test_who_holds_the_weights_matters_to_ops_that_have_some(comm) -> None:
+def test_who_holds_the_weights_matters_to_ops_that_have_some(comm):
     for op in (ops.Relu(rows=3, features=5), ops.Softmax(heads=2, queries=3, keys=3)):
         assert comm(op, SERVER) == comm(op, DEFAULT)
 
 
-def test_a_lookup_compares_every_token_with_every_entry() -> None:
+def test_a_lookup_compares_every_token_with_every_entry():
     hot, lookup = (ops.TokenEmbedding(tokens=7, vocab=13, features=5, encoding=e) for e in ("one-hot", "lookup"))
     # both parties open a masked difference, 6 ANDs of 64 bits, and 64 bits on the way to arithmetic
     more = semi2k.comm(lookup, DEFAULT).online_bytes - semi2k.comm(hot, DEFAULT).online_bytes
@@ -71,12 +71,12 @@ def test_a_lookup_compares_every_token_with_every_entry() -> None:
     assert more == 7 * 13 * (4 * 8 + 3 * (4 + 2 + 1 + 1 + 1 + 1) + 8 * (3 * 8 + 1))
 
 
-def test_exponential_is_eight_squarings() -> None:
+def test_exponential_is_eight_squarings():
     assert per_element(semi2k.PRICES, fixed_point.exponential(DEFAULT)) == 8 * (16 + 8) + 8
     assert per_element(aby3.PRICES, fixed_point.exponential(DEFAULT)) == 8 * (24 + 28) + 28
 
 
-def test_a_public_factor_costs_its_truncation_alone() -> None:
+def test_a_public_factor_costs_its_truncation_alone():
     # both parties open the wrap bit in a ring of 4 bytes; in aby3 three do, and two words are shared again
     scale = ops.Scale(rows=64, features=256, factor=0.22)
     assert semi2k.comm(scale, DEFAULT).online_bytes == 2 * 4 * 64 * 256
@@ -97,19 +97,19 @@ def test_a_public_factor_costs_its_truncation_alone() -> None:
         (12.0, 18),
     ],
 )
-def test_a_very_small_factor_is_made_larger_and_more_bits_are_cut(factor: float, bits: int) -> None:
+def test_a_very_small_factor_is_made_larger_and_more_bits_are_cut(factor, bits):
     (call,) = fixed_point.constant_product(factor, DEFAULT)
     assert (call.primitive, call.bits) == ("truncate", bits)
     assert fixed_point.constant_product(1.0, DEFAULT) == ()
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.0, float("inf"), float("nan")])
-def test_a_scale_does_something(factor: float) -> None:
+def test_a_scale_does_something(factor):
     with pytest.raises(ValueError, match="must be finite and neither 0 nor 1, but got"):
         ops.Scale(rows=1, features=1, factor=factor)
 
 
-def test_logistic_functions_and_tangents_cost_what_they_do_inside_silu_and_gelu() -> None:
+def test_logistic_functions_and_tangents_cost_what_they_do_inside_silu_and_gelu():
     size: Any = {"rows": 3, "features": 5}
     for comm in COMMS:
         product = comm(ops.Multiply(**size), DEFAULT).online_bytes
@@ -120,7 +120,7 @@ def test_logistic_functions_and_tangents_cost_what_they_do_inside_silu_and_gelu(
         assert gelu == tanh + 3 * product + 2 * scale
 
 
-def test_a_large_product_is_cut_to_tiles() -> None:
+def test_a_large_product_is_cut_to_tiles():
     # 2 x 5801 times 5801 x 5900 is 273.9 MB of operands, above 268.4 MB; measured under spu 0.9.5: 1,095,694,464 bytes.
     # The left factor has only 2 rows, so columns are cut in two and rows too: the right factor is opened twice.
     op = ops.Linear(rows=2, in_features=5801, out_features=5900, bias=False)
@@ -134,12 +134,12 @@ def test_a_large_product_is_cut_to_tiles() -> None:
     assert (long.online_bytes, long.messages) == (7_676, 11)
 
 
-def test_every_primitive_has_a_price() -> None:
+def test_every_primitive_has_a_price():
     assert set(semi2k.PRICES) == set(aby3.PRICES) == set(cheetah.PRICES) == set(get_args(Primitive))
 
 
 @pytest.mark.parametrize("comm", COMMS)
-def test_an_op_without_a_program_is_an_error(comm) -> None:
+def test_an_op_without_a_program_is_an_error(comm):
     class Unknown(ops.OnRows):
         pass
 
@@ -147,7 +147,7 @@ def test_an_op_without_a_program_is_an_error(comm) -> None:
         comm(Unknown(rows=1, features=1), DEFAULT)
 
 
-def test_a_primitive_without_a_formula_is_an_error() -> None:
+def test_a_primitive_without_a_formula_is_an_error():
     with pytest.raises(ValueError, match="no formula for 'square'"):
         price_calls((Call(primitive="square", elements=1),), DEFAULT, {})
 
@@ -156,13 +156,13 @@ def test_a_primitive_without_a_formula_is_an_error() -> None:
     ("ring_bits", "fraction_bits", "text"),
     [(48, 18, "must be 32, 64 or 128, but got 48"), (64, 32, "from 1 to 31 .* but got 32"), (64, 0, "but got 0")],
 )
-def test_a_setting_the_engine_cannot_have_is_refused(ring_bits: int, fraction_bits: int, text: str) -> None:
+def test_a_setting_the_engine_cannot_have_is_refused(ring_bits, fraction_bits, text):
     with pytest.raises(ValueError, match=text):
         EngineSetting(ring_bits=ring_bits, fraction_bits=fraction_bits)
 
 
 @pytest.mark.parametrize("comm", COMMS)
-def test_a_narrow_ring_cannot_divide(comm) -> None:
+def test_a_narrow_ring_cannot_divide(comm):
     narrow = EngineSetting(ring_bits=32, fraction_bits=8)
     assert comm(ops.Relu(rows=1, features=1), narrow).online_bytes > 0
     with pytest.raises(ValueError, match="at least 64 for division"):
@@ -170,19 +170,19 @@ def test_a_narrow_ring_cannot_divide(comm) -> None:
 
 
 @pytest.mark.parametrize(("bits", "expected"), [(0, 1), (1, 1), (8, 1), (9, 2), (17, 4), (33, 8), (64, 8), (65, 16)])
-def test_boolean_sharings_are_kept_in_powers_of_two(bits: int, expected: int) -> None:
+def test_boolean_sharings_are_kept_in_powers_of_two(bits, expected):
     assert stored_bytes(bits) == expected
 
 
 @given(SIZES, SIZES, SIZES)
-def test_element_wise_ops_cost_by_the_element_in_rounds_of_their_own(rows: int, more: int, features: int) -> None:
+def test_element_wise_ops_cost_by_the_element_in_rounds_of_their_own(rows, more, features):
     for comm in COMMS:
         parts = [comm(ops.Relu(rows=count, features=features), DEFAULT) for count in (rows, more, rows + more)]
         assert parts[0].online_bytes + parts[1].online_bytes == parts[2].online_bytes
         assert parts[0].rounds == parts[1].rounds == parts[2].rounds
 
 
-def test_a_row_maximum_takes_as_many_rounds_as_halvings_and_odd_ones_out() -> None:
+def test_a_row_maximum_takes_as_many_rounds_as_halvings_and_odd_ones_out():
     step = fixed_point.maximum(DEFAULT)
     lengths, rounds = (1, 2, 3, 4, 6, 7, 64, 128), [0, 1, 2, 2, 3, 4, 6, 7]
     assert [len(fixed_point.reduction(length, step)) // len(step) for length in lengths] == rounds

@@ -8,7 +8,7 @@ import pytest
 from costmodel import ops
 from costmodel.calibration.sigma_rows import by_class, run_bytes, run_key_bytes, sigma_rows, whole
 from costmodel.calibration.validate_sigma import Seconds, checked, sigma_checks
-from costmodel.deployment.deploy import Deployment, Phase, deploy
+from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols import load_pricer, setting_of
@@ -34,14 +34,14 @@ def row_named(name: str):
 
 
 @pytest.mark.parametrize("row", LOGS, ids=lambda row: row.name)
-def test_bytes_and_keys_are_those_of_public_logs(row) -> None:
+def test_bytes_and_keys_are_those_of_public_logs(row):
     assert run_bytes(row) == row.sent_bytes
     assert run_key_bytes(row) == row.key_bytes
     costs = by_class(row)
     assert {name: costs[name].online_bytes for name in row.class_bytes} == row.class_bytes
 
 
-def test_totals_as_they_are_logged() -> None:
+def test_totals_as_they_are_logged():
     """Digits of the logs themselves, so that a change of the data is seen too."""
     small = row_named("GPT-2 T=128 loopback")
     assert (run_bytes(small), run_key_bytes(small)) == (885_146_258, 15_346_094_080)
@@ -53,7 +53,7 @@ def test_totals_as_they_are_logged() -> None:
 
 
 @pytest.mark.parametrize(("seq_len", "rounds"), [(64, 92), (128, 94), (256, 96)])
-def test_rounds_are_as_counted_in_public_and_those_of_roots_on_the_cpu(seq_len: int, rounds: int) -> None:
+def test_rounds_are_as_counted_in_public_and_those_of_roots_on_the_cpu(seq_len, rounds):
     small = replace(row_named("GPT-2 T=128 loopback"), seq_len=seq_len, num_layers=1)
     # four linears, scores and their product with values; GELU; softmax; on the GPU, two norms
     gpu = 6 * 5 + 7 + (2 * (seq_len.bit_length() - 1) + 16 + 5) + 2 * 11
@@ -78,13 +78,13 @@ PER_ELEMENT: list[tuple[Op, int, int]] = [
 
 
 @pytest.mark.parametrize(("op", "bits", "rounds"), PER_ELEMENT, ids=lambda value: getattr(value, "label", None))
-def test_an_element_sends_so_many_bits_each_way(op: Op, bits: int, rounds: int) -> None:
+def test_an_element_sends_so_many_bits_each_way(op, bits, rounds):
     cost = comm(op, SETTING)
     assert cost.online_bytes == 2 * cost.waited_bytes == 2 * bits * ELEMENTS // 8
     assert (cost.rounds, cost.messages, cost.setup_bytes) == (rounds, 2 * rounds, 0)
 
 
-def test_keys_of_a_gelu_as_a_public_benchmark_prints_them() -> None:
+def test_keys_of_a_gelu_as_a_public_benchmark_prints_them():
     """ponyyuhan/SUF_new 36d6e59, evaluation_latest.md, section 4, in a ring of 48 bits."""
     ring = SigmaSetting(ring_bits=48)
     assert comm(ops.Gelu(rows=128, features=3072, form="tanh"), ring).key_bytes == 226_246_736
@@ -93,14 +93,14 @@ def test_keys_of_a_gelu_as_a_public_benchmark_prints_them() -> None:
     assert (silu.key_bytes, silu.online_bytes + 4) == (867_078_224, 49_668_100)
 
 
-def test_small_functions_are_tables_and_large_keys_are_made_in_batches() -> None:
+def test_small_functions_are_tables_and_large_keys_are_made_in_batches():
     assert comparison_key(100, 6) == 8 + 100 * 8
     assert comparison_key(100, 8) == 24 + 100 * 16 * 3 + 16
     batch = 24 * 2**30 // (16 * 33) // 32 * 32
     assert comparison_key(batch + 32, 38) - comparison_key(batch, 38) == 12 + comparison_key(32, 38) - 24
 
 
-def test_an_op_without_a_formula_says_what_it_lacks() -> None:
+def test_an_op_without_a_formula_says_what_it_lacks():
 
     assert comm(ops.Add(**ROW), SETTING) == NOTHING
     for op in (
@@ -115,7 +115,7 @@ def test_an_op_without_a_formula_says_what_it_lacks() -> None:
 
 
 @pytest.mark.parametrize("keys", [2, 100, 2048])
-def test_a_length_that_it_cannot_run_is_told(keys: int) -> None:
+def test_a_length_that_it_cannot_run_is_told(keys):
     with pytest.raises(UserError, match=f"4 to 1024 keys, a power of two, but got {keys}; pad the prompt to"):
         comm(ops.Softmax(heads=2, queries=keys, keys=keys), SETTING)
 
@@ -130,17 +130,17 @@ def test_a_length_that_it_cannot_run_is_told(keys: int) -> None:
         ({"threads": 2}, "protocol sigma has its threads fitted in, but got --threads 2"),
     ],
 )
-def test_settings_that_it_does_not_have(given: dict[str, object], text: str) -> None:
+def test_settings_that_it_does_not_have(given, text):
     with pytest.raises(UserError, match=text):
         setting_of("sigma", **given)
 
 
-def test_softmax_is_of_twelve_fraction_bits() -> None:
+def test_softmax_is_of_twelve_fraction_bits():
     with pytest.raises(UserError, match="`fraction_bits` must be 12 for softmax"):
         comm(ops.Softmax(**SQUARE), SigmaSetting(fraction_bits=10))
 
 
-def test_a_price_has_keys_in_a_column_of_their_own_and_no_set_up() -> None:
+def test_a_price_has_keys_in_a_column_of_their_own_and_no_set_up():
     pricer = load_pricer("sigma", "sigma-lan")
     op = ops.Linear(rows=128, in_features=768, out_features=768, bias=True)
     price, cost = pricer.price(op), comm(op, SETTING)
@@ -153,7 +153,7 @@ def test_a_price_has_keys_in_a_column_of_their_own_and_no_set_up() -> None:
     assert ring.cost_model_id != pricer.cost_model_id != load_pricer("sigma", "sigma-wan").cost_model_id
 
 
-def test_seconds_never_fall_as_work_grows_and_their_range_widens_beyond_the_fit() -> None:
+def test_seconds_never_fall_as_work_grows_and_their_range_widens_beyond_the_fit():
     pricer = load_pricer("sigma", "loopback")
     widths = [16, 64, 768, 4096, 50_000]
     some = [ops.Linear(rows=128, in_features=768, out_features=width, bias=True) for width in widths]
@@ -169,12 +169,12 @@ def test_seconds_never_fall_as_work_grows_and_their_range_widens_beyond_the_fit(
 
 
 @pytest.mark.parametrize(("phase", "said"), [("prefill", ()), ("decode", (CACHED,))])
-def test_cached_keys_are_said_to_be_beyond_the_code(phase: Phase, said: tuple[str, ...]) -> None:
+def test_cached_keys_are_said_to_be_beyond_the_code(phase, said):
     graph = deploy(lower(parse("SM+R", base_architecture("tiny")).architecture, 32), Deployment(phase=phase))
     assert load_pricer("sigma").extrapolated(graph)[-1:] == said
 
 
-def test_held_out_seconds_are_within_the_bar_or_their_range() -> None:
+def test_held_out_seconds_are_within_the_bar_or_their_range():
     predictions = [checked(row) for row in ROWS]
     assert all(check.passed for check in sigma_checks(predictions))
     missed = [
@@ -191,7 +191,7 @@ def test_held_out_seconds_are_within_the_bar_or_their_range() -> None:
     )
 
 
-def test_lowered_graphs_are_those_of_the_code() -> None:
+def test_lowered_graphs_are_those_of_the_code():
     """Op graphs of GPT-2 and of Llama 2's dimensions, without embedding and head, send what is logged of each."""
     small = parse("SM+LN+G", base_architecture("gpt2-small")).architecture
     blocks = [node.op for node in lower(small, 128) if isinstance(node.layer, int)]

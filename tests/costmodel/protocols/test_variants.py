@@ -73,7 +73,7 @@ def graph_of(variant: str, seq_len: int) -> OpGraph:
 
 @pytest.mark.needs_engine
 @pytest.mark.parametrize(("protocol", "variant"), CASES)
-def test_the_engine_computes_the_clear_logits_at_the_predicted_cost(protocol: str, variant: str, engine_logits) -> None:
+def test_the_engine_computes_the_clear_logits_at_the_predicted_cost(protocol, variant, engine_logits):
     graph, generator = graph_of(variant, seq_len=9), np.random.default_rng(0)
     weights = drawn_weights(graph, generator)
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)

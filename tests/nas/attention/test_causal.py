@@ -43,7 +43,7 @@ def naive(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tu
 
 @pytest.mark.parametrize("attend", [causal_attention, attention_reference])
 @pytest.mark.parametrize("head_dim", [3, 9])
-def test_output_and_entropy_are_the_textbooks(attend, head_dim: int) -> None:
+def test_output_and_entropy_are_the_textbooks(attend, head_dim):
     queries, keys, values = heads(1, 1, 6, head_dim)
     outputs, entropies = naive(*(part[0, 0].detach() for part in (queries, keys, values)))
     attended = attend(queries, keys, values)
@@ -53,7 +53,7 @@ def test_output_and_entropy_are_the_textbooks(attend, head_dim: int) -> None:
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("length", [1, 17, 70])
-def test_fast_paths_equal_the_reference_in_values_and_gradients(head_dim: int, length: int) -> None:
+def test_fast_paths_equal_the_reference_in_values_and_gradients(head_dim, length):
     parts = [*heads(2, 3, length, head_dim), heads(3, length)[0].detach().exp().requires_grad_()]
     weights = heads(2, 3, length, head_dim, seed=1)[0].detach()
     results = []
@@ -66,7 +66,7 @@ def test_fast_paths_equal_the_reference_in_values_and_gradients(head_dim: int, l
 
 
 @pytest.mark.usefixtures("way")
-def test_packed_heads_need_not_be_contiguous() -> None:
+def test_packed_heads_need_not_be_contiguous():
     packed = heads(2, 40, 3, 2, 12, dtype=torch.float32)[0]
     parts = packed.permute(2, 0, 3, 1, 4)
     for ours, theirs in zip(causal_attention(*parts), attention_reference(*parts), strict=True):
@@ -80,7 +80,7 @@ def test_packed_heads_need_not_be_contiguous() -> None:
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("head_dim", [8, 16, 64])
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.01])
-def test_entropy_is_exact_at_low_temperatures(head_dim: int, temperature: float) -> None:
+def test_entropy_is_exact_at_low_temperatures(head_dim, temperature):
     parts = [part.detach() for part in heads(2, 4, 300, head_dim, dtype=torch.float32)]
     temperatures = torch.full((4, 300), temperature)
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 1e-5)):  # half precision is widened before anything
@@ -93,7 +93,7 @@ def test_entropy_is_exact_at_low_temperatures(head_dim: int, temperature: float)
 
 
 @given(st.integers(1, 40), st.sampled_from([8, 12]), st.sampled_from([0.0, 0.1, 1.0, 30.0, 1e4]), st.integers(0, 99))
-def test_entropy_of_row_i_lies_between_0_and_ln_i(length: int, head_dim: int, scale: float, seed: int) -> None:
+def test_entropy_of_row_i_lies_between_0_and_ln_i(length, head_dim, scale, seed):
     entropy = causal_attention(*heads(1, 2, length, head_dim, seed=seed, dtype=torch.float32, scale=scale)).entropy
     assert bool((entropy >= 0).all())
     assert bool((entropy <= row_bounds(length).float()).all())
@@ -101,7 +101,7 @@ def test_entropy_of_row_i_lies_between_0_and_ln_i(length: int, head_dim: int, sc
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("head_dim", [8, 16])
-def test_gradient_stays_finite_where_weights_vanish(head_dim: int) -> None:
+def test_gradient_stays_finite_where_weights_vanish(head_dim):
     parts = heads(1, 2, 32, head_dim, dtype=torch.float32, scale=100.0)
     for attend in (causal_attention, attention_reference):
         gradients = torch.autograd.grad(attend(*parts).entropy.sum(), parts[:2])
@@ -109,7 +109,7 @@ def test_gradient_stays_finite_where_weights_vanish(head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [8, 16])
-def test_nothing_finite_comes_of_something_that_is_not(head_dim: int) -> None:
+def test_nothing_finite_comes_of_something_that_is_not(head_dim):
     queries, keys, values = (part.detach() for part in heads(1, 2, 40, head_dim, dtype=torch.float32))
     queries[0, 1, 5, 0] = math.nan
     output, entropy = causal_attention(queries, keys, values)
@@ -118,7 +118,7 @@ def test_nothing_finite_comes_of_something_that_is_not(head_dim: int) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [8, 16])
-def test_low_precision_values_keep_their_type_and_the_entropy_is_fp32(head_dim: int) -> None:
+def test_low_precision_values_keep_their_type_and_the_entropy_is_fp32(head_dim):
     parts = [part.detach().bfloat16() for part in heads(1, 2, 16, head_dim)]
     for lowered in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=lowered):
@@ -127,7 +127,7 @@ def test_low_precision_values_keep_their_type_and_the_entropy_is_fp32(head_dim: 
         torch.testing.assert_close(entropy, causal_attention(*(part.float() for part in parts)).entropy)
 
 
-def test_without_entropy_the_output_is_the_same() -> None:
+def test_without_entropy_the_output_is_the_same():
     parts, temperature = heads(2, 3, 20, 16), torch.rand(3, 20, dtype=torch.float64) + 0.5
     output, entropy = causal_attention(*parts, temperature=temperature, with_entropy=False)
     assert entropy is None
@@ -142,9 +142,7 @@ def test_without_entropy_the_output_is_the_same() -> None:
         ("xpu", True, "holds a T x T matrix"),
     ],
 )
-def test_the_way_is_chosen_by_device_and_said_once(
-    device: str, has_triton: bool, said: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_way_is_chosen_by_device_and_said_once(device, has_triton, said, monkeypatch, caplog):
     causal._attend_on.cache_clear()
     monkeypatch.setattr(causal, "find_spec", lambda name: object() if has_triton else None)
     with caplog.at_level(logging.INFO, "nas.attention.causal"):

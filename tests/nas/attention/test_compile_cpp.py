@@ -30,7 +30,7 @@ def source(folder: Path, text: str = 'extern "C" int answer() { return ANSWER; }
 
 
 @needs_compiler
-def test_a_library_is_compiled_once_for_its_macros_and_text(tmp_path: Path, cache: Path, monkeypatch) -> None:
+def test_a_library_is_compiled_once_for_its_macros_and_text(tmp_path, cache, monkeypatch):
     assert library(source(tmp_path, 'extern "C" int answer() { return -ANSWER; }'), ANSWER=1).answer() == -1
     assert [library(source(tmp_path), ANSWER=answer).answer() for answer in (1, 2)] == [1, 2]
     assert len(list(cache.iterdir())) == 3
@@ -39,7 +39,7 @@ def test_a_library_is_compiled_once_for_its_macros_and_text(tmp_path: Path, cach
 
 
 @needs_compiler
-def test_an_error_of_the_compiler_is_one_line_and_nothing_is_kept(tmp_path: Path, cache: Path) -> None:
+def test_an_error_of_the_compiler_is_one_line_and_nothing_is_kept(tmp_path, cache):
     with pytest.raises(NotCompiledError, match=r"^.*g\+\+ failed: .*error: .*ANSWR.*$") as raised:
         library(source(tmp_path, 'extern "C" int answer() { return ANSWR; }'), ANSWER=1)
     assert "\n" not in str(raised.value)
@@ -54,9 +54,7 @@ def test_an_error_of_the_compiler_is_one_line_and_nothing_is_kept(tmp_path: Path
         pytest.param("XDG_CACHE_HOME", "FILE", "Not a directory", marks=needs_compiler),
     ],
 )
-def test_no_compiler_or_cache_to_write_to_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
-) -> None:
+def test_no_compiler_or_cache_to_write_to_is_named(tmp_path, monkeypatch, variable, value, message):
     file = tmp_path / "file"
     file.write_text("nothing")
     file.chmod(0o755)
@@ -67,7 +65,7 @@ def test_no_compiler_or_cache_to_write_to_is_named(
 
 @needs_compiler
 @pytest.mark.skipif(shutil.which("readelf") is None, reason="readelf is not installed")
-def test_the_openmp_that_is_loaded_is_the_one_that_is_used(tmp_path: Path, cache: Path, monkeypatch) -> None:
+def test_the_openmp_that_is_loaded_is_the_one_that_is_used(tmp_path, cache, monkeypatch):
     folder = tmp_path / "a folder" / "torch"
     folder.mkdir(parents=True)
     runtime = folder / "libgomp-renamed.so.1"
@@ -86,7 +84,7 @@ def test_the_openmp_that_is_loaded_is_the_one_that_is_used(tmp_path: Path, cache
 
 @needs_compiler
 @pytest.mark.parametrize("damage", [b"", b"\x7fELF"])
-def test_a_damaged_library_is_compiled_again(tmp_path: Path, cache: Path, damage: bytes) -> None:
+def test_a_damaged_library_is_compiled_again(tmp_path, cache, damage):
     answer = source(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda path: path)
@@ -96,7 +94,7 @@ def test_a_damaged_library_is_compiled_again(tmp_path: Path, cache: Path, damage
 
 
 @needs_compiler
-def test_a_folder_that_others_can_write_is_not_trusted(tmp_path: Path, cache: Path) -> None:
+def test_a_folder_that_others_can_write_is_not_trusted(tmp_path, cache):
     cache.mkdir(parents=True)
     cache.chmod(0o777)
     with pytest.raises(NotCompiledError, match="must be writable by its user alone"):
@@ -115,7 +113,7 @@ def forgotten() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("forgotten")
-def test_attention_without_a_compiler_is_slower_and_says_so_once(monkeypatch, caplog) -> None:
+def test_attention_without_a_compiler_is_slower_and_says_so_once(monkeypatch, caplog):
     monkeypatch.setenv("CXX", "no-such-compiler")
     parts = torch.randn(3, 1, 2, 5, 8)
     with caplog.at_level(logging.INFO, "nas.attention.causal"):

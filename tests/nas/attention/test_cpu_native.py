@@ -46,12 +46,12 @@ def assert_exact(parts: list[torch.Tensor]) -> None:
 
 @pytest.mark.parametrize("head_dim", [1, 8, 9, 16, 24, 40, 64, 128])
 @pytest.mark.parametrize("length", [1, 7, 16, 17, 130])
-def test_values_and_gradients_are_the_textbooks(head_dim: int, length: int) -> None:
+def test_values_and_gradients_are_the_textbooks(head_dim, length):
     assert_exact(operands(2, 3, length, head_dim))
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.sampled_from([8, 16]), st.integers(0, 99))
-def test_any_length_and_any_number_of_heads(batch: int, num_heads: int, length: int, head_dim: int, seed: int) -> None:
+def test_any_length_and_any_number_of_heads(batch, num_heads, length, head_dim, seed):
     assert_exact(operands(batch, num_heads, length, head_dim, seed=seed))
 
 
@@ -59,7 +59,7 @@ WITHOUT_AVX512 = ["-mno-avx512f"] if "avx512f" in CPUINFO.read_text() else []
 
 
 @pytest.mark.parametrize("length", [5, 130])
-def test_without_avx512_too(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_avx512_too(length, monkeypatch):
     monkeypatch.setattr("nas.attention.compile_cpp.FLAGS", (*FLAGS, *WITHOUT_AVX512))
     cpu_native.compiled.cache_clear()
     for head_dim in (8, 20):
@@ -68,12 +68,12 @@ def test_without_avx512_too(length: int, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("shape", [(0, 2, 5, 8), (2, 0, 5, 8), (2, 3, 0, 8)])
-def test_of_nothing_comes_nothing(shape: tuple[int, ...]) -> None:
+def test_of_nothing_comes_nothing(shape):
     for result in results(cpu_native.attend, operands(*shape)):
         assert result.numel() == 0
 
 
-def test_repeated_operands_and_gradients_need_no_memory_of_their_own() -> None:
+def test_repeated_operands_and_gradients_need_no_memory_of_their_own():
     queries, keys, values, weights = operands(2, 3, 20, 8)
     repeated = [queries, keys[:1].expand_as(keys), values[:, :1].expand_as(values), weights]
     assert_exact(repeated)
@@ -83,7 +83,7 @@ def test_repeated_operands_and_gradients_need_no_memory_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("other", [(2, 3, 21, 8), (2, 1, 20, 8), (2, 3, 20, 4)])
-def test_operands_that_do_not_fit_are_refused(other: tuple[int, ...]) -> None:
+def test_operands_that_do_not_fit_are_refused(other):
     queries, keys, *_ = operands(2, 3, 20, 8)
     with pytest.raises(ValueError, match="operands of attention must be fp32"):
         cpu_native.attend(queries, keys, operands(*other)[2])
@@ -91,7 +91,7 @@ def test_operands_that_do_not_fit_are_refused(other: tuple[int, ...]) -> None:
         cpu_native.attend(queries, keys, keys.double())
 
 
-def test_a_temperature_in_fp64_cools_queries_in_fp32() -> None:
+def test_a_temperature_in_fp64_cools_queries_in_fp32():
     queries, keys, values, _ = (part.detach() for part in operands(2, 3, 20, 8))
     temperature = torch.rand(3, 20, dtype=torch.float64) + 0.5
     ours = causal_attention(queries, keys, values, temperature=temperature)
@@ -99,14 +99,14 @@ def test_a_temperature_in_fp64_cools_queries_in_fp32() -> None:
         torch.testing.assert_close(result, other.float())
 
 
-def test_tensors_without_numbers_are_left_to_torch() -> None:
+def test_tensors_without_numbers_are_left_to_torch():
     with FakeTensorMode():
         parts = [torch.empty(2, 3, 20, 8) for _ in range(3)]
         for with_entropy in (False, True):
             assert causal_attention(*parts, with_entropy=with_entropy).output.shape == (2, 3, 20, 8)
 
 
-def test_large_scores_and_gradients_do_not_reach_what_is_hidden() -> None:
+def test_large_scores_and_gradients_do_not_reach_what_is_hidden():
     queries, _, values, _ = operands(1, 1, 4, 8, scale=1e12)
     output, entropy = cpu_native.attend(queries, -queries, values)
     torch.testing.assert_close(output[0, 0, 0], values[0, 0, 0])
@@ -114,7 +114,7 @@ def test_large_scores_and_gradients_do_not_reach_what_is_hidden() -> None:
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
-def test_threads_do_not_change_a_bit() -> None:
+def test_threads_do_not_change_a_bit():
     parts, before = operands(2, 3, 100, 8), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -126,7 +126,7 @@ def test_threads_do_not_change_a_bit() -> None:
     assert all(torch.equal(first, second) for first, second in zip(alone, together, strict=True))
 
 
-def test_operands_may_lie_in_memory_in_any_order() -> None:
+def test_operands_may_lie_in_memory_in_any_order():
     parts = operands(2, 3, 20, 8)
     turned = [part.detach().mT.contiguous().mT.requires_grad_() for part in parts]
     for ours, theirs in zip(*(results(cpu_native.attend, tensors) for tensors in (parts, turned)), strict=True):
@@ -134,18 +134,17 @@ def test_operands_may_lie_in_memory_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_not_hidden(value: float) -> None:
+def test_what_is_not_finite_is_not_hidden(value):
     queries, keys, values, _ = (part.detach() for part in operands(1, 1, 20, 8))
     keys[0, 0, 5, 3] = value
     output, entropy = cpu_native.attend(queries, keys, values)
     expected = attention_reference(queries, keys, values)
-    assert expected.entropy is not None
     for ours, theirs in ((output, expected.output), (entropy, expected.entropy)):
         assert ours[0, 0, 5:].isnan().any()
         assert torch.equal(ours[0, 0, :5].isfinite(), theirs[0, 0, :5].isfinite())
 
 
-def test_it_is_what_causal_attention_uses_for_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_what_causal_attention_uses_for_fp32(monkeypatch):
     calls = []
 
     def attend(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

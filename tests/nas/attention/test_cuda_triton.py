@@ -27,7 +27,7 @@ on_every_device = pytest.mark.parametrize("device", DEVICES)
 
 
 @pytest.mark.skipif(INTERPRETED, reason="this is the interpreter's process")
-def test_in_the_interpreter() -> None:
+def test_in_the_interpreter():
     command = [sys.executable, "-m", "pytest", "-m", "not gpu", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(
         command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False, timeout=300
@@ -69,13 +69,13 @@ def distances(parts: list[Tensor]) -> list[float]:
     ("length", "head_dim", "temperature"),
     [(70, 8, 1.0), (64, 16, 0.1), (33, 40, 1.0), (20, 128, 1.0)],
 )
-def test_values_and_gradients_are_the_references(length: int, head_dim: int, temperature: float, device: str) -> None:
+def test_values_and_gradients_are_the_references(length, head_dim, temperature, device):
     parts = heads(length, head_dim, torch.float32, device, temperature=temperature)
     assert max(distances(parts)) < 2e-5
 
 
 @on_every_device
-def test_one_token_attends_to_itself(device: str) -> None:
+def test_one_token_attends_to_itself(device):
     parts = heads(1, 8, torch.float32, device)
     output, entropy, dq, dk, _, dt = with_gradients(cuda_triton.attend, parts)
     torch.testing.assert_close(output, parts[2].detach().double())
@@ -84,7 +84,7 @@ def test_one_token_attends_to_itself(device: str) -> None:
 
 @on_every_device
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float16, 5e-3), (torch.bfloat16, 5e-2)])
-def test_half_precision_is_as_good_as_its_type(dtype: torch.dtype, bound: float, device, monkeypatch) -> None:
+def test_half_precision_is_as_good_as_its_type(dtype, bound, device, monkeypatch):
     if INTERPRETED:
         widen_products(monkeypatch)
     parts = heads(70, 16, dtype, device, temperature=0.1)
@@ -95,7 +95,7 @@ def test_half_precision_is_as_good_as_its_type(dtype: torch.dtype, bound: float,
 @on_every_device
 @pytest.mark.parametrize("temperature", [1.0, 0.1, 0.01])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_entropy_is_exact_at_low_temperatures(temperature: float, dtype: torch.dtype, device, monkeypatch) -> None:
+def test_entropy_is_exact_at_low_temperatures(temperature, dtype, device, monkeypatch):
     if INTERPRETED:
         widen_products(monkeypatch)
     parts = heads(66, 8, dtype, device, temperature=temperature)
@@ -108,7 +108,7 @@ def test_entropy_is_exact_at_low_temperatures(temperature: float, dtype: torch.d
 
 
 @on_every_device
-def test_any_layout_of_the_features_will_do(device: str) -> None:
+def test_any_layout_of_the_features_will_do(device):
     parts = heads(20, 8, torch.float32, device)
     strided = [part.detach().mT.contiguous().mT.requires_grad_() for part in parts[:3]]
     assert strided[0].stride(-1) != 1
@@ -120,7 +120,7 @@ def test_any_layout_of_the_features_will_do(device: str) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_wide_heads_and_doubles_are_refused() -> None:
+def test_wide_heads_and_doubles_are_refused():
     for shape, dtype in (((1, 1, 4, 136), torch.float32), ((1, 1, 4, 8), torch.float64)):
         queries, keys, values = torch.zeros(3, *shape, dtype=dtype)
         with pytest.raises(ValueError, match="attention on CUDA takes heads of at most 128 features"):
@@ -137,7 +137,7 @@ POINTERS = ("queries", "keys", "values", "output", "output_grad", "dq", "dk", "d
     ("head_dim", "dtype", "num_bytes"),
     [(64, "bf16", 2), *(pytest.param(dim, "fp32", 4, marks=pytest.mark.slow) for dim in (16, 32, 64, 128))],
 )
-def test_kernels_compile_for_an_rtx_3090(name: str, head_dim: int, dtype: str, num_bytes: int) -> None:
+def test_kernels_compile_for_an_rtx_3090(name, head_dim, dtype, num_bytes):
     kernel = getattr(cuda_triton, name)
     block, padded_dim = cuda_triton._tile_shape(head_dim, num_bytes)
     constants = {"block": block, "padded_dim": padded_dim}

@@ -8,12 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer
 
+from costmodel.errors import UserError
+from nas.corpus import second as module
 from nas.corpus.corpus import Corpus, open_corpus, prepare, require_chunks
 from nas.corpus.documents import by_hash, texts
-from nas.corpus.sequences import num_sequences
+from nas.corpus.near_duplicates import to_keep, window_hashes
+from nas.corpus.ngram_baseline import ngram_baseline
+from nas.corpus.second import require_sequences, second_corpus, second_source
+from nas.corpus.sequences import held_out_targets, num_sequences
 from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.recipe.recipe import SCALES
@@ -31,7 +38,7 @@ def corpus(files: Path, tmp_path_factory) -> Corpus:
     return prepare(str(files), 300, tmp_path_factory.mktemp("cache"))
 
 
-def test_tokens_decode_to_the_documents(files: Path, corpus: Corpus) -> None:
+def test_tokens_decode_to_the_documents(files, corpus):
     tokenizer = Tokenizer.from_file(str(Path(corpus.folder) / "tokenizer.json"))
     for split in ("train", "validation"):
         tokens = corpus.tokens(split)
@@ -40,14 +47,14 @@ def test_tokens_decode_to_the_documents(files: Path, corpus: Corpus) -> None:
         assert text == "".join(f"{document}{END_OF_TEXT}" for document in texts(open_source(str(files)), split))
 
 
-def test_the_unigram_loss_is_that_of_smoothed_frequencies(corpus: Corpus) -> None:
+def test_the_unigram_loss_is_that_of_smoothed_frequencies(corpus):
     counts = Counter(corpus.tokens("train").tolist())
     total = corpus.num_train_tokens + corpus.vocab_size
     losses = [-math.log((counts[token] + 1) / total) for token in corpus.tokens("validation").tolist()]
     assert corpus.unigram_loss == pytest.approx(sum(losses) / len(losses))
 
 
-def test_the_tokenizer_never_saw_the_validation_split(tmp_path: Path) -> None:
+def test_the_tokenizer_never_saw_the_validation_split(tmp_path):
     folder = write_files(tmp_path / "files")
     before = prepare(str(folder), 300, tmp_path / "cache")
     held_out = next(path for path in folder.iterdir() if by_hash(path.name) == "validation")
@@ -57,12 +64,12 @@ def test_the_tokenizer_never_saw_the_validation_split(tmp_path: Path) -> None:
     assert after.fingerprint != before.fingerprint
 
 
-def test_a_second_preparation_is_the_first(files: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_preparation_is_the_first(files, corpus, monkeypatch):
     monkeypatch.setattr("nas.corpus.corpus.extend", lambda *args: pytest.fail("the cache was not used"))
     assert prepare(str(files), 300, Path(corpus.folder).parent) == corpus
 
 
-def test_text_and_vocabulary_are_part_of_the_fingerprint(tmp_path: Path) -> None:
+def test_text_and_vocabulary_are_part_of_the_fingerprint(tmp_path):
     folder = write_files(tmp_path / "files")
     first = prepare(str(folder), 300, tmp_path / "cache").fingerprint
     assert prepare(str(folder), 310, tmp_path / "cache").fingerprint != first
@@ -74,7 +81,7 @@ def test_text_and_vocabulary_are_part_of_the_fingerprint(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["shorter", "garbage", "record"])
-def test_a_torn_entry_is_prepared_again(tmp_path: Path, damage: str) -> None:
+def test_a_torn_entry_is_prepared_again(tmp_path, damage):
     folder = write_files(tmp_path / "files")
     first = prepare(str(folder), 300, tmp_path / "cache")
     tokens = first.tokens("train").tolist()
@@ -93,7 +100,7 @@ def test_a_torn_entry_is_prepared_again(tmp_path: Path, damage: str) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [first.fingerprint]
 
 
-def test_processes_preparing_at_once_agree(files: Path, tmp_path: Path) -> None:
+def test_processes_preparing_at_once_agree(files, tmp_path):
     code = (
         "import sys; from pathlib import Path; from nas.corpus.corpus import prepare\n"
         "print(prepare(sys.argv[1], 300, Path(sys.argv[2])))"
@@ -103,6 +110,9 @@ def test_processes_preparing_at_once_agree(files: Path, tmp_path: Path) -> None:
     printed = {process.communicate(timeout=60)[0].strip() for process in processes}
     (entry,) = tmp_path.iterdir()
     assert printed == {str(open_corpus(entry))}
+
+
+NO_TEXT = r"files must hold text in \.txt, \.py, \.md, \.jsonl, \.parquet files"
 
 
 @pytest.mark.parametrize(
@@ -120,25 +130,38 @@ def test_processes_preparing_at_once_agree(files: Path, tmp_path: Path) -> None:
         ("rows.jsonl", "[" * 100_000, "line 1 must be a JSON object, but cannot be parsed: maximum recursion"),
         ("rows.parquet", "", "rows.parquet must be a whole parquet file"),
         ("rows.parquet", "x" * 500, "rows.parquet must be a whole parquet file"),
+        ("rows.parquet", {"title": ["x"]}, "rows.parquet must have a column of texts named 'text' or 'content'"),
+        ("rows.parquet", {"text": [1, 2]}, "rows.parquet must have a column of texts named 'text' or 'content'"),
+        ("book.txt", b"\xff\xfe\x00", "must be text in UTF-8"),
+        *(
+            (f"files/{name}", raw, NO_TEXT)
+            for name, raw in (("image.png", "x"), ("empty.txt", ""), ("a.txt", b"\xff\xfe"))
+        ),
+        ("files", ..., NO_TEXT),
     ],
 )
-def test_bad_data_is_one_clear_line(tmp_path: Path, name: str, text: str | None, rule: str) -> None:
+def test_bad_data_is_one_clear_line(tmp_path, name, text, rule):
     path = tmp_path / name
-    if text is not None:
+    (path if text is ... else path.parent).mkdir(exist_ok=True)
+    if isinstance(text, dict):
+        parquet.write_table(pa.table(text), path)
+    elif isinstance(text, bytes):
+        path.write_bytes(text)
+    elif isinstance(text, str):
         path.write_text(text)
     with pytest.raises(ValueError, match=rule) as error:
-        prepare(str(path), 300, tmp_path / "cache")
+        prepare(str(tmp_path / name.partition("/")[0]), 300, tmp_path / "cache")
     assert "\n" not in str(error.value)
 
 
-def test_too_small_a_vocabulary_or_split_is_refused(files: Path, corpus: Corpus, tmp_path: Path) -> None:
+def test_too_small_a_vocabulary_or_split_is_refused(files, corpus, tmp_path):
     with pytest.raises(ValueError, match="`vocab_size` must be at least 257"):  # room for every byte
         prepare(str(files), 256, tmp_path)
     with pytest.raises(ValueError, match="must hold more than 1000000 tokens"):
         require_chunks(corpus, 1_000_000)
 
 
-def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus: Corpus) -> None:
+def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus):
     chunks = num_sequences(corpus, "train", 8)
     visited = [
         [
@@ -151,9 +174,12 @@ def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus: 
     expected = Counter(tuple(tokens[8 * index : 8 * index + 8]) for index in range(chunks))
     assert Counter(visited[0]) == Counter(visited[1]) == expected
     assert visited[0] != visited[1]
+    first, again, other = (train_batch(corpus, step=5, batch=4, seq_len=16, seed=seed)[0] for seed in (1, 1, 2))
+    assert first.equal(again)
+    assert not first.equal(other)
 
 
-def test_targets_are_the_next_tokens(corpus: Corpus) -> None:
+def test_targets_are_the_next_tokens(corpus):
     batches = [train_batch(corpus, step=3, batch=4, seq_len=16, seed=1)]
     batches += validation_batches(corpus, replace(SCALES["smoke"], validation_tokens=200, micro_batch=4, seq_len=16))
     for inputs, targets in batches:
@@ -162,7 +188,71 @@ def test_targets_are_the_next_tokens(corpus: Corpus) -> None:
     assert sum(len(inputs) for inputs, _ in batches[1:]) == 200 // 16
 
 
-def test_order_depends_on_the_seed_alone(corpus: Corpus) -> None:
-    first, again, other = (train_batch(corpus, step=5, batch=4, seq_len=16, seed=seed)[0] for seed in (1, 1, 2))
-    assert first.equal(again)
-    assert not first.equal(other)
+def write(folder: Path, name: str, count: int) -> Path:
+    folder.mkdir()
+    for index in range(count):
+        lines = (f"{name}_{index}_{line} = {line * index}\n" for line in range(30))
+        (folder / f"{name}_{index}.py").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture
+def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return prepare(str(write(tmp_path / "first", "value", 60)), 300)
+
+
+def made(folder: Path, first: Corpus, of_parent=None) -> Corpus:
+    return second_corpus(str(folder), second_source(str(folder)), first, of_parent)
+
+
+def test_all_of_it_validates_in_the_tokens_of_the_first(first, tmp_path):
+    folder = write(tmp_path / "other", "other", 5)
+    second = made(folder, first)
+    assert [name for name, _ in second.held_out.documents] == [f"other_{index}.py" for index in range(5)]
+    tokenizer = Tokenizer.from_file(str(Path(first.folder) / "tokenizer.json"))
+    text = tokenizer.decode(second.tokens("validation").tolist())
+    assert text == "".join((folder / f"other_{index}.py").read_text() for index in range(5))
+    assert (second.tokenizer, second.vocab_size) == (first.tokenizer, first.vocab_size)
+    assert second.fingerprint != first.fingerprint
+    assert made(folder, first) == second  # from the cache
+    assert held_out_targets(second, 16, 10**9).shares == pytest.approx(np.full(5, 0.2), abs=0.01)
+    require_sequences(second, 16)
+
+
+def test_n_grams_of_the_first_are_looked_up_in_it(first, tmp_path):
+    second = made(write(tmp_path / "other", "other", 5), first)
+    here, there = (
+        ngram_baseline(first, second=other_corpus, seq_len=16, validation_tokens=10**6)
+        for other_corpus in (None, second)
+    )
+    assert here.tokens == there.tokens
+    assert here.losses[2] < there.losses[2]
+    assert ngram_baseline(first, second=second, seq_len=16, validation_tokens=10**6) == there
+
+
+def test_one_that_cannot_be_a_second_is_refused_in_one_line(first, tmp_path):
+    folder = write(tmp_path / "other", "other", 5)
+    of_parent = to_keep(window_hashes((folder / "other_3.py").read_text()))
+    small = made(folder, first)
+    copied = write(tmp_path / "copied", "copied", 1)
+    (copied / "moved.py").write_text((tmp_path / "first" / "value_7.py").read_text())
+    for refused, said in (
+        (lambda: made(copied, first), "must be other text than --data .* but shares 1 files with them, moved.py"),
+        (lambda: made(folder, first, of_parent), "parent was trained on, but shares 1 files with them, other_3.py"),
+        (lambda: require_sequences(small, 10**5), "must hold more than 100000 tokens for an n-gram baseline, but has"),
+    ):
+        with pytest.raises(UserError, match=said) as error:
+            refused()
+        assert "\n" not in str(error.value)
+
+
+def test_dependencies_are_the_same_files_every_time(first, monkeypatch):
+    monkeypatch.setattr(module, "PACKAGES", ("rich", "nowhere-installed", "networkx"))
+    monkeypatch.setattr(module, "FILES_OF_EACH", 2)
+    source = second_source("dependencies")
+    names = [document.name for document in source.documents]
+    assert [name.split("/")[0] for name in names] == ["rich", "rich", "networkx", "networkx"]
+    assert not any("test" in name for name in names)
+    assert second_source("dependencies") == source
+    assert second_corpus("dependencies", source, first, None).num_validation_tokens > 1_000

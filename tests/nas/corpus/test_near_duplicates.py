@@ -57,7 +57,7 @@ def held_out_names(corpus: Corpus) -> list[str]:
     return [name for name, _ in corpus.held_out.documents]
 
 
-def test_a_copy_of_training_text_does_not_validate(folder: Path, tmp_path: Path):
+def test_a_copy_of_training_text_does_not_validate(folder, tmp_path):
     whole = prepare(str(folder), 300, tmp_path / "cache")
     names = held_out_names(whole)
     assert names == sorted(path.name for path in folder.iterdir() if by_hash(path.name) == "validation")
@@ -72,7 +72,7 @@ def test_a_copy_of_training_text_does_not_validate(folder: Path, tmp_path: Path)
     assert open_corpus(Path(without.folder)) == without
 
 
-def test_what_a_parent_was_trained_on_does_not_validate(folder: Path, tmp_path: Path):
+def test_what_a_parent_was_trained_on_does_not_validate(folder, tmp_path):
     whole = prepare(str(folder), 300, tmp_path / "cache")
     first, *others = held_out_names(whole)
     of_parent = to_keep(window_hashes((folder / first).read_text()))
@@ -81,7 +81,7 @@ def test_what_a_parent_was_trained_on_does_not_validate(folder: Path, tmp_path: 
     assert kept_corpus.fingerprint != whole.fingerprint
 
 
-def test_copies_alone_are_refused_in_one_line(tmp_path: Path):
+def test_copies_alone_are_refused_in_one_line(tmp_path):
     row = "\n".join(f"line {number}" for number in range(20))
     numbered = [f"# copy {number}\n{row}" for number in range(100)]
     assert {by_hash(text) for text in numbered} == {"train", "validation"}
@@ -100,7 +100,7 @@ def test_many_documents_are_kept_in_groups_of_neighbours():
     assert grouped(documents[:3]) == tuple(documents[:3])
 
 
-def test_the_builtin_parent_comes_with_the_windows_of_its_text(folder: Path, tmp_path: Path):
+def test_the_builtin_parent_comes_with_the_windows_of_its_text(folder, tmp_path):
     windows = read_windows(BUILTIN_FOLDER)
     assert windows is not None
     assert len(windows) == 189_152
@@ -110,7 +110,7 @@ def test_the_builtin_parent_comes_with_the_windows_of_its_text(folder: Path, tmp
     assert not np.isin(kept, windows).any()
 
 
-def test_damaged_windows_are_one_clear_line(tmp_path: Path):
+def test_damaged_windows_are_one_clear_line(tmp_path):
     (tmp_path / "trained-on.u32").write_bytes(b"\2\0\0\0\1\0\0\0")
     with pytest.raises(UserError, match="trained-on.u32 must be rising numbers of 32 bits, as nas.export writes them"):
         read_windows(tmp_path)

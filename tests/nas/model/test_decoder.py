@@ -1,6 +1,5 @@
-"""How a model starts, and what it is made of; `test_op_graph` compares it with its op graph."""
+"""The decoder, and its loss in parts."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,6 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nas.attention.causal import attention_reference
+from nas.model import cross_entropy
+from nas.model.cross_entropy import capped, distilled, projected_cross_entropy
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer
@@ -21,7 +22,7 @@ def seeded(architecture: Architecture, seed: int = 0) -> Decoder:
     return build(architecture, torch.Generator().manual_seed(seed), temperature_init=0.5)
 
 
-def test_gpt2_small_has_gpt2s_parameters() -> None:
+def test_gpt2_small_has_gpt2s_parameters():
     # Radford et al. 2019's released small model: 124,439,808 with 50,257 tokens and 1,024 positions.
     architecture = replace(BASES["gpt2-small"], vocab_size=50_257)
     with torch.device("meta"):
@@ -29,7 +30,7 @@ def test_gpt2_small_has_gpt2s_parameters() -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
 
 
-def test_entropies_are_those_of_every_layer_and_head(some_tokens: Callable[..., Tensor]) -> None:
+def test_entropies_are_those_of_every_layer_and_head(some_tokens):
     architecture = parse("SM", GPT2).architecture
     model = seeded(architecture)
     tokens = some_tokens(architecture.vocab_size, length=16)
@@ -40,7 +41,7 @@ def test_entropies_are_those_of_every_layer_and_head(some_tokens: Callable[..., 
     torch.testing.assert_close(entropies[0], attention_reference(queries, keys, values).entropy, rtol=1e-4, atol=1e-5)
 
 
-def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
+def test_a_fresh_simplified_block_passes_the_stream_on():
     model = seeded(parse("HH(SM+ScFuFFN)", GPT2).architecture)
     stream = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2))
     attended, entropy = model.layers[1].attention(stream)
@@ -49,7 +50,7 @@ def test_a_fresh_simplified_block_passes_the_stream_on() -> None:
     assert model.layers[1].ffn.residual.alpha.item() == pytest.approx(10)
 
 
-def test_every_parameter_of_the_simplified_block_learns(some_tokens: Callable[..., Tensor]) -> None:
+def test_every_parameter_of_the_simplified_block_learns(some_tokens):
     model = seeded(parse("HH(SM(t)+ScFFN)", GPT2).architecture)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):  # keys and temperatures have no gradient before the queries have left 0
@@ -62,7 +63,7 @@ def test_every_parameter_of_the_simplified_block_learns(some_tokens: Callable[..
     assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().max() > 0]
 
 
-def test_one_slope_for_all_layers_is_learned_once() -> None:
+def test_one_slope_for_all_layers_is_learned_once():
     architecture = parse("SM+LR", GPT2).architecture
     model = build(architecture, torch.Generator().manual_seed(0), slopes="global")
     assert sum(name.endswith("slope") for name, _ in model.named_parameters()) == 1
@@ -72,7 +73,85 @@ def test_one_slope_for_all_layers_is_learned_once() -> None:
     assert [weights[f"layers.{index}.ffn.activation.slope"].item() for index in (0, 1)] == [0.5, 0.5]
 
 
-def test_rotary_over_an_odd_number_of_features_is_refused() -> None:
+def test_rotary_over_an_odd_number_of_features_is_refused():
     odd = replace(PYTHIA, num_heads=2, d_model=24, layers=(Layer(),))  # head_dim 12, a quarter of which is 3
     with pytest.raises(ValueError, match="must be even"):
         Decoder(odd)
+
+
+ROWS, WIDTH, VOCAB = 10, 6, 7
+
+
+@pytest.fixture(params=[1, 3 * VOCAB, 5 * VOCAB + 2], ids=["a row", "uneven chunks", "halves"])
+def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", request.param)
+    monkeypatch.setattr(cross_entropy, "LEAST_ROWS", 1)
+
+
+def drawn(dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(ROWS, WIDTH, generator=generator, dtype=dtype).requires_grad_()
+    weight = torch.randn(VOCAB, WIDTH, generator=generator, dtype=dtype).requires_grad_()
+    return hidden, weight, torch.randint(VOCAB, (ROWS,), generator=generator)
+
+
+@pytest.mark.usefixtures("chunked")
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_chunks_give_the_loss_and_gradients_of_all_logits(dtype, cap):
+    results = []
+    for way in (lambda h, w, t, c: functional.cross_entropy(capped(h @ w.T, c), t), projected_cross_entropy):
+        hidden, weight, targets = drawn(dtype)
+        loss = way(hidden, weight, targets, cap)
+        (3 * loss).backward()
+        results.append((loss, hidden.grad, weight.grad))
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.usefixtures("chunked")
+def test_under_autocast_products_are_lowered_and_sums_are_not():
+    hidden, weight, targets = drawn(torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = projected_cross_entropy(hidden, weight, targets)
+    loss.backward()
+    exact = functional.cross_entropy(hidden @ weight.T, targets)
+    assert loss.dtype == weight.grad.dtype == torch.float32
+    assert loss != exact
+    torch.testing.assert_close(loss, exact, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.usefixtures("chunked")
+def test_without_gradients_a_loss_is_all():
+    hidden, weight, targets = drawn(torch.float32)
+    with torch.no_grad():
+        assert not projected_cross_entropy(hidden, weight, targets).requires_grad
+
+
+def predicted(count: int) -> tuple[Tensor, Tensor]:
+    drawn_logits = torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    kept = drawn_logits.log_softmax(1).topk(count)
+    return kept.indices, kept.values
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("count", [1, 3, VOCAB - 1])
+def test_distillation_in_chunks_is_that_of_all_logits(monkeypatch, share, count):
+    results = []
+    for chunk_size in (1 << 20, 3 * VOCAB):
+        monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", chunk_size)
+        monkeypatch.setattr(cross_entropy, "LEAST_ROWS", 1)
+        hidden, weight, targets = drawn(torch.float64)
+        losses = distilled(hidden, weight, targets, *predicted(count), share)
+        (3 * losses.loss).backward()
+        results.append((*losses, hidden.grad, weight.grad))
+    for expected, got in zip(*results, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6, check_dtype=False)  # in one piece they are fp32
+
+
+def test_a_table_that_is_not_trained_gets_no_gradient(monkeypatch):
+    monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", 1)
+    hidden, weight, targets = drawn(torch.float32)
+    projected_cross_entropy(hidden, weight.requires_grad_(False), targets).backward()
+    assert weight.grad is None
+    assert hidden.grad is not None

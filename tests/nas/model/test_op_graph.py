@@ -1,5 +1,6 @@
 """The op graph in the clear is the torch model: what is priced is what is trained."""
 
+from collections import Counter
 from dataclasses import replace
 from itertools import product
 
@@ -9,8 +10,10 @@ import torch
 
 from costmodel.deployment.deploy import Deployment
 from costmodel.execution import interpreter
-from costmodel.execution.op_functions import FUNCTIONS, LAYERNORM_EPSILON
-from costmodel.ops import RMSNORM_EPSILON, GeluForm, SoftmaxForm
+from costmodel.execution.interpreter import execute
+from costmodel.execution.op_functions import FUNCTIONS
+from costmodel.tracing.trace import trace
+from nas.attention import causal
 from nas.model.decoder import Decoder
 from nas.model.mpc_friendly import ScoreBound
 from nas.model.norms import frozen_norms
@@ -90,7 +93,7 @@ def assert_close(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(("base", "name"), MEMBERS)
-def test_weights_and_logits_are_the_torch_models(base: Architecture, name: str) -> None:
+def test_weights_and_logits_are_the_torch_models(base, name):
     architecture = parse(name, base).architecture
     weights, tokens, logits = torch_run(architecture, length=11)
     assert_close(interpreter.execute(lower(architecture, 11), weights, tokens), logits)
@@ -104,7 +107,7 @@ def test_weights_and_logits_are_the_torch_models(base: Architecture, name: str) 
 
 @pytest.mark.parametrize(("base", "name"), BLOCKS)
 @pytest.mark.parametrize(("softmax", "gelu"), FORMS)
-def test_other_forms_are_the_torch_models(base: Architecture, name: str, softmax: SoftmaxForm, gelu: GeluForm) -> None:
+def test_other_forms_are_the_torch_models(base, name, softmax, gelu):
     architecture = replace(parse(name, base).architecture, softmax=softmax, gelu=gelu)
     weights, tokens, logits = torch_run(architecture, length=11)
     assert_close(interpreter.execute(lower(architecture, 11), weights, tokens), logits)
@@ -114,9 +117,7 @@ def test_other_forms_are_the_torch_models(base: Architecture, name: str, softmax
 
 @pytest.mark.parametrize(("base", "name"), CACHED)
 @pytest.mark.parametrize("softmax", ["exact", "2quad", "relu"])
-def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(
-    base: Architecture, name: str, softmax: SoftmaxForm
-) -> None:
+def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(base, name, softmax):
     architecture = replace(parse(name, base).architecture, softmax=softmax)
     weights, tokens, logits = torch_run(architecture, length=11)
     earlier = interpreter.values(lower(architecture, 10), weights, tokens[:10])
@@ -126,7 +127,7 @@ def test_a_token_against_kept_keys_and_values_is_the_last_of_the_whole_sequence(
     assert_close(decoded, logits[-1:])
 
 
-def test_caches_must_be_all_there_and_of_their_shape() -> None:
+def test_caches_must_be_all_there_and_of_their_shape():
     weights, tokens, _ = torch_run(GPT2, length=11)
     graph = lower(GPT2, 11, Deployment(phase="decode"))
     caches = kv_cache(graph, interpreter.values(lower(GPT2, 10), weights, tokens[:10]))
@@ -137,7 +138,7 @@ def test_caches_must_be_all_there_and_of_their_shape() -> None:
         interpreter.execute(graph, weights, tokens[10:], caches | {name: caches[name][1:]})
 
 
-def test_every_op_of_the_blocks_is_run() -> None:
+def test_every_op_of_the_blocks_is_run():
     graphs = [lower(parse(name, base).architecture, 4) for base, name in MEMBERS]
     run = {type(node.op) for graph in graphs for node in graph}
     deployed = {"KeyValueCache", "TakeRows", "JoinRows", "JoinColumns"}
@@ -145,13 +146,75 @@ def test_every_op_of_the_blocks_is_run() -> None:
     assert {op.__name__ for op in set(FUNCTIONS) - run} <= deployed | foreign
 
 
-def test_what_norms_add_to_a_variance_is_that_of_gpt2_and_llama() -> None:
-    """Model and graph share these."""
-    assert (LAYERNORM_EPSILON, RMSNORM_EPSILON) == (1e-5, 1e-6)
-
-
-def test_the_parity_can_fail() -> None:
+def test_the_parity_can_fail():
     architecture = parse("SM+LN+G", GPT2).architecture
     weights, tokens, logits = torch_run(architecture, length=11)
     weights["layers.1.ffn.up.bias"] = weights["layers.1.ffn.up.bias"] + 0.01
     assert np.abs(interpreter.execute(lower(architecture, 11), weights, tokens) - logits).max() > 1e-3
+
+
+TRACED_GPT2 = base_architecture("tiny", Dimensions(vocab=40))
+
+
+TRACED_PYTHIA = base_architecture("pythia-70m", Dimensions(layers=2, heads=2, d_model=32, vocab=40))
+
+
+TRACED = ("SM+LN+G", "SM+LN+R", "SM", "SM(t)+LN+LR", "SM+ScFFN", "SM+ScFuFFN_i1", "1xLHoRo-1xooLGo", "SM+RMS+SQ")
+
+
+SEQ_LEN = 9
+
+
+def parts(graph):
+    """How often each op is in each layer."""
+    return Counter((node.layer, node.op) for node in graph)
+
+
+@pytest.mark.parametrize(
+    ("base", "name"), [*product((TRACED_GPT2, TRACED_PYTHIA), TRACED), (TRACED_GPT2, "HH(SM(t)+ScFFN)")]
+)
+def test_tracing_our_model_gives_what_lower_states(base, name):
+    architecture = parse(name, base).architecture
+    model = Decoder(architecture, temperature_init=0.5)
+    traced, lowered = trace(model, SEQ_LEN), lower(architecture, SEQ_LEN)
+    assert parts(traced) == parts(lowered)
+    weights = {name: value.numpy() for name, value in deployed_weights(model).items()}
+    tokens = np.random.default_rng(0).integers(architecture.vocab_size, size=SEQ_LEN)
+    np.testing.assert_array_equal(execute(traced, weights, tokens), execute(lowered, weights, tokens))
+
+
+def test_a_prompt_beyond_the_context_is_refused():
+    model = Decoder(parse("SM", TRACED_GPT2).architecture)
+    with pytest.raises(ValueError, match="raised UserError: a sequence must not be longer than the model's context"):
+        trace(model, TRACED_GPT2.context + 1)
+
+
+class WithEntropies(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.decoder = Decoder(parse("SM", TRACED_PYTHIA).architecture)
+
+    def forward(self, tokens):
+        return self.decoder(tokens)
+
+
+def test_entropies_are_no_part_of_the_price():
+    assert parts(trace(WithEntropies(), SEQ_LEN)) == parts(lower(parse("SM", TRACED_PYTHIA).architecture, SEQ_LEN))
+
+
+class Filling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, queries, keys, values):
+        output = torch.empty_like(queries)
+        for row in range(queries.shape[-2]):
+            scores = queries[..., row : row + 1, :] @ keys[..., : row + 1, :].mT
+            torch.matmul(scores.softmax(dim=-1), values[..., : row + 1, :], out=output[..., row : row + 1, :])
+        return output
+
+
+def test_attention_that_fills_buffers_is_refused_and_not_dropped(monkeypatch):
+    monkeypatch.setattr(causal, "_flash", lambda *parts: (Filling.apply(*parts), parts[0].sum(dim=-1)))
+    with pytest.raises(
+        ValueError, match="no op stands for: .* in decoder.layers.0.attention, decoder.layers.1.attention"
+    ):
+        trace(WithEntropies(), SEQ_LEN)

@@ -53,9 +53,7 @@ def train_a_little(model: nn.Module, some_tokens: Callable[..., Tensor], steps: 
 @pytest.mark.parametrize(
     ("kind", "linears", "name"), list(product(KINDS, LINEARS, ("SM", "SM+LN+G", "SM+ScFuFFN", "1xLHoRo-1xooMRo")))
 )
-def test_the_deployed_op_graph_is_the_trained_model(
-    kind: Kind, linears: NormalisedLinears, name: str, some_tokens: Callable[..., Tensor]
-) -> None:
+def test_the_deployed_op_graph_is_the_trained_model(kind, linears, name, some_tokens):
     model = made(kind, linears, name)
     train_a_little(model, some_tokens)
     tokens = some_tokens()
@@ -67,7 +65,7 @@ def test_the_deployed_op_graph_is_the_trained_model(
 
 
 @pytest.mark.parametrize("linears", LINEARS)
-def test_the_listed_linears_are_normalised_and_no_others(linears: NormalisedLinears) -> None:
+def test_the_listed_linears_are_normalised_and_no_others(linears):
     plain, normed = build(GPT2, torch.Generator().manual_seed(0)), made("spectral", linears, "SM+LN+G")
     before, after = deployed_weights(plain), deployed_weights(normed)
     changed = {name for name in before if not torch.allclose(before[name], after[name], rtol=1e-5)}
@@ -81,7 +79,7 @@ def test_the_listed_linears_are_normalised_and_no_others(linears: NormalisedLine
         assert torch.equal(before_values, values) != linears.startswith("qkv")
 
 
-def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some_tokens: Callable[..., Tensor]) -> None:
+def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some_tokens):
     ours, theirs = made("weight", "ffn"), build(parse("SM", GPT2).architecture, torch.Generator().manual_seed(0))
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits)
     for linear in linears_of_ffns(theirs):
@@ -91,7 +89,7 @@ def test_weight_normalisation_starts_at_the_weight_and_trains_as_torchs_own(some
     torch.testing.assert_close(ours(some_tokens()).logits, theirs(some_tokens()).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(some_tokens) -> None:
+def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(some_tokens):
     ours, theirs = made("spectral", "ffn"), build(parse("SM", GPT2).architecture, torch.Generator().manual_seed(0))
     ours, theirs = ours.double(), theirs.double()
     for linear in linears_of_ffns(theirs):
@@ -101,7 +99,7 @@ def test_spectral_normalisation_is_torchs_own_once_the_power_method_has_settled(
     torch.testing.assert_close(*logits, rtol=1e-8, atol=1e-10)
 
 
-def test_validation_moves_no_singular_vector(some_tokens: Callable[..., Tensor]) -> None:
+def test_validation_moves_no_singular_vector(some_tokens):
     model = made("spectral", "qkvo+ffn")
     before = {name: value.clone() for name, value in stored_weights(model).items()}
     with torch.no_grad():
@@ -110,7 +108,7 @@ def test_validation_moves_no_singular_vector(some_tokens: Callable[..., Tensor])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: Kind, some_tokens: Callable[..., Tensor]) -> None:
+def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind, some_tokens):
     model, again = made(kind, "qkvo+ffn", "SM+LN+G"), made(kind, "qkvo+ffn", "SM+LN+G")
     train_a_little(model, some_tokens)
     load_stored(again, {name: value.clone() for name, value in stored_weights(model).items()})
@@ -119,14 +117,14 @@ def test_a_stored_model_goes_on_as_if_it_had_not_been_stored(kind: Kind, some_to
     assert torch.equal(model(some_tokens()).logits, again(some_tokens()).logits)
 
 
-def test_weights_from_elsewhere_are_divided_by_their_own_singular_values() -> None:
+def test_weights_from_elsewhere_are_divided_by_their_own_singular_values():
     model, other = made("spectral", "qk"), build(GPT2, torch.Generator().manual_seed(7))
     load_deployed(model, {name: 3 * value for name, value in deployed_weights(other).items() if "qkv" in name})
     for matrix in deployed_weights(model)["layers.0.attention.qkv.weight"].chunk(3)[:2]:
         assert torch.linalg.matrix_norm(matrix, 2).item() == pytest.approx(1, abs=0.1)
 
 
-def test_a_recipe_normalises_its_candidate() -> None:
+def test_a_recipe_normalises_its_candidate():
     recipe = Recipe(scale=SCALES["smoke"], normalisation=Normalisation(kind="weight", linears="qk"), slopes="global")
     objective = Objective(
         Candidate(architecture=base_architecture("tiny"), recipe=recipe), torch.Generator().manual_seed(0)
@@ -138,6 +136,6 @@ def test_a_recipe_normalises_its_candidate() -> None:
     ("name", "linears", "message"),
     [("HH(SM+ScFFN)", "qk", "needs block 'gpt2' or 'opt' or 'pythia'"), ("SM_i2", "ffn", "has nothing to act on")],
 )
-def test_what_cannot_be_normalised_is_refused(name: str, linears: NormalisedLinears, message: str) -> None:
+def test_what_cannot_be_normalised_is_refused(name, linears, message):
     with pytest.raises(ValueError, match=message):
         made("weight", linears, name)

@@ -1,13 +1,25 @@
-"""Which model is run, and what is said where there is none."""
+"""What `nas.private` reads: models, prompts, and the ring their numbers must fit."""
 
+import json
+import math
 import shutil
 
+import numpy as np
 import pytest
 
+from costmodel.engine.agreement import Agreement
+from costmodel.network import load_network
+from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.parent import BUILTIN_FOLDER
-from nas.private.model import load_model, with_gelu
+from nas.corpus.documents import GivenTokenizer
+from nas.private.fixed_point import Scored, fixed_point_document, gelu_lines
+from nas.private.model import PrivateModel, load_model, with_gelu
+from nas.private.prompt import read_prompt
+from nas.private.setup import Setup
 from nas.run.config import StudyConfig
 from nas.run.folder import write_config, write_meta
+from search_spaces.bases import base_architecture
+from search_spaces.notation import parse
 
 
 def test_an_export_is_run_as_it_was_folded(export):
@@ -53,31 +65,97 @@ def test_a_client_needs_no_weights(export, tmp_path):
         load_model(str(folder), "knee", weights_here=False)
 
 
-def test_without_weights_nothing_can_be_folded(tmp_path):
+def test_what_holds_no_model_is_refused(tmp_path, make_meta):
+    run, empty = tmp_path / "run", tmp_path / "empty"
+    run.mkdir()
+    empty.mkdir()
+    write_config(run, StudyConfig(budget_latency="5min"))
+    write_meta(run, make_meta())
     folder = shutil.copytree(BUILTIN_FOLDER, tmp_path / "copy")
     (folder / "weights.safetensors").unlink()
-    with pytest.raises(ValueError, match="must be a folded export where it is without weights; write one with --fold"):
-        load_model(str(folder), "knee", weights_here=False)
-
-
-@pytest.mark.parametrize(
-    ("pick", "line"),
-    [
-        ("knee", "has no completed candidate within its budget yet"),
-        ("abc", "--pick must be knee, best or the arch_id of a completed trial .on the front: none., but got 'abc'"),
-    ],
-)
-def test_a_run_without_a_completed_trial_has_nothing_to_run(tmp_path, make_meta, pick, line):
-    write_config(tmp_path, StudyConfig(budget_latency="5min"))
-    write_meta(tmp_path, make_meta())
-    with pytest.raises(ValueError, match=line):
-        load_model(str(tmp_path), pick)
-
-
-def test_what_is_no_run_is_refused(tmp_path):
-    with pytest.raises(
-        ValueError, match="RUN must be a run, a training, an export, a checkpoint, `latest` or `builtin`, but got 'x'"
+    for name, pick, here, line in (
+        ("x", "knee", True, "be a run, a training, an export, a checkpoint, `latest` or `builtin`, but got 'x'"),
+        (empty, "knee", True, "RUN must be the folder of a run"),
+        (run, "knee", True, "has no completed candidate within its budget yet"),
+        (
+            run,
+            "abc",
+            True,
+            "must be knee, best or the arch_id of a completed trial .on the front: none., but got 'abc'",
+        ),
+        (folder, "knee", False, "must be a folded export where it is without weights; write one with --fold"),
     ):
-        load_model("x", "knee")
-    with pytest.raises(ValueError, match="RUN must be the folder of a run"):
-        load_model(str(tmp_path), "knee")
+        with pytest.raises(ValueError, match=line):
+            load_model(str(name), pick, weights_here=here)
+
+
+def prompt_of(text, tokenizer, new_tokens=2):
+    return read_prompt(text, tokenizer, context=8, new_tokens=new_tokens)
+
+
+def test_a_prompt_is_its_tokens_and_they_are_its_text(tokenizer):
+    prompt = prompt_of("value", tokenizer)
+    assert len(prompt.ids) == 1  # merged
+    assert prompt.decoded(list(prompt.ids)) == "value"
+    assert prompt.decoded([prompt.end]) == "<|endoftext|>"
+
+
+def test_prompt_and_new_tokens_must_be_some_and_fit_into_the_context(tokenizer):
+    assert len(prompt_of("abcdef", tokenizer).ids) == 6
+    for text, new_tokens, line in (
+        ("abcdef", 3, "must fit into the context of 8 tokens, but they are 6 . 3; shorten"),
+        ("a", 0, "--new-tokens must be at least 1, but got 0"),
+        ("", 2, "--prompt must be text, such as 'def f.x.:', but is empty"),
+        (None, 2, "--prompt must be text, such as 'def f.x.:', but is empty"),
+    ):
+        with pytest.raises(ValueError, match=line):
+            prompt_of(text, tokenizer, new_tokens)
+
+
+def test_characters_that_the_tokenizer_lacks_are_named(tokenizer):
+    assert prompt_of("é", tokenizer).ids  # of two bytes, and this one knows all
+    data = json.loads(tokenizer.json)
+    data["model"]["vocab"] = {
+        piece: index for piece, index in data["model"]["vocab"].items() if piece not in ("q", "z")
+    }
+    data["model"]["merges"] = []
+    poor = GivenTokenizer(name="bpe", json=json.dumps(data), end_of_text=tokenizer.end_of_text)
+    with pytest.raises(
+        ValueError, match="--prompt must be in what the model's tokenizer knows, but that lacks 'z', 'q'"
+    ):
+        prompt_of("zzq", poor)
+
+
+@pytest.fixture
+def setup_of(tokenizer: GivenTokenizer):
+    """Makes the set-up of an untrained model by its name."""
+
+    def make(name: str) -> Setup:
+        architecture = parse(name, base_architecture("tiny")).architecture
+        model = PrivateModel(name=name, architecture=architecture, weights=None, tokenizer=tokenizer, corpus=None)
+        return Setup(model=model, protocol="semi2k", setting=EngineSetting(), network=load_network("loopback"))
+
+    return make
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("SM+LN+G", True), ("SM+LN+R", False), ("1xlSlEo-1xlSlGo", True)])
+def test_what_the_engine_makes_of_tanh_is_said_where_there_is_one(name, is_said, setup_of):
+    lines = gelu_lines(setup_of(name))
+    assert [line for line in lines if "--gelu exact" in line] == lines
+    assert bool(lines) == is_said
+
+
+def test_a_perplexity_that_overflowed_is_null(setup_of):
+    agreement = Agreement(num_positions=1, num_equal=0, largest_error=1.0)
+    scored = Scored(
+        setting=EngineSetting(),
+        perplexity=math.inf,
+        agreement=agreement,
+        sent_bytes=1,
+        seconds=1.0,
+        predicted_bytes=1,
+        predicted_s=None,
+    )
+    document = fixed_point_document(setup_of("SM+LN+R"), math.inf, [scored], np.zeros((1, 9), dtype=np.uint16))
+    assert document["clear_perplexity"] is document["arithmetics"][0]["perplexity"] is None
+    json.dumps(document, allow_nan=False)

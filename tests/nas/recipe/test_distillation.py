@@ -1,7 +1,6 @@
 """Routes from a parent: what is trained deploys as the target does, and what goes."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -16,7 +15,7 @@ from nas.recipe.distillation import (
     removed_parts,
     student_architecture,
 )
-from nas.recipe.recipe import SCALES, Recipe, ScaleName, from_parent
+from nas.recipe.recipe import SCALES, Recipe, from_parent
 from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
@@ -53,12 +52,12 @@ def sized(name: str) -> Architecture:
 
 
 @given(targets())
-def test_what_is_trained_deploys_as_the_target_does(target: Architecture) -> None:
+def test_what_is_trained_deploys_as_the_target_does(target):
     assert deployed(student_architecture(target, PARENT, spread=True)) == deployed(target)
 
 
 @given(targets())
-def test_what_is_trained_has_a_norm_wherever_it_reads_the_stream_and_is_its_own_route(target: Architecture) -> None:
+def test_what_is_trained_has_a_norm_wherever_it_reads_the_stream_and_is_its_own_route(target):
     trained = student_architecture(target, PARENT, spread=True)
     assert all(layer.norm1 != "none" for layer in trained.layers if layer.attention != "none")
     assert all(layer.norm2 != "none" for layer in trained.layers if layer.ffn != "none")
@@ -74,11 +73,11 @@ def test_what_is_trained_has_a_norm_wherever_it_reads_the_stream_and_is_its_own_
         ("1xlSlRo-1xooooo-1xlSlRo-1xooooo", "1xlSlRo-1xooooo-1xlSlRo-1xooooo"),  # as it says
     ],
 )
-def test_layers_before_a_tail_of_empty_ones_are_spread(target: str, trained: str) -> None:
+def test_layers_before_a_tail_of_empty_ones_are_spread(target, trained):
     assert placement(student_architecture(sized(target), PARENT, spread=True)) == placement(sized(trained))
 
 
-def test_only_where_layers_are_spread_the_candidate_is_another() -> None:
+def test_only_where_layers_are_spread_the_candidate_is_another():
     """So that runs from before there was this go on as they were."""
     recipe, spread = (
         from_parent(
@@ -98,14 +97,14 @@ def test_only_where_layers_are_spread_the_candidate_is_another() -> None:
 
 
 @given(targets())
-def test_training_begins_with_every_part_of_the_parent(target: Architecture) -> None:
+def test_training_begins_with_every_part_of_the_parent(target):
     begun = initial_architecture(student_architecture(target, PARENT, spread=True), PARENT)
     assert list(removed_parts(begun, PARENT)) == []
     assert all(layer.attention != "none" for layer in begun.layers)
     assert all(layer.ffn not in ("none", "identity") for layer in begun.layers)
 
 
-def test_the_removed_parts_by_layer() -> None:
+def test_the_removed_parts_by_layer():
     trained = student_architecture(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT, spread=True)
     assert list(removed_parts(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn")]
     assert fitted_parts(trained, PARENT) == [Part(2, "ffn")]
@@ -113,12 +112,12 @@ def test_the_removed_parts_by_layer() -> None:
     assert placement(initial_architecture(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlFs-1xLSLGo"
 
 
-def test_a_parent_without_norms_gives_none() -> None:
+def test_a_parent_without_norms_gives_none():
     parent = sized("SM+G")
     assert student_architecture(sized("SM+R"), parent, spread=True) == sized("SM+R")
 
 
-def test_gates_fall_from_one_to_nothing_between_their_shares() -> None:
+def test_gates_fall_from_one_to_nothing_between_their_shares():
     route = DistillationSchedule(parent="p", placement="4xLSLGo", start_share=0.25, end_share=0.75)
     assert [route.gate_at(step, 16) for step in (0, 4, 6, 8, 10, 12, 16)] == [1, 1, 0.75, 0.5, 0.25, 0, 0]
 
@@ -137,23 +136,20 @@ SHARES = "a distillation schedule needs 0 <= `start_share` < `end_share` <= 1"
         ({"linear_fit_tokens": 0}, "`linear_fit_tokens` of a schedule must be at least 1"),
     ],
 )
-def test_impossible_schedules_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_impossible_schedules_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         DistillationSchedule(parent="p", placement="4xLSLGo", **changes)
 
 
 @pytest.mark.parametrize("scale", ["proxy", "parent"])
 @pytest.mark.parametrize(("distillation", "streams"), [(0.95, 10.0), (0.0, 0.0)])
-def test_who_is_not_taught_predictions_is_not_taught_streams(
-    scale: ScaleName, distillation: float, streams: float
-) -> None:
+def test_who_is_not_taught_predictions_is_not_taught_streams(scale, distillation, streams):
     route = DistillationSchedule(parent="p", placement="4xLSLGo", distillation=distillation)
     taught = from_parent(Recipe(scale=SCALES[scale]), route).route
-    assert taught is not None
     assert taught.streams == streams
 
 
-def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one() -> None:
+def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one():
     recipe, route = Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo")
     recipes = [from_parent(recipe, schedule) for schedule in (route, replace(route, linear_fit_tokens=99))]
     for name, num_ids in (("SM+R", 1), ("SM+ScFuFFN", 2)):

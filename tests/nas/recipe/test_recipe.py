@@ -1,17 +1,20 @@
-"""Scales, recipes and the names of candidates and trials."""
+"""Recipes: defaults, the papers', changes of them, and what names a candidate."""
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from costmodel.errors import UserError
-from nas.recipe.candidate import Candidate, candidate_id
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe, Scale, trained_architecture
-from search_spaces.bases import BASES
+from nas import search, train
+from nas.recipe.candidate import Candidate, candidate_at, candidate_id, trial_id
+from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
+from nas.recipe.papers import LANGUINI, recipe_for
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Foldable, Recipe, trained_architecture
+from nas.training.optimizer import learning_rate
+from search_spaces.bases import BASES, base_architecture
 from search_spaces.notation import parse
-from tests.imports import loaded_by
 
 GPT2 = BASES["gpt2-small"]
 
@@ -22,7 +25,7 @@ def candidate(name: str = "SM+ScFuFFN", **recipe) -> Candidate:
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=lambda scale: scale.name)
 @pytest.mark.parametrize("base", ["gpt2-small", "pythia-70m"])
-def test_a_scale_changes_size_and_nothing_else(scale: Scale, base: str) -> None:
+def test_a_scale_changes_size_and_nothing_else(scale, base):
     architecture = BASES[base]
     trained = trained_architecture(architecture, scale)
     assert trained.layers == architecture.layers
@@ -35,7 +38,7 @@ def test_a_scale_changes_size_and_nothing_else(scale: Scale, base: str) -> None:
         assert trained.d_model == architecture.num_heads * scale.head_dim
 
 
-def test_rungs_end_with_the_last_step_and_are_distinct() -> None:
+def test_rungs_end_with_the_last_step_and_are_distinct():
     for scale in SCALES.values():
         assert scale.rung_steps[-1] == scale.num_steps
         assert len(scale.rung_steps) == len(scale.rungs)
@@ -44,46 +47,55 @@ def test_rungs_end_with_the_last_step_and_are_distinct() -> None:
     assert short.rung_steps == (1,)
 
 
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"tokens": 0}, "`tokens` of a scale must be at least 1"),
-        ({"batch": 3, "micro_batch": 2}, "`micro_batch` must divide `batch`"),
-        ({"learning_rate": float("nan")}, "`learning_rate` must be positive"),
-        ({"warmup_share": 1.0}, "`warmup_share`"),
-        ({"rungs": (0.5, 0.25, 1.0)}, "`rungs` must rise"),
-        ({"rungs": (0.5,)}, "`rungs` must rise"),
-        ({"rungs": ()}, "`rungs` must rise"),
-        ({"head_dim": 10**30}, "`head_dim` of a scale must be at least 1 and at most 268435456"),
-        ({"vocab_size": 10**30}, "`vocab_size` of a scale must be at least 1 and at most 268435456"),
-        ({"tokens": 10**30}, "`tokens` of a scale must be at least 1 and at most 9223372036854775807"),
-        ({"learning_rate": float("inf")}, "`learning_rate` must be positive and finite"),
-    ],
-)
-def test_impossible_scales_are_refused(changes: dict, rule: str) -> None:
-    with pytest.raises(ValueError, match=rule):
-        replace(SCALES["smoke"], **changes)
+def scaled(**changes):
+    return lambda: replace(SCALES["smoke"], **changes)
+
+
+def trial(seed, attempt):
+    member = parse("SM", base_architecture("tiny"))
+    return lambda: trial_id(candidate_at(member, "smoke", data="stdlib"), seed=seed, attempt=attempt)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("make", "rule"),
     [
-        *(("clip_norm", 0.0), ("beta1", 1.0), ("beta2", 1.5), ("weight_decay", -1.0), ("eps", math.nan)),
-        *((name, math.inf) for name in ("eps", "temperature_init", "weight_decay")),
+        (scaled(tokens=0), "`tokens` of a scale must be at least 1"),
+        (scaled(batch=3, micro_batch=2), "`micro_batch` must divide `batch`"),
+        (scaled(learning_rate=math.nan), "`learning_rate` must be positive"),
+        (scaled(learning_rate=math.inf), "`learning_rate` must be positive and finite"),
+        (scaled(warmup_share=1.0), "`warmup_share`"),
+        *((scaled(rungs=rungs), "`rungs` must rise") for rungs in ((0.5, 0.25, 1.0), (0.5,), ())),
+        (scaled(head_dim=10**30), "`head_dim` of a scale must be at least 1 and at most 268435456"),
+        (scaled(vocab_size=10**30), "`vocab_size` of a scale must be at least 1 and at most 268435456"),
+        (scaled(tokens=10**30), "`tokens` of a scale must be at least 1 and at most 9223372036854775807"),
+        (lambda: Recipe(clip_norm=0.0), "`clip_norm` .*but got 0.0"),
+        (lambda: Recipe(beta1=1.0), "`beta1` .*but got 1.0"),
+        (lambda: Recipe(beta2=1.5), "`beta2` .*but got 1.5"),
+        (lambda: Recipe(weight_decay=-1.0), "`weight_decay` .*but got -1.0"),
+        (lambda: Recipe(weight_decay=math.inf), "`weight_decay` .*but got inf"),
+        (lambda: Recipe(eps=math.nan), "`eps` .*but got nan"),
+        (lambda: Recipe(eps=math.inf), "`eps` .*but got inf"),
+        (lambda: Recipe(temperature_init=math.inf), "`temperature_init` .*but got inf"),
+        (lambda: trained_architecture(replace(GPT2, context=64), SCALES["paper"]), "context must cover"),
+        (
+            lambda: trained_architecture(replace(GPT2, d_ff=10**30), SCALES["paper"]),
+            "`d_ff` of a model to train must be at most 268435456",
+        ),
+        (trial(-1, 0), "must not be negative"),
+        (trial(0, -1), "must not be negative"),
+        (
+            lambda: changed(Recipe(), RecipeChanges(entropy=EntropyChanges(margin=0.1))),
+            r"\(margin\) need an architecture named EReg",
+        ),
+        (lambda: changed(Recipe(), RecipeChanges(scale=ScaleChanges(micro_batch=3))), "`micro_batch` must divide `bat"),
     ],
 )
-def test_impossible_recipes_are_refused(name: str, value: float) -> None:
-    changes: Any = {name: value}
-    with pytest.raises(UserError, match=f"`{name}` .*but got {value}"):
-        Recipe(**changes)
+def test_impossible_recipes_are_refused(make, rule):
+    with pytest.raises(UserError, match=rule):
+        make()
 
 
-def test_a_context_shorter_than_the_sequences_is_refused() -> None:
-    with pytest.raises(ValueError, match="context must cover"):
-        trained_architecture(replace(GPT2, context=64), SCALES["paper"])
-
-
-def test_ids_tell_architecture_and_recipe_apart_and_nothing_else() -> None:
+def test_ids_tell_architecture_and_recipe_apart_and_nothing_else():
     plain = candidate()
     assert candidate_id(plain) == candidate_id(candidate())
     regularised = candidate(entropy=EntropyRegularisation())
@@ -92,16 +104,108 @@ def test_ids_tell_architecture_and_recipe_apart_and_nothing_else() -> None:
     assert len({candidate_id(variant) for variant in [plain, *others]}) == 4
 
 
-def test_names_say_whether_entropy_is_regularised() -> None:
+def test_names_say_whether_entropy_is_regularised():
     assert candidate("SM(t)+ScFuFFN_i6").name == "SM(t)+ScFuFFN_i6"
     assert candidate(entropy=EntropyRegularisation()).name == "EReg(SM+ScFuFFN)"
 
 
-def test_candidates_and_data_need_no_torch() -> None:
-    assert "torch" not in loaded_by("import nas.recipe.candidate, nas.training.outcome, nas.corpus.corpus")
+@pytest.mark.parametrize("command", [search, train])
+def test_the_recipe_has_one_entry_in_the_help_and_a_list_of_its_own(command, capsys):
+    for flag, shown in (("--help", False), ("--recipe.help", True)):
+        with pytest.raises(SystemExit, match="^0$"):
+            command.parse([flag]) if command is search else command.main([flag])
+        text = capsys.readouterr().out
+        assert ("--recipe.scale.learning-rate" in text) is shown
+        assert ("--recipe.precision VALUE" in text) is shown
+        assert ("--recipe.help" in text) is not shown
 
 
-def test_a_model_wider_than_a_tensor_is_not_trained() -> None:
-    wide = replace(GPT2, d_ff=10**30)
-    with pytest.raises(UserError, match="`d_ff` of a model to train must be at most 268435456"):
-        trained_architecture(wide, SCALES["paper"])
+def test_codeparrot_at_paper_scale():
+    recipe = recipe_for("paper", "codeparrot:/copy", entropy_regularised=True)
+    scale = recipe.scale
+    assert scale.batch * scale.seq_len == 65_536
+    assert scale.num_steps == pytest.approx(32_000, rel=0.01)
+    assert learning_rate(recipe, scale.warmup_steps - 1) == 1e-3
+    assert learning_rate(recipe, scale.num_steps) == 0
+    assert (recipe.weight_decay, recipe.clip_norm, recipe.data) == (0.1, 1.0, "codeparrot:/copy")
+    assert recipe.entropy.weight == pytest.approx(0.16, rel=0.03)
+
+
+def test_languini_at_paper_scale():
+    recipe = recipe_for("paper", "languini", entropy_regularised=False)
+    assert recipe == LANGUINI
+    assert (recipe.scale.num_steps, recipe.scale.warmup_steps, recipe.scale.seq_len) == (18_265, 200, 512)
+    assert learning_rate(recipe, 199) == 6e-4
+    assert learning_rate(recipe, recipe.scale.num_steps) == pytest.approx(6e-6)
+    assert (recipe.weight_decay, recipe.clip_norm) == (0.0, math.inf)
+    assert (recipe.beta1, recipe.beta2) == (0.9, 0.95)
+
+
+def test_other_data_and_scales_keep_the_scales_own_recipe():
+    assert recipe_for("proxy", "languini", entropy_regularised=False).clip_norm == 1
+    assert recipe_for("paper", "books", entropy_regularised=False).scale.seq_len == 128
+
+
+def test_a_candidate_gets_the_recipe_of_its_data():
+    member = parse("EReg(SM+ScFuFFN)", base_architecture("gpt2-small"))
+    candidate = candidate_at(member, "paper", seq_len=None, tokens=1_000_000, data="languini")
+    assert candidate.trained.vocab_size == 16_384
+    assert candidate.recipe.scale.tokens == 1_000_000
+    assert candidate.recipe.entropy.weight == pytest.approx(5e-5 * 128 * 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "data", "expected"),
+    [
+        ("SM+LN+G", "proxy", "stdlib", "d245ef09f234"),
+        ("EReg(SM(t)+ScFuFFN_i6)", "proxy", "stdlib", "aa10b3f57313"),
+        ("EReg(SM(t)+ScFuFFN)", "paper", "languini", "9a68ce2f740d"),
+    ],
+)
+def test_golden_ids(name, scale, data, expected):
+    """A new field must not change them: it is left out of the canonical form where it has its default."""
+    member = parse(name, base_architecture("gpt2-small"))
+    candidate = candidate_at(member, scale, seq_len=None, tokens=None, data=data)
+    assert candidate_id(candidate) == expected
+    assert trial_id(candidate, seed=3, attempt=1) == f"{expected}-s3-a1"
+
+
+@pytest.mark.parametrize(
+    "stated", [{"parent": "q"}, {"most_likely": 64}, {"trainable": "changed"}, {"blockwise_tokens": 1024}]
+)
+def test_what_a_schedule_states_beyond_its_defaults_makes_another_candidate(stated):
+    member = parse("SM+R", base_architecture("gpt2-small"))
+    route = DistillationSchedule(parent="p", placement="12xLSLGo")
+    ids = [
+        candidate_id(candidate_at(member, "proxy", data="stdlib", route=made))
+        for made in (route, replace(route, **stated))
+    ]
+    assert ids[0] == "0fbaa18397f9"
+    assert ids[1] != ids[0]
+
+
+REGULARISED = Recipe(entropy=EntropyRegularisation())
+
+
+def test_every_change_lands_where_it_belongs():
+    changes = RecipeChanges(
+        scale=ScaleChanges(learning_rate=0.5), entropy=EntropyChanges(weight=0.0), weight_decay=0.0, schedule="linear"
+    )
+    made = changed(REGULARISED, changes)
+    assert (made.scale.learning_rate, made.entropy.weight) == (0.5, 0.0)
+    assert (made.weight_decay, made.schedule) == (0.0, "linear")
+    assert (made.beta2, made.scale.batch) == (REGULARISED.beta2, REGULARISED.scale.batch)
+
+
+def test_stating_a_floor_keeps_ffns_foldable():
+    made = changed(Recipe(), RecipeChanges(foldable=FoldableChanges(floor=0.3)))
+    assert made.foldable == Foldable(floor=0.3)
+    assert changed(made, RecipeChanges(foldable=FoldableChanges(every=4))).foldable == Foldable(floor=0.3, every=4)
+
+
+def test_the_published_form_needs_a_weight_of_its_own():
+    form = EntropyChanges(form="published-code")
+    with pytest.raises(ValueError, match="state --recipe.entropy.weight"):
+        changed(REGULARISED, RecipeChanges(entropy=form))
+    weighted = changed(REGULARISED, RecipeChanges(entropy=replace(form, weight=1e-5)))
+    assert (weighted.entropy.form, weighted.entropy.weight) == ("published-code", 1e-5)

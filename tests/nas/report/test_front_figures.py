@@ -32,7 +32,7 @@ def records(make_record):
     ]
 
 
-def test_every_trial_is_in_its_group(make_run, records) -> None:
+def test_every_trial_is_in_its_group(make_run, records):
     data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert data.budget_min == 5.0
     assert [mark.latency_min for mark in data.front] == [2.0, 4.0]
@@ -42,7 +42,7 @@ def test_every_trial_is_in_its_group(make_run, records) -> None:
     assert (data.paused_min, data.diverged_min) == ((1.0,), (0.5,))
 
 
-def test_the_parent_is_drawn_beside_them(make_run, records) -> None:
+def test_the_parent_is_drawn_beside_them(make_run, records):
     parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=1.5, latency_s=480.0)
     data = front_figure(make_run(records, meta=GPT2 | {"parent": parent}), published_rows())
     axes = draw_front(data).axes[0]
@@ -51,7 +51,7 @@ def test_the_parent_is_drawn_beside_them(make_run, records) -> None:
     assert list(np.ravel(mark.get_ydata())) == [pytest.approx(math.exp(1.5))]
 
 
-def test_the_legend_is_below_the_axes(make_run, records, ngrams) -> None:
+def test_the_legend_is_below_the_axes(make_run, records, ngrams):
     """It could cover the points that are dominated, whose place is that of a legend."""
     of_two = {"protocol": "published,sigma", "budget_latency": "published=5min,sigma=2s"}
     run = make_run(records, meta=GPT2 | {"ngrams": ngrams}, **of_two)
@@ -64,13 +64,13 @@ def test_the_legend_is_below_the_axes(make_run, records, ngrams) -> None:
     assert {"dominated", "budget 5.00 min, and 2 s under sigma"} <= {text.get_text() for text in legend.get_texts()}
 
 
-def test_a_range_narrower_than_its_marker_is_left_out(make_run, records) -> None:
+def test_a_range_narrower_than_its_marker_is_left_out(make_run, records):
     data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert [mark.range_min for mark in data.front] == [(1.0, 3.0), None]
     assert [mark.range_min for mark in data.dominated] == [None]  # 0.2 s of 270 s
 
 
-def test_means_have_a_spread_and_single_seeds_that_of_a_trial(make_run, over_seeds) -> None:
+def test_means_have_a_spread_and_single_seeds_that_of_a_trial(make_run, over_seeds):
     records = [*over_seeds(0, 3.0, 3.2), *over_seeds(1, 2.0, latency_s=200.0), *over_seeds(2, 1.0, None)]
     data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert [mark.perplexity for mark in data.front] == pytest.approx([math.exp(3.1), math.exp(2.0)])
@@ -80,13 +80,13 @@ def test_means_have_a_spread_and_single_seeds_that_of_a_trial(make_run, over_see
     assert (data.dominated, len(data.diverged_min)) == ((), 1)  # it has no mean
 
 
-def test_published_rows_are_those_of_the_depth_and_prompt(make_run, records) -> None:
+def test_published_rows_are_those_of_the_depth_and_prompt(make_run, records):
     data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert {mark.name: mark.latency_min for mark in data.published}["SM+LN+G"] == pytest.approx(8.21)
     assert front_figure(make_run(records), published_rows()).published == ()
 
 
-def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_run, make_record, ngrams) -> None:
+def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_run, make_record, ngrams):
     def drawn(*perplexities: float) -> dict[str, float]:
         made = [
             make_record(i, perplexity=perplexity, val_loss=math.log(perplexity))
@@ -101,7 +101,7 @@ def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(
     assert drawn(12.0, 210.0) == {"unigram": 200, "bigram": 40, "trigram": 18, "5-gram": 14}
 
 
-def test_the_ngrams_are_lines_with_names(make_run, records, ngrams) -> None:
+def test_the_ngrams_are_lines_with_names(make_run, records, ngrams):
     front = draw_front(front_figure(make_run(records, meta={"ngrams": ngrams}), ()))
     without = draw_front(front_figure(make_run(records), ()))
     for figure, times in ((front, 1), (without, 0)):
@@ -109,6 +109,6 @@ def test_the_ngrams_are_lines_with_names(make_run, records, ngrams) -> None:
         assert (texts.count("trigram 18"), texts.count("5-gram 14")) == (times, times)
 
 
-def test_long_placements_are_labelled_by_id(make_record) -> None:
+def test_long_placements_are_labelled_by_id(make_record):
     named, unnamed = members([make_record(6, notation="SM+LN+G"), make_record(7, notation="1xLSLGo-" * 4)])
     assert (label(named), label(unnamed)) == ("SM+LN+G", "a7")

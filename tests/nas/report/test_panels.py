@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from nas.report.draw import draw_panels, save_figure
@@ -11,7 +9,7 @@ HEAT = HeatPanel("heat", "head", "layer", ((0.1, None), (0.2, 0.3)), (0.0, 1.0))
 
 
 @pytest.mark.parametrize("panels", [(LINES,), (LINES, BARS, HEAT, HEAT), (BARS._replace(stacked=False),)])
-def test_figures_are_written_with_a_panel_each(panels: tuple, tmp_path: Path):
+def test_figures_are_written_with_a_panel_each(panels, tmp_path):
     figure = draw_panels(PanelFigure("title", panels, columns=3, colours="nats"))
     titles = [axes.get_title(loc="left") for axes in figure.axes]
     assert [title for title in titles if title] == [panel.title for panel in panels]

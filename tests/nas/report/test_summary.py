@@ -16,6 +16,7 @@ from nas.run.folder import ParentResult
 from nas.run.members import members
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
+from tests.conftest import made_record, over_seeds
 
 BASE = base_architecture("gpt2-small")
 
@@ -23,36 +24,73 @@ BASE = base_architecture("gpt2-small")
 PARENT = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(8.0), latency_s=400.0)
 
 
+def below(*perplexities, role="candidate", **changes):
+    """Records of candidates, dearer and dearer by a second, of so many perplexities."""
+    return [
+        made_record(index, latency_s=100.0 + index, val_loss=math.log(value), perplexity=value, role=role, **changes)
+        for index, value in enumerate(perplexities)
+    ]
+
+
+def baseline(perplexity, latency_s):
+    (record,) = below(perplexity, role="baseline", notation="SM+LN+G")
+    return replace(record, index=9, arch_id="a9", candidate_id="c9", trial_id="t9-s0-a0", latency_s=latency_s)
+
+
+def named(*perplexities):
+    """Printed at L=12, T=128: SM+ScFuFFN 3.48, SM+ScFuFFN_i6 3.54."""
+    names = ("SM+ScFuFFN", "SM+ScFuFFN_i6")
+    return [replace(record, notation=name) for record, name in zip(below(*perplexities), names, strict=True)]
+
+
+def seeds(*members):
+    """Of (losses, seconds, more), a candidate each."""
+    made = [over_seeds(index, *losses, latency_s=s, **more) for index, (losses, s, more) in enumerate(members)]
+    return [record for of_one in made for record in of_one]
+
+
+HERE, THERE = (((0.5, loss - 0.02), (0.5, loss + 0.02)) for loss in (3.0, 2.9))
+ROLE = {"role": "baseline"}
+# what a run with these records ends with; baselines are outside the budget of 300 s but for one
+CLOSED = {
+    "a short front": below(20.0, tokens=262_144, scale="proxy", width=96, tokenizer="bpe-2048"),
+    "a front": below(20.0, 19.0, 18.0, 17.0),
+    "a baseline outside": [*below(110.0), baseline(100.0, 480.0)],
+    "a baseline inside": [*below(110.0), baseline(100.0, 280.0)],
+    "another order than the papers'": named(20.0, 10.0),
+    "the papers' order": named(20.0, 30.0),
+    "a range across the budget": [replace(below(20.0)[0], latency_s=299.0, latency_s_range=(280.0, 310.0))],
+    "a range within the budget": [replace(below(20.0)[0], latency_s=299.0, latency_s_range=(280.0, 299.5))],
+    # pooled variance (2 * 0.02^2 + 2 * 0.01^2 + 2 * 0.02^2) / 6 = 0.0173^2; the first has the larger 0.02 of its own:
+    # e^3.02 = 20.49, and half of e^(3.02 + 2 * 0.02 / sqrt 3) - e^(3.02 - 2 * 0.02 / sqrt 3) = 0.47
+    "seeds": seeds(
+        ((3.0, 3.02, 3.04), 100.0, {}),
+        ((2.99, 3.0, 3.01), 110.0, {}),
+        ((2.5, 2.52, 2.54), 120.0, {}),
+        ((2.4,), 130.0, {}),
+        ((2.51,), 500.0, ROLE),
+    ),
+    # an error of 0.02, and of 0.80 in perplexity
+    "documents": seeds(((3.0,), 100.0, {"documents": HERE}), ((2.9,), 500.0, {"documents": THERE, **ROLE})),
+    "nothing to test by": seeds(((3.0,), 100.0, {}), ((1.0,), 500.0, ROLE)),
+    "a seed that diverged": seeds(((3.0, 3.0, None), 100.0, {}), ((2.0,), 100.0, {})),
+    "a floor": [*below(30.0, 17.0), baseline(25.0, 400.0)],  # the trigram's is 18
+}
+
+
 @pytest.fixture
 def lines(make_run):
     def text_of(records, ngrams=None, parent=None) -> str:
         run = make_run(records, meta={"ngrams": ngrams, "parent": parent, "base": BASE})
-        return "\n".join(closing_lines(run, [run.folder / "plots" / "pareto.png"]))
+        text = "\n".join(closing_lines(run, [run.folder / "plots" / "pareto.png"]))
+        return text.replace(str(run.folder), "RUN")
 
     return text_of
 
 
-def test_says_scale_tokens_tokenizer_and_places(lines, make_record):
-    text = lines([make_record(0, tokens=262_144, scale="proxy", width=96, tokenizer="bpe-2048")])
-    assert "scale proxy: width 96, 262,144 training tokens a candidate, one seed" in text
-    assert "perplexities are of bpe-2048, validation, and of this scale only" in text
-    assert "/plots/pareto.png" in text
-    assert "/architectures/" in text
-
-
-def test_says_that_a_front_is_short(lines, make_record):
-    assert "fewer than 4 members" in lines([make_record(0)])
-    longer = [make_record(i, latency_s=100.0 + i, val_loss=3.0 - i / 10, perplexity=20.0 - i) for i in range(4)]
-    assert "fewer than 4 members" not in lines(longer)
-
-
-def test_shows_a_baseline_outside_the_budget_with_the_observed_gap(lines, make_record):
-    baseline = make_record(0, role="baseline", notation="SM+LN+G", latency_s=480.0, perplexity=100.0, val_loss=4.605)
-    text = lines([baseline, make_record(1, perplexity=110.0, val_loss=4.7)])
-    assert "baseline outside the budget" in text
-    assert "best in budget is +10.0% in perplexity" in text
-    inside = make_record(0, role="baseline", notation="SM+LN+G", latency_s=280.0, perplexity=100.0, val_loss=4.605)
-    assert "baseline: " in lines([inside, make_record(1, perplexity=110.0, val_loss=4.7)])
+@pytest.mark.parametrize("name", CLOSED)
+def test_what_a_run_ends_with(lines, snapshot, ngrams, name):
+    snapshot(f"closing, {name}", lines(CLOSED[name], ngrams if name == "a floor" else None))
 
 
 def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(lines, make_run, make_record):
@@ -67,87 +105,6 @@ def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(line
     assert against_parent(paired, unlike).startswith(f"+25.0% ± {1.25 * math.sinh(2 * math.log(10 / 9)):.1%} in")
     assert "best in budget" not in "".join(parent_lines(make_run(meta={"parent": PARENT})))
     assert "\nparent" not in lines([make_record(0)])
-
-
-def test_says_where_the_order_differs_from_the_papers_and_only_there(lines, make_record):
-    # printed at L=12, T=128: SM+ScFuFFN 3.48, SM+ScFuFFN_i6 3.54
-    record = make_record(0, notation="SM+ScFuFFN", perplexity=20.0, val_loss=3.0)
-    other = make_record(1, notation="SM+ScFuFFN_i6", perplexity=10.0, val_loss=2.3)
-    text = lines([record, other])
-    assert "the order differs from the papers' in 1 of 1 pairs" in text
-    assert "here:   SM+ScFuFFN_i6 9.974 < SM+ScFuFFN 20.09" in text
-    assert "pairs of published rows, beyond noise in 0:" in text
-    assert "papers: SM+ScFuFFN 3.48 < SM+ScFuFFN_i6 3.54" in text
-    same = make_record(1, notation="SM+ScFuFFN_i6", perplexity=30.0, val_loss=3.4)
-    assert "order differs" not in lines([record, same])
-
-
-def test_marks_a_price_range_that_crosses_the_budget(lines, make_record):
-    assert "crosses the budget" in lines([make_record(0, latency_s=299.0, latency_s_range=(280.0, 310.0))])
-    assert "crosses the budget" not in lines([make_record(0, latency_s=299.0, latency_s_range=(280.0, 299.5))])
-
-
-def test_members_have_their_seeds_and_what_is_within_noise_says_so(lines, over_seeds):
-    cheap = over_seeds(0, 3.0, 3.02, 3.04, latency_s=100.0)
-    same = over_seeds(1, 2.99, 3.0, 3.01, latency_s=110.0)
-    best = over_seeds(2, 2.5, 2.52, 2.54, latency_s=120.0)
-    single = over_seeds(3, 2.4, latency_s=130.0)
-    baseline = over_seeds(4, 2.51, role="baseline", latency_s=500.0)
-    text = lines([*cheap, *same, *best, *single, *baseline])
-    # pooled variance (2 * 0.02^2 + 2 * 0.01^2 + 2 * 0.02^2) / 6 = 0.0173^2; the first has the larger 0.02 of its own:
-    # e^3.02 = 20.49, and half of e^(3.02 + 2 * 0.02 / sqrt 3) - e^(3.02 - 2 * 0.02 / sqrt 3) = 0.47
-    assert "a0 SM+ScFuFFN: perplexity 20.49 ± 0.47 (3 seeds), 1.67 min, 1.00 GB\n" in text
-    assert "20.09 ± 0.40 (3 seeds), 1.83 min, 1.00 GB, within noise of its cheaper neighbour\n" in text
-    assert "12.43 ± 0.29 (3 seeds), 2.00 min, 1.00 GB\n" in text
-    assert "11.02 ± 0.38 (1 seed), 2.17 min, 1.00 GB\n" in text  # that of a trial, over the seeds of the others
-    assert "best in budget is -10.4% in perplexity: better" in text
-    assert "1 to 3 seeds (± two standard errors over seeds; better and worse" in text
-
-
-def test_with_one_seed_documents_test_and_the_lines_say_so(lines, over_seeds):
-    here, there = (((0.5, loss - 0.02), (0.5, loss + 0.02)) for loss in (3.0, 2.9))
-    baseline = over_seeds(1, 2.9, documents=there, role="baseline", latency_s=500.0)
-    text = lines([*over_seeds(0, 3.0, documents=here), *baseline])
-    assert "best in budget is +10.5% in perplexity: worse over documents, seeds not repeated" in text
-    assert "perplexity 20.09 ± 0.80 (1 seed)" in text  # an error of 0.02
-    assert (
-        "one seed (± two standard errors over validation documents; seeds not repeated; differences, document by"
-        in text
-    )
-
-
-def test_where_nothing_tests_a_difference_that_is_said(lines, over_seeds):
-    text = lines([*over_seeds(0, 3.0), *over_seeds(1, 1.0, role="baseline", latency_s=500.0)])
-    assert "in perplexity: not tested" in text
-    assert "one seed, which shows no difference" in text
-    assert "within noise" not in text
-
-
-def test_a_member_of_which_a_seed_diverged_is_named(lines, over_seeds):
-    assert "not on the front: a0 SM+ScFuFFN: 1 of 3 seeds diverged; perplexity of the others 20.09" in lines(
-        [*over_seeds(0, 3.0, 3.0, None), *over_seeds(1, 2.0)]
-    )
-
-
-def test_the_floor_is_one_line_and_who_is_above_the_trigram_is_marked(lines, make_record, ngrams):
-    """Perplexities 30 and 17 on the front, 25 beyond the budget; the trigram's is 18."""
-    records = [
-        make_record(0, latency_s=100.0, perplexity=30.0, val_loss=math.log(30)),
-        make_record(1, latency_s=200.0, perplexity=17.0, val_loss=math.log(17)),
-        make_record(2, latency_s=400.0, perplexity=25.0, val_loss=math.log(25), role="baseline"),
-    ]
-    text = lines(records, ngrams).splitlines()
-    (floor,) = (line for line in text if line.startswith("floor"))
-    assert floor == (
-        "floor, perplexity of n-gram models of 524,288 training tokens: "
-        "unigram 200, bigram 40, trigram 18, 4-gram 15, 5-gram 14"
-    )
-    (above,) = (line for line in text if "perplexity 30.00" in line)
-    (below,) = (line for line in text if "perplexity 17.00" in line)
-    (baseline,) = (line for line in text if "perplexity 25.00" in line)
-    assert above.endswith("; knows less than a trigram")
-    assert "trigram" not in below
-    assert "; knows less than a trigram; best in budget is" in baseline
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The recipe that a study gives its candidates."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=
     ("name", "foldable"),
     [("SM+ScFuFFN", Foldable()), ("EReg(SM+ScFFN)", Foldable()), ("SM+LN+ScFuFFN", None), ("SM+R", None)],
 )
-def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name: str, foldable: Foldable | None) -> None:
+def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name, foldable):
     member = parse(name, BASES["tiny"])
     assert study_candidate(study_recipe(CONFIG, None), member).recipe.foldable == foldable
     written = study_candidate(study_recipe(replace(CONFIG, accounting="written"), None), member)
@@ -43,18 +42,17 @@ def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name: str, foldab
         ({}, None),
     ],
 )
-def test_layers_that_are_no_secret_stay_the_parents(given: dict[str, Any], kept: int | None) -> None:
+def test_layers_that_are_no_secret_stay_the_parents(given, kept):
     config, plain = replace(CONFIG, parent="builtin", **given), replace(CONFIG, parent="builtin")
     route = DistillationSchedule(parent="p", placement="12xLSLGo", spread=True)
     recipe = study_recipe(config, route)
-    assert recipe.route is not None
     assert (recipe.route.kept_layers, recipe.route.spread) == (kept, kept is None)
     member = parse("SM+LN+R", BASES["gpt2-small"])
     ids = [candidate_id(study_candidate(study_recipe(variant, route), member)) for variant in (config, plain)]
     assert (ids[0] == ids[1]) == (kept is None)
 
 
-def test_layers_that_are_no_secret_are_the_first_and_a_parents() -> None:
+def test_layers_that_are_no_secret_are_the_first_and_a_parents():
     with pytest.raises(UserError, match=r"--public-layers of a search must be the first ones, .* but got 1-2; leave"):
         replace(CONFIG, parent="builtin", public_layers="1-2")
     with pytest.raises(UserError, match=r"--public-layers and --client-layers are of --parent, .*; name it"):
@@ -66,7 +64,7 @@ def test_layers_that_are_no_secret_are_the_first_and_a_parents() -> None:
         replace(CONFIG, parent="builtin", client_layers=2, recipe=spread)
 
 
-def test_a_search_takes_changes_of_the_recipe() -> None:
+def test_a_search_takes_changes_of_the_recipe():
     given = parse_search(["--budget-latency=25s", "--recipe.scale.batch=16", "--recipe.weight-decay=0.5"])
     recipe = study_recipe(StudyConfig(**given), None)
     assert (recipe.scale.batch, recipe.weight_decay, recipe.foldable) == (16, 0.5, Foldable())

@@ -34,7 +34,7 @@ def config(tmp_path: Path) -> StudyConfig:
     )
 
 
-def test_prices_and_space_stay_when_the_files_go(config: StudyConfig, tmp_path: Path) -> None:
+def test_prices_and_space_stay_when_the_files_go(config, tmp_path):
     before, folder = run_pricer(None, config, config.protocol), tmp_path / "run"
     folder.mkdir()
     write_config(folder, config)
@@ -46,7 +46,7 @@ def test_prices_and_space_stay_when_the_files_go(config: StudyConfig, tmp_path: 
     assert run_space(folder, config).name == "mine"
 
 
-def test_files_of_one_protocol_among_several_stay_too(config: StudyConfig, tmp_path: Path) -> None:
+def test_files_of_one_protocol_among_several_stay_too(config, tmp_path):
     files = [Path(config.network or ""), Path(config.testbed or "")]
     config = replace(config, protocol="sigma,semi2k", network=f"semi2k={files[0]}", testbed=f"semi2k={files[1]}")
     before, folder = run_pricers(None, config), tmp_path / "run"
@@ -61,7 +61,7 @@ def test_files_of_one_protocol_among_several_stay_too(config: StudyConfig, tmp_p
     }
 
 
-def test_a_run_is_read_where_its_searcher_is_not(tmp_path: Path) -> None:
+def test_a_run_is_read_where_its_searcher_is_not(tmp_path):
     config = StudyConfig(budget_latency="5min", searcher="not_here:Mine")
     write_config(tmp_path, config)
     assert read_config(tmp_path) == config
@@ -69,14 +69,14 @@ def test_a_run_is_read_where_its_searcher_is_not(tmp_path: Path) -> None:
         price_study(config)
 
 
-def test_presets_are_not_copied(tmp_path: Path) -> None:
+def test_presets_are_not_copied(tmp_path):
     config = StudyConfig(budget_latency="5min", protocol="semi2k", network="wan", space="tiny")
     write_config(tmp_path, config)
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
     assert run_pricer(tmp_path, config, config.protocol).network == NETWORKS["wan"].name
 
 
-def test_ngrams_are_kept_and_may_be_missing(tmp_path: Path, make_meta, ngrams) -> None:
+def test_ngrams_are_kept_and_may_be_missing(tmp_path, make_meta, ngrams):
     write_meta(tmp_path, make_meta(ngrams=ngrams))
     assert read_meta(tmp_path).ngrams == ngrams
     data = json.loads((tmp_path / "meta.json").read_text())
@@ -85,7 +85,7 @@ def test_ngrams_are_kept_and_may_be_missing(tmp_path: Path, make_meta, ngrams) -
     assert read_meta(tmp_path) == make_meta()
 
 
-def test_a_run_of_another_schema_is_refused_in_a_line(tmp_path: Path, make_run) -> None:
+def test_a_run_of_another_schema_is_refused_in_a_line(tmp_path, make_run):
     run = make_run()
     write_config(tmp_path, run.config)
     write_meta(tmp_path, run.meta)
@@ -95,7 +95,7 @@ def test_a_run_of_another_schema_is_refused_in_a_line(tmp_path: Path, make_run) 
         Run.read(tmp_path)
 
 
-def test_results_of_other_prices_or_data_are_never_mixed(tmp_path: Path, make_run, make_meta, feasible, corpus) -> None:
+def test_results_of_other_prices_or_data_are_never_mixed(tmp_path, make_run, make_meta, feasible, corpus):
     config, run = StudyConfig(budget_latency="5min"), make_run()
     with pytest.raises(UserError, match="`cost_model_id` of .* must be the present one, 0, but is 1-m; .* never mixed"):
         checked_meta(replace(run, meta=make_meta()), config, feasible, corpus)

@@ -290,7 +290,7 @@ def test_proposals_do_not_depend_on_the_threads_of_blas():
     assert proposals.asked_for() == many
 
 
-def test_what_a_deep_space_holds_at_a_price_is_drawn_from() -> None:
+def test_what_a_deep_space_holds_at_a_price_is_drawn_from():
     """Costs of optima are in units, those of slices in steps of the budget."""
     space = load_space("smollm2-135m")
     priced = price_space(space, load_pricer("semi2k", "lan"), 128)

@@ -2,12 +2,10 @@
 
 import math
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from costmodel.cost import Budget
 from costmodel.errors import UserError
@@ -21,7 +19,6 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import from_parent
-from nas.report.progress import share_progress
 from nas.training.batches import train_batch
 from nas.training.distillation import library
 from nas.training.distillation.block_scores import block_scores, scored_tokens
@@ -34,7 +31,6 @@ from nas.training.distillation.library import (
 )
 from nas.training.distillation.sub_layers import (
     BlockScores,
-    Part,
     SubLayer,
     from_csv,
     sub_layers_of,
@@ -62,7 +58,7 @@ def scored_of(texts: Corpus, parent: Parent) -> torch.Tensor:
     return scored_tokens(texts, SEQ_LEN, parent.model.architecture.vocab_size)
 
 
-def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
+def test_sub_layers_are_what_a_layer_is_trained_as(parent):
     architecture = parent.model.architecture
     assert sub_layers_of(architecture, 1, LAYERS[1]) == (
         SubLayer(1, "attention", "frozen-layernorm", "softmax"),
@@ -74,7 +70,7 @@ def test_sub_layers_are_what_a_layer_is_trained_as(parent: Parent):
     )
 
 
-def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, texts: Corpus):
+def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent, texts):
     scores = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN).divergences
     architecture = parent.model.architecture
     assert {half for half, value in scores.items() if value == 0} == {
@@ -89,7 +85,7 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent: Parent, te
     assert scores[SubLayer(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
 
 
-def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent, texts: Corpus):
+def test_training_brings_alternatives_nearer_to_the_parents_layer(parent, texts):
     half = SubLayer(0, "ffn", "layernorm", "relu")
     tokens = scored_of(texts, parent)
     read_stream, left, *_ = parent.decoder().streams(tokens)
@@ -103,7 +99,7 @@ def test_training_brings_alternatives_nearer_to_the_parents_layer(parent: Parent
     assert errors[1] < 0.9 * errors[0]
 
 
-def test_scores_are_kept_beside_the_corpus(parent: Parent, texts: Corpus):
+def test_scores_are_kept_beside_the_corpus(parent, texts):
     shares: list[float] = []
     first = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)
     assert shares == sorted(shares)
@@ -121,7 +117,7 @@ def test_scores_are_kept_beside_the_corpus(parent: Parent, texts: Corpus):
         block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN)
 
 
-def test_layers_that_stay_the_parents_have_their_own_alone(parent: Parent, texts: Corpus):
+def test_layers_that_stay_the_parents_have_their_own_alone(parent, texts):
     architecture = parent.model.architecture
     space = with_first_layers(load_space("tiny"), architecture.layers[:1])
     scores = block_scores(parent, space.layers, texts, SETTINGS, seq_len=SEQ_LEN, first_depth=1)
@@ -136,17 +132,14 @@ def test_layers_that_stay_the_parents_have_their_own_alone(parent: Parent, texts
     )
 
 
-def test_a_table_with_another_part_is_refused():
+def test_scores_of_another_part_or_not_finite_are_refused():
     with pytest.raises(UserError, match="must be a table of block scores, but: 'mlp'"):
         from_csv("depth,part,norm,form,kl_nats\n0,mlp,none,none,0.0\n", "x")
-
-
-def test_a_score_that_is_not_finite_is_refused():
     with pytest.raises(UserError, match="must be finite"):
         BlockScores(divergences={SubLayer(0, "ffn", "none", "none"): math.nan})
 
 
-def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent: Parent, texts: Corpus):
+def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent, texts):
     recipe = from_parent(
         recipe_for("smoke", "", entropy_regularised=False), DistillationSchedule(parent="p", placement="2xLSLGo")
     )
@@ -163,11 +156,11 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
 
 
 @pytest.mark.parametrize(("part", "form"), [("ffn", "bilinear"), ("attention", "power8")])
-def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part: Part, form: str, parent: Parent, texts: Corpus):
+def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part, form, parent, texts):
     weights = {name: value * (8 if "qkv" in name else 1) for name, value in parent.model.weights.items()}
     parent = parent._replace(model=parent.model._replace(weights=weights))
     base, still = parent.model.architecture, replace(SETTINGS, learning_rate=0.0, power8_rate=0.0)
-    target = replace(base, layers=(replace(base.layers[0], **{part: form}), base.layers[1]))  # type: ignore[arg-type]
+    target = replace(base, layers=(replace(base.layers[0], **{part: form}), base.layers[1]))
     started = Decoder(target)
     load_deployed(started, transferred(base, parent.model.weights, target))
     ((_, streams),) = parent_streams(parent, (0,), texts, still, seq_len=SEQ_LEN)
@@ -180,31 +173,13 @@ def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part: Part, fo
     assert errors[1] < 0.9 * errors[0]
 
 
-@pytest.mark.parametrize(
-    ("form", "degree", "rate"),
-    [("power8", None, 1e-4), ("square", 2, 2.5e-4), ("bilinear", 1, 1e-3), ("2quad", None, 1e-3)],
-)
-def test_what_is_fitted_learns_in_steps_that_do_not_undo_it(form: str, degree: int | None, rate: float):
-    assert SETTINGS.rate_of(form, degree) == rate
-
-
-def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch: pytest.MonkeyPatch):
-    now = iter((0.0, 20.0, 60.0, 70.0))
-    monkeypatch.setattr("nas.report.progress.time.monotonic", lambda: next(now))
-    file = StringIO()
-    with share_progress(Console(file=file), "training") as tell:
-        for share in (0.1, 0.25, 0.5):
-            tell(share)
-    assert file.getvalue() == "training: 25%, ETA 3.00 min\n"
-
-
 def test_steps_at_any_length_are_as_many():
     settings = BlockwiseDistillation()
     sizes = [(settings.num_steps(length), settings.batch_of(length)) for length in (32, 128, 512, 1024, 2048)]
     assert sizes == [(128, 8), (32, 8), (32, 2), (32, 1), (32, 1)]
 
 
-def test_streams_of_layers_are_those_of_the_whole_parent(parent: Parent, texts: Corpus):
+def test_streams_of_layers_are_those_of_the_whole_parent(parent, texts):
     streams_by_depth = {
         depth: [stream.clone() for stream in streams]
         for depth, streams in parent_streams(parent, (0, 1), texts, SETTINGS, seq_len=SEQ_LEN)
@@ -220,7 +195,7 @@ def test_streams_of_layers_are_those_of_the_whole_parent(parent: Parent, texts: 
         ]
 
 
-def test_a_large_stream_is_in_a_file_that_goes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_a_large_stream_is_in_a_file_that_goes(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "MOST_IN_MEMORY", 5)
     made = library.room((2, 3), tmp_path)
     made.copy_(torch.arange(6.0).view(2, 3))
@@ -254,7 +229,7 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(parent, text
 
 
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
-def test_a_candidate_starts_from_trained_sub_layers(parent, texts, name: str, monkeypatch):
+def test_a_candidate_starts_from_trained_sub_layers(parent, texts, name, monkeypatch):
     route = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
     recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)
     made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)

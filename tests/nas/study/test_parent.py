@@ -1,4 +1,4 @@
-"""Which parent a study has, and what a trial takes from it."""
+"""Which parent a study has, what a trial takes from it, and what a study says of both."""
 
 import math
 from dataclasses import replace
@@ -14,13 +14,16 @@ from nas.corpus.corpus import Corpus, prepare
 from nas.model.decoder import Decoder
 from nas.model.weights import load_stored
 from nas.prepare_export import training_export
+from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import SCALES
+from nas.report.html import page
 from nas.run.config import StudyConfig, study_recipe
-from nas.run.folder import PARENT_FOLDER
-from nas.study.meta import parent_result
+from nas.run.folder import PARENT_FOLDER, ParentResult
+from nas.study.meta import FEW_TOKENS, parent_result, start_line
 from nas.study.parent import find_initial, find_parent
 from nas.study.priced_study import price_study
 from nas.study.resolve import usual_parent
+from nas.study.run_study import report_line
 from nas.study.worker import run_trial
 from nas.training import checkpoint
 from nas.training.batches import agreement
@@ -39,9 +42,8 @@ def corpus(folder: Path, source_files: str) -> Corpus:
     return prepare(source_files, vocab_size=512, tokenizer=load_parent(str(folder)).model.tokenizer)
 
 
-def test_the_builtin_parent_is_the_default_where_it_fits() -> None:
+def test_the_builtin_parent_is_the_default_where_it_fits():
     default_parent = usual_parent(StudyConfig(budget_latency="5min"), BASES["gpt2-small"])
-    assert default_parent is not None
     assert default_parent.name == BUILTIN
 
 
@@ -55,11 +57,11 @@ def test_the_builtin_parent_is_the_default_where_it_fits() -> None:
         (StudyConfig(budget_latency="5min", seq_len=256), "gpt2-small"),
     ],
 )
-def test_elsewhere_candidates_are_trained_from_scratch(config: StudyConfig, base: str) -> None:
+def test_elsewhere_candidates_are_trained_from_scratch(config, base):
     assert usual_parent(config, BASES[base]) is None
 
 
-def test_one_that_is_asked_for_must_fit(tmp_path: Path) -> None:
+def test_one_that_is_asked_for_must_fit(tmp_path):
     (tmp_path / "deep.yaml").write_text("name: deep\nbase: gpt2-18l\nmembers: [SM+LN+G]\n")
     config = StudyConfig(budget_latency="5min", parent=BUILTIN, space=str(tmp_path / "deep.yaml"))
     with pytest.raises(UserError, match=r"`num_layers` .* 18, but has 12; give another --parent, a --scale or --space"):
@@ -67,34 +69,30 @@ def test_one_that_is_asked_for_must_fit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["2xlSooo", "1xooLFo-1xLSlRo", "SM+ScFuFFN"])
-def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(
-    make_trials, corpus: Corpus, folder: Path, tmp_path: Path, name: str
-) -> None:
+def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(make_trials, corpus, folder, tmp_path, name):
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     recipe = study_recipe(ONE_TRIAL, parent.route)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
     trials = make_trials(tmp_path, corpus, recipe=recipe, anchors=[name])
     trial = trials.next_trial()
-    assert trial is not None
     *_, last = run_trial(trial)
     assert (last.status, last.reason) == ("completed", None)
     load_stored(Decoder(trial.candidate.trained), checkpoint.load_latest(trial.folder).weights)
     assert list(Path(corpus.folder).glob("likely-*.bin"))
 
 
-def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus, folder, tmp_path) -> None:
+def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus, folder, tmp_path):
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
     trial = make_trials(tmp_path, corpus, route=parent.route).next_trial()
-    assert trial is not None
     *_, last = run_trial(trial)
     assert last.status == "failed"
     assert "must be as it was written" in last.reason
 
 
-def test_the_parent_is_validated_and_priced_as_it_is(feasible, corpus: Corpus, folder: Path) -> None:
+def test_the_parent_is_validated_and_priced_as_it_is(feasible, corpus, folder):
     result = parent_result(load_parent(str(folder)), corpus, SCALES["smoke"], feasible)
     assert result.notation == "SM+LN+G"
     assert result.perplexity == pytest.approx(512, rel=0.1)  # it has learned nothing
@@ -102,7 +100,7 @@ def test_the_parent_is_validated_and_priced_as_it_is(feasible, corpus: Corpus, f
     assert result.latency_s > 0
 
 
-def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp_path, monkeypatch) -> None:
+def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="there is no training under runs/ yet; start one with python -m nas.train"):
         find_parent("latest")
@@ -118,19 +116,41 @@ def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp
     assert all(made[name].equal(value) for name, value in parent.model.weights.items())
 
 
-def test_a_parent_of_other_dimensions_than_the_default_space_has_its_own(folder: Path) -> None:
+def test_a_parent_of_other_dimensions_than_the_default_space_has_its_own(folder):
     priced = price_study(StudyConfig(budget_latency="90%", parent=str(folder), seq_len=16))
     assert (priced.config.space, priced.config.scale) == ("parent", "parent")
     assert priced.feasible.space.base.num_layers == 2
 
 
-def test_a_trial_is_compared_with_its_parent(make_trials, corpus: Corpus, folder: Path, tmp_path: Path) -> None:
+def test_a_trial_is_compared_with_its_parent(make_trials, corpus, folder, tmp_path):
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     trial = make_trials(tmp_path, corpus, route=parent.route, anchors=["2xlSooo"]).next_trial()
-    assert trial is not None
     *_, last = run_trial(trial)
     assert last.parent_divergence > 1e-4
     assert 0 <= last.parent_agreement < 1
     same = agreement(parent.decoder(), parent.decoder(), corpus, trial.candidate.recipe.scale)
     assert same == (0.0, 1.0)
+
+
+def test_a_study_from_scratch_on_few_tokens_is_warned(make_meta):
+    recipe = recipe_for("proxy", "stdlib", entropy_regularised=False)
+    assert "from scratch on 524,288 tokens candidates are likely to know less than a trigram" in start_line(
+        make_meta(recipe=recipe)
+    )
+    enough = replace(recipe, scale=replace(recipe.scale, tokens=FEW_TOKENS))
+    assert start_line(make_meta(recipe=enough)) == "candidates are trained from scratch on 8,388,608 tokens"
+
+
+def test_a_study_says_what_its_candidates_start_from(make_meta):
+    parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(7.0), latency_s=400.0)
+    expected = "candidates start from parent builtin, SM+LN+G, perplexity 7.00 on the tokens that validate them"
+    assert start_line(make_meta(parent=parent)) == expected
+
+
+def test_a_search_does_not_fail_for_its_report(monkeypatch, make_run, tmp_path):
+    def fail(run):
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(page, "write_report", fail)
+    assert report_line(make_run()) == f"note: no report was written ('a bug'); try python -m nas.report {tmp_path}"

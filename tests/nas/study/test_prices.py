@@ -1,4 +1,4 @@
-"""A search under several protocols: members within the budget of each, priced under each, on a front of the first."""
+"""A search under several protocols, and with layers that are no secret."""
 
 import csv
 from dataclasses import replace
@@ -8,7 +8,10 @@ import pytest
 
 from costmodel.cost import Costs
 from costmodel.errors import UserError
-from nas.conversion.parent import BUILTIN
+from costmodel.protocols import load_pricer
+from nas.conversion.parent import BUILTIN, Parent
+from nas.conversion.pretrained import Pretrained
+from nas.recipe.recipe import SCALES, trained_architecture
 from nas.report.summary import sent_text
 from nas.run import ledger
 from nas.run.config import StudyConfig
@@ -17,9 +20,12 @@ from nas.run.tables import write_tables
 from nas.study.priced_study import price_study
 from nas.study.trials import price_fields
 from nas.study.worker import run_trial
+from search_spaces.bases import BASES
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import price_of
 from search_spaces.deployed import deployed
+from search_spaces.notation import parse
+from search_spaces.pricing import price_architecture
 from search_spaces.space import members
 from tests.nas.study.conftest import ONE_TRIAL
 
@@ -31,7 +37,7 @@ def feasible() -> FeasibleSpace:
     return price_study(BOTH).feasible
 
 
-def test_members_are_within_the_budget_of_every_protocol(feasible: FeasibleSpace) -> None:
+def test_members_are_within_the_budget_of_every_protocol(feasible):
     first, other = feasible.every
     for member in members(feasible.space):
         price, also = price_of(first.priced, member), Costs.of(price_of(other.priced, member))
@@ -49,22 +55,27 @@ def test_members_are_within_the_budget_of_every_protocol(feasible: FeasibleSpace
         ({"budget_comm": "semi2k=50%"}, "a budget of 50% is a share of what --parent takes; name it, or give a unit"),
     ],
 )
-def test_budgets_that_do_not_go_with_the_protocols_are_refused(changes: dict[str, Any], said: str) -> None:
+def test_budgets_that_do_not_go_with_the_protocols_are_refused(changes, said):
     asked: dict[str, Any] = {"protocol": "semi2k,sigma", "budget_latency": "1s", **changes}
     with pytest.raises(UserError, match=said):
         StudyConfig(**asked)
 
 
-def test_shares_are_of_what_the_parent_takes_under_each_protocol() -> None:
-    asked = StudyConfig(protocol="semi2k,sigma", budget_latency="50%", budget_comm="sigma=1GB", parent=BUILTIN)
-    whole, half = (price_study(config).config.budgets for config in (replace(asked, budget_latency="100%"), asked))
-    shares = [(half[name].latency_s or 0) / (whole[name].latency_s or 1) for name in asked.protocols]
-    assert shares == pytest.approx([0.5, 0.5], rel=1e-4)
-    assert [half[name].sent_bytes for name in asked.protocols] == [None, 1e9]
+def test_shares_are_of_what_the_parent_takes_under_each_protocol(tmp_path):
+    (tmp_path / "few.yaml").write_text("name: few\nbase: gpt2-small\nmembers: [SM+LN+G, SM_i12]\n")
+    asked: dict[str, Any] = {"space": str(tmp_path / "few.yaml"), "protocol": "semi2k,sigma", "parent": BUILTIN}
+    whole, half = (
+        price_study(StudyConfig(**asked, budget_latency=share, budget_comm="sigma=1GB")).config.budgets
+        for share in ("100%", "50%")
+    )
+    assert {name: half[name].latency_s / whole[name].latency_s for name in whole} == pytest.approx(
+        {"semi2k": 0.5, "sigma": 0.5}, rel=1e-4
+    )
+    assert [half[name].sent_bytes for name in half] == [None, 1e9]
     assert whole["semi2k"] != whole["sigma"]
 
 
-def test_a_trial_is_priced_under_each(feasible, make_trials, make_run, corpus, tmp_path) -> None:
+def test_a_trial_is_priced_under_each(feasible, make_trials, make_run, corpus, tmp_path):
     trials = make_trials(tmp_path, corpus, BOTH)
     trial = trials.next_trial()
     trials.started(trial)
@@ -82,3 +93,39 @@ def test_a_trial_is_priced_under_each(feasible, make_trials, make_run, corpus, t
     tighter = replace(BOTH, budget_latency="semi2k=0.28s,sigma=0.001ms").budget
     assert front(run.records, tighter) == ()
     assert found_infeasible(run.records, tighter) == ()  # by rule already
+
+
+def of_parent(monkeypatch: pytest.MonkeyPatch, notation: str, **given: Any) -> StudyConfig:
+    """A study from a parent of these layers."""
+    theirs = trained_architecture(parse(notation, BASES["tiny"]).architecture, SCALES["smoke"])
+    model = Pretrained(architecture=theirs, weights={}, tokenizer=None)
+    monkeypatch.setattr("nas.study.parent.load_parent", lambda name: Parent(name, model, "digest"))
+    return replace(ONE_TRIAL, parent="made", protocol="semi2k", **given)
+
+
+@pytest.mark.parametrize(
+    ("notation", "kept", "said"),
+    [
+        ("2xLSLGo", 0, "no layer"),
+        ("2xlSlGo", 1, "1xlSlGo"),  # its embedding takes up the linear FFNs behind it
+        ("1xLSooo-1xLSLGo", 1, "1xLSooo"),  # an FFN behind it would be of layer 0
+        ("1xooLGo-1xLSLGo", 1, "1xooLGo"),
+    ],
+)
+def test_layers_that_folding_may_change_are_refused(notation, kept, said, monkeypatch):
+    for given in ({"client_layers": kept}, {"public_layers": f"embed,0-{kept - 1}" if kept else "embed"}):
+        with pytest.raises(UserError, match=f"must keep layers of --parent that .*, but got {said}; keep others, or"):
+            price_study(of_parent(monkeypatch, notation, **given))
+
+
+def test_every_member_is_priced_with_them_at_the_client(monkeypatch):
+    config = of_parent(monkeypatch, "1xLSMFo-1xLSLGo", client_layers=1)
+    priced, pricer = price_study(config).feasible.priced, load_pricer("semi2k")
+    for member in members(priced.space):
+        whole = price_architecture(member.architecture, pricer, config.workload, "deployed").price
+        assert price_of(priced, member).sent_bytes == pytest.approx(whole.sent_bytes)
+
+
+def test_a_space_that_lists_its_members_keeps_none(monkeypatch):
+    with pytest.raises(UserError, match="offers choices for each layer, but ladder lists its members; leave them out"):
+        price_study(of_parent(monkeypatch, "2xLSLGo", space="ladder", client_layers=1))

@@ -1,3 +1,5 @@
+"""What a worker does with a trial, and what the ledger says of its fold."""
+
 import errno
 import os
 import threading
@@ -7,14 +9,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from costmodel.cost import Budget
 from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
+from nas.run import ledger
 from nas.run.folder import SecondCorpus
+from nas.run.front import found_infeasible, front
+from nas.run.ledger import deployed_of
 from nas.study import worker
 from nas.study.resolve import run_second, study_second
 from nas.study.trials import RunHaltedError
+from nas.study.verify_fold import verified_form
 from nas.study.worker import run_trial
 from nas.training.trainer import TrainingRun
+from search_spaces.architecture import arch_id
+from search_spaces.deployed import deployed
+from search_spaces.notation import parse
 from tests.nas.study.conftest import ONE_TRIAL
 
 
@@ -138,7 +148,6 @@ def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(
     (tmp_path / "other" / "a.py").write_text("".join(f"other_{index} = {index}\n" for index in range(200)))
     named = replace(config, also_validate=str(tmp_path / "other"))
     second = study_second(named, corpus, None)
-    assert second is not None
     facts = SecondCorpus(
         data=second.data, fingerprint=second.fingerprint, held_out=second.held_out, ngrams=ngrams, parent_loss=None
     )
@@ -147,3 +156,50 @@ def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(
     (tmp_path / "other" / "a.py").write_text("".join(f"changed_{index} = {index}\n" for index in range(200)))
     with pytest.raises(UserError, match="must be the one it was validated on, but its text has changed"):
         run_second(run, named, corpus, None)
+
+
+def run(trials):
+    trial = trials.next_trial()
+    trials.started(trial)
+    for record in run_trial(trial):
+        trials.happened(record)
+    return trial
+
+
+def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, corpus, tmp_path):
+    trial = run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
+    (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
+    by_rule = deployed(trial.member.architecture)
+    assert (record.deployed_id, record.deployed) == (arch_id(by_rule), "1xoSoRo-1xoSooo")
+    assert record.fold_holds
+    assert record.left_unfolded == ()
+    assert record.latency_s == record.predicted_latency_s == trial.record.latency_s
+    assert record.fold_logits_error < 1e-4
+    assert deployed_of(record, feasible.space.base) == by_rule
+
+
+def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus, tmp_path, monkeypatch):
+    """A form with one FFN more than predicted, as an ill-conditioned one would leave."""
+
+    def left_one(*args):
+        verified = verified_form(*args)
+        more = parse("1xoSoRo-1xoSoRo", feasible.space.base).architecture
+        return replace(verified, architecture=deployed(more), left=("layers.1.ffn: for the test",))
+
+    monkeypatch.setattr("nas.study.worker.verified_form", left_one)
+    run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
+    records = ledger.read(tmp_path / ledger.FILE_NAME)
+    (record,) = ledger.completed(records)
+    assert record.latency_s > record.predicted_latency_s
+    assert record.left_unfolded == ("layers.1.ffn: for the test",)
+    between = Budget(latency_s=(record.latency_s + record.predicted_latency_s) / 2)
+    assert front(records, between) == ()
+    assert found_infeasible(records, between) == (record,)
+    assert found_infeasible(records, Budget(latency_s=record.predicted_latency_s / 2)) == ()  # under another budget
+    assert [member.first for member in front(records, Budget(latency_s=record.latency_s))] == [record]
+
+
+def test_as_written_nothing_is_folded(make_trials, corpus, tmp_path):
+    run(make_trials(tmp_path, corpus, replace(ONE_TRIAL, accounting="written"), anchors=["SM+R_i1"]))
+    (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
+    assert (record.deployed, record.predicted_latency_s, record.fold_holds) == (None, None, None)

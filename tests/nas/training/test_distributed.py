@@ -58,7 +58,7 @@ def together(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_two_processes_train_as_one(corpus: Corpus, together: Path, tmp_path: Path, penalty: str) -> None:
+def test_two_processes_train_as_one(corpus, together, tmp_path, penalty):
     alone = list(train(candidate(penalty), corpus, seed=0, folder=tmp_path))[-1]
     ends = [checkpoint.load_latest(folder) for folder in (tmp_path, together / penalty)]
     assert ends[0].step == ends[1].step == 20
@@ -86,26 +86,26 @@ def fail_together(rank: int, folder: Path) -> None:
             (folder / str(rank)).write_text(str(error))
 
 
-def test_what_the_first_process_refuses_is_raised_in_all(tmp_path: Path) -> None:
+def test_what_the_first_process_refuses_is_raised_in_all(tmp_path):
     with in_pair():
         multiprocessing.spawn(fail_together, args=(tmp_path,), nprocs=2)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["refused by 0"] * 2
 
 
-def test_shares_of_a_batch_are_the_batch() -> None:
+def test_shares_of_a_batch_are_the_batch():
     batch = torch.arange(12).view(6, 2)
     shares = [Team(rank=rank, size=3).share(batch) for rank in range(3)]
     assert torch.equal(torch.cat(shares), batch)
     assert [len(share) for share in shares] == [2, 2, 2]
 
 
-def test_one_process_exchanges_nothing() -> None:
+def test_one_process_exchanges_nothing():
     tensor = torch.ones(2)
     SOLO.average([tensor])
     assert tensor.tolist() == [1.0, 1.0]
     assert SOLO.broadcast_from_leader(lambda: "a") == "a"
 
 
-def test_a_batch_that_cannot_be_shared_out_is_refused(corpus: Corpus) -> None:
+def test_a_batch_that_cannot_be_shared_out_is_refused(corpus):
     with pytest.raises(ValueError, match="`batch` must be a multiple of the number of processes"):
         next(train(candidate("none"), corpus, seed=0, team=Team(rank=0, size=3)))

@@ -1,16 +1,13 @@
 """Divergence: the rule for a loss above its start, and that every kind ends a run with step, layer and reason."""
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import count
 
 import pytest
 import torch
-from torch import Tensor
 
-from nas.corpus.corpus import Corpus
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import trainer
 from nas.training.batches import Validation, validate
@@ -33,11 +30,11 @@ INFINITE, LARGE = (partial(torch.full_like, fill_value=value) for value in (math
         ([9.0] * (WINDOW - 1) + [2.0], False),
     ],
 )
-def test_a_run_is_above_its_start_after_a_full_window_without_spikes(losses: list[float], diverged: bool) -> None:
+def test_a_run_is_above_its_start_after_a_full_window_without_spikes(losses, diverged):
     assert above_start(losses, 2.9) == diverged
 
 
-def test_a_non_finite_loss_ends_the_run_and_names_the_layer(monkeypatch, corpus, tmp_path) -> None:
+def test_a_non_finite_loss_ends_the_run_and_names_the_layer(monkeypatch, corpus, tmp_path):
     calls = count()
 
     def poison(objective: Objective) -> None:
@@ -65,16 +62,14 @@ def test_a_non_finite_loss_ends_the_run_and_names_the_layer(monkeypatch, corpus,
         ),
     ],
 )
-def test_a_gradient_without_a_norm_ends_the_run_and_names_the_layer(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, parameter: str, poison: Callable[[Tensor], Tensor], reason: str
-) -> None:
+def test_a_gradient_without_a_norm_ends_the_run_and_names_the_layer(monkeypatch, corpus, parameter, poison, reason):
     before_every_step(monkeypatch, lambda objective: objective.get_parameter(parameter).register_hook(poison))
     *_, outcome = train(candidate(entropy=EntropyRegularisation()), corpus, seed=0)
     assert (outcome.status, outcome.reason) == ("diverged", reason)
     assert outcome.layer == reason.rpartition(" ")[2]
 
 
-def test_good_weights_to_start_from_may_get_worse_as_long_as_they_beat_frequencies(corpus: Corpus) -> None:
+def test_good_weights_to_start_from_may_get_worse_as_long_as_they_beat_frequencies(corpus):
     run = trainer.TrainingRun(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
     run._count(corpus.unigram_loss / 2)
     assert run.progress.initial_loss == corpus.unigram_loss
@@ -91,21 +86,16 @@ def test_good_weights_to_start_from_may_get_worse_as_long_as_they_beat_frequenci
         (math.inf, "non-finite validation loss at step 4, first in the model", "the model"),
     ],
 )
-def test_a_validation_loss_without_a_perplexity_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, corpus: Corpus, loss: float, reason: str, layer: str
-) -> None:
+def test_a_validation_loss_without_a_perplexity_ends_the_run(monkeypatch, corpus, loss, reason, layer):
     monkeypatch.setattr(trainer, "validate", lambda *args: Validation(loss, (torch.ones(2), torch.ones(2))))
     (outcome,) = train(candidate(), corpus, seed=0)
     assert (outcome.status, outcome.steps, outcome.reason, outcome.layer) == ("diverged", 4, reason, layer)
-
-
-def test_the_largest_loss_with_a_perplexity_is_no_divergence(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> None:
     monkeypatch.setattr(trainer, "validate", lambda *args: Validation(709.0, (torch.ones(2), torch.ones(2))))
-    *_, outcome = train(candidate(), corpus, seed=0)
+    *_, outcome = train(candidate(), corpus, seed=0)  # the largest loss with a perplexity
     assert (outcome.status, outcome.perplexity) == ("completed", math.exp(709.0))
 
 
-def test_a_validation_that_overflows_names_the_layer(monkeypatch: pytest.MonkeyPatch, corpus: Corpus) -> None:
+def test_a_validation_that_overflows_names_the_layer(monkeypatch, corpus):
     original = validate
 
     def poisoned_validate(model, corpus, scale, tokens):
@@ -117,7 +107,7 @@ def test_a_validation_that_overflows_names_the_layer(monkeypatch: pytest.MonkeyP
     assert outcome.reason == "non-finite validation loss at step 4, first in layers.1.ffn.up"
 
 
-def test_a_loss_above_its_start_after_warm_up_ends_the_run(corpus: Corpus) -> None:
+def test_a_loss_above_its_start_after_warm_up_ends_the_run(corpus):
     hot = replace(SCALE, learning_rate=30.0, tokens=64 * 40, rungs=(1.0,))
     (outcome,) = train(candidate("SM+LN+R", hot), corpus, seed=0)
     assert outcome.status == "diverged"

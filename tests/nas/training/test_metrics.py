@@ -1,13 +1,25 @@
-"""metrics.csv and diagnostics.jsonl after a kill: lines past the checkpoint and a torn line are gone."""
+"""What a training writes: metrics, diagnoses; and the memory it takes."""
 
 import json
+import math
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
 
-from nas.training.diagnostics import Diagnosis
+from costmodel.errors import UserError
+from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.recipe import EntropyRegularisation
+from nas.training.diagnostics import NUM_DIAGNOSES, Diagnosis, diagnose, is_due
+from nas.training.memory import Memory, available_bytes, require_memory, training_memory
 from nas.training.metrics import COLUMNS, DIAGNOSTICS_FILE, METRICS_FILE, MetricsLog, StepMetrics
+from nas.training.objective import Objective
+from nas.training.trainer import train
+from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.notation import placement
+from tests.nas.training.short_runs import SCALE, before_every_step, candidate
 
 
 def write(folder: Path, steps: range, *, last_step: int = 0) -> None:
@@ -57,7 +69,7 @@ def steps_in(folder: Path) -> list[str]:
         *product([DIAGNOSTICS_FILE], ["", "{", '{"step": 6, "head', '{"stop": 1}\n', "[]\n", "\x00\x00"]),
     ],
 )
-def test_a_resumed_log_is_that_of_an_unbroken_run_to_the_byte(tmp_path: Path, name: str, torn: str) -> None:
+def test_a_resumed_log_is_that_of_an_unbroken_run_to_the_byte(tmp_path, name, torn):
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     write(whole, range(1, 7))
     write(resumed, range(1, 6))
@@ -72,14 +84,176 @@ def test_a_resumed_log_is_that_of_an_unbroken_run_to_the_byte(tmp_path: Path, na
     ]
 
 
-def test_a_run_that_starts_over_starts_the_log_over(tmp_path: Path) -> None:
+def test_a_run_that_starts_over_starts_the_log_over(tmp_path):
     write(tmp_path, range(1, 6))
     write(tmp_path, range(1, 3))
     assert steps_in(tmp_path) == ["1", "2"]
 
 
-def test_numbers_are_written_in_full(tmp_path: Path) -> None:
+def test_numbers_are_written_in_full(tmp_path):
     write(tmp_path, range(1, 2))
     row = (tmp_path / METRICS_FILE).read_text().splitlines()[1].split(",")
     assert float(row[COLUMNS.index("learning_rate")]) == 1 / 3
     assert row[COLUMNS.index("val_loss")] == ""
+
+
+ROUTE = DistillationSchedule(parent="p", placement=placement(candidate().trained))
+
+
+def test_moments_are_two_numbers_a_parameter_of_adamw():
+    memory = training_memory(candidate())
+    size = sum(4 * value.numel() for value in Objective(candidate(), torch.Generator()).model.parameters())
+    assert (memory.parameters, memory.gradients, memory.moments, memory.parent) == (size, size, 2 * size, 0)
+    assert memory.total == 4 * size + memory.activations
+
+
+def test_activations_are_what_a_micro_batch_keeps_for_its_gradients():
+    made = candidate()
+    objective = Objective(made, torch.Generator().manual_seed(0))
+    parameter_addresses = {value.data_ptr() for value in objective.parameters()}
+    kept = {}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept[value.untyped_storage().data_ptr()] = value
+        return value
+
+    tokens = torch.zeros(SCALE.micro_batch, SCALE.seq_len, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        result = objective(tokens, tokens)
+    expected = sum(
+        value.untyped_storage().nbytes() for place, value in kept.items() if place not in parameter_addresses
+    )
+    del result
+    assert training_memory(made).activations == pytest.approx(expected, rel=0.02)  # another kernel of attention
+    doubled = candidate(scale=replace(SCALE, batch=8, micro_batch=8))
+    assert training_memory(doubled).activations > 1.9 * training_memory(made).activations
+
+
+def test_layers_computed_again_keep_what_they_read():
+    usual, again = (training_memory(candidate(recompute=recompute)) for recompute in (False, True))
+    assert again.activations < 0.6 * usual.activations
+    assert replace(again, activations=0) == replace(usual, activations=0)
+
+
+def test_a_model_that_is_counted_leaves_nothing_in_one_that_is_there():
+    made = replace(candidate(), architecture=base_architecture("pythia-70m", Dimensions(layers=1, heads=2, d_model=24)))
+    training_memory(made)
+    logits, _ = Objective(made, torch.Generator()).model(torch.zeros(1, 4, dtype=torch.int64))
+    assert logits.isfinite().all()
+
+
+def test_what_is_not_trained_has_no_moments():
+    whole = training_memory(candidate("1xLSLGo-1xLSLRo", route=ROUTE))
+    part = training_memory(candidate("1xLSLGo-1xLSLRo", route=replace(ROUTE, trainable="changed")))
+    assert whole.parent == whole.parameters == part.parameters
+    width = candidate().trained.d_model
+    changed = 4 * (8 * width**2 + (4 + 1 + 2) * width)  # two linears with biases, and a norm
+    assert (part.gradients, part.moments) == (changed, 2 * changed)
+    assert part.activations < whole.activations
+
+
+def test_what_does_not_fit_is_refused_in_a_line():
+    assert (available_bytes("cpu") or 0) > 1 << 20
+    memory = Memory(parameters=10**9, parent=0, gradients=10**9, moments=2 * 10**9, activations=10**9)
+    require_memory(memory, 5 * 10**9)
+    require_memory(memory, None)  # where the system does not say
+    with pytest.raises(UserError, match=r"training needs 5\.00 GB \(.*moments 2.*for each of 2 trials.*9\.00 GB"):
+        require_memory(memory, 9 * 10**9, num_trials=2)
+
+
+TOKENS = torch.arange(4 * 16).view(4, 16)
+
+
+def objective_with_gradients(name: str, entropy: EntropyRegularisation | None = None) -> Objective:
+    objective = Objective(candidate(name, entropy=entropy), torch.Generator().manual_seed(0))
+    objective.backward(TOKENS, TOKENS, num_parts=1, penalty_weight=0.16)
+    return objective
+
+
+@pytest.mark.parametrize("num_steps", [1, 7, NUM_DIAGNOSES, 30, 1000])
+def test_diagnoses_are_spread_over_a_run_and_end_with_it(num_steps):
+    scale = replace(SCALE, tokens=num_steps * 64)
+    due = [step for step in range(1, num_steps + 1) if is_due(step, scale)]
+    assert len(due) == min(num_steps, NUM_DIAGNOSES)
+    assert due[-1] == num_steps
+
+
+def test_everything_learned_is_told_with_the_models_entropies():
+    objective = objective_with_gradients("SM(t)+ScFuFFN", EntropyRegularisation())
+    diagnosis = diagnose(objective, TOKENS, step=3)
+    means = [layer.mean(dim=(0, 2)) for layer in objective.model(TOKENS).entropies]
+    torch.testing.assert_close(torch.tensor(diagnosis.head_entropies), torch.stack(means))
+    assert diagnosis.quarter_shares is not None
+    assert sum(diagnosis.quarter_shares) == pytest.approx(1)
+    assert diagnosis.num_nan == [0, 0]
+    assert [pytest.approx(row) for row in diagnosis.thresholds] == [[0.36] * 2] * 2
+    assert diagnosis.temperatures == {f"layers.{index}": [pytest.approx(0.1)] * 2 for index in range(2)}
+    assert diagnosis.scalars == {
+        f"layers.{index}.ffn.residual.{name}": [1.0] for index in range(2) for name in ("alpha", "beta")
+    }
+
+
+def test_a_diagnosis_makes_no_logits(monkeypatch):
+    objective = objective_with_gradients("SM+LN+G")
+    monkeypatch.setattr(objective.model, "logits", None)  # would raise
+    assert len(diagnose(objective, TOKENS, step=3).head_entropies) == 2
+
+
+def test_slopes_are_told_and_a_model_without_extras_has_none():
+    assert diagnose(objective_with_gradients("2xoSoKo"), TOKENS, step=1).scalars == {
+        f"layers.{index}.ffn.activation.slope": [pytest.approx(0.01)] for index in range(2)
+    }
+    plain = diagnose(objective_with_gradients("SM+LN+G"), TOKENS, step=1)
+    assert (plain.thresholds, plain.temperatures, plain.scalars) == (None, {}, {})
+
+
+def test_gradient_norms_add_up_to_the_whole():
+    objective = objective_with_gradients("SM+LN+G", EntropyRegularisation())
+    norms = diagnose(objective, TOKENS, step=1).gradient_norms
+    assert {"embed", "position", "layers.0", "layers.1", "penalty"} <= set(norms)
+    whole = math.hypot(*(float(p.grad.norm()) for p in objective.parameters() if p.grad is not None))
+    assert math.hypot(*(norm or 0.0 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
+
+
+def test_nans_are_counted_by_layer_and_written_as_null():
+    objective = objective_with_gradients("SM+LN+G")
+    objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
+    gradient = objective.model.embed.weight.grad
+    gradient[0, 0] = math.inf
+    diagnosis = diagnose(objective, TOKENS, step=1)
+    assert diagnosis.num_nan == [0, 4 * 16]  # head 0 of layer 1, all 4 x 16 rows
+    assert diagnosis.head_entropies[1][0] is None
+    assert diagnosis.gradient_norms["embed"] is None
+    assert (diagnosis.quarter_shares, diagnosis.flags) == (None, ())
+
+
+def diagnoses(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
+
+
+def test_a_run_writes_its_diagnoses_and_they_change_nothing(corpus, tmp_path):
+    made = candidate("SM(t)+ScFuFFN", entropy=EntropyRegularisation())
+    *_, kept = train(made, corpus, seed=0, folder=tmp_path)
+    *_, unkept = train(made, corpus, seed=0)
+    assert kept.val_loss == unkept.val_loss
+    assert [diagnosis["step"] for diagnosis in diagnoses(tmp_path)] == list(range(1, 17))
+
+
+def test_the_step_that_diverged_is_looked_into(corpus, tmp_path, monkeypatch):
+    weight = "model.layers.1.attention.qkv.weight"
+    before_every_step(monkeypatch, lambda objective: objective.get_parameter(weight).data[0, 0].fill_(math.nan))
+    *_, outcome = train(candidate("SM+LN+G"), corpus, seed=0, folder=tmp_path)
+    assert outcome.status == "diverged"
+    assert [(diagnosis["step"], diagnosis["num_nan"]) for diagnosis in diagnoses(tmp_path)] == [(1, [0, 64])]
+
+
+def test_the_weight_of_the_penalty_follows_its_schedule(corpus, monkeypatch):
+    original, weights = Objective.backward, []
+
+    def backward(self, inputs, targets, *, penalty_weight, **rest):
+        weights.append(penalty_weight)
+        return original(self, inputs, targets, penalty_weight=penalty_weight, **rest)
+
+    monkeypatch.setattr(Objective, "backward", backward)
+    list(train(candidate("SM", entropy=EntropyRegularisation(weight=0.4, warmup_share=0.25)), corpus, seed=0))
+    assert weights == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 13])

@@ -21,13 +21,13 @@ def plain_iteration(matrix: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 9), (1, 3)])
-def test_iterating_on_the_gram_matrix_is_iterating_on_the_matrix(shape: tuple[int, int]) -> None:
+def test_iterating_on_the_gram_matrix_is_iterating_on_the_matrix(shape):
     drawn = torch.randn((3, *shape), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     expected = torch.stack([plain_iteration(matrix) for matrix in drawn])
     torch.testing.assert_close(orthogonalised(drawn), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_two_steps_are_the_formula() -> None:
+def test_two_steps_are_the_formula():
     generator = torch.Generator().manual_seed(0)
     weight = nn.Parameter(torch.randn(6, 3, generator=generator, dtype=torch.float64))
     expected, momentum = weight.detach().clone(), torch.zeros(6, 3, dtype=torch.float64)
@@ -43,7 +43,7 @@ def test_two_steps_are_the_formula() -> None:
     torch.testing.assert_close(weight.detach(), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_packed_matrices_move_as_if_each_were_a_weight() -> None:
+def test_packed_matrices_move_as_if_each_were_a_weight():
     generator = torch.Generator().manual_seed(0)
     packed = nn.Parameter(torch.randn(12, 4, generator=generator))
     parts = [nn.Parameter(part.clone()) for part in packed.detach().split(4)]
@@ -55,14 +55,14 @@ def test_packed_matrices_move_as_if_each_were_a_weight() -> None:
     torch.testing.assert_close(packed.detach(), torch.cat([part.detach() for part in parts]))
 
 
-def test_what_has_no_gradient_and_a_matrix_of_zeros_stay() -> None:
+def test_what_has_no_gradient_and_a_matrix_of_zeros_stay():
     assert orthogonalised(torch.zeros(1, 2, 3)).equal(torch.zeros(1, 2, 3))
     weight = nn.Parameter(torch.ones(2, 2))
     Muon([(weight, 1)], lr=0.1, weight_decay=0.1).step()
     assert weight.equal(torch.ones(2, 2))
 
 
-def test_the_weights_of_the_layers_linears_are_muons_and_all_else_adamws() -> None:
+def test_the_weights_of_the_layers_linears_are_muons_and_all_else_adamws():
     made = candidate("1xLTLKs-1xoSoFs", optimizer="muon")
     objective = Objective(made, torch.Generator().manual_seed(0))
     names = {parameter: name for name, parameter in objective.named_parameters()}
@@ -77,7 +77,7 @@ def test_the_weights_of_the_layers_linears_are_muons_and_all_else_adamws() -> No
 
 
 @pytest.mark.parametrize("normalisation", [None, Normalisation(kind="weight", linears="qkv+ffn")])
-def test_queries_keys_and_values_are_three_matrices(normalisation: Normalisation | None) -> None:
+def test_queries_keys_and_values_are_three_matrices(normalisation):
     made = candidate("SM+LN+G", optimizer="muon", normalisation=normalisation)
     objective = Objective(made, torch.Generator().manual_seed(0))
     _, muon = optimizers(objective, made.recipe)

@@ -1,13 +1,24 @@
-"""The learning-rate schedule by hand, and which parameters decay."""
+"""The learning-rate schedule by hand, what decays, batches made ahead, and the loss."""
 
+import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
-from nas.recipe.recipe import SCALES, EntropyRegularisation, RateSchedule, Recipe
+from nas.corpus.corpus import Corpus
+from nas.model.weights import load_deployed
+from nas.recipe.candidate import candidate_at
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
+from nas.training.batches import AHEAD, Prefetched
+from nas.training.distillation.teacher import teacher_of
 from nas.training.objective import Objective
 from nas.training.optimizer import adamw, learning_rate
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
+from tests.nas.study.conftest import untrained_parent
 from tests.nas.training.short_runs import candidate
 
 # 100 steps of 8 x 32 tokens, 10 of them warm-up, peak 1, floor 0.1.
@@ -26,11 +37,11 @@ SCALE = replace(SCALES["smoke"], tokens=100 * 256, warmup_share=0.1, learning_ra
         ("cosine", 85, 0.1603),  # 75 of 90 steps are 150 degrees: 0.1 + 0.9 x (1 - 0.8660) / 2
     ],
 )
-def test_schedule_by_hand(schedule: RateSchedule, step: int, rate: float) -> None:
+def test_schedule_by_hand(schedule, step, rate):
     assert learning_rate(Recipe(scale=SCALE, schedule=schedule), step) == pytest.approx(rate, abs=1e-4)
 
 
-def test_only_weights_of_linears_and_tables_decay() -> None:
+def test_only_weights_of_linears_and_tables_decay():
     made = candidate("1xLTLKs-1xoSoFs", SCALE, entropy=EntropyRegularisation())
     objective = Objective(made, torch.Generator().manual_seed(0))
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
@@ -45,3 +56,94 @@ def test_only_weights_of_linears_and_tables_decay() -> None:
     }
     undecayed = {names[id(parameter)].rpartition(".")[2] for parameter in rest["params"]}
     assert undecayed == {"weight", "bias", "log_weight", "slope", "alpha", "beta", "thresholds"}
+
+
+def test_every_step_comes_once_in_order_and_is_begun_early():
+    made, begun = [], threading.Event()
+
+    def make(step):
+        made.append((step, threading.current_thread() is threading.main_thread()))
+        if step == AHEAD:
+            begun.set()
+        return step * 10
+
+    batches = Prefetched(make)
+    assert batches(0) == 0
+    assert begun.wait(timeout=30)  # though nobody has asked for it
+    assert [batches(step) for step in range(1, 6)] == [10, 20, 30, 40, 50]
+    batches.close()
+    assert [step for step, _ in made][:6] == list(range(6))
+    assert not any(in_main for _, in_main in made)
+
+
+def test_an_error_is_raised_where_its_step_is_asked_for():
+    def make(step):
+        if step == 1:
+            raise OSError("gone")
+        return step
+
+    batches = Prefetched(make)
+    assert batches(0) == 0
+    with pytest.raises(OSError, match="gone"):
+        batches(1)
+    assert batches(2) == 2
+    batches.close()
+
+
+TOKENS = torch.arange(64).view(4, 16)
+
+
+@pytest.fixture
+def objectives(corpus: Corpus):
+    """Objectives of a candidate that starts from a parent, by the weight of streams; and the teacher."""
+    parent = untrained_parent(corpus, output_scale=4.0)
+
+    def of(name: str, streams: float):
+        candidate = candidate_at(parse(name, BASES["tiny"]), "smoke", data="stdlib", route=parent.route, seq_len=16)
+        route = replace(parent.route, streams=streams)
+        candidate = replace(candidate, recipe=replace(candidate.recipe, route=route))
+        objective = Objective(candidate, torch.Generator().manual_seed(0))
+        load_deployed(objective.model, parent.start(candidate, corpus))
+        return objective, teacher_of(parent, corpus, candidate.recipe, "cpu")
+
+    return of
+
+
+@torch.no_grad()
+def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives):
+    objective, teacher = objectives("SM+LN+R", 10.0)
+    predictions, streams, theirs = teacher.predictions(range(4), TOKENS), list[Tensor](), list[Tensor]()
+    objective.model.features(TOKENS, with_entropies=False, streams=streams)
+    teacher.model.features(TOKENS, with_entropies=False, streams=theirs)
+    measure = partial(teacher.stream_error, teacher.streams(range(4), TOKENS))
+    error = measure(streams)
+    assert error > 0.01
+    losses = [objective(TOKENS, TOKENS, predictions, given)[0] for given in (measure, None)]
+    torch.testing.assert_close(losses[0] - losses[1], 10 * error)
+    norms = teacher.model.layers[1].norm1, teacher.model.final_norm
+    by_hand = [
+        [((ours - parent)[:, at] ** 2).mean() / (parent[:, at] ** 2).mean() for at in range(16)]
+        for norm, *both in zip(norms, streams[1:], theirs[1:], strict=True)
+        for ours, parent in [map(norm, both)]
+    ]
+    torch.testing.assert_close(error, torch.tensor(by_hand).mean(), rtol=1e-3, atol=0.0)  # kept in half precision
+
+
+def test_a_parent_leaves_what_it_leaves(objectives):
+    objective, teacher = objectives("SM+LN+G", 1.0)
+    streams = list[Tensor]()
+    objective.model.features(TOKENS, with_entropies=False, streams=streams)
+    assert teacher.stream_error(teacher.streams(range(4), TOKENS), streams) < 1e-6
+
+
+def test_gradients_are_of_the_streams_too(objectives):
+    gradients = []
+    for weight in (0.0, 10.0):
+        objective, teacher = objectives("SM+LN+R", weight)
+        predictions, wanted = teacher.predictions(range(4), TOKENS), teacher.streams(range(4), TOKENS)
+        errors = [partial(teacher.stream_error, part) for part in wanted.chunk(2)]
+        objective.backward(
+            TOKENS, TOKENS, num_parts=2, penalty_weight=0.0, predictions=predictions, stream_errors=errors
+        )
+        gradients.append(objective.model.layers[0].ffn.down.weight.grad)
+    assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)

@@ -3,6 +3,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,7 +15,15 @@ from costmodel.errors import InfeasibleError, UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from search_spaces.bases import MAX_LAYERS, Dimensions
+from search_spaces.budget import cost_counts
 from search_spaces.budget import feasible as feasible_module
+from search_spaces.budget.cost_counts import (
+    Cost,
+    Sums,
+    Way,
+    prolonged,
+    single,
+)
 from search_spaces.budget.feasible import (
     Bounded,
     FeasibleSpace,
@@ -264,3 +273,27 @@ def test_members_within_the_budgets_of_two_protocols(keyed, shares):
     assert set(feasible_space.members()) == expected
     assert feasible_space.num_feasible == len(expected)
     assert all(feasible_space.fits(member) for member in expected)
+
+
+def table(counts: dict[Cost, int]) -> Sums:
+    free = (0,) * len(next(iter(counts)))
+    return prolonged({0: single(free)}, [Way(0, 1, cost, num) for cost, num in counts.items()])[1]
+
+
+def as_dict(sums: Sums) -> dict[Cost, int]:
+    return {tuple(cost): num for cost, num in zip(sums.costs.tolist(), sums.num_paths, strict=True)}
+
+
+def test_two_costs_that_share_a_number_are_told_apart():
+    """By odd numbers 1 and 1, (1, 2) and (2, 1) would be one cost; the next ones tell them apart."""
+    odd = [np.array([1, 1]), np.array([1, 3])]
+    with patch.object(cost_counts, "_odd_numbers", return_value=odd):
+        assert as_dict(table({(1, 2): 5, (2, 1): 7})) == {(1, 2): 5, (2, 1): 7}
+
+
+def test_tables_too_large_are_refused():
+    with (
+        patch.object(cost_counts, "MAX_ROWS", 1),
+        pytest.raises(ValueError, match="at most 1 distinct costs, but .* needs 2"),
+    ):
+        table({(0, 0): 1, (1, 1): 1})

@@ -39,7 +39,6 @@ def test_what_the_printed_rows_lack_leaves_the_space_of_forms():
         "ffn square": NO_ROW.format("Square"),
     }
     choices = space.definition.choices
-    assert choices is not None
     assert (choices.norm1, choices.attention) == (("layernorm", "none"), ("softmax", "none"))
     assert (choices.norm2, choices.ffn) == (("layernorm", "none"), ("gelu", "relu", "none"))
     price_space(space, load_pricer(), WORK)  # all of it

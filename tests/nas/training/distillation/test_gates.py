@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def start(parent: Decoder, made: Candidate) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if not set("HFI") & set(name)])
-def test_a_model_begins_as_its_parent(parent: Decoder, some_tokens, name: str) -> None:
+def test_a_model_begins_as_its_parent(parent, some_tokens, name):
     made = candidate(name)
     model, _ = gated(parent, made)
     tokens = some_tokens()
@@ -65,7 +64,7 @@ def test_a_model_begins_as_its_parent(parent: Decoder, some_tokens, name: str) -
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_model_ends_as_what_is_trained(parent: Decoder, some_tokens, name: str) -> None:
+def test_a_model_ends_as_what_is_trained(parent, some_tokens, name):
     made = candidate(name)
     (model, gates), expected = gated(parent, made), Decoder(made.trained)
     for step in range(17):
@@ -76,7 +75,7 @@ def test_a_model_ends_as_what_is_trained(parent: Decoder, some_tokens, name: str
     torch.testing.assert_close(model(tokens).logits, expected(tokens).logits)
 
 
-def test_half_way_half_of_a_part_is_left(parent: Decoder, some_tokens) -> None:
+def test_half_way_half_of_a_part_is_left(parent, some_tokens):
     made = candidate("1xooLGo-1xLSooo")
     model, gates = gated(parent, made, end_share=1.0)
     gates.move(step=8, num_steps=16)
@@ -93,7 +92,7 @@ def test_half_way_half_of_a_part_is_left(parent: Decoder, some_tokens) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_run_ends_with_the_weights_of_what_is_trained(corpus, parent, tmp_path, name: str) -> None:
+def test_a_run_ends_with_the_weights_of_what_is_trained(corpus, parent, tmp_path, name):
     made = candidate(name, entropy=EntropyRegularisation())
     *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=Teacher(parent, 16))
     assert outcome.status == "completed"
@@ -104,15 +103,13 @@ def test_a_run_ends_with_the_weights_of_what_is_trained(corpus, parent, tmp_path
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("stopped_after", [1, 5, 9, 10, 15])
-def test_a_stopped_run_resumes_to_the_same_numbers(
-    corpus: Corpus, parent: Decoder, tmp_path: Path, stopped_after: int, optimizer: str
-) -> None:
+def test_a_stopped_run_resumes_to_the_same_numbers(corpus, parent, tmp_path, stopped_after, optimizer):
     made = candidate("1xooLFs-1xlSooo", entropy=EntropyRegularisation(), optimizer=optimizer)
     run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=Teacher(parent, 16))
     assert_resumes(run, tmp_path, stopped_after=stopped_after)
 
 
-def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent: Decoder, corpus: Corpus) -> None:
+def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent, corpus):
     made = candidate("SM+LN+R", distillation=0.25)
     run = taught_run(parent, made, corpus)
     inputs, targets = run.batch()
