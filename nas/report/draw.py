@@ -50,11 +50,13 @@ def svg_text(figure: Figure) -> str:
 def draw_front(data: FrontFigure) -> Figure:
     """Draw the Pareto plot, readable at 1000 pixels, with its legend below so that it covers no point."""
     figure = plt.figure(figsize=(10, 7.5), dpi=100, layout="constrained")
-    grid = figure.add_gridspec(2, 2, height_ratios=[1, 11], width_ratios=[3, 2])
+    widths = [3, 2] if data.published else [1]  # without rows of the papers there is one column
+    grid = figure.add_gridspec(2, len(widths), height_ratios=[1, 11], width_ratios=widths)
     axes = figure.add_subplot(grid[1, 0])
     _draw_run(axes, data)
     _draw_ended_early(figure.add_subplot(grid[0, 0], sharex=axes), data)
-    _draw_published(figure.add_subplot(grid[:, 1]), data)
+    if data.published:
+        _draw_published(figure.add_subplot(grid[:, 1]), data)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
     return figure
 
@@ -154,7 +156,7 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _explain_seeds(axes, (*data.front, *data.dominated, *data.baselines))
     if data.parent is not None:
         style: dict[str, Any] = {"color": "tab:green", "marker": "*", "markersize": 9, "linestyle": ""}
-        name = f"parent {data.parent.notation}, as it was given"
+        name = f"parent {data.parent.notation}, unmodified"
         axes.plot([data.parent.latency_s / 60], [data.parent.perplexity], **style, label=name)
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=data.budget)
     _draw_ngrams(axes, data.ngrams)
@@ -234,9 +236,6 @@ def _draw_ended_early(axes: Axes, data: FrontFigure) -> None:
 def _draw_published(axes: Axes, data: FrontFigure) -> None:
     axes.set_title(data.published_title, fontsize=9, loc="left")
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1)
-    if not data.published:
-        axes.text(0.5, 0.5, "no published row", transform=axes.transAxes, ha="center", fontsize=9)
-        return
     minutes, perplexities = zip(*(mark[1:3] for mark in data.published), strict=True)
     axes.plot(minutes, perplexities, color="tab:green", marker="s", linestyle="")
     _label(axes, data.published)

@@ -24,7 +24,7 @@ from search_spaces.budget.feasible import format_budget, format_price
 
 LEAST_EXPECTED = 8  # candidates from which on the searcher's predictions are evaluated
 FEW = 4  # a front with fewer members gets a note
-KNOWS_LESS = "knows less than a trigram"
+KNOWS_LESS = "is worse than a trigram model"
 FIRST_ALONE = "dominated there"
 IN_NOISE = "within noise of its cheaper neighbour"
 
@@ -50,7 +50,7 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
     lines += searcher_lines(run)
     example = run.completed[0]
     lines.append(
-        f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens a candidate, "
+        f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens per candidate, "
         f"{_seeds(run.members)}; perplexities are of {example.tokenizer}, {example.split}"
         + (", and of this scale only" if run.is_proxy else "")
     )
@@ -64,7 +64,7 @@ def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
     if ngrams is None:
         return []
     reached = ", ".join(f"{name} {perplexity:.4g}" for name, perplexity in ngrams.perplexities.items())
-    return [f"floor, perplexity of n-gram models of {ngrams.tokens:,} training tokens: {reached}"]
+    return [f"n-gram baselines, perplexity after {ngrams.tokens:,} training tokens: {reached}"]
 
 
 def second_lines(run: Run) -> list[str]:
@@ -152,7 +152,7 @@ def price_line(run: Run) -> str:
         words = outside_data(published, (graph for form in forms for graph in run.workload.graphs(form)))
     named = ", and ".join(f"protocol {protocol} ({caption(TRUST[protocol])})" for protocol in run.config.protocols)
     whose = shown(run.config.public_layers, run.config.client_layers)
-    return f"prices: {named}{words and f'; {words}'}{whose}"
+    return f"costs: {named}{words and f'; {words}'}{whose}"
 
 
 def parent_lines(run: Run) -> list[str]:
@@ -160,7 +160,7 @@ def parent_lines(run: Run) -> list[str]:
     if (parent := run.parent) is None:
         return []
     line = (
-        f"parent {parent.name}, {parent.notation} as it was given: perplexity {parent.perplexity:.2f}, "
+        f"parent {parent.name}, {parent.notation} unmodified: perplexity {parent.perplexity:.2f}, "
         f"{format_seconds(parent.latency_s)}"
     )
     if run.front:
@@ -290,15 +290,15 @@ def searcher_lines(run: Run) -> list[str]:
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
     begun = {record.index for record in proposed if record.is_look}
     stages = {
-        "when first proposed": [record for record in proposed if record.is_look or record.index not in begun],
-        "after a look": [record for record in proposed if not record.is_look and record.index in begun],
+        "at proposal": [record for record in proposed if record.is_look or record.index not in begun],
+        "after a short training": [record for record in proposed if not record.is_look and record.index in begun],
     }
     explained = []
     for stage, records in stages.items():
         pairs = [(record.expected_loss or 0.0, ends[record.index] or 0.0) for record in records if record.index in ends]
         if len(pairs) >= LEAST_EXPECTED:
             explained.append(f"R^2 {_explained(pairs):.2f} {stage} ({len(pairs)} candidates)")
-    return [f"{run.config.searcher}: of losses at the end it expected {', '.join(explained)}"] if explained else []
+    return [f"{run.config.searcher}: predicted final losses with {', '.join(explained)}"] if explained else []
 
 
 def _explained(pairs: Sequence[tuple[float, float]]) -> float:

@@ -50,7 +50,7 @@ def what_if_lines(what_if: WhatIf) -> list[str]:
     """Describe the comparison, and which picks survive."""
     before, after = what_if.before, what_if.after
     lines = [
-        f"then: {what_if.title_before}, within {format_budget(what_if.run.budget)} a token",
+        f"then: {what_if.title_before}, within {format_budget(what_if.run.budget)} per token",
         f"now:  {what_if.title_after}, {_bounded(what_if.budget)}",
     ]
     trained, priced = what_if.run.seq_len, what_if.workload.prompt_len
@@ -90,7 +90,7 @@ def _status_text(what_if: WhatIf, member: TrainedMember) -> str:
 
 
 def _bounded(budget: Budget) -> str:
-    return "no budget" if budget == Budget() else f"within {format_budget(budget)} a token"
+    return "no budget" if budget == Budget() else f"within {format_budget(budget)} per token"
 
 
 def picks_table(what_ifs: Sequence[WhatIf]) -> Table:

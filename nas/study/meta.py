@@ -165,6 +165,6 @@ def start_line(meta: Meta) -> str:
     if tokens >= FEW_TOKENS:
         return f"candidates are trained from scratch on {tokens:,} tokens"
     return (
-        f"note: from scratch on {tokens:,} tokens candidates are likely to know less than a trigram, so their order "
-        f"says little; start from a trained model (--parent) or give --tokens {FEW_TOKENS} or more"
+        f"note: from scratch on {tokens:,} tokens candidates are likely to be worse than a trigram model, so their "
+        f"order says little; start from a trained model (--parent) or give --tokens {FEW_TOKENS} or more"
     )

@@ -138,7 +138,7 @@ def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, r
     )
     assert read_meta(folder).ngrams == expected
     assert expected.tokens == ledger.completed(ledger.read(folder / ledger.FILE_NAME))[0].tokens
-    assert f"floor, perplexity of n-gram models of {expected.tokens:,} training tokens: unigram " in printed
+    assert f"n-gram baselines, perplexity after {expected.tokens:,} training tokens: unigram " in printed
 
 
 @pytest.mark.filterwarnings("ignore", "always:.*torn last line")

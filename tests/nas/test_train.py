@@ -114,7 +114,7 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     assert facts["result"]["perplexity"] == pytest.approx(math.exp(facts["result"]["val_loss"]))
     above = facts["result"]["perplexity"] > facts["result"]["ngram_floors"]["perplexities"]["trigram"]
     assert facts["result"]["knows_less_than_trigram"] == above
-    assert ("EReg(SM+LN+R) knows less than a trigram\n" in capsys.readouterr().out) == above
+    assert ("EReg(SM+LN+R) is worse than a trigram model\n" in capsys.readouterr().out) == above
     assert facts["cost"]["protocol"] == "published"
     read_back = read_export(out)
     tokens = torch.arange(8).unsqueeze(0)

@@ -98,7 +98,7 @@ def _priced(run: Run, notation: str) -> tuple[float, float]:
 
 
 def _verdicts(run: Run, best: TrainedMember) -> list[str]:
-    keys = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys a token"]
+    keys = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys per token"]
     lines = [*keys, *also_texts(best)]
     if run.parent is not None:
         lines += [f"against its parent {against_parent(run.parent, best)}", agreement_text(best)]

@@ -27,7 +27,7 @@ def caveats(run: Run) -> dict[str, list[str]]:
         "Seeds": _seeds(run),
         "Second corpus": second_lines(run),
         "Search": _search(run),
-        "Prices": list(_prices(run)),
+        "Costs": list(_prices(run)),
         "Trust": [f"{pricer.protocol}: {described(pricer.trust)}{whose}" for pricer in run.pricers],
         "Folding": [*infeasible_lines(run), *unstable_lines(run)],
     }
@@ -39,13 +39,13 @@ def _scale(run: Run) -> list[str]:
     if not completed:
         return []
     trial = completed[0]
-    trained = f"{trial.tokens:,} tokens a candidate, {trial.tokenizer}, {trial.split}"
+    trained = f"{trial.tokens:,} tokens per candidate, {trial.tokenizer}, {trial.split}"
     lines = [f"Perplexities are of the model's own width, {trial.width}: {trained}."]
     if run.is_proxy:
         lines = [
             f"Perplexities are of scale {trial.scale}: width {trial.width} instead of {run.base.d_model}, {trained}. "
-            "They rank candidates at this scale and are not those that the full model would reach. Prices are of the "
-            "full size."
+            "They rank candidates at this scale and are not those that the full model would reach. Costs are those "
+            "of the full size."
         ]
         if run.base == base_architecture("gpt2-small"):
             lines.append(

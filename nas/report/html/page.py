@@ -99,7 +99,7 @@ def _why_nothing(run: Run) -> list[str]:
         cheapest = min(run.members, key=lambda member: member.latency_s)
         return [
             f"None of the {len(run.members)} models that were trained to the end has a place within "
-            f"{format_budget(run.budget)} a token.",
+            f"{format_budget(run.budget)} per token.",
             f"The cheapest, {cheapest.notation}, costs {format_seconds(cheapest.latency_s)} and "
             f"{format_bytes(cheapest.sent_bytes)}.",
         ]

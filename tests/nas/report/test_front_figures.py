@@ -46,7 +46,7 @@ def test_the_parent_is_drawn_beside_them(make_run, records):
     parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=1.5, latency_s=480.0)
     data = front_figure(make_run(records, meta=GPT2 | {"parent": parent}), published_rows())
     axes = draw_front(data).axes[0]
-    (mark,) = [line for line in axes.lines if line.get_label() == "parent SM+LN+G, as it was given"]
+    (mark,) = [line for line in axes.lines if line.get_label() == "parent SM+LN+G, unmodified"]
     assert list(np.ravel(mark.get_xdata())) == [8.0]
     assert list(np.ravel(mark.get_ydata())) == [pytest.approx(math.exp(1.5))]
 

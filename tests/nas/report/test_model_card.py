@@ -75,7 +75,7 @@ def test_what_is_to_be_distrusted_is_said(exported: tuple[nas.Run, Path]) -> Non
     facts = replace(facts, result=replace(facts.result, ngrams=ngrams), estimate=estimate)
     card = model_card(facts, "yaml", run)
     for line in (
-        "It knows less than a trigram of the same tokens.",
+        "It is worse than a trigram model of the same tokens.",
         "N-gram models of 9 training tokens: unigram 7, bigram 7, trigram 7, 4-gram 7, 5-gram 7.",
         "The price is extrapolated: num_layers 2.",
         "A dealer is trusted, whose work is not in the price.",
@@ -88,11 +88,11 @@ def test_the_card_of_a_refused_model_says_so_first(exported: tuple[nas.Run, Path
     record = replace(run.pick("best"), fold_holds=False, left_unfolded=("layers.1.attention: too far apart",))
     card = model_card(replace(facts_of(run), verified=record), "yaml", run)
     refused = (
-        "## What to distrust\n\n- DO NOT DEPLOY IT: the search refused this model, whose folded form failed the check; "
+        "## Limitations\n\n- DO NOT DEPLOY IT: the search refused this model, whose folded form failed the check; "
         "layers.1.attention: too far apart.\n"
     )
     assert refused in card
-    assert "was refused (What to distrust)" in card
+    assert "was refused (Limitations)" in card
     assert "shown to fold to" not in card
 
 

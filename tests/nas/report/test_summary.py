@@ -95,7 +95,7 @@ def test_what_a_run_ends_with(lines, snapshot, ngrams, name):
 
 def test_says_what_the_parent_reaches_and_how_far_behind_the_best_member_is(lines, make_run, make_record):
     text = lines([make_record(0, latency_s=300.0, val_loss=math.log(10.0), perplexity=10.0)], parent=PARENT)
-    assert "parent builtin, SM+LN+G as it was given: perplexity 8.00, 6.67 min; best in budget is +25.0% in" in text
+    assert "parent builtin, SM+LN+G unmodified: perplexity 8.00, 6.67 min; best in budget is +25.0% in" in text
     assert "in perplexity, 25% less time" in text
     (dear,) = members([make_record(0, latency_s=600.0, val_loss=math.log(10.0), perplexity=10.0)])
     assert against_parent(PARENT, dear) == "+25.0% in perplexity, 50% more time"
@@ -119,7 +119,7 @@ def priced(make_run, make_record):
 
 
 def test_says_whom_a_price_trusts_and_what_is_extrapolated(priced):
-    published = "prices: protocol published (2 parties, semi-honest, dishonest majority)"
+    published = "costs: protocol published (2 parties, semi-honest, dishonest majority)"
     assert priced() == priced(empty=True) == published
     assert priced(protocol="semi2k").endswith("dishonest majority, trusted dealer)")
     narrow = base_architecture("gpt2-small", Dimensions(d_model=12))
@@ -152,5 +152,5 @@ def test_says_how_well_ends_were_expected(make_run, make_record):
         proposed = replace(end, event="proposed", status="proposed", val_loss=None, expected_loss=3.1 - index / 10)
         records += [replace(proposed, is_look=True, expected_loss=2.0), proposed, end]
     (first,) = searcher_lines(make_run(records))
-    assert "R^2 -5.40 when first proposed (9 candidates), R^2 0.85 after a look (9 candidates)" in first
+    assert "R^2 -5.40 at proposal (9 candidates), R^2 0.85 after a short training (9 candidates)" in first
     assert searcher_lines(make_run(records[:12])) == []

@@ -1,4 +1,4 @@
-"""Ends that are expected after a look: by the prior alone, and as results move it."""
+"""Ends that are expected after a short training: by the prior alone, and as results move it."""
 
 import numpy as np
 import pytest

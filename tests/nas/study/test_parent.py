@@ -135,7 +135,7 @@ def test_a_trial_is_compared_with_its_parent(make_trials, corpus, folder, tmp_pa
 
 def test_a_study_from_scratch_on_few_tokens_is_warned(make_meta):
     recipe = recipe_for("proxy", "stdlib", entropy_regularised=False)
-    assert "from scratch on 524,288 tokens candidates are likely to know less than a trigram" in start_line(
+    assert "from scratch on 524,288 tokens candidates are likely to be worse than a trigram model" in start_line(
         make_meta(recipe=recipe)
     )
     enough = replace(recipe, scale=replace(recipe.scale, tokens=FEW_TOKENS))

@@ -97,9 +97,9 @@ def test_a_row_of_the_papers_that_was_trained_is_one_row(make_run) -> None:
 
 def test_the_proxy_is_spoken_of_where_models_are_of_another_width_than_prices(make_run, whole_page: Page) -> None:
     assert "of a small proxy" in whole_page.text
-    assert "papers' price" in whole_page.text
+    assert "papers' latency" in whole_page.text
     text = page_of(make_run([record(0, "SM_i12", "candidate", 0, 2.0, width=768)])).text
-    assert "Perplexities are of the model's own width, 768: 4,096 tokens a candidate" in text
+    assert "Perplexities are of the model's own width, 768: 4,096 tokens per candidate" in text
     assert "of a small proxy" not in text
     assert "instead of" not in text
 
@@ -111,7 +111,7 @@ def test_the_front_has_the_prices_of_the_ledger_and_its_layers(whole_page: Page,
     for member in run.front:
         said = f"{member.arch_id} {format_seconds(member.latency_s)}, {format_bytes(member.sent_bytes)}"
         assert f"{said}; perplexity {perplexity_text(member)}" in front
-    assert "knows less than a trigram" in front
+    assert "is worse than a trigram model" in front
     assert "its price range crosses the budget" in front
     assert [tag for tag, _ in whole_page.tags].count("svg") == 2
 
@@ -154,9 +154,9 @@ def test_what_comes_from_a_run_is_escaped(make_run) -> None:
 
 def test_what_is_to_be_distrusted_is_said(whole_page: Page) -> None:
     page = whole_page
-    caveats = page.text[page.text.index("What to distrust") : page.text.index("How to do it again")]
+    caveats = page.text[page.text.index("Limits of these results") : page.text.index("Reproduce this run")]
     for words in (
-        "width 96 instead of 768, 4,096 tokens a candidate",
+        "width 96 instead of 768, 4,096 tokens per candidate",
         "Members of the front have 1 to 2 seeds",
         "5 of 12,345 members within the budget were tried (1e+30 in the space); 1 diverged",
         "over all coefficients consistent with the printed rows",
@@ -165,7 +165,7 @@ def test_what_is_to_be_distrusted_is_said(whole_page: Page) -> None:
         "trigram 16.2",
     ):
         assert words in caveats
-    again = page.text[page.text.index("How to do it again") :]
+    again = page.text[page.text.index("Reproduce this run") :]
     assert "python -m nas.search --budget-latency 5min" in again
     assert "c0ffee" in again
 
@@ -180,7 +180,7 @@ def test_a_run_without_a_completed_trial_says_so_and_why(make_run) -> None:
         in page.text
     )
     assert "SM+LN+R: failed, no memory left" in page.text
-    assert "How to do it again" in page.text
+    assert "Reproduce this run" in page.text
     assert "svg" not in {tag for tag, _ in page.tags}
 
 
