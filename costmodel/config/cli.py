@@ -5,8 +5,10 @@ member fits the budget; 130 interrupted. Flags, `--config FILE` and `--print_con
 docstrings. Every command takes `--debug`, which shows the traceback of a bug instead of writing it to a file.
 """
 
+import atexit
 import os
 import re
+import signal
 import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentError
@@ -129,6 +131,7 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
             code = action()
         sys.stdout.flush()
     except KeyboardInterrupt:
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # another Ctrl-C must not cut off what ends Ray
         return _say("interrupted", INTERRUPTED)
     except BrokenPipeError:  # the reader (`| head`) has exited; the flush at exit must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -210,3 +210,15 @@ def test_output_that_is_closed_from_the_start_is_no_bug(redirections, arch, code
     command = f'exec "$0" -m costmodel estimate "{arch}" --format csv {redirections}'
     done = subprocess.run(["sh", "-c", command, sys.executable], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+
+
+def test_more_ctrl_c_while_a_command_ends_is_ignored():
+    code = (
+        "import atexit, os, signal, sys\n"
+        "from costmodel.config import cli\n"
+        "atexit.register(lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(3)])\n"
+        "def action(): raise KeyboardInterrupt\n"
+        "sys.exit(cli.guarded(action))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: interrupted\n")
