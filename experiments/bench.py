@@ -91,7 +91,7 @@ def stepper(settings: Settings, way: str) -> tuple[Callable[[], float], int]:
     """Return a function that takes a training step on random tokens and returns the loss, and the tokens of a step."""
     recipe = recipe_for(settings.scale, "stdlib", entropy_regularised=way == REGULARISED)
     architecture = resolve(settings.architecture, base_architecture(settings.base)).architecture
-    candidate = Candidate(architecture=architecture, recipe=replace(recipe, route=None))
+    candidate = Candidate(architecture=architecture, recipe=replace(recipe, distillation=None))
     generator = torch.Generator().manual_seed(0)
     objective, scale = Objective(candidate, generator), recipe.scale
     inputs, targets = torch.randint(candidate.trained.vocab_size, (2, scale.batch, scale.seq_len), generator=generator)

@@ -44,7 +44,7 @@ SEED = 0
 TOTAL = "total"
 LOAD_FILE = Path("/proc/loadavg")
 QUIET_LOAD = 0.5  # mean number of other threads that run or wait for a core before a run; more would disturb it
-LOOKS, LOOK_S = 20, 0.1  # number of samples of the load, and seconds between them
+PROXY_EVALS, LOOK_S = 20, 0.1  # number of samples of the load, and seconds between them
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,7 +248,7 @@ def others_running() -> float | None:
     """
     counts = []
     with suppress(OSError):
-        for _ in range(LOOKS):
+        for _ in range(PROXY_EVALS):
             counts.append(int(LOAD_FILE.read_text().split()[3].partition("/")[0]) - 1)
             time.sleep(LOOK_S)
         return fmean(counts)

@@ -56,7 +56,7 @@ from search_spaces.pricing import price_architecture
 CONFIGS = Path(__file__).parent / "configs"
 BASE = "smollm2-135m"
 SCALE: ScaleName = "parent"
-UNTAUGHT = RecipeChanges(route=DistillationChanges(distillation=0.0, streams=0.0))
+UNTAUGHT = RecipeChanges(distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0))
 DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "transformers")  # packages
 DOCUMENTED_FILES = 160  # files per package, for about as much English as Python
 DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the shortest docstring, and the total of a file
@@ -94,7 +94,7 @@ class Settings:
     budget_latency: str
     budget_comm: str
     num_trials: int
-    num_looks: int
+    num_proxy_evals: int
     finalist_seeds: int
     parent_tokens: int
     tokens: int
@@ -226,9 +226,9 @@ def _searched(settings: Settings, parent: Path, folder: Path, console: Console) 
         budget_latency=settings.budget_latency,
         budget_comm=settings.budget_comm,
         data=str(text(folder / TEXT)),
-        also_validate=str(english(folder / ENGLISH)),
+        second_eval_data=str(english(folder / ENGLISH)),
         num_trials=settings.num_trials,
-        num_looks=settings.num_looks,
+        num_proxy_evals=settings.num_proxy_evals,
         tokens=settings.tokens,
         finalist_seeds=settings.finalist_seeds,
         recipe=RecipeChanges(scale=_small_steps(settings)),
@@ -284,7 +284,7 @@ def models(searched: Run) -> list[Shown]:
 
 def _price_of(searched: Run, row: str) -> Price:
     architecture = parse(row, searched.base).architecture
-    return price_architecture(architecture, searched.pricer, searched.workload, "deployed").price
+    return price_architecture(architecture, searched.pricer, searched.workload, "folded").price
 
 
 def model_table(models: Sequence[Shown]) -> Table:

@@ -142,7 +142,7 @@ def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_re
         plan.scale,
         plan.data,
         entropy_regularised=entropy_regularised,
-        route=parent and parent.route,
+        distillation=parent and parent.distillation,
         seq_len=variant.seq_len,
         tokens=variant.tokens,
     )

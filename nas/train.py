@@ -293,14 +293,14 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
         base = parent.tables_on(base, SCALES[scale])
     elif source is not None and config.base is None:
         base = source.architecture
-    member, route = resolve(config.arch, base), parent and parent.route
-    if route is not None and placement(member.architecture) == route.placement:
-        route = replace(route, distillation=0.0)
+    member, distillation = resolve(config.arch, base), parent and parent.distillation
+    if distillation is not None and placement(member.architecture) == distillation.placement:
+        distillation = replace(distillation, prediction_weight=0.0)
     candidate = candidate_at(
         member,
         scale,
         data=config.data,
-        route=route,
+        distillation=distillation,
         seq_len=config.seq_len,
         tokens=config.tokens,
     )

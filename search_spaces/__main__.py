@@ -27,7 +27,7 @@ from search_spaces.budget.feasible import (
 from search_spaces.budget.options import BudgetOptions
 from search_spaces.budget.priced_space import (
     UNITS_PER,
-    Accounting,
+    CostForm,
     cheapest,
     extrapolated,
     most_expensive,
@@ -59,7 +59,7 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
         architectures = f"{num_architectures(feasible.space):,} architectures, recipes {recipes}"
         print(f"{feasible.space.name}: {size:,} members, {architectures}")
         print(_within(feasible))
-        if priced.accounting == "deployed":
+        if priced.cost_of == "folded":
             parts = price_by_part(priced, ends["cheapest"]).items()
             seconds = ", ".join(f"{part} {format_seconds(price.latency_s)}" for part, price in parts)
             print(f"seconds of the cheapest: {seconds}")
@@ -114,23 +114,23 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
             print(line)
 
 
-def _feasible(space: str, *, accounting: Accounting | None = None, **options: Any) -> FeasibleSpace:
+def _feasible(space: str, *, cost_of: CostForm | None = None, **options: Any) -> FeasibleSpace:
     """Return the members within a budget; the commands take their flags from here.
 
     Args:
         space: a shipped space or a .yaml file.
-        accounting: costs of the folded architecture (deployed) or of the unfolded one (written), as the papers price;
+        cost_of: costs of the folded architecture or of the unfolded one, as the papers price;
             by default deployed, but written for a space that lists its members.
         options: fields of `BudgetOptions`.
     """
     given, loaded = BudgetOptions(**options), load_space(space)
-    accounting = accounting or ("deployed" if loaded.definition.choices else "written")
+    cost_of = cost_of or ("folded" if loaded.definition.choices else "unfolded")
     budgets = [
         (load_pricer(name, said["network"], said["testbed"]), budget)
         for (name, said), budget in zip(given.asked.items(), given.budgets.values(), strict=True)
     ]
     workload = Workload(prompt_len=given.seq_len)
-    feasible, left_out = priced_within(loaded, budgets, workload, accounting)
+    feasible, left_out = priced_within(loaded, budgets, workload, cost_of)
     for choice, reason in left_out.items():
         print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
     return feasible
@@ -145,7 +145,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "protocol": priced.pricer.protocol,
         "network": priced.pricer.network,
         "trust": facts(priced.pricer.trust),
-        "accounting": priced.accounting,
+        "cost_of": priced.cost_of,
         "budget": _costs(feasible.budget),
         **(
             {"also": {_protocol(constraint): _costs(constraint.budget) for constraint in feasible.also}}

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from costmodel.cost import Price, shared_price, total_price
 from costmodel.estimate import Pricer
 from search_spaces.architecture import Architecture
-from search_spaces.budget.priced_space import Accounting
+from search_spaces.budget.priced_space import CostForm
 from search_spaces.deployed import deployed
 from search_spaces.workload import Workload
 
@@ -18,13 +18,13 @@ class PricedArchitecture(NamedTuple):
 
 
 def price_architecture(
-    architecture: Architecture, pricer: Pricer, workload: Workload, accounting: Accounting
+    architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm
 ) -> PricedArchitecture:
     """Price every op graph of the workload; an architecture that is already folded is priced as it is.
 
     A UserError is raised for a workload that the architecture does not support, or an op without formula.
     """
-    graphs = workload.graphs(deployed(architecture) if accounting == "deployed" else architecture)
+    graphs = workload.graphs(deployed(architecture) if cost_of == "folded" else architecture)
     whole = total_price(pricer.price(node.op) for graph in graphs for node in graph)
     shares, bounds = workload.new_tokens, pricer.latency_s_range([node for graph in graphs for node in graph])
     latency_s_range = None if bounds is None else (bounds[0] / shares, bounds[1] / shares)

@@ -22,7 +22,7 @@ from costmodel.commands.validate import row_graph
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
-from costmodel.pricing.asked import ModelOptions, asked_model
+from costmodel.pricing.model_spec import ModelOptions, resolve_model
 from costmodel.protocols import published, sigma
 from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
@@ -98,14 +98,14 @@ def calibrate(
         to = _writable(protocol, output)
         check_engine()
         graphs = [
-            asked_model(
+            resolve_model(
                 "SM+LN+R",
                 ModelOptions(layers=layers, heads=max(1, d_model // 64), d_model=d_model, vocab=1000, seq_len=seq_len),
             ).graph
             for d_model, layers, seq_len in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]
         ]
         return write(to, dump_memory(measured_memory(graphs, protocol, console(stderr=True).print)))
-    asked = None if for_ is None else asked_model(for_, options)
+    asked = None if for_ is None else resolve_model(for_, options)
     measured = [] if asked is None else [asked, asked.folded]  # `estimate` also prices the folded model
     graphs = [part.graph for part in measured if part is not None]
     return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)

@@ -17,7 +17,7 @@ from costmodel.engine.runtimes import check_installed
 from costmodel.errors import UserError
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
-from costmodel.pricing.asked import asked_model
+from costmodel.pricing.model_spec import resolve_model
 from costmodel.pricing.price import PriceOptions
 from costmodel.protocols import SETTINGS, load_pricer
 from costmodel.protocols.primitives import total_comm
@@ -49,7 +49,7 @@ def compare(
         format: tables, one JSON document, or CSV with a line per op; in SI units.
     """
     given = PriceOptions(context=None, protocol=protocol, threads=None, new_tokens=None, **options)
-    asked = asked_model(arch, given)
+    asked = resolve_model(arch, given)
     graph, deployment = asked.graph, asdict(asked.deployment)
     engine = engine_of(protocol)
     setting = given.setting or SETTINGS[protocol]()

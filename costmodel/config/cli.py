@@ -6,6 +6,7 @@ docstrings. Every command takes `--debug`, which shows the traceback of a bug in
 """
 
 import atexit
+import json
 import os
 import re
 import signal
@@ -23,7 +24,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 from jsonargparse import ArgumentParser, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
-from costmodel.config.removed import REMOVED
+from costmodel.config.former_names import REMOVED, present_name, present_value, with_present_names
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
@@ -77,14 +78,14 @@ class Parser(ArgumentParser):
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
         """Parse arguments; a UserError is raised for text that is not UTF-8 or a --config that is not plain YAML."""
-        arguments = _with_underscores(sys.argv[1:] if args is None else args)
+        arguments = _with_present_flags(_with_underscores(sys.argv[1:] if args is None else args))
         for argument in arguments:
             if "\0" in argument or argument != argument.encode(errors="ignore").decode():
                 raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
-        for argument, following in pairwise([*arguments, ""]):
+        for index, (argument, following) in enumerate(pairwise([*arguments, ""])):
             flag, equals, value = argument.partition("=")
             if flag == "--config" and (name := value if equals else following):
-                _check_config(Path(name), self)
+                arguments[index if equals else index + 1] = f"{flag}=" * bool(equals) + _checked_config(name, self)
         parsed = super().parse_args(arguments, *rest, **settings)
         _check_nulls(self, parsed)
         return parsed
@@ -185,8 +186,27 @@ def _with_underscores(args: Sequence[str]) -> list[str]:
     return [re.sub(r"^--([^=]*)", named, argument) for argument in args]
 
 
-def _check_config(path: Path, parser: ArgumentParser) -> None:
-    """Refuse what the parser would accept: duplicate keys, and its own keys, for example for a further file."""
+def _with_present_flags(args: Sequence[str]) -> list[str]:
+    """Replace renamed flags, and former values, by the present ones; each renamed flag is named in a warning."""
+    present, name = list(args), ""
+    for index, argument in enumerate(args):
+        flag, equals, value = argument.partition("=")
+        if flag.startswith("--"):
+            name = present_name(flag[2:])
+            if name != flag[2:]:
+                warnings.warn(_hyphened(f"{flag} is now --{name}; the former name will be removed."), stacklevel=2)
+            present[index] = f"--{name}{equals}{present_value(name, value)}"
+        elif name:
+            present[index], name = present_value(name, argument), ""
+    return present
+
+
+def _checked_config(file: str, parser: ArgumentParser) -> str:
+    """Refuse what the parser would accept: duplicate keys, and its own keys, for example for a further file.
+
+    Returns the file, or its content as JSON if it has former names.
+    """
+    path = Path(file)
     data = load_mapping(path)
     for keys in (data, *(value for value in data.values() if isinstance(value, dict))):
         if reserved := _RESERVED & keys.keys():
@@ -194,6 +214,10 @@ def _check_config(path: Path, parser: ArgumentParser) -> None:
     for name in (name for action in parser._actions if isinstance(action.choices, dict) for name in action.choices):
         if not isinstance(value := data.get(name, {}), dict):
             raise UserError(f"`{name}` of {path} must be a mapping of flags to values, but got {value!r:.80}.")
+        if value:
+            data[name] = with_present_names(value)
+    present = with_present_names(data)
+    return file if present == load_mapping(path) else json.dumps(present)
 
 
 def _check_nulls(parser: ArgumentParser, parsed: Namespace) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from costmodel.estimate import Pricer
 from costmodel.network import Network, link
-from costmodel.pricing.asked import Model, ModelOptions, asked_model
+from costmodel.pricing.model_spec import Model, ModelOptions, resolve_model
 from costmodel.pricing.priced import PricedModel
 from costmodel.protocols import Setting, load_pricer, setting_of
 from costmodel.protocols.primitives import Holder, WeightMasks
@@ -83,7 +83,7 @@ def price(model: Model, **options: Any) -> PricedModel:
             formula for an op.
     """
     given = PriceOptions(context=None, **options)
-    asked = asked_model(model, given)
+    asked = resolve_model(model, given)
     if given.new_tokens is not None:
         asked = asked.answering
     priced = PricedModel(asked=asked, pricer=given.pricer, new_tokens=given.new_tokens)

@@ -14,7 +14,7 @@ from costmodel.estimate import Estimate, Generation, Pricer, estimate, estimate_
 from costmodel.execution.memory import PeakMemory, alive_bytes, held_bytes, load_memory, peak_memory
 from costmodel.ops import LayerId, Op, OpGraph
 from costmodel.ops import shape as dimensions
-from costmodel.pricing.asked import AskedModel
+from costmodel.pricing.model_spec import ModelSpec
 from costmodel.protocols import Setting
 from costmodel.protocols.derived import ByFormula, Derived
 from costmodel.randomness import GeneratorCost, alternatives
@@ -80,7 +80,7 @@ class PricedModel:
     has no formula for an op.
     """
 
-    asked: AskedModel
+    asked: ModelSpec
     pricer: Pricer
     new_tokens: int | None = None
 

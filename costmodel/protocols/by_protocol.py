@@ -8,7 +8,7 @@ from costmodel.protocols import load_pricer
 KEYS = "budget_keys"
 
 
-def asked_of_each(protocol: str, flags: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
+def options_by_protocol(protocol: str, flags: Mapping[str, str | None]) -> dict[str, dict[str, str | None]]:
     """Return the values of flags for each protocol in a list.
 
     A budget of keys without a protocol's name is for the protocols with keys. A UserError is raised for an unknown

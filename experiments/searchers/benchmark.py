@@ -147,7 +147,7 @@ def read_entries(part: TablePart) -> Entries:
     pricer, entries = load_pricer(), Entries()
     for row, ended in rows.items():
         member = parse(row, base)
-        price = price_architecture(member.architecture, pricer, Workload(prompt_len=SEQ_LEN), "deployed").price
+        price = price_architecture(member.architecture, pricer, Workload(prompt_len=SEQ_LEN), "folded").price
         entries[member] = Entry(member, price.latency_s, tuple(map(_training, ended)))
     return entries
 
@@ -184,7 +184,7 @@ def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, en
         feasible=feasible,
         anchors=tuple(anchors(feasible, published_members(feasible.space))),
         reference_loss=math.log(settings.reference_perplexity),
-        parent=parent_architecture(parent.route, feasible.space.base),
+        parent=parent_architecture(parent.distillation, feasible.space.base),
         parent_loss=replayed.parent_loss,
         blocks=from_csv(path.read_text(encoding="utf-8"), str(path)),
     )

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.trainings import Rung
 from nas.recipe.recipe import SCALES
-from nas.run.config import LOOKS
+from nas.run.config import PROXY_EVALS
 from nas.run.pareto import Point, hypervolume, nondominated, ranks
 from nas.searchers.strategy import Observation, SearchProblem, searcher_of
 from nas.searchers.uniform import Stratified
@@ -61,13 +61,13 @@ def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry
     """Replay one search, until it has trained as many tokens as `num_trials` full trainings, or the whole table."""
     strategy = searcher_of(searcher)(problem)
     share = (
-        FIRST_RUNG * LOOKS + (1 - FIRST_RUNG) if strategy.takes_looks else 1.0
+        FIRST_RUNG * PROXY_EVALS + (1 - FIRST_RUNG) if strategy.takes_proxies else 1.0
     )  # share of the tokens of a full training, per final training
     schedule = TrialSchedule(
         strategy=strategy,
         seed=seed,
         num_trials=round(num_trials / share),
-        num_looks=round(LOOKS * num_trials / share),
+        num_proxy_evals=round(PROXY_EVALS * num_trials / share),
         reference=reference_of(problem),
         parent_loss=problem.parent_loss,
     )
@@ -86,7 +86,7 @@ def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry
             log_perplexity=training.loss,
             rung_losses=tuple(rung.loss for rung in training.rungs),
         )
-        if proposal.is_look and training.rungs:
+        if proposal.is_proxy and training.rungs:
             progress.stopped(training, FIRST_RUNG)
             observed = replace(observed, status="paused", log_perplexity=None, rung_losses=observed.rung_losses[:1])
         else:

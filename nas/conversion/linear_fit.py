@@ -38,22 +38,22 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
 
     tokens: sequences x T, what the fit is over.
     """
-    streams = parent.streams(tokens)
+    hidden_states = parent.hidden_states(tokens)
     fitted: dict[str, Tensor] = {}
     for index, kind in parts:
         layer, theirs = model.layers[index], parent.layers[index]
         assert isinstance(layer, Block)
         if kind == "attention":
-            fit_queries(layer, theirs, streams[index])
+            fit_queries(layer, theirs, hidden_states[index])
             names = [model.architecture.block_facts.queries]
         elif layer.ffn is not None and layer.ffn.fused is not None:
-            fit_linear(layer, streams[index], streams[index + 1])
+            fit_linear(layer, hidden_states[index], hidden_states[index + 1])
             names = ["ffn.fused"]
         else:
             ffn, source = model.architecture.layers[index].ffn, parent.architecture
             degree = fitted_degree(ffn, source.layers[index], source)
             assert degree is not None
-            fit_polynomial(layer, theirs, streams[index], degree)
+            fit_polynomial(layer, theirs, hidden_states[index], degree)
             names = ["ffn.gate", "ffn.up"] if ffn in POLYNOMIAL_GATES else ["ffn.up", "ffn.down"]
         for name in names:
             parameters = layer.get_submodule(name).named_parameters()

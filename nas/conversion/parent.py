@@ -68,12 +68,12 @@ class Parent(NamedTuple):
     digest: str
 
     @property
-    def route(self) -> DistillationSchedule:
+    def distillation(self) -> DistillationSchedule:
         """The usual schedule from this parent. Raises UserError if its placement has no notation (a folded export)."""
         architecture = self.model.architecture
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
-        return DistillationSchedule(parent=self.digest, placement=placement(architecture), spread=True)
+        return DistillationSchedule(parent=self.digest, placement=placement(architecture), spread_over_depth=True)
 
     def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
         """A base with the parent's vocabulary and context, where the scale does not have a vocabulary of its own."""
@@ -85,14 +85,14 @@ class Parent(NamedTuple):
 
         Raises UserError if it does not fit, or the corpus holds no sequence.
         """
-        source, route = self.model.architecture, candidate.recipe.route
+        source, distillation = self.model.architecture, candidate.recipe.distillation
         weights = transferred(source, self.model.weights, candidate.initial_architecture)
-        if route is not None and (parts := fitted_parts(candidate.initial_architecture, source)):
+        if distillation is not None and (parts := fitted_parts(candidate.initial_architecture, source)):
             model = Decoder(candidate.initial_architecture)
             load_deployed(model, weights)
             seq_len = candidate.recipe.scale.seq_len
             order = epoch_order(0, 0, num_sequences(corpus, "train", seq_len))  # what a training of seed 0 sees first
-            sequences = gather(corpus, "train", order[: max(1, route.linear_fit_tokens // seq_len)], seq_len)
+            sequences = gather(corpus, "train", order[: max(1, distillation.linear_fit_tokens // seq_len)], seq_len)
             tokens = torch.from_numpy(sequences[:, :-1].astype("int64"))
             weights |= fitted_linears(self.decoder(), model, parts, tokens)
         return weights

@@ -82,7 +82,7 @@ def require_sequences(second: Corpus, seq_len: int) -> None:
     """Raise UserError unless the corpus is long enough for an n-gram baseline."""
     if not second.held_out.documents or second.num_validation_tokens <= seq_len:
         raise UserError(
-            f"--also-validate {second.data} must hold more than {seq_len} tokens for an n-gram baseline, but has "
+            f"--second-eval-data {second.data} must hold more than {seq_len} tokens for an n-gram baseline, but has "
             f"{second.num_validation_tokens}; give more text, or none."
         )
     require_chunks(second, seq_len)
@@ -106,8 +106,8 @@ def _without_copies(
     copies = [document.name for document, share in zip(documents, shares, strict=True) if share > A_COPY]
     if copies and data != DEPENDENCIES:
         raise UserError(
-            f"--also-validate {data} must be other text than --data {first.data} and what the parent was trained on, "
-            f"but shares {len(copies)} files with them, {copies[0]} first; give other files, or none."
+            f"--second-eval-data {data} must be other text than --data {first.data} and what the parent was trained "
+            f"on, but shares {len(copies)} files with them, {copies[0]} first; give other files, or none."
         )
     return [document for document, share in zip(documents, shares, strict=True) if share <= MOST_OF_A_DOCUMENT]
 

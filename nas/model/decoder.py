@@ -76,12 +76,12 @@ class Decoder(nn.Module):
         return capped(self.logits(features), self.architecture.logit_cap)
 
     def features(
-        self, tokens: Tensor, *, with_entropies: bool, streams: list[Tensor] | None = None
+        self, tokens: Tensor, *, with_entropies: bool, hidden_states: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         """The stream that logits are a projection of, before their cap, batch x T x d_model, and the entropies; else as
         `forward`.
 
-        streams: gets what each layer reads, and what the last one leaves.
+        hidden_states: gets what each layer reads, and what the last one leaves.
         """
         stream = self.embedded(tokens)  # batch x T x d_model
         passed, entropies = [stream], []
@@ -90,8 +90,8 @@ class Decoder(nn.Module):
             stream, entropy = run(stream, with_entropies)
             entropies.append(entropy)  # batch x heads x T
             passed.append(stream)
-        if streams is not None:
-            streams += passed
+        if hidden_states is not None:
+            hidden_states += passed
         return self.read_out(stream), tuple(entropies) if with_entropies else None
 
     def read_out(self, stream: Tensor) -> Tensor:
@@ -99,11 +99,11 @@ class Decoder(nn.Module):
         normed: Tensor = self.final_norm(stream)
         return normed if self.architecture.logit_scale == 1 else normed * self.architecture.logit_scale
 
-    def streams(self, tokens: Tensor) -> list[Tensor]:
+    def hidden_states(self, tokens: Tensor) -> list[Tensor]:
         """What every layer reads of a batch, and what the last one leaves, each batch x T x d_model."""
-        streams: list[Tensor] = []
-        self.features(tokens, with_entropies=False, streams=streams)
-        return streams
+        hidden_states: list[Tensor] = []
+        self.features(tokens, with_entropies=False, hidden_states=hidden_states)
+        return hidden_states
 
     def step(self, tokens: Tensor, position: int, past: list[list[Tensor]]) -> Tensor:
         """Return the logits after one more token of each sequence, batch x vocab, and add it to the past.

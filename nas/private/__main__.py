@@ -34,7 +34,7 @@ from nas.private.fixed_point import (
     validation_sequences,
 )
 from nas.private.prompt import read_prompt
-from nas.private.setup import FRACTION_BITS, Setup, asked_setup, header_lines, trust_lines
+from nas.private.setup import FRACTION_BITS, Setup, header_lines, resolve_setup, trust_lines
 
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
 
@@ -76,7 +76,7 @@ def private(
     check_installed(protocol := setup.get("protocol", "semi2k"))
     _check_flags(perplexity, prompt, party, peers, protocol)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
-    asked = asked_setup(run, pick, party=party, **setup)
+    asked = resolve_setup(run, pick, party=party, **setup)
     asked = with_precision(asked, setup.get("fraction_bits"))
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)

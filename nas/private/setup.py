@@ -84,7 +84,7 @@ class Setup:
         )
 
 
-def asked_setup(
+def resolve_setup(
     run: str,
     pick: str,
     *,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from costmodel.config.former_names import with_former_names
 from costmodel.errors import UserError
 from nas.recipe.distillation import (
     DistillationSchedule,
@@ -34,16 +35,22 @@ class Candidate:
 
         With a parent, norms that the candidate lacks are frozen ones, which fold to the same model.
         """
-        made, route = trained_architecture(self.architecture, self.recipe.scale), self.recipe.route
-        if route is None:
+        made, distillation = trained_architecture(self.architecture, self.recipe.scale), self.recipe.distillation
+        if distillation is None:
             return made
-        return student_architecture(made, parent_architecture(route, made), spread=route.spread)
+        return student_architecture(
+            made, parent_architecture(distillation, made), spread=distillation.spread_over_depth
+        )
 
     @property
     def initial_architecture(self) -> Architecture:
         """The architecture at the start of training, with the parts of the parent that are still to be removed."""
-        trained, route = self.trained, self.recipe.route
-        return trained if route is None else initial_architecture(trained, parent_architecture(route, trained))
+        trained, distillation = self.trained, self.recipe.distillation
+        return (
+            trained
+            if distillation is None
+            else initial_architecture(trained, parent_architecture(distillation, trained))
+        )
 
     @property
     def name(self) -> str:
@@ -57,21 +64,24 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
     Omitting them keeps the `candidate_id` of candidates from before these settings existed.
     """
     recipe = asdict(candidate.recipe)
-    architecture = candidate.architecture if candidate.recipe.route is None else candidate.trained
+    architecture = candidate.architecture if candidate.recipe.distillation is None else candidate.trained
     if not has_frozen_norms(architecture):
         del recipe["freezing"]
     if candidate.recipe.foldable is None or not layers_kept_foldable(architecture):
         del recipe["foldable"]
     _leave_out_defaults(recipe, candidate.recipe, ("optimizer", "recompute"))
-    if (route := candidate.recipe.route) is None:
-        del recipe["route"]
+    if (distillation := candidate.recipe.distillation) is None:
+        del recipe["distillation"]
     else:
-        later = ("most_likely", "trainable", "blockwise_tokens", "streams", "kept_layers")
-        _leave_out_defaults(recipe["route"], route, later)
-        if not fitted_parts(architecture, parent_architecture(route, architecture)):
-            del recipe["route"]["linear_fit_tokens"]
-        if not route.spread or spread_layers(candidate.architecture.layers) == candidate.architecture.layers:
-            del recipe["route"]["spread"]
+        later = ("teacher_top_k", "trainable", "blockwise_tokens", "hidden_state_weight", "kept_layers")
+        _leave_out_defaults(recipe["distillation"], distillation, later)
+        if not fitted_parts(architecture, parent_architecture(distillation, architecture)):
+            del recipe["distillation"]["linear_fit_tokens"]
+        if (
+            not distillation.spread_over_depth
+            or spread_layers(candidate.architecture.layers) == candidate.architecture.layers
+        ):
+            del recipe["distillation"]["spread_over_depth"]
     return {"architecture": canonical(candidate.architecture), "recipe": recipe}
 
 
@@ -82,8 +92,11 @@ def _leave_out_defaults(data: dict[str, Any], settings: Any, names: Sequence[str
 
 
 def candidate_id(candidate: Candidate) -> str:
-    """Identify an architecture with its recipe by twelve hexadecimal digits: SHA-256 of the canonical form."""
-    text = json.dumps(canonical_candidate(candidate), sort_keys=True, separators=(",", ":"))
+    """Identify an architecture with its recipe by twelve hexadecimal digits.
+
+    They are of the SHA-256 of the canonical form, under former names, so that a renaming changes no identifier.
+    """
+    text = json.dumps(with_former_names(canonical_candidate(candidate)), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
@@ -102,11 +115,13 @@ def candidate_at(
     scale: ScaleName,
     *,
     data: str,
-    route: DistillationSchedule | None = None,
+    distillation: DistillationSchedule | None = None,
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Candidate:
     """Return a member with the recipe of a scale, as made by `recipe_at`."""
     regularised = member.entropy_regularised
-    recipe = recipe_at(scale, data, entropy_regularised=regularised, route=route, seq_len=seq_len, tokens=tokens)
+    recipe = recipe_at(
+        scale, data, entropy_regularised=regularised, distillation=distillation, seq_len=seq_len, tokens=tokens
+    )
     return Candidate(architecture=member.architecture, recipe=recipe)

@@ -36,11 +36,12 @@ class DistillationSchedule:
         placement: the parent's layers, typed.
         start_share: share of the steps before the gates of removed parts begin to fall linearly from 1 to 0.
         end_share: share of the steps before these gates reach 0.
-        distillation: weight of the parent's predictions in the target; the rest is the next token.
-        spread: whether layers before a tail of empty ones start from parent layers spread evenly over its depth (see
-            `spread_layers`), or from its first ones.
+        prediction_weight: weight of the parent's predictions in the target; the rest is the next token.
+        spread_over_depth: whether layers before a tail of empty ones start from parent layers spread evenly over its
+            depth (see `spread_layers`), or from its first ones.
         linear_fit_tokens: training tokens to fit parts to the parent's (`nas.conversion.linear_fit`).
-        most_likely: tokens in the teacher cache for each prediction; the rest of the vocabulary counts as one more.
+        teacher_top_k: most likely tokens in the teacher cache for each prediction; the rest of the vocabulary counts
+            as one more.
         trainable: the part of the model that is trained: all; changed, the attention, FFNs and final norm that differ
             from the parent's and the neighbours of removed ones; neighbours, these and the sub-layers before and after
             each.
@@ -48,7 +49,7 @@ class DistillationSchedule:
             (`nas.training.distillation.library`); 0 to start from the parent's weights.
         kept_layers: number of first layers that stay exactly the parent's, with its embedding; None if all may be
             trained.
-        streams: weight of the distance between hidden states and the parent's (`nas.training.objective`).
+        hidden_state_weight: weight of the distance between hidden states and the parent's (`nas.training.objective`).
 
     Raises UserError if a number is out of range.
     """
@@ -57,13 +58,13 @@ class DistillationSchedule:
     placement: str
     start_share: float = 0.0
     end_share: float = 0.05
-    distillation: float = 0.95
-    spread: bool = False
+    prediction_weight: float = 0.95
+    spread_over_depth: bool = False
     linear_fit_tokens: int = 8_192  # from 1,024 on, a layer's divergence falls by a sixth, and no further
-    most_likely: int = 16
+    teacher_top_k: int = 16
     trainable: Trainable = "all"
     blockwise_tokens: int = 0
-    streams: float = 0.0
+    hidden_state_weight: float = 0.0
     kept_layers: int | None = None
 
     def __post_init__(self) -> None:
@@ -72,11 +73,14 @@ class DistillationSchedule:
                 f"a distillation schedule needs 0 <= `start_share` < `end_share` <= 1, but got {self.start_share}, "
                 f"{self.end_share}."
             )
-        if not 0 <= self.distillation <= 1:
-            raise UserError(f"`distillation` of a schedule must be from 0 to 1, but got {self.distillation}.")
-        if not 0 <= self.streams < math.inf:
-            raise UserError(f"`streams` of a schedule must be finite and not negative, but got {self.streams}.")
-        for name, least in (("linear_fit_tokens", 1), ("most_likely", 1), ("blockwise_tokens", 0)):
+        if not 0 <= self.prediction_weight <= 1:
+            raise UserError(f"`prediction_weight` of a schedule must be from 0 to 1, but got {self.prediction_weight}.")
+        if not 0 <= self.hidden_state_weight < math.inf:
+            raise UserError(
+                f"`hidden_state_weight` of a schedule must be finite and not negative, but got "
+                f"{self.hidden_state_weight}."
+            )
+        for name, least in (("linear_fit_tokens", 1), ("teacher_top_k", 1), ("blockwise_tokens", 0)):
             if (value := getattr(self, name)) < least:
                 raise UserError(f"`{name}` of a schedule must be at least {least}, but got {value}.")
 
@@ -93,9 +97,9 @@ class Part(NamedTuple):
     kind: PartKind
 
 
-def parent_architecture(route: DistillationSchedule, dimensions: Architecture) -> Architecture:
+def parent_architecture(distillation: DistillationSchedule, dimensions: Architecture) -> Architecture:
     """Return the parent's architecture. dimensions: any architecture with its dimensions and depth."""
-    return parse(route.placement, dimensions).architecture
+    return parse(distillation.placement, dimensions).architecture
 
 
 def student_architecture(target: Architecture, parent: Architecture, *, spread: bool) -> Architecture:

@@ -27,9 +27,17 @@ def _changes(kind: type, *names: str, **parts: type) -> Any:
 
 
 _OF_SCALE = ("head_dim", "vocab_size", "batch", "micro_batch", "learning_rate", "warmup_share", "validation_tokens")
-_OF_ROUTE = (
-    *("start_share", "end_share", "distillation", "spread", "most_likely", "trainable", "blockwise_tokens"),
-    "streams",
+_OF_DISTILLATION = (
+    *(
+        "start_share",
+        "end_share",
+        "prediction_weight",
+        "spread_over_depth",
+        "teacher_top_k",
+        "trainable",
+        "blockwise_tokens",
+    ),
+    "hidden_state_weight",
 )
 _OF_RECIPE = (
     *("optimizer", "schedule", "final_rate_share", "beta1", "beta2", "eps", "weight_decay", "clip_norm"),
@@ -53,7 +61,7 @@ class FreezingChanges(_changes(Freezing)):  # type: ignore[misc]
     """When frozen norms are frozen, one after another."""
 
 
-class DistillationChanges(_changes(DistillationSchedule, *_OF_ROUTE)):  # type: ignore[misc]
+class DistillationChanges(_changes(DistillationSchedule, *_OF_DISTILLATION)):  # type: ignore[misc]
     """Changes to the distillation schedule from a parent."""
 
 
@@ -62,7 +70,7 @@ _PARTS = {
     "entropy": EntropyChanges,
     "foldable": FoldableChanges,
     "freezing": FreezingChanges,
-    "route": DistillationChanges,
+    "distillation": DistillationChanges,
 }
 
 
@@ -112,9 +120,9 @@ def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
             "form=published-code needs a weight of its own, such as the papers' 1e-5, since it adds up over rows and "
             "sequences; state --recipe.entropy.weight."
         )
-    if recipe.route is None and _stated(changes.route):
+    if recipe.distillation is None and _stated(changes.distillation):
         raise UserError(
-            f"changes of the distillation schedule ({', '.join(_stated(changes.route))}) need a parent; name it."
+            f"changes of the distillation schedule ({', '.join(_stated(changes.distillation))}) need a parent; name it."
         )
     stated = _stated(changes.foldable)
     return replace(
@@ -122,7 +130,7 @@ def changed(recipe: Recipe, changes: RecipeChanges) -> Recipe:
         scale=replace(recipe.scale, **_stated(changes.scale)),
         entropy=recipe.entropy and replace(recipe.entropy, **_stated(changes.entropy)),
         freezing=replace(recipe.freezing, **_stated(changes.freezing)),
-        route=recipe.route and replace(recipe.route, **_stated(changes.route)),
+        distillation=recipe.distillation and replace(recipe.distillation, **_stated(changes.distillation)),
         foldable=replace(recipe.foldable or Foldable(), **stated) if stated else recipe.foldable,
         **_stated(changes),
     )

@@ -48,7 +48,7 @@ def recipe_at(
     data: str,
     *,
     entropy_regularised: bool,
-    route: DistillationSchedule | None = None,
+    distillation: DistillationSchedule | None = None,
     seq_len: int | None = None,
     tokens: int | None = None,
 ) -> Recipe:
@@ -57,7 +57,7 @@ def recipe_at(
     None keeps the recipe's own sequence length or tokens. Raises UserError for a number out of range.
     """
     recipe = recipe_for(name, data, entropy_regularised=entropy_regularised)
-    recipe = recipe if route is None else from_parent(recipe, route)
+    recipe = recipe if distillation is None else from_parent(recipe, distillation)
     scale = recipe.scale
     seq_len, tokens = scale.seq_len if seq_len is None else seq_len, scale.tokens if tokens is None else tokens
     return replace(recipe, scale=replace(scale, seq_len=seq_len, tokens=tokens))

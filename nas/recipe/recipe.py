@@ -242,7 +242,7 @@ class Recipe:
         normalisation: normalised weights of linears, or None.
         freezing: when frozen norms are frozen; without effect if the architecture has none.
         foldable: keeps linear FFNs foldable, or None; without effect if `layers_kept_foldable` returns none.
-        route: the distillation schedule from a trained parent, or None to train from scratch.
+        distillation: the distillation schedule from a trained parent, or None to train from scratch.
         slopes: whether each leaky ReLU learns its own slope, or all share one.
         optimizer: muon trains the weights of the layers' linears with Muon, at AdamW's rate, and the rest with AdamW.
         schedule: decay of the learning rate after warm-up.
@@ -267,7 +267,7 @@ class Recipe:
     normalisation: Normalisation | None = None
     freezing: Freezing = Freezing()
     foldable: Foldable | None = None
-    route: DistillationSchedule | None = None
+    distillation: DistillationSchedule | None = None
     slopes: SlopeSharing = "layer"
     optimizer: OptimizerName = "adamw"
     schedule: RateSchedule = "cosine"
@@ -300,7 +300,7 @@ class Recipe:
             )
 
 
-def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
+def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
     """Adapt a recipe to start from a trained parent, which needs smaller and fewer steps than random weights.
 
     Chosen at scale `proxy` by `experiments/data/fidelity-levers.csv`: AdamW, an eighth of the rate, half the batch,
@@ -309,10 +309,12 @@ def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
-    route = replace(route, streams=10.0 if route.distillation else 0.0)  # without a teacher: text alone
+    distillation = replace(
+        distillation, hidden_state_weight=10.0 if distillation.prediction_weight else 0.0
+    )  # without a teacher: text alone
     if scale.name == "parent":
-        route = replace(route, blockwise_tokens=32_768, most_likely=64, trainable="changed")
-        return replace(recipe, route=route)
+        distillation = replace(distillation, blockwise_tokens=32_768, teacher_top_k=64, trainable="changed")
+        return replace(recipe, distillation=distillation)
     batch = max(1, scale.batch // 2)
     changed = replace(
         scale,
@@ -321,7 +323,7 @@ def from_parent(recipe: Recipe, route: DistillationSchedule) -> Recipe:
         micro_batch=math.gcd(scale.micro_batch, batch),
         tokens=max(1, scale.tokens * 5 // 8),
     )
-    return replace(recipe, scale=changed, route=route)
+    return replace(recipe, scale=changed, distillation=distillation)
 
 
 def usual_scale(parent: Architecture | None) -> ScaleName:

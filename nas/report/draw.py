@@ -227,7 +227,7 @@ def _draw_ended_early(axes: Axes, data: FrontFigure) -> None:
     """Draw trials without a final perplexity in a strip above the plot, at their latency."""
     axes.plot(data.paused_min, [1] * len(data.paused_min), color="0.5", marker="|", linestyle="")
     axes.plot(data.diverged_min, [0] * len(data.diverged_min), color="tab:red", marker="x", linestyle="")
-    axes.set_yticks([0, 1], [f"diverged ({len(data.diverged_min)})", f"looked at ({len(data.paused_min)})"])
+    axes.set_yticks([0, 1], [f"diverged ({len(data.diverged_min)})", f"low fidelity ({len(data.paused_min)})"])
     axes.set_ylim(-0.6, 1.6)
     axes.tick_params(labelbottom=False, labelsize=8)
     axes.set_title(data.title, fontsize=9, loc="left")

@@ -104,7 +104,7 @@ def cost_figure(run: Run) -> PanelFigure:
             forms[label(member)] = run.priced_form(member.most_expensive)
     if run.parent is not None:
         given = parse(run.parent.notation, run.base).architecture
-        forms[f"parent {run.parent.notation}"] = deployed(given) if run.config.accounting == "deployed" else given
+        forms[f"parent {run.parent.notation}"] = deployed(given) if run.config.cost_of == "folded" else given
     price = cache(run.pricer.price)  # layers repeat their ops
     minutes: dict[str, list[float]] = {}  # a kind of op -> minutes of each form
     for place, form in enumerate(forms.values()):

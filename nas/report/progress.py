@@ -24,7 +24,7 @@ def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
     unended = f"{summary.running} {'running' if live else 'unfinished'}"
     return (
         f"{summary.ended}/{run.num_planned} ended ({summary.completed} completed, {summary.diverged} diverged, "
-        f"{summary.failed} failed), {summary.looked_at} looked at, {_more_seeds(summary)}{unended}, "
+        f"{summary.failed} failed), {summary.evaluated} evaluated at low fidelity, {_more_seeds(summary)}{unended}, "
         f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, "
         f"best perplexity in budget {_best(run)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )
@@ -37,7 +37,7 @@ def table(run: Run, eta_s: float | None) -> Table:
         "running": str(summary.running),
         "ended": f"{summary.ended}/{run.num_planned}",
         "completed": str(summary.completed),
-        "looked at": str(summary.looked_at),
+        "low-fidelity evaluations": str(summary.evaluated),
         "diverged": str(summary.diverged),
         "failed": str(summary.failed),
         "more seeds": f"{summary.replicates}/{summary.replicates + summary.seeds_left}",
@@ -64,7 +64,7 @@ def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], N
         checked, run = time.monotonic(), state()
         if isinstance(screen, Live):
             screen.update(table(run, eta_s(run)), refresh=True)
-        elif (num_ended := run.summary.ended + run.summary.looked_at + run.summary.replicates) != num_shown:
+        elif (num_ended := run.summary.ended + run.summary.evaluated + run.summary.replicates) != num_shown:
             num_shown = num_ended
             console.print(line(run, eta_s(run)), soft_wrap=True, highlight=False)
 

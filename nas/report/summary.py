@@ -288,10 +288,10 @@ def searcher_lines(run: Run) -> list[str]:
     """Compare the losses that the searcher predicted with the final ones."""
     proposed = [record for record in run.records if record.event == "proposed" and record.expected_loss is not None]
     ends = {trial.index: trial.val_loss for trial in run.completed if trial.role == "candidate"}
-    begun = {record.index for record in proposed if record.is_look}
+    begun = {record.index for record in proposed if record.is_proxy}
     stages = {
-        "at proposal": [record for record in proposed if record.is_look or record.index not in begun],
-        "after a short training": [record for record in proposed if not record.is_look and record.index in begun],
+        "at proposal": [record for record in proposed if record.is_proxy or record.index not in begun],
+        "after a short training": [record for record in proposed if not record.is_proxy and record.index in begun],
     }
     explained = []
     for stage, records in stages.items():

@@ -18,7 +18,7 @@ from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, layers_kept_foldable
 from search_spaces.budget.options import BudgetOptions
-from search_spaces.budget.priced_space import Accounting
+from search_spaces.budget.priced_space import CostForm
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
 
@@ -27,7 +27,7 @@ RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", 
 
 USUAL_SPACE = "gpt2-small"
 NO_PARENT = "none"  # candidates are trained from scratch
-LOOKS = 3  # low-fidelity evaluations per final training: they take half of all training tokens
+PROXY_EVALS = 3  # low-fidelity evaluations per final training: they take half of all training tokens
 THREADS_PER_TRIAL = 1  # fixed, so that results on a CPU do not depend on the number of cores
 
 
@@ -49,15 +49,15 @@ class StudyConfig(BudgetOptions):
         weight_masks: whether semi2k hides weights behind fresh masks for every token, or reuses masks that were kept,
             so that weights are opened with the first new token only (with --new-tokens 1, in an earlier run).
         new_tokens: number of tokens generated after the prompt, with a KV cache; costs are per new token.
-        accounting: whether costs are of the folded model, which you would deploy, or of the unfolded one, as in the
+        cost_of: whether costs are of the folded model, which you would deploy, or of the unfolded one, as in the
             papers.
         searcher: how candidates are chosen: trellis, evolution, stratified, uniform, nsga2, tpe, gp, optuna:NAME for
             another sampler, or module:Class of your own.
         generation_size: candidates chosen at a time; two generations are in training at once. The default is 4, or half
             of what the cores or GPUs can train at a time when the run begins, at most a quarter of the trials.
         num_trials: number of candidates that get the final training, without baselines.
-        num_looks: number of candidates that get a low-fidelity evaluation, by searchers that use it; by default 3 for
-            each final training. With 0, all candidates get the final training.
+        num_proxy_evals: number of candidates that get a low-fidelity evaluation, by searchers that use it; by default 3
+            for each final training. With 0, all candidates get the final training.
         finalist_seeds: most further seeds of each member of the front, trained once all candidates have ended; over all
             members, at most half the number of candidates.
         time_budget: stop after this time, with a unit, counted from the start of the command; the run can be resumed,
@@ -73,9 +73,9 @@ class StudyConfig(BudgetOptions):
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), the path of a
             text, jsonl or parquet file or folder, or parent, for text that the parent generates (also
             parent:temperature=0.8,tokens=200000,seed=1).
-        also_validate: a second corpus on which completed trials are validated too: dependencies (the Python source of
-            packages that this one needs), a path as for --data, or none. The default is dependencies with the builtin
-            parent on stdlib, else none.
+        second_eval_data: a second corpus on which completed trials are validated too: dependencies (the Python source
+            of packages that this one needs), a path as for --data, or none. The default is dependencies with the
+            builtin parent on stdlib, else none.
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. It does not change
             results.
         gpus_per_trial: share of a GPU per trial, at most 1; by default 1 if there are GPUs. 0 trains on the CPU.
@@ -93,11 +93,11 @@ class StudyConfig(BudgetOptions):
     weights: Holder | None = None
     weight_masks: WeightMasks | None = None
     new_tokens: int = 1
-    accounting: Accounting = "deployed"
+    cost_of: CostForm = "folded"
     searcher: str = "trellis"
     generation_size: int | None = None
     num_trials: int = 14  # with evaluations, baselines and further seeds, 15 minutes on two cores
-    num_looks: int | None = None
+    num_proxy_evals: int | None = None
     finalist_seeds: int = 2  # the fewest that show a spread, and a mean that does not depend on one unlucky seed
     time_budget: str | None = None
     trial_timeout: str | None = None
@@ -106,7 +106,7 @@ class StudyConfig(BudgetOptions):
     tokens: int | None = None
     parent: str | None = None
     data: str = "stdlib"
-    also_validate: str | None = None
+    second_eval_data: str | None = None
     max_concurrent: int | None = None
     gpus_per_trial: float | None = None
     ray_address: str | None = None
@@ -117,7 +117,7 @@ class StudyConfig(BudgetOptions):
         for name in ("seq_len", "num_trials", "tokens", "max_concurrent", "generation_size", "max_failures"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise UserError(f"{flag(name)} must be at least 1, but got {value}.")
-        for name in ("finalist_seeds", "num_looks"):
+        for name in ("finalist_seeds", "num_proxy_evals"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise UserError(f"{flag(name)} must not be negative, but got {value}.")
         if not 0 <= self.seed <= MAX_SEED - self.finalist_seeds:
@@ -146,9 +146,10 @@ class StudyConfig(BudgetOptions):
         _ = shares or self.budget, self.workload
         if self.kept_layers is not None and self.parent in (None, NO_PARENT):
             raise UserError("--public-layers and --client-layers are of --parent, whose weights they keep; name it.")
-        if self.kept_layers is not None and self.recipe.route.spread:
+        if self.kept_layers is not None and self.recipe.distillation.spread_over_depth:
             raise UserError(
-                "--recipe.route.spread moves layers that --public-layers and --client-layers keep; drop it."
+                "--recipe.distillation.spread-over-depth moves layers that --public-layers and --client-layers "
+                "keep; drop it."
             )
         if self.asked[self.protocols[0]]["budget_latency"] is None:
             raise UserError(
@@ -202,9 +203,9 @@ class StudyConfig(BudgetOptions):
         return max(len(numbers), self.client_layers or 0)
 
     @property
-    def most_looks(self) -> int:
+    def most_proxy_evals(self) -> int:
         """Number of low-fidelity evaluations, by searchers that use them."""
-        return LOOKS * self.num_trials if self.num_looks is None else self.num_looks
+        return PROXY_EVALS * self.num_trials if self.num_proxy_evals is None else self.num_proxy_evals
 
     @property
     def most_replicates(self) -> int:
@@ -232,7 +233,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Recipe:
+def study_recipe(config: StudyConfig, distillation: DistillationSchedule | None) -> Recipe:
     """Return the recipe of a study's candidates. Its entropy regulariser is for those that use one.
 
     If costs are folded costs, linear FFNs are kept foldable, so that verified costs equal predicted ones.
@@ -241,14 +242,16 @@ def study_recipe(config: StudyConfig, route: DistillationSchedule | None) -> Rec
         config.scale,
         config.data,
         entropy_regularised=True,
-        route=route,
+        distillation=distillation,
         seq_len=config.seq_len,
         tokens=config.tokens,
     )
     recipe = changed(recipe, config.recipe)
-    if recipe.route is not None and config.kept_layers is not None:
-        recipe = replace(recipe, route=replace(recipe.route, kept_layers=config.kept_layers, spread=False))
-    return replace(recipe, foldable=recipe.foldable or (Foldable() if config.accounting == "deployed" else None))
+    if recipe.distillation is not None and config.kept_layers is not None:
+        recipe = replace(
+            recipe, distillation=replace(recipe.distillation, kept_layers=config.kept_layers, spread_over_depth=False)
+        )
+    return replace(recipe, foldable=recipe.foldable or (Foldable() if config.cost_of == "folded" else None))
 
 
 def study_candidate(recipe: Recipe, member: Member) -> Candidate:
@@ -256,6 +259,6 @@ def study_candidate(recipe: Recipe, member: Member) -> Candidate:
     if not member.entropy_regularised:
         recipe = replace(recipe, entropy=None)
     made = Candidate(architecture=member.architecture, recipe=recipe)
-    if layers_kept_foldable(made.architecture if recipe.route is None else made.trained):
+    if layers_kept_foldable(made.architecture if recipe.distillation is None else made.trained):
         return made
     return replace(made, recipe=replace(recipe, foldable=None))

@@ -14,6 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from costmodel.config.former_names import REMOVED, with_present_names
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
@@ -37,7 +38,6 @@ from search_spaces.space import SearchSpace, build_space
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = ("space", "network", "testbed")  # copies of the user's own files
 PARENT_FOLDER = "parent"
-FORMER_FIELDS = ("warm_start", "knowledge")  # fields of run.yaml that earlier versions wrote
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ class ParentResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecondCorpus:
-    """The second corpus on which completed trials are validated. data: as in `--also-validate`.
+    """The second corpus on which completed trials are validated. data: as in `--second-eval-data`.
 
     ngrams: baselines that count the training tokens of the first corpus. parent_loss: nats per token; None without
         parent.
@@ -226,7 +226,7 @@ def read_ledger(folder: Path) -> tuple[Record, ...]:
 def read_config(folder: Path) -> StudyConfig:
     """Read the configuration. Raises UserError, naming the file, if it is damaged."""
     path = folder / CONFIG_FILE
-    data = {name: value for name, value in load_mapping(path).items() if name not in FORMER_FIELDS}
+    data = {name: value for name, value in with_present_names(load_mapping(path)).items() if name not in REMOVED}
     return decode(StudyConfig, data, str(path))
 
 
@@ -242,7 +242,7 @@ def read_meta(folder: Path) -> Meta:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
-    return decode(Meta, data, str(path))
+    return decode(Meta, with_present_names(data) if isinstance(data, dict) else data, str(path))
 
 
 def _is_file(path: Path) -> bool:

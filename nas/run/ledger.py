@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from costmodel.config.former_names import with_present_names
 from costmodel.config.schema import decode
 from costmodel.cost import Costs, Price
 from costmodel.errors import UserError
@@ -42,7 +43,7 @@ class Record:
             reports them. Replicates are not `proposed`: they follow from results.
         notation: name for people. placement: typed layers, which are the architecture together with the run's base.
         index, generation: place of the trial in the order of proposals, which does not depend on arrival.
-        is_look: whether it is a low-fidelity evaluation, `paused` at the first rung until it is promoted.
+        is_proxy: whether it is a low-fidelity evaluation, `paused` at the first rung until it is promoted.
         expected_loss: final loss that the searcher predicted, nats, or None.
         role: a `baseline` is trained for comparison only and may exceed the budget; a `replicate` is the candidate of
             the same index with another seed.
@@ -73,7 +74,7 @@ class Record:
     reason: str | None = None
     scale: str
     width: int
-    is_look: bool = False
+    is_proxy: bool = False
     expected_loss: float | None = None
     rung: int | None = None
     steps: int = 0
@@ -181,6 +182,7 @@ def read(path: Path) -> tuple[Record, ...]:
             data = json.loads(line)
             if isinstance(data, dict):
                 data.pop("is_known", None)  # a field of earlier versions
+                data = with_present_names(data)
             records.append(decode(Record, data, f"{path}, line {number}"))
         except UserError:
             raise
@@ -215,9 +217,9 @@ def completed(records: Iterable[Record]) -> tuple[Record, ...]:
 class LedgerIndex:
     """The records of a ledger in order, indexed by trial.
 
-    finished: last end of every trial, by key. num_ends: ends of all attempts, without low-fidelity evaluations. looks:
-        records of trials that paused, promoted or not. rungs: first record of every rung, by trial. proposed: index,
-        and whether it is an evaluation. last_generation: of any record; -1 if there is none.
+    finished: last end of every trial, by key. num_ends: final trainings of all attempts. proxy_evals: records
+        of trials that paused, promoted or not. rungs: first record of every rung, by trial. proposed: index, and
+        whether it is a low-fidelity evaluation. last_generation: of any record; -1 if there is none.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -226,7 +228,7 @@ class LedgerIndex:
         self.num_ends: Counter[TrialKey] = Counter()
         self.rungs: dict[str, dict[int | None, Record]] = {}
         self.proposed: set[tuple[int, bool]] = set()
-        self.looks: dict[TrialKey, Record] = {}
+        self.proxy_evals: dict[TrialKey, Record] = {}
         self.last_generation = -1
         for record in records:
             self.add(record)
@@ -238,19 +240,19 @@ class LedgerIndex:
         if record.event == "finished":
             self.finished[key] = record
             if record.status == "paused":
-                self.looks[key] = record
+                self.proxy_evals[key] = record
             else:
                 self.num_ends[key] += 1
         elif record.event == "rung":
             self.rungs.setdefault(record.trial_id, {}).setdefault(record.rung, record)
         elif record.event == "proposed":
-            self.proposed.add((record.index, record.is_look))
+            self.proposed.add((record.index, record.is_proxy))
 
-    def end_of(self, key: TrialKey, *, is_look: bool) -> Record | None:
+    def end_of(self, key: TrialKey, *, is_proxy: bool) -> Record | None:
         """Return the last end of a trial, or its low-fidelity evaluation if asked for; None if there is none."""
         record = self.finished.get(key)
-        if is_look:
-            return self.looks.get(key, record)
+        if is_proxy:
+            return self.proxy_evals.get(key, record)
         return None if record is not None and record.status == "paused" else record
 
     def rung_losses(self, trial_id: str) -> tuple[float, ...]:

@@ -14,7 +14,7 @@ from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
-from costmodel.protocols.by_protocol import asked_of_each
+from costmodel.protocols.by_protocol import options_by_protocol
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
 from nas.run.ledger import Record, deployed_of, price_columns
@@ -104,9 +104,9 @@ def reprice_each(run: Run, prices: Mapping[str, Any]) -> tuple[WhatIf, ...]:
     prices: as in `reprice`, or NAME=VALUE for each protocol in network, testbed and budgets. A key budget without a
         name applies to the protocols that have keys.
 
-    Raises UserError as `reprice` and `asked_of_each` do.
+    Raises UserError as `reprice` and `options_by_protocol` do.
     """
-    protocols = asked_of_each(prices["protocol"], {flag: prices.get(flag) for flag in BY_PROTOCOL})
+    protocols = options_by_protocol(prices["protocol"], {flag: prices.get(flag) for flag in BY_PROTOCOL})
     return tuple(reprice(run, **{**prices, "protocol": name, **asked}) for name, asked in protocols.items())
 
 
@@ -124,7 +124,7 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     shown = {member.most_expensive.trial_id for member in trained if member.candidate_id in names}
 
     def ranged(record: Record) -> Record:  # ranges are slow to compute, so only members that are shown have one
-        priced = price_architecture(deployed_of(record, run.base), pricer, workload, "written")
+        priced = price_architecture(deployed_of(record, run.base), pricer, workload, "unfolded")
         return replace(record, latency_s_range=priced.latency_s_range)
 
     candidates = members(ranged(record) if record.trial_id in shown else record for record in repriced)

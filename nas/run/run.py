@@ -30,7 +30,7 @@ class Summary:
     Attributes:
         running: trials in training, replicates included.
         paused: evaluated at low fidelity and not promoted.
-        looked_at: evaluated at low fidelity in all.
+        evaluated: evaluated at low fidelity in all.
         replicates: replicates that have ended.
         seeds_left: further seeds to train if the front stays the same.
         hypervolume: seconds x nats, see `nas.run.pareto.hypervolume`.
@@ -40,7 +40,7 @@ class Summary:
     running: int
     completed: int
     paused: int
-    looked_at: int
+    evaluated: int
     diverged: int
     failed: int
     replicates: int
@@ -112,7 +112,7 @@ class Run:
             running=sum(event == "started" for event in last.values()),
             completed=firsts["completed"],
             paused=firsts["paused"],
-            looked_at=len({record.index for record in self.records if record.is_look and record.event == "finished"}),
+            evaluated=len({record.index for record in self.records if record.is_proxy and record.event == "finished"}),
             diverged=firsts["diverged"],
             failed=firsts["failed"],
             replicates=len(self.finished) - firsts.total(),
@@ -135,7 +135,7 @@ class Run:
     def num_planned(self) -> int:
         """Number of candidates and baselines that will end: by final training, or by failing at low fidelity."""
         others = {record.index for record in self.records if record.role == "baseline"}
-        failed_early = sum(record.is_look and record.status != "paused" for record in self.finished)
+        failed_early = sum(record.is_proxy and record.status != "paused" for record in self.finished)
         return self.config.num_trials + len(others) + failed_early
 
     @cached_property
@@ -178,7 +178,7 @@ class Run:
 
     def priced_form(self, record: Record) -> Architecture:
         """Return the architecture whose cost a trial has."""
-        return (deployed_of if self.config.accounting == "deployed" else architecture_of)(record, self.base)
+        return (deployed_of if self.config.cost_of == "folded" else architecture_of)(record, self.base)
 
     def pick(self, choice: str) -> Record:
         """Return a completed candidate: `knee` or `best` of the front, or one by its arch_id.

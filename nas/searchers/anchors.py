@@ -48,7 +48,7 @@ def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member
     returned. With costs of the unfolded form, the anchors are all published rows and the cheapest member.
     """
     least = cheapest(feasible.priced)
-    if feasible.priced.accounting == "written":
+    if feasible.priced.cost_of == "unfolded":
         return list(dict.fromkeys(member for member in (*published, least) if feasible.fits(member)))
     space, depth = feasible.space, feasible.space.base.num_layers
     shallow = [_first_layers(space, count, count) for count in range(1, depth + 1)]

@@ -54,7 +54,7 @@ class Draws:
     def __init__(self, feasible: FeasibleSpace) -> None:
         self.feasible = feasible
         is_listed = feasible.space.definition.members is not None  # listed members are all meant to be trained
-        idle = IDLE_SHARE if feasible.priced.accounting == "deployed" and not is_listed else 0.0
+        idle = IDLE_SHARE if feasible.priced.cost_of == "folded" and not is_listed else 0.0
         self.slices = price_slices(feasible, NUM_SLICES, idle) or price_slices(feasible, NUM_SLICES)
         self._places: dict[Member, Place] = {}
 
@@ -65,7 +65,7 @@ class Draws:
         return known
 
     def _placed(self, member: Member) -> Place:
-        form = deployed(member.architecture) if self.feasible.priced.accounting == "deployed" else member
+        form = deployed(member.architecture) if self.feasible.priced.cost_of == "folded" else member
         path = path_of_member(self.feasible.space, member)
         if path is None:
             return Place(form=form, latency_s=math.nan, fits=False, slice=None)

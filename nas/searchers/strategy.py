@@ -37,7 +37,7 @@ class Suggestion:
     The schedule sets the fields after `expected`.
 
     Attributes:
-        is_look: whether it is a low-fidelity evaluation, which stops at the first rung.
+        is_proxy: whether it is a low-fidelity evaluation, which stops at the first rung.
         expected: predicted final log-perplexity, or None.
         index: numbers candidates and baselines in order; a replicate has the index of its candidate.
         role: baselines are trained for comparison only.
@@ -45,7 +45,7 @@ class Suggestion:
     """
 
     member: Member
-    is_look: bool = False
+    is_proxy: bool = False
     expected: float | None = None
     index: int = -1
     generation: int = -1
@@ -66,7 +66,7 @@ class Observation:
         latency_s: seconds per token, of the form that its weights were verified to fold to.
         log_perplexity: final result or prediction, nats; None if it diverged or failed.
         deviation: standard deviation of the prediction, nats; None for a result.
-        goes_on: whether an evaluated member has been promoted to its final training.
+        promoted: whether an evaluated member has been promoted to its final training.
         feasible: whether the folded form stays within fixed-point range and the budget.
         rung_losses: validation losses at the rungs, nats per token, in order.
     """
@@ -75,7 +75,7 @@ class Observation:
     latency_s: float
     log_perplexity: float | None
     deviation: float | None = None
-    goes_on: bool = False
+    promoted: bool = False
     index: int = -1
     replicate: int = 0
     status: Status = "completed"
@@ -88,19 +88,21 @@ class Observation:
         return self.index, self.replicate
 
 
-class Room(NamedTuple):
-    """How many low-fidelity evaluations (looks) and final trainings (ends) a search may still ask for.
+class RemainingBudget(NamedTuple):
+    """How many low-fidelity evaluations (proxy_evals) and final trainings (ends) a search may still ask for.
 
     per_end: low-fidelity evaluations for each final training after the first, over the whole search.
     """
 
-    looks: int
-    ends: int
+    proxy_evals: int
+    final_trainings: int
     per_end: float = 3.0
 
-    def after(self, *, is_look: bool) -> "Room":
+    def after(self, *, is_proxy: bool) -> "RemainingBudget":
         """Return what is left after one more training."""
-        return self._replace(looks=self.looks - is_look, ends=self.ends - (not is_look))
+        return self._replace(
+            proxy_evals=self.proxy_evals - is_proxy, final_trainings=self.final_trainings - (not is_proxy)
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -113,7 +115,7 @@ class SearchProblem:
         reference_loss: nats; candidates above it add nothing to the front.
         parent: the model that candidates start from, in the dimensions of the space; None from scratch.
         parent_loss: its loss, nats.
-        heals_shortly: whether candidates train on far fewer tokens than the parent did, so that most of the loss from
+        short_finetune: whether candidates train on far fewer tokens than the parent did, so that most of the loss from
             removed sub-layers remains.
         blocks: block scores of the parent, for the searchers in `nas.study.blocks.READERS`; None for others.
     """
@@ -123,17 +125,17 @@ class SearchProblem:
     reference_loss: float
     parent: Architecture | None = None
     parent_loss: float | None = None
-    heals_shortly: bool = False
+    short_finetune: bool = False
     blocks: BlockScores | None = None
 
 
 class Strategy(ABC):
     """A searcher, which is constructed from a `SearchProblem` and proposes one generation at a time.
 
-    takes_looks: whether it asks for low-fidelity evaluations first, rather than only for final trainings.
+    takes_proxies: whether it asks for low-fidelity evaluations first, rather than only for final trainings.
     """
 
-    takes_looks: ClassVar[bool] = False
+    takes_proxies: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, problem: SearchProblem) -> None: ...
@@ -148,10 +150,15 @@ class Strategy(ABC):
         """
 
     def suggestions(
-        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation], room: Room
+        self,
+        size: int,
+        rng: np.random.Generator,
+        seen: Collection[Member],
+        trained: Sequence[Observation],
+        remaining: RemainingBudget,
     ) -> list[Suggestion]:
         """Ask for at most `size` trainings, or for none if nothing is left. By default all are final trainings."""
-        return [Suggestion(member) for member in self.propose(min(size, room.ends), rng, seen, trained)]
+        return [Suggestion(member) for member in self.propose(min(size, remaining.final_trainings), rng, seen, trained)]
 
 
 def points_of(trained: Sequence[Observation]) -> list[tuple[Member, Point]]:

@@ -201,11 +201,11 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
             [float(sum(norm in LIVE_NORMS for norm in (layer.norm1, layer.norm2))) for layer in stages.layers]
         ),
         base=base,
-        live_norm=SHORT_LIVE_NORM if problem.heals_shortly else LIVE_NORM,
+        live_norm=SHORT_LIVE_NORM if problem.short_finetune else LIVE_NORM,
         blocks=blocks,
-        block_factors=SHORT_FACTORS if problem.heals_shortly else BLOCK_FACTORS,
+        block_factors=SHORT_FACTORS if problem.short_finetune else BLOCK_FACTORS,
         from_parent=problem.parent is not None,
-        unit=SHORT_UNIT if problem.heals_shortly else 1.0,
+        unit=SHORT_UNIT if problem.short_finetune else 1.0,
     )
 
 

@@ -9,7 +9,7 @@ there is a front early; others get low-fidelity evaluations. Then, in every gene
    improvement times probability of completion is largest. Each choice takes members chosen before it, members in
    training and members that could be promoted at their predicted losses.
 3. Evaluated members are promoted that are expected to add most to the front of final results. Evaluations and
-   promotions then keep the ratio `Room.per_end`.
+   promotions then keep the ratio `RemainingBudget.per_end`.
 """
 
 import math
@@ -22,7 +22,7 @@ from scipy.special import expit, ndtr
 
 from nas.run.pareto import Point
 from nas.searchers.draws import Draws
-from nas.searchers.strategy import Observation, Room, SearchProblem, Strategy, Suggestion, points_of
+from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem, Strategy, Suggestion, points_of
 from nas.searchers.surrogate import SEED_NOISE, Features, Fit, Observations, features_of, fit
 from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
@@ -47,7 +47,7 @@ class Observed(NamedTuple):
 class Trellis(Strategy):
     """Maximise expected improvement of the front over members that are optimal for draws from a posterior."""
 
-    takes_looks = True
+    takes_proxies = True
 
     def __init__(self, problem: SearchProblem) -> None:
         self.problem, self.feasible = problem, problem.feasible
@@ -60,22 +60,32 @@ class Trellis(Strategy):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        return [request.member for request in self.suggestions(size, rng, seen, trained, Room(looks=0, ends=size))]
+        return [
+            request.member
+            for request in self.suggestions(
+                size, rng, seen, trained, RemainingBudget(proxy_evals=0, final_trainings=size)
+            )
+        ]
 
     def suggestions(
-        self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation], room: Room
+        self,
+        size: int,
+        rng: np.random.Generator,
+        seen: Collection[Member],
+        trained: Sequence[Observation],
+        remaining: RemainingBudget,
     ) -> list[Suggestion]:
         observed = self._observed(trained)
         fitted = self._fit(observed)
         begun = {training.member: training for training in trained}
-        standing = [training.member for training in trained if training.deviation is not None and not training.goes_on]
+        standing = [training.member for training in trained if training.deviation is not None and not training.promoted]
         standing = [member for member in standing if self.draws.place_of(member).fits]
         new = self._new(fitted, rng, seen, max(1, size - len(standing)))
-        pending = [member for member in seen if member not in begun or begun[member].goes_on]
+        pending = [member for member in seen if member not in begun or begun[member].promoted]
         pending = sorted((member for member in pending if self.draws.place_of(member).fits), key=repr)
         if not new and not standing:
             return []
-        auction = Auction(
+        batch = AcquisitionBatch(
             members=[*new, *standing, *pending],
             latency_s=[self.draws.place_of(member).latency_s for member in (*new, *standing, *pending)],
             fitted=fitted,
@@ -85,7 +95,7 @@ class Trellis(Strategy):
             ended=[point for _, point in points_of([training for training in trained if training.deviation is None])],
             reference=self.reference,
         )
-        return auction.suggestions(size, num_new=len(new), num_standing=len(standing), room=room)
+        return batch.suggestions(size, num_new=len(new), num_standing=len(standing), remaining=remaining)
 
     def _observed(self, trained: Sequence[Observation]) -> dict[Member, Observed]:
         observed: dict[Member, Observed] = {}
@@ -142,7 +152,7 @@ class Trellis(Strategy):
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
 
 
-class Auction:
+class AcquisitionBatch:
     """Choose a generation's trainings one by one, by their expected improvement of the front.
 
     members: new ones, then evaluated ones that could be promoted, then those in training. observed: own observations of
@@ -168,15 +178,17 @@ class Auction:
         self.mean, _ = self.predicted.with_own(self.losses, self.variances)
         self.points, self.reference = list(ended), reference
 
-    def suggestions(self, size: int, *, num_new: int, num_standing: int, room: Room) -> list[Suggestion]:
+    def suggestions(
+        self, size: int, *, num_new: int, num_standing: int, remaining: RemainingBudget
+    ) -> list[Suggestion]:
         """Return the chosen trainings in order."""
         new, standing = list(range(num_new)), list(range(num_new, num_new + num_standing))
         for place in range(num_new + num_standing, len(self.members)):
             self._take(place)
         suggestions: list[Suggestion] = []
-        while len(suggestions) < size and room.ends > 0 and (new or standing):
-            keeps_pace = bool(standing) and room.looks <= room.per_end * (room.ends - 1)
-            is_end = keeps_pace or not self.points or not new or room.looks <= 0
+        while len(suggestions) < size and remaining.final_trainings > 0 and (new or standing):
+            keeps_pace = bool(standing) and remaining.proxy_evals <= remaining.per_end * (remaining.final_trainings - 1)
+            is_end = keeps_pace or not self.points or not new or remaining.proxy_evals <= 0
             bidders = (standing or new) if is_end else new
             virtual = [] if is_end else [(float(self.latency_s[at]), float(self.mean[at])) for at in standing]
             worth = self._worth(virtual)
@@ -185,7 +197,7 @@ class Auction:
             suggestions.append(Suggestion(member, not is_end, float(self.mean[best])))
             self._take(best)
             bidders.remove(best)
-            room = room.after(is_look=not is_end)
+            remaining = remaining.after(is_proxy=not is_end)
         return suggestions
 
     def _worth(self, virtual: Sequence[Point]) -> Floats:

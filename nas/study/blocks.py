@@ -25,7 +25,7 @@ def study_blocks(study: ResolvedStudy, console: Console) -> BlockScores | None:
     path = study.folder / BLOCKS_FILE
     if path.exists():
         return from_csv(path.read_text(encoding="utf-8"), str(path))
-    settings, keep = settings_of(recipe), bool(recipe.route and recipe.route.blockwise_tokens)
+    settings, keep = settings_of(recipe), bool(recipe.distillation and recipe.distillation.blockwise_tokens)
     with share_progress(console, "scoring the blocks of the parent") as on_progress:
         scores = block_scores(
             parent,

@@ -43,7 +43,7 @@ def new_meta(
     the parent has seen it. Other text of the parent is not counted.
     """
     assert config.budget.latency_s is not None
-    recipe = study_recipe(config, parent and parent.route)
+    recipe = study_recipe(config, parent and parent.distillation)
     scale = recipe.scale
     ngrams = partial(
         ngram_baseline,
@@ -89,8 +89,8 @@ def parent_result(
 ) -> ParentResult:
     """Validate the parent on the candidates' validation tokens, and compute its cost at the size of the space."""
     priced = feasible.priced
-    architecture = parent_architecture(parent.route, priced.space.base)
-    cost = price_architecture(architecture, priced.pricer, priced.workload, priced.accounting)
+    architecture = parent_architecture(parent.distillation, priced.space.base)
+    cost = price_architecture(architecture, priced.pricer, priced.workload, priced.cost_of)
     validation = validate(parent.decoder().to(device), corpus, scale)
     return ParentResult(
         name=parent.name,

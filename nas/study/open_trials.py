@@ -58,7 +58,7 @@ def open_trials(
         strategy=searcher_of(config.searcher)(search_problem(config, feasible, meta, blocks)),
         seed=config.seed,
         num_trials=config.num_trials,
-        num_looks=config.most_looks,
+        num_proxy_evals=config.most_proxy_evals,
         baselines=[member for member in published if not feasible.fits(member) and _is_baseline(member, meta)],
         finalist_seeds=config.finalist_seeds,
         most_replicates=config.most_replicates,
@@ -91,19 +91,19 @@ def search_problem(
     beat the trigram. At a parent's own size it is 1.5 times the parent's perplexity. There are no anchors there,
     because short training cannot make up for what they lack; block scores show where to begin.
     """
-    route, parent = meta.recipe.route, meta.parent
+    distillation, parent = meta.recipe.distillation, meta.parent
     reference_loss = meta.reference[1]
     if parent is not None and config.scale == "parent":
         reference_loss = parent.val_loss + math.log(1.5)
-    elif route is not None and meta.ngrams is not None:
+    elif distillation is not None and meta.ngrams is not None:
         reference_loss = meta.ngrams.losses[TRIGRAM - 1]
     return SearchProblem(
         feasible=feasible,
         anchors=() if config.scale == "parent" else tuple(anchors(feasible, published_members(feasible.space))),
         reference_loss=reference_loss,
-        parent=None if route is None else parent_architecture(route, feasible.space.base),
+        parent=None if distillation is None else parent_architecture(distillation, feasible.space.base),
         parent_loss=None if parent is None else parent.val_loss,
-        heals_shortly=config.scale == "parent",
+        short_finetune=config.scale == "parent",
         blocks=blocks,
     )
 
@@ -116,7 +116,7 @@ def proposals_of(records: Sequence[Record], base: Architecture) -> list[Suggesti
             generation=record.generation,
             role=record.role,
             member=Member(architecture=architecture_of(record, base), entropy_regularised=record.entropy_regularised),
-            is_look=record.is_look,
+            is_proxy=record.is_proxy,
             expected=record.expected_loss,
         )
         for record in records
@@ -126,6 +126,6 @@ def proposals_of(records: Sequence[Record], base: Architecture) -> list[Suggesti
 
 def _is_baseline(member: Member, meta: Meta) -> bool:
     """Whether a published row has LayerNorm and is not the parent, whose perplexity is already known."""
-    route = meta.recipe.route
-    is_parent = route is not None and placement(member.architecture) == route.placement
+    distillation = meta.recipe.distillation
+    is_parent = distillation is not None and placement(member.architecture) == distillation.placement
     return member.architecture.final_norm != "none" and not is_parent

@@ -96,7 +96,7 @@ def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
     if parent is not None:
         _require_fit(config, parent, space)
     feasible, left_out = priced_within(
-        space, list(zip(pricers, config.budgets.values(), strict=True)), config.workload, config.accounting
+        space, list(zip(pricers, config.budgets.values(), strict=True)), config.workload, config.cost_of
     )
     return PricedStudy(config=config, run=run, parent=parent, feasible=feasible, left_out=left_out)
 
@@ -150,7 +150,7 @@ def _with_budgets_of(
     architecture = parse(placement(parent.model.architecture), space.base).architecture
     resolved: dict[str, list[str]] = {}
     for pricer in pricers:
-        price = price_architecture(architecture, pricer, config.workload, config.accounting).price
+        price = price_architecture(architecture, pricer, config.workload, config.cost_of).price
         said = config.asked[pricer.protocol]
         if is_share(said["budget_keys"]):
             Budget(key_bytes=1.0).check_keys(pricer.protocol, has_keys=price.key_bytes is not None)
@@ -171,8 +171,8 @@ def _placement_of(run: Run | None, parent: "Parent | None") -> str:
     if parent is not None:
         return placement(parent.model.architecture)
     assert run is not None
-    assert run.meta.recipe.route is not None
-    return run.meta.recipe.route.placement
+    assert run.meta.recipe.distillation is not None
+    return run.meta.recipe.distillation.placement
 
 
 def _with_kept_layers(config: StudyConfig, space: SearchSpace, parent_placement: str) -> SearchSpace:
@@ -234,7 +234,7 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
         + format_left_out(feasible)
     ]
-    if priced.accounting == "deployed":
+    if priced.cost_of == "folded":
         lines.append("prices are of the architectures that members deploy to")
     for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)

@@ -97,9 +97,9 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[s
         config = replace(
             config,
             parent=NO_PARENT if parent is None else parent.name,
-            also_validate=NO_SECOND if second is None else second.data,
+            second_eval_data=NO_SECOND if second is None else second.data,
         )
-        recipe = study_recipe(config, parent and parent.route)
+        recipe = study_recipe(config, parent and parent.distillation)
         _check_memory(Candidate(architecture=base, recipe=recipe), config, resources, log)
         with threads(THREADS_PER_TRIAL):
             meta = new_meta(config, feasible, corpus, second, parent, log, device_of(config))
@@ -134,10 +134,10 @@ def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
 
 def run_parent(run: Run) -> Parent | None:
     """Return the parent of a run's candidates. Raises UserError if its copy in the run folder is damaged."""
-    route = run.meta.recipe.route
-    if route is None or run.meta.parent is None:
+    distillation = run.meta.recipe.distillation
+    if distillation is None or run.meta.parent is None:
         return None
-    return kept_parent(run.folder / PARENT_FOLDER, run.meta.parent.name, route.parent)
+    return kept_parent(run.folder / PARENT_FOLDER, run.meta.parent.name, distillation.parent)
 
 
 def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
@@ -147,7 +147,7 @@ def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> 
     not exist, has the text of the first one, or is too small.
     """
     usual = DEPENDENCIES if parent is not None and parent.name == BUILTIN and config.data == "stdlib" else NO_SECOND
-    if (data := config.also_validate or usual) == NO_SECOND:
+    if (data := config.second_eval_data or usual) == NO_SECOND:
         return None
     second = second_corpus(data, second_source(data), corpus, parent and parent.model.windows)
     require_sequences(second, config.seq_len)

@@ -15,9 +15,9 @@ from dataclasses import replace
 import numpy as np
 
 from nas.run.pareto import Point
-from nas.searchers.strategy import Key, Observation, Room, Strategy, Suggestion
+from nas.searchers.strategy import Key, Observation, RemainingBudget, Strategy, Suggestion
 from nas.study.finalists import next_round
-from nas.study.looks import ends_after_looks
+from nas.study.proxies import losses_after_proxies
 from search_spaces.notation import Member
 
 GENERATION_SIZE = 2  # two workers finish a generation in one round; larger ones learn later
@@ -29,7 +29,7 @@ class TrialSchedule:
 
     Args:
         num_trials: candidates that get the final training.
-        num_looks: candidates that get a low-fidelity evaluation.
+        num_proxy_evals: candidates that get a low-fidelity evaluation.
         baselines: of a run that has proposed nothing yet.
         finalist_seeds: most further seeds of a member of the front, once all candidates have ended.
         most_replicates: most further seeds in all.
@@ -44,7 +44,7 @@ class TrialSchedule:
         strategy: Strategy,
         seed: int,
         num_trials: int,
-        num_looks: int = 0,
+        num_proxy_evals: int = 0,
         baselines: Sequence[Member] = (),
         finalist_seeds: int = 0,
         most_replicates: int = 0,
@@ -55,12 +55,14 @@ class TrialSchedule:
     ) -> None:
         self.strategy = strategy
         self.seed = seed
-        self.room = Room(looks=num_looks, ends=num_trials, per_end=num_looks / max(1, num_trials - 1))
+        self.remaining = RemainingBudget(
+            proxy_evals=num_proxy_evals, final_trainings=num_trials, per_end=num_proxy_evals / max(1, num_trials - 1)
+        )
         self.finalist_seeds, self.most_replicates = finalist_seeds, most_replicates
         self.reference, self.parent_loss = reference, parent_loss
         self.generation_size = generation_size
         self.proposals: list[Suggestion] = []
-        self.looks: dict[int, Observation] = {}
+        self.proxy_evals: dict[int, Observation] = {}
         self.results: dict[Key, Observation] = {}  # of final trainings, and of any that diverged or failed
         self._untold: dict[Key, int] = {}  # generations of trainings that have not ended
         self._asked = 0
@@ -89,7 +91,7 @@ class TrialSchedule:
 
     def tell(self, result: Observation) -> None:
         if result.status == "paused":
-            self.looks[result.index] = result
+            self.proxy_evals[result.index] = result
         else:
             self.results[result.key] = result
         self._untold.pop(result.key, None)
@@ -101,7 +103,7 @@ class TrialSchedule:
 
     @property
     def _all_proposed(self) -> bool:
-        return self._exhausted or self.room.ends <= 0
+        return self._exhausted or self.remaining.final_trainings <= 0
 
     def _extend(self) -> bool:
         """Propose the next generation if the results it depends on are known; return whether it was proposed."""
@@ -125,7 +127,7 @@ class TrialSchedule:
         """Complete a generation of which the ledger has only the beginning."""
         rng = np.random.default_rng([self.seed, self._generation])
         trained, size = self.trained(self._generation - LAG), self.generation_size
-        suggestions = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.room)
+        suggestions = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.remaining)
         members = {suggestion.member for suggestion in begun}
         return [*begun, *(suggestion for suggestion in suggestions if suggestion.member not in members)][:size]
 
@@ -143,7 +145,7 @@ class TrialSchedule:
         )
         for index, replicate in keys:
             again = replace(candidates[index], generation=generation, role="replicate", replicate=replicate)
-            self._add(replace(again, is_look=False, expected=None))
+            self._add(replace(again, is_proxy=False, expected=None))
         self._replicated = not keys
         return bool(keys)
 
@@ -160,10 +162,10 @@ class TrialSchedule:
         for index, proposals in asked.items():
             seen = [stage for stage in proposals if generation is None or stage.generation <= generation]
             ended = self.results.get((index, 0)) if len(seen) == len(proposals) else None
-            state = ended or (self.looks.get(index) if any(stage.is_look for stage in seen) else None)
+            state = ended or (self.proxy_evals.get(index) if any(stage.is_proxy for stage in seen) else None)
             if state is not None:
-                states.append(replace(state, goes_on=ended is None and len(proposals) > 1))
-        ends = ends_after_looks(states, self.parent_loss)
+                states.append(replace(state, promoted=ended is None and len(proposals) > 1))
+        ends = losses_after_proxies(states, self.parent_loss)
         return [
             replace(state, log_perplexity=end.mean, deviation=end.deviation) if end else state
             for state, end in zip(states, ends, strict=True)
@@ -175,4 +177,4 @@ class TrialSchedule:
         self._untold[proposal.key] = proposal.generation
         self._indexes.setdefault(proposal.member, proposal.index)
         if proposal.role == "candidate":
-            self.room = self.room.after(is_look=proposal.is_look)
+            self.remaining = self.remaining.after(is_proxy=proposal.is_proxy)

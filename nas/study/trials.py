@@ -81,7 +81,7 @@ class Trial:
     @property
     def parent(self) -> Path | None:
         """Folder of the model that it starts from, or None."""
-        return None if self.setting.recipe.route is None else self.setting.folder / PARENT_FOLDER
+        return None if self.setting.recipe.distillation is None else self.setting.folder / PARENT_FOLDER
 
     def at_rung(self, rung: RungRecord) -> Record:
         return replace(self._measured(rung), event="rung", status="running", rung=rung.rung)
@@ -186,7 +186,7 @@ class Trials:
             return self._handed_out(self._again.pop(0))
         while (suggestion := self.schedule.ask()) is not None:
             self._log_proposals()
-            record = self._index.end_of((suggestion.index, self._seed(suggestion)), is_look=suggestion.is_look)
+            record = self._index.end_of((suggestion.index, self._seed(suggestion)), is_proxy=suggestion.is_proxy)
             if record is None or self._is_retried(record):
                 return self._handed_out(self._trial(suggestion))
             if not self.schedule.results:
@@ -246,7 +246,7 @@ class Trials:
         new = [
             self._trial(proposal).record
             for proposal in proposals
-            if proposal.role != "replicate" and (proposal.index, proposal.is_look) not in self._index.proposed
+            if proposal.role != "replicate" and (proposal.index, proposal.is_proxy) not in self._index.proposed
         ]
         if new:
             self._write(*new)
@@ -261,7 +261,7 @@ class Trials:
     def _trial(self, suggestion: Suggestion) -> Trial:
         member, setting = suggestion.member, self.setting
         candidate = study_candidate(setting.recipe, member)
-        run_as = deployed(member.architecture) if setting.config.accounting == "deployed" else None
+        run_as = deployed(member.architecture) if setting.config.cost_of == "folded" else None
         prices = price_fields(member.architecture, self.feasible)
         by_rule = ("latency_s", "sent_bytes", "key_bytes", "also") if run_as else ()
         record = Record(
@@ -275,7 +275,7 @@ class Trials:
             index=suggestion.index,
             generation=suggestion.generation,
             role=suggestion.role,
-            is_look=suggestion.is_look,
+            is_proxy=suggestion.is_proxy,
             expected_loss=suggestion.expected,
             status="proposed",
             scale=candidate.recipe.scale.name,
@@ -344,7 +344,7 @@ def price_fields(architecture: Architecture, feasible: FeasibleSpace) -> dict[st
     """Return a record's fields with the costs of an architecture under every protocol of a search."""
     first, *others = (
         price_architecture(
-            architecture, constraint.priced.pricer, constraint.priced.workload, constraint.priced.accounting
+            architecture, constraint.priced.pricer, constraint.priced.workload, constraint.priced.cost_of
         )
         for constraint in feasible.every
     )

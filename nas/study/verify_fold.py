@@ -114,8 +114,8 @@ def _latest(candidate: Candidate, folder: Path, purpose: str) -> Checkpoint:
 def trained_model(candidate: Candidate, trained: Checkpoint) -> Decoder:
     """Load the model of a checkpoint. Raises UserError if it still contains components of its parent."""
     model = Objective(candidate, torch.Generator()).model
-    if candidate.recipe.route is not None:
-        gates = Gates(model, candidate.trained, candidate.recipe.route)
+    if candidate.recipe.distillation is not None:
+        gates = Gates(model, candidate.trained, candidate.recipe.distillation)
         gates.move(step=trained.step, num_steps=candidate.recipe.scale.num_steps)
     if model.architecture != candidate.trained:
         raise UserError(

@@ -114,9 +114,10 @@ def _train(trial: Trial, is_over: Callable[[], bool]) -> Iterator[Record]:
             )
             return
         yield trial.at_rung(measured)
-        if trial.record.is_look and measured.share < 1:
+        if trial.record.is_proxy and measured.share < 1:
             records.close()
-            yield trial.ended("paused", f"looked at, after {measured.share:.0%} of the tokens", measured=measured)
+            reason = f"low-fidelity evaluation, after {measured.share:.0%} of the tokens"
+            yield trial.ended("paused", reason, measured=measured)
             return
     timeout_s = setting.config.trial_timeout_s
     assert timeout_s is not None
@@ -131,8 +132,8 @@ def _agreement(trial: Trial) -> Agreement | None:
 
 
 def _parent(trial: Trial) -> Parent | None:
-    route, folder = trial.candidate.recipe.route, trial.parent
-    return None if route is None or folder is None else kept_parent(folder, str(folder), route.parent)
+    distillation, folder = trial.candidate.recipe.distillation, trial.parent
+    return None if distillation is None or folder is None else kept_parent(folder, str(folder), distillation.parent)
 
 
 def _parent_of(trial: Trial) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def training_memory(candidate: Candidate) -> Memory:
         parameter_storages = {value.untyped_storage()._cdata for value in objective.parameters()}
         tokens = torch.zeros(min(scale.micro_batch, scale.batch), scale.seq_len, dtype=torch.int64)
         predictions = None
-        if (route := candidate.recipe.route) is not None:
-            shape = (*tokens.shape, min(route.most_likely, candidate.trained.vocab_size - 1))
+        if (distillation := candidate.recipe.distillation) is not None:
+            shape = (*tokens.shape, min(distillation.teacher_top_k, candidate.trained.vocab_size - 1))
             predictions = Predictions(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape))
         kept: dict[int, Tensor] = {}
 
@@ -93,7 +93,8 @@ def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -
         at_a_time = f" for each of {num_trials} trials at a time" if num_trials > 1 else ""
         raise UserError(
             f"training needs {memory.line.removeprefix('memory: ')}{at_a_time}, but {format_bytes(available)} are "
-            f"free; lower --recipe.scale.micro-batch, or give --recipe.recompute or --recipe.route.trainable changed."
+            f"free; lower --recipe.scale.micro-batch, or give --recipe.recompute or "
+            f"--recipe.distillation.trainable changed."
         )
 
 

@@ -47,8 +47,8 @@ class Objective(nn.Module):
         self.model = build(architecture, generator, temperature_init=recipe.temperature_init, slopes=recipe.slopes)
         if recipe.normalisation is not None:
             normalise(self.model, recipe.normalisation, generator)
-        if (route := recipe.route) is not None:
-            train_parts(self.model, candidate.trained, route)
+        if (distillation := recipe.distillation) is not None:
+            train_parts(self.model, candidate.trained, distillation)
         self.model.recompute = recipe.recompute
         self.penalty: EntropyPenalty | None = None
         most_heads = max(
@@ -57,36 +57,38 @@ class Objective(nn.Module):
         if recipe.entropy is not None and most_heads:  # there is nothing to regularise without attention
             self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
         self.lowered = recipe.precision == "bfloat16"
-        self.distillation = 0.0 if route is None else route.distillation
-        self.streams = 0.0 if route is None else route.streams
+        self.prediction_weight = 0.0 if distillation is None else distillation.prediction_weight
+        self.hidden_state_weight = 0.0 if distillation is None else distillation.hidden_state_weight
 
     def forward(
         self,
         inputs: Tensor,
         targets: Tensor,
         predictions: Predictions | None = None,
-        stream_error: StreamError | None = None,
+        hidden_state_error: StreamError | None = None,
     ) -> tuple[Tensor, Losses]:
         """Return the loss to be differentiated, without the penalty, and all losses.
 
-        inputs, targets: batch x T. predictions: the parent's, needed for distillation. stream_error: distance of these
-            inputs' hidden states from the parent's (`Teacher.stream_error`).
+        inputs, targets: batch x T. predictions: the parent's, needed for distillation. hidden_state_error: distance of
+            these inputs' hidden states from the parent's (`Teacher.hidden_state_error`).
         """
-        streams: list[Tensor] = []
+        hidden_states: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
-            stream, entropies = self.model.features(inputs, with_entropies=self.penalty is not None, streams=streams)
+            stream, entropies = self.model.features(
+                inputs, with_entropies=self.penalty is not None, hidden_states=hidden_states
+            )
             hidden, weight, cap = stream.flatten(0, 1), self.model.logits.weight, self.model.architecture.logit_cap
-            if self.distillation:
+            if self.prediction_weight:
                 assert predictions is not None
                 likely, log_probabilities = (part.flatten(0, 1) for part in predictions)
                 loss, *parts = distilled(
-                    hidden, weight, targets.flatten(), likely, log_probabilities, self.distillation, cap
+                    hidden, weight, targets.flatten(), likely, log_probabilities, self.prediction_weight, cap
                 )
             else:
                 loss = projected_cross_entropy(hidden, weight, targets.flatten(), cap)
                 parts = [loss, loss.new_zeros(())]
-        if self.streams and stream_error is not None:
-            loss = loss + self.streams * stream_error(streams)
+        if self.hidden_state_weight and hidden_state_error is not None:
+            loss = loss + self.hidden_state_weight * hidden_state_error(hidden_states)
         cross_entropy, distillation = parts
         penalty = cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies)
         return loss, Losses(cross_entropy, penalty, distillation)

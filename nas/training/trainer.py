@@ -144,8 +144,8 @@ class TrainingRun:
         self.teacher = teacher
         load_deployed(self.objective.model, initial)
         self.objective.to(device)
-        route = candidate.recipe.route
-        self._gates = None if route is None else Gates(self.objective.model, candidate.trained, route)
+        distillation = candidate.recipe.distillation
+        self._gates = None if distillation is None else Gates(self.objective.model, candidate.trained, distillation)
         self.optimizers = optimizers(self.objective, candidate.recipe)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
@@ -288,16 +288,16 @@ class TrainingRun:
 
     def predictions(self, inputs: Tensor) -> Predictions | None:
         """Return the parent's predictions for the batch of the next step."""
-        if self.teacher is None or not self.objective.distillation:
+        if self.teacher is None or not self.objective.prediction_weight:
             return None
         return self.teacher.predictions(self._indices(), inputs)
 
     def stream_errors(self, inputs: Tensor, num_parts: int) -> list[StreamError]:
         """Return the distances of hidden states from the parent's, for each part of the next step's batch."""
-        if self.teacher is None or not self.objective.streams:
+        if self.teacher is None or not self.objective.hidden_state_weight:
             return []
-        wanted = self.teacher.streams(self._indices(), inputs)
-        return [partial(self.teacher.stream_error, part) for part in wanted.chunk(num_parts)]
+        wanted = self.teacher.hidden_states(self._indices(), inputs)
+        return [partial(self.teacher.hidden_state_error, part) for part in wanted.chunk(num_parts)]
 
     def _indices(self) -> list[int]:
         scale, step = self.scale, self.progress.step
@@ -323,7 +323,7 @@ class TrainingRun:
             return "gradient norm too large at step {step}, steepest in {layer}", divergence.steepest_module(model)
         assert progress.initial_loss is not None
         # after warm-up, or after recovery from removed parts, a high loss is the model's own
-        settled = self.scale.warmup_steps if self.recipe.route is None else self.scale.num_steps // 2
+        settled = self.scale.warmup_steps if self.recipe.distillation is None else self.scale.num_steps // 2
         is_settled = progress.step >= settled + divergence.WINDOW
         if is_settled and divergence.above_start(progress.losses, progress.initial_loss):
             where = divergence.steepest_module(model)

@@ -25,7 +25,7 @@ from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
     UNITS_PER,
-    Accounting,
+    CostForm,
     PricedSpace,
     cheapest,
     most_expensive,
@@ -159,7 +159,7 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
 
 
 def priced_within(
-    space: SearchSpace, budgets: Sequence[tuple[Pricer, Budget]], workload: Workload, accounting: Accounting
+    space: SearchSpace, budgets: Sequence[tuple[Pricer, Budget]], workload: Workload, cost_of: CostForm
 ) -> tuple[FeasibleSpace, dict[str, str]]:
     """Return the members within the budget of every protocol, and the reasons for choices that cannot be priced.
 
@@ -167,16 +167,16 @@ def priced_within(
     """
     left_out: dict[str, str] = {}
     for pricer, _ in budgets:
-        space, reasons = priceable(space, pricer, workload, accounting)
+        space, reasons = priceable(space, pricer, workload, cost_of)
         left_out |= reasons
-    first, *also = (Bounded(price_space(space, pricer, workload, accounting), budget) for pricer, budget in budgets)
+    first, *also = (Bounded(price_space(space, pricer, workload, cost_of), budget) for pricer, budget in budgets)
     return within_budget(*first, also), left_out
 
 
 def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload) -> FeasibleSpace:
     """Apply the budgets and protocols of a feasible space to another space or workload."""
     first, *also = (
-        Bounded(price_space(space, constraint.priced.pricer, workload, constraint.priced.accounting), constraint.budget)
+        Bounded(price_space(space, constraint.priced.pricer, workload, constraint.priced.cost_of), constraint.budget)
         for constraint in feasible.every
     )
     return within_budget(*first, also)

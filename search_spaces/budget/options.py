@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from costmodel.config.units import parse_budget
 from costmodel.cost import Budget
-from costmodel.protocols.by_protocol import asked_of_each, protocols_of
+from costmodel.protocols.by_protocol import options_by_protocol, protocols_of
 
 BY_PROTOCOL = ("network", "testbed", "budget_latency", "budget_comm", "budget_keys")  # may be given per protocol
 
@@ -45,7 +45,7 @@ class BudgetOptions:
     @property
     def asked(self) -> dict[str, dict[str, str | None]]:
         """Network, testbed and budgets of each protocol, by name of the field."""
-        return asked_of_each(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
+        return options_by_protocol(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
 
     @property
     def budgets(self) -> dict[str, Budget]:

@@ -6,7 +6,7 @@ from typing import Any
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer
 from search_spaces.architecture import Layer
-from search_spaces.budget.priced_space import EMPTY_LAYER, Accounting, LayerPrices
+from search_spaces.budget.priced_space import EMPTY_LAYER, CostForm, LayerPrices
 from search_spaces.definition import Choices
 from search_spaces.deployed import Region, deployed_layer
 from search_spaces.space import SearchSpace, build_space
@@ -14,7 +14,7 @@ from search_spaces.workload import Workload
 
 
 def priceable(
-    space: SearchSpace, pricer: Pricer, workload: Workload, accounting: Accounting = "deployed"
+    space: SearchSpace, pricer: Pricer, workload: Workload, cost_of: CostForm = "folded"
 ) -> tuple[SearchSpace, dict[str, str]]:
     """Return the space without choices that have no formula, and the reasons by choice, such as `ffn square`.
 
@@ -23,11 +23,11 @@ def priceable(
     choices = space.definition.choices
     if choices is None:
         return space, {}
-    prices, left_out = LayerPrices(space.base, pricer, workload, accounting), dict[str, str]()
+    prices, left_out = LayerPrices(space.base, pricer, workload, cost_of), dict[str, str]()
     kept: dict[str, Any] = {}
     for kind in (field.name for field in fields(Choices)):
         named = {f"{kind} {choice}": choice for choice in getattr(choices, kind)}
-        reasons = {name: _reason(prices, kind, choice, accounting) for name, choice in named.items()}
+        reasons = {name: _reason(prices, kind, choice, cost_of) for name, choice in named.items()}
         left_out |= {name: reason for name, reason in reasons.items() if reason}
         kept[kind] = tuple(choice for name, choice in named.items() if not reasons[name])
         if not kept[kind]:
@@ -40,12 +40,12 @@ def priceable(
     return build_space(replace(space.definition, choices=Choices(**kept)), space.base), left_out
 
 
-def _reason(prices: LayerPrices, kind: str, choice: str, accounting: Accounting) -> str | None:
+def _reason(prices: LayerPrices, kind: str, choice: str, cost_of: CostForm) -> str | None:
     # a layer whose other parts always have a cost; a norm is the same op before either sub-layer
     place = "norm2" if kind == "norm1" else kind
     bare: dict[str, Any] = {"attention": "none", "ffn": "identity" if place in ("norm2", "stabiliser") else "none"}
     layer = Layer(**(bare | {place: choice}))
-    if accounting == "deployed":  # not ahead of all norms, so that a linear FFN stays
+    if cost_of == "folded":  # not ahead of all norms, so that a linear FFN stays
         layer = deployed_layer(prices.base, layer, Region(ahead=False, behind=False))
     if layer == EMPTY_LAYER:
         return None

@@ -28,7 +28,7 @@ from search_spaces.workload import Workload
 Measure = Literal["latency_s", "sent_bytes", "key_bytes"]
 PriceOp: TypeAlias = Callable[[Op], Price]
 
-Accounting = Literal["deployed", "written"]
+CostForm = Literal["folded", "unfolded"]
 
 UNITS_PER: dict[Measure, float] = {"latency_s": 2.0**38, "sent_bytes": 2.0**4, "key_bytes": 2.0**4}
 EMPTY_LAYER = Layer(attention="none", ffn="none")
@@ -44,7 +44,7 @@ class PricedSpace:
     """A space under a protocol and testbed, for a workload, made by `price_space`.
 
     Attributes:
-        accounting: Whether costs are of the folded (`deployed`) or the unfolded (`written`) members.
+        cost_of: Whether costs are of the folded or the unfolded members.
         prices, costs: Costs of the source, every choice and every head, as prices and as integers in the units above
             for all measures (0 for those that the protocol does not have).
         num_ops: An upper bound on the number of ops of a member.
@@ -53,7 +53,7 @@ class PricedSpace:
     space: SearchSpace
     pricer: Pricer
     workload: Workload
-    accounting: Accounting
+    cost_of: CostForm
     prices: dict[Vertex, Price] = field(repr=False)
     costs: dict[Vertex, Cost] = field(repr=False)
     num_ops: int
@@ -65,7 +65,7 @@ class PricedSpace:
 
 
 def price_space(
-    space: SearchSpace, pricer: Pricer, workload: Workload | int, accounting: Accounting = "deployed"
+    space: SearchSpace, pricer: Pricer, workload: Workload | int, cost_of: CostForm = "folded"
 ) -> PricedSpace:
     """Price every vertex once, by lowering architectures that repeat one layer.
 
@@ -74,14 +74,14 @@ def price_space(
     up to those of whole op graphs.
     """
     work = Workload(prompt_len=workload) if isinstance(workload, int) else workload
-    layer_prices = LayerPrices(space.base, pricer, work, accounting)
-    ops = layer_prices.by_vertex(space.graph, lambda choice: priced_layer(space, choice, accounting))
+    layer_prices = LayerPrices(space.base, pricer, work, cost_of)
+    ops = layer_prices.by_vertex(space.graph, lambda choice: priced_layer(space, choice, cost_of))
     sums = {id(prices): _sum(prices, work.new_tokens) for prices in ops.values()}  # layers repeat their prices
     priced = PricedSpace(
         space=space,
         pricer=pricer,
         workload=work,
-        accounting=accounting,
+        cost_of=cost_of,
         prices={vertex: sums[id(prices)] for vertex, prices in ops.items()},
         costs=_costs(ops, work.new_tokens),
         num_ops=(space.base.num_layers + 2) * max(map(len, ops.values())),
@@ -99,15 +99,15 @@ def extrapolated(priced: PricedSpace, member: Member) -> tuple[str, ...]:
 def graphs_of(priced: PricedSpace, member: Member) -> list[OpGraph]:
     """Return the op graphs of a member as it is priced."""
     whole = member.architecture
-    return priced.workload.graphs(deployed(whole) if priced.accounting == "deployed" else whole)
+    return priced.workload.graphs(deployed(whole) if priced.cost_of == "folded" else whole)
 
 
 class LayerPrices:
     """The costs of the ops of embedding, layers and head, each lowered once."""
 
-    def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, accounting: Accounting) -> None:
+    def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
         folded = replace(base, folded=True, bias=deploys_biases(base), tied_embeddings=False)
-        self.base = folded if accounting == "deployed" else base
+        self.base = folded if cost_of == "folded" else base
         self.workload = workload
         self.price_op = _remembered(pricer)
         self._known: dict[tuple[Layer, Norm], dict[LayerId, list[Price]]] = {}
@@ -160,9 +160,9 @@ def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
     return {part: total_price(parts) for part, parts in prices.items()}
 
 
-def priced_layer(space: SearchSpace, choice: Choice, accounting: Accounting) -> Layer:
+def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer:
     """Return the layer that a choice is priced as: what it folds to in this place, or the layer as written."""
-    if accounting == "written":
+    if cost_of == "unfolded":
         return choice.layer
     ahead = not after(space.graph, choice).state[1]
     keeps_norm1 = space.base.block_facts.passes_values(choice.depth)

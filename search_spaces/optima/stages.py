@@ -62,8 +62,8 @@ class Stages:
 def stages_of(feasible: FeasibleSpace) -> Stages:
     """Return the graph of a space with the costs that its budget counts; a measure without a bound costs nothing."""
     levels, layers = edges_by_depth(feasible.space.graph), feasible.space.layers
-    accounting = feasible.priced.accounting
-    forms = {edge.choice: priced_layer(feasible.space, edge.choice, accounting) for edges in levels for edge in edges}
+    cost_of = feasible.priced.cost_of
+    forms = {edge.choice: priced_layer(feasible.space, edge.choice, cost_of) for edges in levels for edge in edges}
     form_numbers = {form: number for number, form in enumerate(dict.fromkeys(forms.values()))}
     layer_numbers = {layer: number for number, layer in enumerate(layers)}
 

@@ -53,8 +53,9 @@ def parse(words: Sequence[str]) -> None:
         recipes = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
         assert set(rest) <= set(recipes)
     elif program == "pip":
-        (extra,) = re.findall(r"^install -e \.\[(\w+)\]$", " ".join(rest))
-        assert extra in PROJECT["optional-dependencies"]
+        made = re.fullmatch(r"install (?:-e \.\[([\w,]+)\]|--no-deps ([\w-]+)==[\d.]+)", " ".join(rest))
+        assert made
+        assert set((made[1] or made[2]).split(",")) <= set(PROJECT["optional-dependencies"])
     elif program == "pytest":
         assert (ROOT / rest[0]).exists()
     elif program == "torchrun":

@@ -62,7 +62,7 @@ def test_flags_in_prose_are_flags_of_a_command(monkeypatch):
 
 
 def is_known(flag: str, known: set[str]) -> bool:
-    """`--recipe.route.*` is, if one flag begins so."""
+    """`--recipe.distillation.*` is, if one flag begins so."""
     spelled = flag.replace("_", "-")  # as those of a command are
     return any(name.startswith(spelled[:-1]) for name in known) if flag.endswith("*") else spelled.rstrip(".") in known
 
@@ -73,7 +73,7 @@ def test_what_is_wrong_fails():
         parse(["python", "-m", "nas.search", "--budget-latencies", "5min"])
     with pytest.raises(AssertionError, match="no-such"):
         parse(["python", "-m", "experiments", "run", "no-such"])
-    assert not is_known("--recipe.rout.*", {"--recipe.route.end-share"})
+    assert not is_known("--recipe.rout.*", {"--recipe.distillation.end-share"})
     assert commands("```sh\npython -m nas.search --seed 1  # one\n# no command\n```") == [
         "python -m nas.search --seed 1"
     ]

@@ -155,7 +155,7 @@ def test_a_run_that_cannot_be_read_hides_no_other_error(tmp_path):
 @pytest.mark.usefixtures("without_ray")
 def test_a_search_tells_its_callbacks_and_goes_on(source_files, tmp_path, capfd):
     study = nas.Study(
-        budget_latency="6.22s", data=source_files, num_trials=2, num_looks=0, finalist_seeds=0, **SETTINGS
+        budget_latency="6.22s", data=source_files, num_trials=2, num_proxy_evals=0, finalist_seeds=0, **SETTINGS
     )
     first, second = Seen(), Seen()
     run = study.run(callbacks=[first], output_dir=tmp_path / "run")

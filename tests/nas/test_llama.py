@@ -37,7 +37,18 @@ from tests.conftest import trials_here, write_email
 # what scale `smoke` makes of a Llama of 4 heads
 SIZE: Any = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
 PRICES = ("--protocol", "semi2k", "--network", "lan", "--budget-latency", "1h")
-TRAININGS = ("--scale", "smoke", "--seq-len", "32", "--num-trials", "2", "--num-looks", "0", "--finalist-seeds", "0")
+TRAININGS = (
+    "--scale",
+    "smoke",
+    "--seq-len",
+    "32",
+    "--num-trials",
+    "2",
+    "--num-proxy-evals",
+    "0",
+    "--finalist-seeds",
+    "0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +163,7 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(parent, cor
 def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(parent, corpus, capsys):
     folder = corpus.parent / "known"
     given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
-    given += ["--num-trials", "1", "--recipe.route.trainable=all"]
+    given += ["--num-trials", "1", "--recipe.distillation.trainable=all"]
     given += ["--public-layers", "embed,0-1", "--client-layers", "1"]
     with trials_here():
         assert search.main([*PRICES, *TRAININGS, *given]) == 0

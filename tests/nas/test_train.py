@@ -130,7 +130,7 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     for name, share in (("SM+LN+R", 0.0), ("SM+LN", 0.95)):  # what the parent is itself has nobody to learn from
         again = [name, *SMOKE, "--data", source_files, "--parent", str(out), "--output-dir", str(tmp_path / name)]
         assert train.main(again) == 0
-        assert read_training(tmp_path / name).candidate.recipe.route.distillation == share
+        assert read_training(tmp_path / name).candidate.recipe.distillation.prediction_weight == share
     export.export(str(folder), fold=True, format="mpc")
     assert (folder / "exports" / f"{facts['arch_id']}-folded-mpc" / "graph.json").exists()
 

@@ -34,7 +34,7 @@ from search_spaces.notation import name_of, parse
 architecture = parse("SM+LN+SquareGLU", BASES["tiny"]).architecture
 assert parse("2xLSLYo", BASES["tiny"]).architecture == architecture
 assert name_of(architecture) == "SM+LN+SquareGLU"
-assert "squared-gate FFN in 2" in kept_words(architecture, "written")
+assert "squared-gate FFN in 2" in kept_words(architecture, "unfolded")
 assert "squareglu" in {layer.ffn for layer in own_space(parse("SM+RMS+SwiGLU", BASES["tiny"]).architecture).layers}
 assert costmodel.price(architecture, protocol="semi2k", seq_len=8).sent_bytes > 0
 model = build(architecture, torch.Generator().manual_seed(0))

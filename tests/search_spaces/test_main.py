@@ -68,9 +68,9 @@ def test_members_within_the_budgets_of_several_protocols(capsys):
 
 def test_a_space_of_members_is_counted_as_written_unless_asked(capsys):
     written = json.loads(run(capsys, "count", "ladder", "--format", "json")[1])
-    assert written["accounting"] == "written"
-    deployed = json.loads(run(capsys, "count", "ladder", "--accounting", "deployed", "--format", "json")[1])
-    assert deployed["accounting"] == "deployed"
+    assert written["cost_of"] == "unfolded"
+    deployed = json.loads(run(capsys, "count", "ladder", "--cost-of", "folded", "--format", "json")[1])
+    assert deployed["cost_of"] == "folded"
     assert deployed["cheapest"]["latency_s"] < written["cheapest"]["latency_s"]
     assert deployed["most_expensive"] == written["most_expensive"]  # SM+LN+G keeps all that the printed rows price
 

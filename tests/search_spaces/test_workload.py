@@ -41,33 +41,31 @@ def test_prompt_and_new_tokens_must_fit_the_context_and_be_some():
             make()
 
 
-@pytest.mark.parametrize("accounting", ["deployed", "written"])
-def test_a_price_is_the_mean_over_the_new_tokens(accounting):
+@pytest.mark.parametrize("cost_of", ["folded", "unfolded"])
+def test_a_price_is_the_mean_over_the_new_tokens(cost_of):
     """Under semi2k, by hand: the prompt, then tokens 9 and 10, a third each; rounds and messages too."""
     pricer = load_pricer("semi2k")
-    run = deployed(TINY) if accounting == "deployed" else TINY
+    run = deployed(TINY) if cost_of == "folded" else TINY
     graphs = [lower(run, 8), *(lower(run, length, Deployment(phase="decode")) for length in (9, 10))]
     totals = [estimate(graph, pricer).total for graph in graphs]
-    price = price_architecture(TINY, pricer, Workload(prompt_len=8, new_tokens=3), accounting).price
+    price = price_architecture(TINY, pricer, Workload(prompt_len=8, new_tokens=3), cost_of).price
     for name in ("latency_s", "sent_bytes", "rounds", "messages", "online_bytes", "setup_bytes"):
         assert getattr(price, name) == pytest.approx(sum(getattr(total, name) for total in totals) / 3)
     assert totals[1].sent_bytes < totals[2].sent_bytes < totals[0].sent_bytes
 
 
-@pytest.mark.parametrize("accounting", ["deployed", "written"])
-def test_a_range_is_the_mean_over_the_new_tokens(accounting):
+@pytest.mark.parametrize("cost_of", ["folded", "unfolded"])
+def test_a_range_is_the_mean_over_the_new_tokens(cost_of):
     pricer, architecture = load_pricer(), parse("SM+LN+R", BASES["tiny"]).architecture
-    run = deployed(architecture) if accounting == "deployed" else architecture
+    run = deployed(architecture) if cost_of == "folded" else architecture
     graphs = [lower(run, 8), lower(run, 9, Deployment(phase="decode"))]
     together = estimate_generation(graphs, pricer).whole.latency_s_range
-    price, latency_range = price_architecture(architecture, pricer, Workload(prompt_len=8, new_tokens=2), accounting)
+    price, latency_range = price_architecture(architecture, pricer, Workload(prompt_len=8, new_tokens=2), cost_of)
     assert latency_range == pytest.approx((together[0] / 2, together[1] / 2))
     assert latency_range[0] <= price.latency_s <= latency_range[1]
 
 
 def test_what_is_folded_is_priced_as_it_is(pricer):
     folded = deployed(parse("SM+LN+G", BASES["tiny"]).architecture)
-    both = [
-        price_architecture(folded, pricer, Workload(prompt_len=8), accounting) for accounting in ("deployed", "written")
-    ]
+    both = [price_architecture(folded, pricer, Workload(prompt_len=8), cost_of) for cost_of in ("folded", "unfolded")]
     assert both[0] == both[1]

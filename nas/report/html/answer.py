@@ -45,7 +45,7 @@ def answer_of(run: Run) -> dict[str, Any]:
     """
     best = run.front[-1]
     return {
-        "keeps": kept_words(architecture_of(best.first, run.base), run.config.accounting),
+        "keeps": kept_words(architecture_of(best.first, run.base), run.config.cost_of),
         "verdicts": _verdicts(run, best),
         "cheaper": _cheaper(run, best),
     }
@@ -93,7 +93,7 @@ def _trained(kind: str, member: TrainedMember, papers: Mapping[str, PublishedRow
 
 def _priced(run: Run, notation: str) -> tuple[float, float]:
     architecture = parse(notation, run.base).architecture
-    price = price_architecture(architecture, run.pricer, run.workload, run.config.accounting).price
+    price = price_architecture(architecture, run.pricer, run.workload, run.config.cost_of).price
     return price.latency_s, price.sent_bytes
 
 

@@ -33,7 +33,7 @@ _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 def page(run: Run) -> str:
     """The page of a run, of one without a completed trial too. Equal runs give equal pages."""
-    maps = [layer_map(architecture_of(member.first, run.base), run.config.accounting) for member in run.front]
+    maps = [layer_map(architecture_of(member.first, run.base), run.config.cost_of) for member in run.front]
     return rendered(
         ASSETS / "page.html",
         run,
@@ -107,8 +107,8 @@ def _why_nothing(run: Run) -> list[str]:
         return ["No trial was trained to completion: none has been started yet."]
     counts = run.summary
     lines = [
-        f"No trial was trained to completion: {counts.paused} paused at a look, {counts.diverged} diverged, "
-        f"{counts.failed} failed, {counts.running} unfinished."
+        f"No trial was trained to completion: {counts.paused} had only a low-fidelity evaluation, "
+        f"{counts.diverged} diverged, {counts.failed} failed, {counts.running} unfinished."
     ]
     ended = run.finished
     reasons = dict.fromkeys(f"{record.notation}: {record.status}, {record.reason}" for record in ended if record.reason)

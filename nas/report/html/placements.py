@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from search_spaces.architecture import Architecture, Layer
-from search_spaces.budget.priced_space import Accounting
+from search_spaces.budget.priced_space import CostForm
 from search_spaces.deployed import deployed, deployed_layer, regions
 from search_spaces.forms import ATTENTIONS, FFNS, FROZEN_NORMS, NORMS, AttentionForm, FfnForm
 from search_spaces.notation import Choice
@@ -32,9 +32,9 @@ class LayerCells(NamedTuple):
     ffn: Cell
 
 
-def layer_map(architecture: Architecture, accounting: Accounting) -> tuple[LayerCells, ...]:
+def layer_map(architecture: Architecture, cost_of: CostForm) -> tuple[LayerCells, ...]:
     """Return the columns of a trained architecture, marking what folds away if costs are folded costs."""
-    if accounting == "written" or architecture.folded:
+    if cost_of == "unfolded" or architecture.folded:
         left = architecture.layers
     else:
         left = tuple(
@@ -51,10 +51,10 @@ def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
     return list(dict.fromkeys((part, cell) for part, cell in cells if cell.status != "absent"))
 
 
-def kept_words(architecture: Architecture, accounting: Accounting) -> str:
+def kept_words(architecture: Architecture, cost_of: CostForm) -> str:
     """Count the parts that remain: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
-    columns, whole = layer_map(architecture, accounting), architecture.num_layers
-    final = deployed(architecture).final_norm if accounting == "deployed" else architecture.final_norm
+    columns, whole = layer_map(architecture, cost_of), architecture.num_layers
+    final = deployed(architecture).final_norm if cost_of == "folded" else architecture.final_norm
     attention = [column.attention for column in columns if column.attention.status == "kept"]
     ffns = Counter(column.ffn.words for column in columns if column.ffn.status == "kept")
     norms = Counter(column.norm.words for column in columns if column.norm.status == "kept")

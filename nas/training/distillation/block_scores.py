@@ -19,7 +19,7 @@ from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import gather, held_out_targets
 from nas.model.decoder import Block, Decoder
 from nas.storage import replace_file
-from nas.training.distillation.library import DEFAULT, FORMAT, BlockwiseDistillation, Library, room
+from nas.training.distillation.library import DEFAULT, FORMAT, BlockwiseDistillation, Library, allocate_buffer
 from nas.training.distillation.sub_layers import (
     BlockScores,
     SubLayer,
@@ -75,13 +75,13 @@ def block_scores(
     if not missing:
         return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
     model = parent.decoder().to(device)
-    streams = model.streams(tokens.to(device))
-    predicted = _predicted(model, streams[-1], Path(corpus.folder))
+    hidden_states = model.hidden_states(tokens.to(device))
+    predicted = _predicted(model, hidden_states[-1], Path(corpus.folder))
 
     def score(sub_layer: SubLayer, block: Block) -> float:
         if keep:
             library.keep(sub_layer, block)
-        return _divergence(model, streams[sub_layer.depth], predicted, block, sub_layer.depth)
+        return _divergence(model, hidden_states[sub_layer.depth], predicted, block, sub_layer.depth)
 
     for scored in library.trained(missing, score, on_progress):
         divergences |= scored
@@ -112,7 +112,7 @@ def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block,
 @torch.no_grad()
 def _predicted(model: Decoder, stream: Tensor, folder: Path) -> Tensor:
     """Log-probabilities, rows x vocab."""
-    predicted = room((stream.shape[:-1].numel(), model.architecture.vocab_size), folder)
+    predicted = allocate_buffer((stream.shape[:-1].numel(), model.architecture.vocab_size), folder)
     for rows, part in _log_probabilities(model, stream):
         predicted[rows] = part
     return predicted

@@ -18,10 +18,10 @@ class Gates:
     would be without, s + g (f - s). At 0 the part leaves the model.
     """
 
-    def __init__(self, model: Decoder, trained: Architecture, route: DistillationSchedule) -> None:
-        self.model, self.trained, self.route = model, trained, route
+    def __init__(self, model: Decoder, trained: Architecture, distillation: DistillationSchedule) -> None:
+        self.model, self.trained, self.distillation = model, trained, distillation
         self.gate = 1.0
-        self._parts = list(removed_parts(trained, parent_architecture(route, trained)))
+        self._parts = list(removed_parts(trained, parent_architecture(distillation, trained)))
         self._hooks = [
             getattr(model.layers[layer], kind).register_forward_hook(partial(self._gated, kind))
             for layer, kind in self._parts
@@ -30,7 +30,7 @@ class Gates:
     def move(self, *, step: int, num_steps: int) -> None:
         """Sets the gates as they are after step 0, 1, ..., num_steps; after the last the model is what is trained."""
         if self.gate > 0:
-            self.gate = self.route.gate_at(step, num_steps)
+            self.gate = self.distillation.gate_at(step, num_steps)
             if self.gate == 0:
                 for hook, (layer, kind) in zip(self._hooks, self._parts, strict=True):
                     hook.remove()

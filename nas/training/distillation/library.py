@@ -1,8 +1,8 @@
-"""The block library: every sub-layer that is wanted in place of a parent's, trained alone on the parent's streams.
+"""The block library: every sub-layer that may replace one of the parent's, trained alone on its hidden states.
 
-Blockwise distillation goes layer by layer. The parent's streams are computed once, each layer's from the one before, so
-that memory holds what one layer reads and leaves, and the alternatives that are in training: as many as there are
-threads, each on one. Alternatives do not see one another, so their number, order and threads change nothing.
+Blockwise distillation goes layer by layer. The parent's hidden states are computed once, each layer's from the one
+before, so that memory holds what one layer reads and leaves, and the alternatives that are in training: as many as
+there are threads, each on one. Alternatives do not see one another, so their number, order and threads change nothing.
 
 Source: Bercovich et al. 2024, "Puzzle", arXiv 2411.19146, section 3: a library of blocks trained apart.
 """
@@ -66,7 +66,7 @@ class BlockwiseDistillation:
     def rate_of(self, form: str, degree: int | None) -> float:
         """The rate of a form that is fitted by a polynomial of this degree, if by any; a line is far from all it fits.
 
-        Errors on held-out streams at three layers of SmolLM2, without training and after 64 steps of 512 tokens:
+        Errors on held-out hidden states at three layers of SmolLM2, without training and after 64 steps of 512 tokens:
 
             rate                    0      1e-4   2.5e-4  5e-4   1e-3
             squared gates, layer 2  0.132  0.073  0.055   0.056  0.057
@@ -88,14 +88,14 @@ class BlockwiseDistillation:
 DEFAULT = BlockwiseDistillation()
 
 
-class Streams(NamedTuple):
+class HiddenStates(NamedTuple):
     """What a layer of the parent reads and leaves, each steps x batch x T x d_model."""
 
     read: Tensor
     left: Tensor
 
 
-def parent_streams(
+def parent_hidden_states(
     parent: Parent,
     depths: Collection[int],
     corpus: Corpus,
@@ -103,13 +103,13 @@ def parent_streams(
     *,
     seq_len: int,
     device: str = "cpu",
-) -> Iterator[tuple[int, Streams]]:
-    """The streams of these depths in order, good until the next are asked for; the parent runs once."""
+) -> Iterator[tuple[int, HiddenStates]]:
+    """The hidden states of these depths in order, good until the next are asked for; the parent runs once."""
     if not depths:
         return
     model, batch = parent.decoder().to(device), settings.batch_of(seq_len)
     shape = (settings.num_steps(seq_len), batch, seq_len, parent.model.architecture.d_model)
-    read, left = (room(shape, Path(corpus.folder)) for _ in range(2))
+    read, left = (allocate_buffer(shape, Path(corpus.folder)) for _ in range(2))
     for step, stream in enumerate(read):
         inputs, _ = train_batch(corpus, step=step, batch=batch, seq_len=seq_len, seed=0)
         with torch.no_grad():
@@ -119,11 +119,11 @@ def parent_streams(
             with torch.no_grad():
                 stream.copy_(model.layers[depth](source.to(device), False)[0])
         if depth in depths:
-            yield depth, Streams(read, left)
+            yield depth, HiddenStates(read, left)
         read, left = left, read
 
 
-def room(shape: tuple[int, ...], folder: Path) -> Tensor:
+def allocate_buffer(shape: tuple[int, ...], folder: Path) -> Tensor:
     """A tensor to be filled: in memory or, if it is large, in a file of this folder that goes when the tensor does."""
     size = math.prod(shape)
     if size <= MOST_IN_MEMORY:
@@ -133,7 +133,11 @@ def room(shape: tuple[int, ...], folder: Path) -> Tensor:
 
 
 def trained_block(
-    parent: Parent, sub_layer: SubLayer, streams: Streams, settings: BlockwiseDistillation, device: str = "cpu"
+    parent: Parent,
+    sub_layer: SubLayer,
+    hidden_states: HiddenStates,
+    settings: BlockwiseDistillation,
+    device: str = "cpu",
 ) -> Block:
     """The parent's layer with another sub-layer, trained to leave what the parent's does. A linear in place of an FFN
     starts at the least squares of the first steps, a polynomial in an activation's place at those of the first, queries
@@ -141,22 +145,22 @@ def trained_block(
     """
     block, theirs = _untrained(parent, sub_layer).to(device), parent.model.architecture.layers[sub_layer.depth]
     degree = fitted_degree(sub_layer.form, theirs, parent.model.architecture)
-    num_steps, tokens_a_step = len(streams.read), streams.read[0, :, :, 0].numel()
+    num_steps, tokens_a_step = len(hidden_states.read), hidden_states.read[0, :, :, 0].numel()
     if sub_layer.form == "fused":
-        num_fit = -(-FIT_ROWS * streams.read.shape[-1] // tokens_a_step)
-        fit_linear(block, *(stream[:num_fit].flatten(0, 1).to(device) for stream in streams))
+        num_fit = -(-FIT_ROWS * hidden_states.read.shape[-1] // tokens_a_step)
+        fit_linear(block, *(stream[:num_fit].flatten(0, 1).to(device) for stream in hidden_states))
     elif degree:
         original = SubLayer(sub_layer.depth, "ffn", theirs.norm2, theirs.ffn)
-        fit_polynomial(block, _untrained(parent, original).eval().to(device), streams.read[0].to(device), degree)
+        fit_polynomial(block, _untrained(parent, original).eval().to(device), hidden_states.read[0].to(device), degree)
     elif sub_layer.form == "power8" and theirs.attention not in ("power8", "none"):
         original = SubLayer(sub_layer.depth, "attention", theirs.norm1, theirs.attention)
-        fit_queries(block, _untrained(parent, original).eval().to(device), streams.read[0].to(device))
+        fit_queries(block, _untrained(parent, original).eval().to(device), hidden_states.read[0].to(device))
     block.requires_grad_(False)
     moved = [value for part in modules_of(block, sub_layer.part) for value in part.requires_grad_().parameters()]
     if not moved:
         return block
     optimizer = torch.optim.AdamW(moved, lr=settings.rate_of(sub_layer.form, degree), weight_decay=0.0)
-    for step, (read, left) in enumerate(zip(*streams, strict=True)):
+    for step, (read, left) in enumerate(zip(*hidden_states, strict=True)):
         if step >= settings.freezing_share * num_steps:
             for norm in frozen_norms(block).values():
                 if not norm.is_frozen:
@@ -194,7 +198,7 @@ def settings_of(recipe: Recipe) -> BlockwiseDistillation:
     """How a recipe has sub-layers trained. At SmolLM2's width 64 steps of 4 sequences leave errors of 0.050 where 32 of
     8 leave 0.056 of gates that are linear, for which rates of 5e-4 to 2e-3 are alike.
     """
-    tokens = recipe.route.blockwise_tokens if recipe.route else 0
+    tokens = recipe.distillation.blockwise_tokens if recipe.distillation else 0
     return replace(DEFAULT, tokens=tokens, batch=recipe.scale.micro_batch) if tokens else DEFAULT
 
 
@@ -212,7 +216,7 @@ def initial_weights(
     Raises UserError if the candidate does not fit, or the corpus holds no sequence.
     """
     recipe, source = candidate.recipe, parent.model
-    if recipe.route is None or not recipe.route.blockwise_tokens:
+    if recipe.distillation is None or not recipe.distillation.blockwise_tokens:
         return parent.start(candidate, corpus)
     weights = transferred(source.architecture, source.weights, candidate.initial_architecture)
     library = Library(parent, corpus, settings_of(recipe), seq_len=recipe.scale.seq_len, device=device)
@@ -248,15 +252,17 @@ class Library:
         num_done, num_threads = 0, torch.get_num_threads()
         at_a_time = max(1, len(os.sched_getaffinity(0)) // num_threads) if self.device == "cpu" else 1
 
-        def made(streams: Streams, sub_layer: SubLayer) -> T:
-            return then(sub_layer, trained_block(self.parent, sub_layer, streams, self.settings, self.device))
+        def made(hidden_states: HiddenStates, sub_layer: SubLayer) -> T:
+            return then(sub_layer, trained_block(self.parent, sub_layer, hidden_states, self.settings, self.device))
 
-        layers = parent_streams(
+        layers = parent_hidden_states(
             self.parent, by_depth, self.corpus, self.settings, seq_len=self.seq_len, device=self.device
         )
         with ThreadPoolExecutor(at_a_time, initializer=torch.set_num_threads, initargs=(num_threads,)) as threads:
-            for depth, streams in layers:
-                yield dict(zip(by_depth[depth], threads.map(partial(made, streams), by_depth[depth]), strict=True))
+            for depth, hidden_states in layers:
+                yield dict(
+                    zip(by_depth[depth], threads.map(partial(made, hidden_states), by_depth[depth]), strict=True)
+                )
                 num_done += len(by_depth[depth])
                 on_progress(num_done / sum(map(len, by_depth.values())))
 
@@ -274,9 +280,9 @@ class Library:
         self, candidate: Candidate, on_progress: Callable[[float], None] = lambda share: None
     ) -> dict[str, Tensor]:
         """Weights of the candidate's sub-layers that are not the parent's, by node. on_progress: as `block_scores`."""
-        route = candidate.recipe.route
-        assert route is not None
-        architecture = parent_architecture(route, candidate.trained)
+        distillation = candidate.recipe.distillation
+        assert distillation is not None
+        architecture = parent_architecture(distillation, candidate.trained)
         wanted = trained_sub_layers(candidate.initial_architecture) - trained_sub_layers(architecture)
         weights_by_sub_layer = {
             sub_layer: weights for sub_layer in wanted if (weights := self._read(sub_layer)) is not None

@@ -9,18 +9,18 @@ from search_spaces.architecture import Architecture
 MODULES: dict[PartKind, tuple[str, str]] = {"attention": ("norm1", "attention"), "ffn": ("norm2", "ffn")}
 
 
-def train_parts(model: Decoder, trained: Architecture, route: DistillationSchedule) -> None:
+def train_parts(model: Decoder, trained: Architecture, distillation: DistillationSchedule) -> None:
     """Has only the parameters of what the schedule trains require gradients, if it does not train all."""
-    parent = parent_architecture(route, trained)
-    parts = trained_parts(trained, parent, route.trainable)
+    parent = parent_architecture(distillation, trained)
+    parts = trained_parts(trained, parent, distillation.trainable)
     if parts is not None:
         model.requires_grad_(False)
         model.final_norm.requires_grad_(trained.final_norm != parent.final_norm)
         for part in parts:
             for module in modules_of(model.layers[part.layer], part.kind):
                 module.requires_grad_()
-    if route.kept_layers is not None:
-        for kept in (model.embed, model.position, *model.layers[: route.kept_layers]):
+    if distillation.kept_layers is not None:
+        for kept in (model.embed, model.position, *model.layers[: distillation.kept_layers]):
             if kept is not None:
                 kept.requires_grad_(False)
 

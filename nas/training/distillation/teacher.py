@@ -68,13 +68,17 @@ class Teacher:
     """A parent that predicts. On a CPU its numbers do not depend on what is kept, nor on the batch of a sequence.
 
     most_likely: tokens of each prediction; the rest of the vocabulary counts as one more.
-    predictions_path, streams_path: files of what was computed so far; None to keep none.
+    predictions_path, hidden_states_path: files of what was computed so far; None to keep none.
     """
 
     def __init__(
-        self, model: Decoder, most_likely: int, predictions_path: Path | None = None, streams_path: Path | None = None
+        self,
+        model: Decoder,
+        most_likely: int,
+        predictions_path: Path | None = None,
+        hidden_states_path: Path | None = None,
     ) -> None:
-        self.model, self.predictions_path, self.streams_path = model, predictions_path, streams_path
+        self.model, self.predictions_path, self.hidden_states_path = model, predictions_path, hidden_states_path
         self.most_likely = min(most_likely, model.architecture.vocab_size - 1)
         self.readers = [*(layer.get_submodule("norm1") for layer in model.layers[1:]), model.final_norm]
 
@@ -87,24 +91,26 @@ class Teacher:
             torch.from_numpy(records["log_probability"].copy()).to(inputs.device),
         )
 
-    def streams(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
+    def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
         """What each layer's stream is to the norm that reads it next, batch x layers x T x d_model, in half precision.
 
         inputs: as `predictions` takes them.
         """
         shape = (len(self.readers), inputs.shape[1], self.model.architecture.d_model)
-        records = _all(_kept(self.streams_path, STREAM, shape), indices, inputs, self._normed)
+        records = _all(_kept(self.hidden_states_path, STREAM, shape), indices, inputs, self._normed)
         return torch.from_numpy(records).to(inputs.device)
 
-    def stream_error(self, wanted: Tensor, streams: Sequence[Tensor]) -> Tensor:
-        """How far a model's streams are from the parent's as its next norm reads them, so that the few features do not
-        rule that are far larger than others: squared errors over the mean square, the mean over layers and positions.
+    def hidden_state_error(self, wanted: Tensor, hidden_states: Sequence[Tensor]) -> Tensor:
+        """How far a model's hidden states are from the parent's as its next norm reads them.
 
-        wanted: as `streams` gives it. streams: as `Decoder.features` gives them for the same sequences, each batch x T
-        x d_model.
+        So the few features that are far larger than others do not dominate. Squared errors over the mean square, the
+        mean over layers and positions.
+
+        wanted: as `hidden_states` gives it. hidden_states: as `Decoder.features` gives them for the same sequences,
+            each batch x T x d_model.
         """
         errors = []
-        for norm, stream, parents in zip(self.readers, streams[1:], wanted.float().unbind(1), strict=True):
+        for norm, stream, parents in zip(self.readers, hidden_states[1:], wanted.float().unbind(1), strict=True):
             squares = (norm(stream.float()) - parents).square().mean(dim=(0, 2))
             errors.append(squares / parents.square().mean(dim=(0, 2)))
         return torch.stack(errors).mean()
@@ -126,7 +132,7 @@ class Teacher:
     @torch.no_grad()
     def _normed(self, inputs: Tensor) -> Records:
         """inputs: sequences x T; the records: sequences x layers x T x d_model."""
-        passed = self.model.streams(inputs)[1:]
+        passed = self.model.hidden_states(inputs)[1:]
         wanted = torch.stack([norm(stream) for norm, stream in zip(self.readers, passed, strict=True)], dim=1)
         return wanted.half().cpu().numpy()
 
@@ -149,15 +155,19 @@ def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Ca
 
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
     """Return the parent as a teacher; its outputs are cached beside the corpus if the disk has room for them."""
-    assert recipe.route is not None
-    route, architecture, num_tokens = recipe.route, parent.model.architecture, recipe.scale.seen_tokens
+    assert recipe.distillation is not None
+    distillation, architecture, num_tokens = recipe.distillation, parent.model.architecture, recipe.scale.seen_tokens
     ending = f"{parent.digest}-{recipe.scale.seq_len}-{device.partition(':')[0]}.bin"
-    features = architecture.num_layers * architecture.d_model if route.streams else 0
+    features = architecture.num_layers * architecture.d_model if distillation.hidden_state_weight else 0
     return Teacher(
         parent.decoder().to(device),
-        route.most_likely,
-        _cache_path(corpus, f"likely-{route.most_likely}-{ending}", num_tokens * route.most_likely * RECORD.itemsize),
-        _cache_path(corpus, f"streams-{ending}", num_tokens * features * STREAM.itemsize),
+        distillation.teacher_top_k,
+        _cache_path(
+            corpus,
+            f"likely-{distillation.teacher_top_k}-{ending}",
+            num_tokens * distillation.teacher_top_k * RECORD.itemsize,
+        ),
+        _cache_path(corpus, f"hidden-states-{ending}", num_tokens * features * STREAM.itemsize),
     )
 
 

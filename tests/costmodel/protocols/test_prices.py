@@ -12,7 +12,7 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, Op, shape
 from costmodel.protocols import aby3, cheetah, semi2k
-from costmodel.protocols.by_protocol import asked_of_each, by_protocol, protocols_of
+from costmodel.protocols.by_protocol import by_protocol, options_by_protocol, protocols_of
 from costmodel.protocols.primitives import Comm, EngineSetting
 
 Price = Callable[[Op, EngineSetting], Comm]
@@ -116,14 +116,14 @@ def test_other_protocols_and_values_without_one_are_refused(text, part):
 
 def test_a_testbed_is_of_one_protocol():
     with pytest.raises(UserError, match=r"--testbed is of one protocol; say whose, such as semi2k=mine.yaml\."):
-        asked_of_each("semi2k,sigma", {"testbed": "mine.yaml"})
-    assert asked_of_each("semi2k", {"testbed": "mine.yaml"}) == {"semi2k": {"testbed": "mine.yaml"}}
+        options_by_protocol("semi2k,sigma", {"testbed": "mine.yaml"})
+    assert options_by_protocol("semi2k", {"testbed": "mine.yaml"}) == {"semi2k": {"testbed": "mine.yaml"}}
 
 
 def test_a_budget_of_keys_is_of_those_that_have_keys():
-    asked = asked_of_each("semi2k,sigma", {"budget_latency": "5s", "budget_keys": "8GB"})
+    asked = options_by_protocol("semi2k,sigma", {"budget_latency": "5s", "budget_keys": "8GB"})
     assert asked == {
         "semi2k": {"budget_latency": "5s", "budget_keys": None},
         "sigma": {"budget_latency": "5s", "budget_keys": "8GB"},
     }
-    assert asked_of_each("semi2k", {"budget_keys": "8GB"}) == {"semi2k": {"budget_keys": "8GB"}}
+    assert options_by_protocol("semi2k", {"budget_keys": "8GB"}) == {"semi2k": {"budget_keys": "8GB"}}

@@ -61,7 +61,7 @@ def _training(loss: float | None) -> Training:
 @pytest.mark.parametrize("searcher", ["trellis", "stratified", "evolution", "tpe"])
 def test_a_search_that_trains_all_of_the_table_has_no_regret(problem, entries, searcher):
     curve = replay(searcher, problem, entries, num_trials=1000, seed=0)
-    assert curve.tokens[0] == 100  # a searcher that looks trains one to its end first
+    assert curve.tokens[0] == 100  # a searcher that proxy_evals trains one to its end first
     assert list(curve.tokens) == sorted(curve.tokens)
     assert all(0 <= share <= 1 + 1e-9 for share in curve.shares)
     assert len(curve.tokens) > 3

@@ -42,7 +42,7 @@ def builtin() -> Parent:
 
 def test_the_builtin_parent_is_small_and_is_what_the_default_space_starts_from(builtin: Parent) -> None:
     assert sum(path.stat().st_size for path in BUILTIN_FOLDER.iterdir()) < 8e6
-    assert builtin.route.placement == "12xLSLGo"
+    assert builtin.distillation.placement == "12xLSLGo"
     require_fit(builtin, trained_architecture(BASES["gpt2-small"], PROXY))
 
 
@@ -81,7 +81,7 @@ def test_the_builtin_parent_predicts_better_than_any_n_gram(builtin: Parent) -> 
 
 def test_training_starts_with_the_predictions_of_the_parent(builtin: Parent, some_tokens, source_files: str) -> None:
     corpus = prepare(source_files, vocab_size=512, tokenizer=builtin.model.tokenizer)
-    recipe = from_parent(Recipe(scale=PROXY), builtin.route)
+    recipe = from_parent(Recipe(scale=PROXY), builtin.distillation)
     made = Candidate(architecture=parse("6xoSoGo-6xooooo", BASES["gpt2-small"]).architecture, recipe=recipe)
     begun = Decoder(made.initial_architecture)
     load_deployed(begun, builtin.start(made, corpus))
@@ -114,7 +114,7 @@ def test_a_folder_that_lost_a_file_or_was_edited_is_refused(builtin: Parent, tmp
 def test_what_is_no_parent_is_refused(builtin: Parent, tmp_path: Path) -> None:
     folded = builtin.model._replace(architecture=replace(builtin.model.architecture, folded=True))
     with pytest.raises(UserError, match="must be a model as it was trained, but is a folded one"):
-        _ = Parent("p", folded, builtin.digest).route
+        _ = Parent("p", folded, builtin.digest).distillation
     keep_parent(Parent("p", builtin.model._replace(tokenizer=None), builtin.digest), tmp_path)
     with pytest.raises(UserError, match=r"must come with its tokenizer; put its tokenizer\.json beside the weights"):
         load_parent(str(tmp_path))

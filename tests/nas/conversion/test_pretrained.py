@@ -125,8 +125,8 @@ def test_a_gpt2_is_fine_tuned_with_fewer_nonlinearities(args: str, gpt2, tmp_pat
     assert train.main([*flags, "--data", source_files, "--output-dir", str(out)]) == 0
     made = read_training(out).candidate
     assert (made.architecture.vocab_size, made.architecture.context) == (300, 32)
-    assert (made.recipe.route is not None) == ("--parent" in args)
-    assert made.recipe.route is None or made.recipe.route.placement == "2xLSLGo"
+    assert (made.recipe.distillation is not None) == ("--parent" in args)
+    assert made.recipe.distillation is None or made.recipe.distillation.placement == "2xLSLGo"
 
 
 def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(tmp_path, source_files, capsys) -> None:

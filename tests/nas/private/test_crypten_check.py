@@ -9,7 +9,7 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
 from nas.private.crypten_check import FRACTION_BITS, _reach, with_precision
-from nas.private.setup import asked_setup
+from nas.private.setup import resolve_setup
 
 
 def reach_of(op, source, output=None):
@@ -47,7 +47,7 @@ def test_truncated_products_are_added_up():
 
 
 def test_the_precision_is_the_most_that_holds(export):
-    setup = asked_setup(str(export), "knee", party=None, protocol="crypten")
+    setup = resolve_setup(str(export), "knee", party=None, protocol="crypten")
     assert with_precision(setup, None).setting.fraction_bits == FRACTION_BITS[0] == 16
     weights = setup.model.weights
     assert weights is not None

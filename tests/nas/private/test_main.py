@@ -21,7 +21,7 @@ from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
 from nas.private.model import PrivateModel, load_model
 from nas.private.public_layers import require_public
-from nas.private.setup import asked_setup
+from nas.private.setup import resolve_setup
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -299,8 +299,8 @@ def test_a_party_opens_the_checkpoint_if_it_compares_or_computes(export, tmp_pat
     (here / "weights.safetensors").unlink()
     for party, layers, is_opened in ((0, "client", True), (0, "public", False), (2, "client", False)):
         given = {"client_layers": 0} if layers == "client" else {"public_layers": "0"}
-        setup = asked_setup(str(here), "knee", party=party, public_checkpoint=str(export), **given)
+        setup = resolve_setup(str(here), "knee", party=party, public_checkpoint=str(export), **given)
         assert (setup.client_weights is not None) == is_opened
     for given in ({"public_layers": "0"}, {"client_layers": 0}, {"public_checkpoint": str(export)}):
         with pytest.raises(ValueError, match="--public-checkpoint goes with .*; give both, or none"):
-            asked_setup(str(export), "knee", party=None, **given)
+            resolve_setup(str(export), "knee", party=None, **given)

@@ -81,7 +81,8 @@ def test_only_where_layers_are_spread_the_candidate_is_another():
     """So that runs from before there was this go on as they were."""
     recipe, spread = (
         from_parent(
-            Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo", spread=is_spread)
+            Recipe(scale=SCALES["smoke"]),
+            DistillationSchedule(parent="p", placement="4xLSLGo", spread_over_depth=is_spread),
         )
         for is_spread in (False, True)
     )
@@ -118,8 +119,8 @@ def test_a_parent_without_norms_gives_none():
 
 
 def test_gates_fall_from_one_to_nothing_between_their_shares():
-    route = DistillationSchedule(parent="p", placement="4xLSLGo", start_share=0.25, end_share=0.75)
-    assert [route.gate_at(step, 16) for step in (0, 4, 6, 8, 10, 12, 16)] == [1, 1, 0.75, 0.5, 0.25, 0, 0]
+    distillation = DistillationSchedule(parent="p", placement="4xLSLGo", start_share=0.25, end_share=0.75)
+    assert [distillation.gate_at(step, 16) for step in (0, 4, 6, 8, 10, 12, 16)] == [1, 1, 0.75, 0.5, 0.25, 0, 0]
 
 
 SHARES = "a distillation schedule needs 0 <= `start_share` < `end_share` <= 1"
@@ -132,7 +133,7 @@ SHARES = "a distillation schedule needs 0 <= `start_share` < `end_share` <= 1"
             ({"start_share": start, "end_share": end}, SHARES)
             for start, end in ((0.5, 0.5), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5))
         ),
-        ({"distillation": 1.5}, "`distillation` of a schedule must be from 0 to 1, but got 1.5"),
+        ({"prediction_weight": 1.5}, "`prediction_weight` of a schedule must be from 0 to 1, but got 1.5"),
         ({"linear_fit_tokens": 0}, "`linear_fit_tokens` of a schedule must be at least 1"),
     ],
 )
@@ -143,15 +144,17 @@ def test_impossible_schedules_are_refused(changes, message):
 
 @pytest.mark.parametrize("scale", ["proxy", "parent"])
 @pytest.mark.parametrize(("distillation", "streams"), [(0.95, 10.0), (0.0, 0.0)])
-def test_who_is_not_taught_predictions_is_not_taught_streams(scale, distillation, streams):
-    route = DistillationSchedule(parent="p", placement="4xLSLGo", distillation=distillation)
-    taught = from_parent(Recipe(scale=SCALES[scale]), route).route
-    assert taught.streams == streams
+def test_a_schedule_without_predictions_uses_no_hidden_states(scale, distillation, streams):
+    distillation = DistillationSchedule(parent="p", placement="4xLSLGo", prediction_weight=distillation)
+    taught = from_parent(Recipe(scale=SCALES[scale]), distillation).distillation
+    assert taught.hidden_state_weight == streams
 
 
 def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one():
-    recipe, route = Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo")
-    recipes = [from_parent(recipe, schedule) for schedule in (route, replace(route, linear_fit_tokens=99))]
+    recipe, distillation = Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo")
+    recipes = [
+        from_parent(recipe, schedule) for schedule in (distillation, replace(distillation, linear_fit_tokens=99))
+    ]
     for name, num_ids in (("SM+R", 1), ("SM+ScFuFFN", 2)):
         assert (
             len({candidate_id(Candidate(architecture=sized(name), recipe=variant)) for variant in recipes}) == num_ids

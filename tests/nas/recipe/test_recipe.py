@@ -171,14 +171,14 @@ def test_golden_ids(name, scale, data, expected):
 
 
 @pytest.mark.parametrize(
-    "stated", [{"parent": "q"}, {"most_likely": 64}, {"trainable": "changed"}, {"blockwise_tokens": 1024}]
+    "stated", [{"parent": "q"}, {"teacher_top_k": 64}, {"trainable": "changed"}, {"blockwise_tokens": 1024}]
 )
 def test_what_a_schedule_states_beyond_its_defaults_makes_another_candidate(stated):
     member = parse("SM+R", base_architecture("gpt2-small"))
-    route = DistillationSchedule(parent="p", placement="12xLSLGo")
+    distillation = DistillationSchedule(parent="p", placement="12xLSLGo")
     ids = [
-        candidate_id(candidate_at(member, "proxy", data="stdlib", route=made))
-        for made in (route, replace(route, **stated))
+        candidate_id(candidate_at(member, "proxy", data="stdlib", distillation=made))
+        for made in (distillation, replace(distillation, **stated))
     ]
     assert ids[0] == "0fbaa18397f9"
     assert ids[1] != ids[0]

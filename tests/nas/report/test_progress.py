@@ -29,7 +29,7 @@ def test_the_trigram_stands_beside_the_best_perplexity(make_run, make_record, ng
 
 
 def test_candidates_that_fail_early_do_not_take_the_place_of_final_trainings(make_run, make_record):
-    failed = [make_record(index, status="failed", is_look=True, val_loss=None, perplexity=None) for index in (1, 2)]
+    failed = [make_record(index, status="failed", is_proxy=True, val_loss=None, perplexity=None) for index in (1, 2)]
     run = make_run([make_record(0), *failed], num_trials=2)
     assert line(run, None).startswith("3/4 ended (1 completed, 0 diverged, 2 failed)")
 

@@ -150,7 +150,7 @@ def test_says_how_well_ends_were_expected(make_run, make_record):
     for index in range(9):
         end = make_record(index, latency_s=100.0 + index, val_loss=3.0 - index / 10)
         proposed = replace(end, event="proposed", status="proposed", val_loss=None, expected_loss=3.1 - index / 10)
-        records += [replace(proposed, is_look=True, expected_loss=2.0), proposed, end]
+        records += [replace(proposed, is_proxy=True, expected_loss=2.0), proposed, end]
     (first,) = searcher_lines(make_run(records))
     assert "R^2 -5.40 at proposal (9 candidates), R^2 0.85 after a short training (9 candidates)" in first
     assert searcher_lines(make_run(records[:12])) == []

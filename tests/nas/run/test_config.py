@@ -24,7 +24,7 @@ CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=
 def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name, foldable):
     member = parse(name, BASES["tiny"])
     assert study_candidate(study_recipe(CONFIG, None), member).recipe.foldable == foldable
-    written = study_candidate(study_recipe(replace(CONFIG, accounting="written"), None), member)
+    written = study_candidate(study_recipe(replace(CONFIG, cost_of="unfolded"), None), member)
     assert written.recipe.foldable is None
     plain = candidate_at(member, "smoke", seq_len=16, tokens=None, data="stdlib")
     assert candidate_id(written) == candidate_id(plain)
@@ -44,11 +44,11 @@ def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name, foldable):
 )
 def test_layers_that_are_no_secret_stay_the_parents(given, kept):
     config, plain = replace(CONFIG, parent="builtin", **given), replace(CONFIG, parent="builtin")
-    route = DistillationSchedule(parent="p", placement="12xLSLGo", spread=True)
-    recipe = study_recipe(config, route)
-    assert (recipe.route.kept_layers, recipe.route.spread) == (kept, kept is None)
+    distillation = DistillationSchedule(parent="p", placement="12xLSLGo", spread_over_depth=True)
+    recipe = study_recipe(config, distillation)
+    assert (recipe.distillation.kept_layers, recipe.distillation.spread_over_depth) == (kept, kept is None)
     member = parse("SM+LN+R", BASES["gpt2-small"])
-    ids = [candidate_id(study_candidate(study_recipe(variant, route), member)) for variant in (config, plain)]
+    ids = [candidate_id(study_candidate(study_recipe(variant, distillation), member)) for variant in (config, plain)]
     assert (ids[0] == ids[1]) == (kept is None)
 
 
@@ -59,8 +59,8 @@ def test_layers_that_are_no_secret_are_the_first_and_a_parents():
         replace(CONFIG, client_layers=2)
     with pytest.raises(UserError, match=r"--public-layers of a search must be the first ones, .* but got head; leave"):
         replace(CONFIG, parent="builtin", public_layers="head")
-    spread = RecipeChanges(route=DistillationChanges(spread=True))
-    with pytest.raises(UserError, match=r"--recipe.route.spread moves layers that .* keep; drop it"):
+    spread = RecipeChanges(distillation=DistillationChanges(spread_over_depth=True))
+    with pytest.raises(UserError, match=r"--recipe.distillation.spread-over-depth moves layers that .* keep; drop it"):
         replace(CONFIG, parent="builtin", client_layers=2, recipe=spread)
 
 

@@ -91,7 +91,7 @@ def test_the_runs_workload_is_priced(make_run, records):
     repricing = what_if(run, PUBLISHED, run.workload, UNBOUNDED)
     for member in repricing.repriced:
         expected = price_architecture(
-            parse(member.notation, SPACE.base).architecture, PUBLISHED, run.workload, "written"
+            parse(member.notation, SPACE.base).architecture, PUBLISHED, run.workload, "unfolded"
         )
         assert member.first.latency_s == pytest.approx(expected.price.latency_s)
     assert repricing.title_after == "published, T=128, projection last, 3 new tokens"

@@ -7,7 +7,7 @@ import numpy as np
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.run.pareto import Point
-from nas.searchers.strategy import Observation, Room, SearchProblem
+from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem
 from nas.searchers.trellis import Trellis
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
@@ -21,19 +21,19 @@ def asked_for() -> list[str]:
     """Suggestions in order, their results made up of prices and names."""
     feasible = within_budget(price_space(load_space("gpt2-small"), load_pricer(), 128), Budget(latency_s=300.0))
     strategy = Trellis(SearchProblem(feasible=feasible, reference_loss=6.0))
-    room, lines = Room(looks=NUM_LOOKS, ends=NUM_ENDS), list[str]()
+    remaining, lines = RemainingBudget(proxy_evals=NUM_LOOKS, final_trainings=NUM_ENDS), list[str]()
     trained: dict[Member, Observation] = {}
-    while room.ends:
+    while remaining.final_trainings:
         suggestions = strategy.suggestions(
-            4, np.random.default_rng([0, len(lines)]), [*trained], [*trained.values()], room
+            4, np.random.default_rng([0, len(lines)]), [*trained], [*trained.values()], remaining
         )
-        for member, is_look in ((each.member, each.is_look) for each in suggestions):
+        for member, is_proxy in ((each.member, each.is_proxy) for each in suggestions):
             latency_s, loss = _point(member, price_of(feasible.priced, member).latency_s)
             trained[member] = Observation(
-                member=member, latency_s=latency_s, log_perplexity=loss, deviation=0.03 if is_look else None
+                member=member, latency_s=latency_s, log_perplexity=loss, deviation=0.03 if is_proxy else None
             )
-            room = room.after(is_look=is_look)
-            lines.append(f"{name_of(member.architecture)} {member.entropy_regularised} {is_look}")
+            remaining = remaining.after(is_proxy=is_proxy)
+            lines.append(f"{name_of(member.architecture)} {member.entropy_regularised} {is_proxy}")
     return lines
 
 

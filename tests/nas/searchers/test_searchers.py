@@ -17,7 +17,7 @@ from nas.study.schedule import LAG, TrialSchedule
 from search_spaces.architecture import Layer
 from search_spaces.bases import base_architecture
 from search_spaces.budget.feasible import FeasibleSpace, price_slices, within_budget
-from search_spaces.budget.priced_space import Accounting, cheapest, most_expensive, price_of, price_space
+from search_spaces.budget.priced_space import CostForm, cheapest, most_expensive, price_of, price_space
 from search_spaces.deployed import deployed, deployed_id
 from search_spaces.notation import Member, parse
 from search_spaces.space import load_space, with_first_layers
@@ -124,7 +124,7 @@ def test_any_sampler_of_optuna_is_a_searcher_by_its_name(feasible):
 
 
 def test_as_written_every_member_is_one_answer(feasible):
-    priced = price_space(feasible.space, feasible.priced.pricer, 16, "written")
+    priced = price_space(feasible.space, feasible.priced.pricer, 16, "unfolded")
     small = within_budget(priced, Budget(latency_s=13.5))
     members = run(small, schedule(small, num_trials=10_000))
     assert len(set(members)) == len(members) == small.num_feasible > 4
@@ -201,7 +201,7 @@ def test_diverged_trials_have_no_offspring(feasible):
 class Looking(Strategy):
     """Looks at three and takes the first that stands to its end."""
 
-    takes_looks = True
+    takes_proxies = True
 
     def __init__(self, problem):
         self.draws = Draws(problem.feasible)
@@ -209,50 +209,56 @@ class Looking(Strategy):
     def propose(self, size, rng, seen, trained):
         return self.draws.filled([], size, rng, seen)
 
-    def suggestions(self, size, rng, seen, trained, room):
-        standing = [outcome.member for outcome in trained if outcome.deviation is not None and not outcome.goes_on]
-        ends = [Suggestion(member) for member in standing[:1] if room.looks < 3 * room.ends]
-        looks = self.propose(min(size - len(ends), room.looks), rng, seen, trained)
-        return [*ends, *(Suggestion(member, is_look=True, expected=5.0) for member in looks)]
+    def suggestions(self, size, rng, seen, trained, remaining):
+        standing = [outcome.member for outcome in trained if outcome.deviation is not None and not outcome.promoted]
+        ends = [Suggestion(member) for member in standing[:1] if remaining.proxy_evals < 3 * remaining.final_trainings]
+        proxy_evals = self.propose(min(size - len(ends), remaining.proxy_evals), rng, seen, trained)
+        return [*ends, *(Suggestion(member, is_proxy=True, expected=5.0) for member in proxy_evals)]
 
 
 def looking(feasible, known=()):
     strategy = Looking(SearchProblem(feasible=feasible, reference_loss=6.0))
     return TrialSchedule(
-        strategy=strategy, seed=0, num_trials=4, num_looks=12, reference=(40.0, 6.0), known=known, generation_size=3
+        strategy=strategy,
+        seed=0,
+        num_trials=4,
+        num_proxy_evals=12,
+        reference=(40.0, 6.0),
+        known=known,
+        generation_size=3,
     )
 
 
-def looked_at(feasible, proposal):
+def evaluated(feasible, proposal):
     end = outcome(feasible, proposal)
-    if not proposal.is_look:
+    if not proposal.is_proxy:
         return replace(end, rung_losses=(end.log_perplexity + 0.5,))
     return replace(end, status="paused", log_perplexity=None, rung_losses=(end.log_perplexity + 0.5,))
 
 
 @pytest.mark.parametrize("kept", [0, 3, 7, 16])
 def test_looks_go_on_under_their_index_whatever_arrives_first(feasible, kept):
-    told = partial(looked_at, feasible)
+    told = partial(evaluated, feasible)
     whole = run_schedule(looking(feasible), told, lambda count: 0)
     assert run_schedule(looking(feasible), told, lambda count: count - 1) == whole
-    looks = {proposal.index: proposal for proposal in whole if proposal.is_look}
-    ends = [proposal for proposal in whole if not proposal.is_look]
-    assert (len(looks), len(ends)) == (12, 4)
-    assert all(looks[end.index].member == end.member for end in ends)
-    assert all(looks[end.index].generation <= end.generation - LAG for end in ends)
+    proxy_evals = {proposal.index: proposal for proposal in whole if proposal.is_proxy}
+    ends = [proposal for proposal in whole if not proposal.is_proxy]
+    assert (len(proxy_evals), len(ends)) == (12, 4)
+    assert all(proxy_evals[end.index].member == end.member for end in ends)
+    assert all(proxy_evals[end.index].generation <= end.generation - LAG for end in ends)
     assert run_schedule(looking(feasible, known=whole[:kept]), told, lambda count: 0) == whole
 
 
 def test_what_stands_at_a_look_is_known_with_its_deviation_until_it_ends(feasible):
     plan = looking(feasible)
-    run_schedule(plan, partial(looked_at, feasible), lambda count: 0)
+    run_schedule(plan, partial(evaluated, feasible), lambda count: 0)
     trained = plan.trained()
     assert sum(outcome.deviation is None for outcome in trained) == 4
-    ends = {proposal.index for proposal in plan.proposals if not proposal.is_look}
-    last = max(proposal.generation for proposal in plan.proposals if proposal.index in ends and proposal.is_look)
+    ends = {proposal.index for proposal in plan.proposals if not proposal.is_proxy}
+    last = max(proposal.generation for proposal in plan.proposals if proposal.index in ends and proposal.is_proxy)
     earlier = plan.trained(last)
-    assert sum(outcome.goes_on for outcome in earlier) == sum(
-        proposal.generation > last for proposal in plan.proposals if not proposal.is_look
+    assert sum(outcome.promoted for outcome in earlier) == sum(
+        proposal.generation > last for proposal in plan.proposals if not proposal.is_proxy
     )
 
 
@@ -313,9 +319,9 @@ def test_a_searcher_of_ones_own_is_loaded_and_what_is_none_is_refused(feasible):
 
 
 def begun(
-    space: str, minutes: float, accounting: Accounting = "deployed", kept: Sequence[Layer] = ()
+    space: str, minutes: float, cost_of: CostForm = "folded", kept: Sequence[Layer] = ()
 ) -> tuple[FeasibleSpace, list[Member]]:
-    priced = price_space(with_first_layers(load_space(space), kept), load_pricer(), 128, accounting)
+    priced = price_space(with_first_layers(load_space(space), kept), load_pricer(), 128, cost_of)
     feasible = within_budget(priced, Budget(latency_s=60 * minutes))
     return feasible, anchors(feasible, published_members(feasible.space))
 
@@ -364,6 +370,6 @@ def test_a_space_without_frozen_norms_has_none():
 
 
 def test_as_written_the_published_rows_and_the_cheapest_member():
-    feasible, anchors = begun("ladder", 5.0, "written")
+    feasible, anchors = begun("ladder", 5.0, "unfolded")
     within = [member for member in published_members(feasible.space) if feasible.fits(member)]
     assert anchors == list(dict.fromkeys([*within, cheapest(feasible.priced)]))

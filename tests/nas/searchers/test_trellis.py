@@ -13,7 +13,7 @@ from costmodel.protocols import load_pricer
 from nas.run.pareto import hypervolume
 from nas.searchers import surrogate
 from nas.searchers.draws import Draws
-from nas.searchers.strategy import Observation, Room, SearchProblem, points_of
+from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem, points_of
 from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit, gap_share, gap_shares_closed
 from nas.searchers.trellis import Trellis, completion, completion_weights, expected_improvement
 from nas.searchers.uniform import Stratified
@@ -68,7 +68,7 @@ def trained(problem, members):
 def test_where_little_heals_a_parent_is_expected_where_it_is(problem):
     """A member of which nothing is scarce, whose norms are all live."""
     parent = most_expensive(problem)
-    problem = replace(problem, parent=parent.architecture, parent_loss=2.5, heals_shortly=True)
+    problem = replace(problem, parent=parent.architecture, parent_loss=2.5, short_finetune=True)
     features = features_of(stages_of(problem.feasible), problem)
     assert features.rows([parent])[0] @ features.mean == pytest.approx(2.5)
 
@@ -216,46 +216,57 @@ def test_an_end_comes_first_then_looks_keep_pace_and_the_best_of_them_go_on(prob
     """With four looks for each end after the first; what is then asked for in full was looked at, and is good for its
     price.
     """
-    strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=12, ends=4, per_end=4.0)
+    strategy, rng, remaining = (
+        Trellis(problem),
+        np.random.default_rng(0),
+        RemainingBudget(proxy_evals=12, final_trainings=4, per_end=4.0),
+    )
     known: dict[Member, Observation] = {}
-    looks, ends = list[Member](), list[Member]()
-    while room.ends:
-        (suggestion,) = strategy.suggestions(1, rng, [*known], [*known.values()], room)
+    proxy_evals, ends = list[Member](), list[Member]()
+    while remaining.final_trainings:
+        (suggestion,) = strategy.suggestions(1, rng, [*known], [*known.values()], remaining)
         (end,) = trained(problem, [suggestion.member])
-        room = room.after(is_look=suggestion.is_look)
-        known[suggestion.member] = replace(end, deviation=0.02) if suggestion.is_look else end
-        (looks if suggestion.is_look else ends).append(suggestion.member)
-        assert suggestion.is_look or suggestion.member in looks or len(known) == 1
-        assert len(looks) >= 4 * (len(ends) - 1)
-    assert (len(looks), len(ends)) == (12, 4)
+        remaining = remaining.after(is_proxy=suggestion.is_proxy)
+        known[suggestion.member] = replace(end, deviation=0.02) if suggestion.is_proxy else end
+        (proxy_evals if suggestion.is_proxy else ends).append(suggestion.member)
+        assert suggestion.is_proxy or suggestion.member in proxy_evals or len(known) == 1
+        assert len(proxy_evals) >= 4 * (len(ends) - 1)
+    assert (len(proxy_evals), len(ends)) == (12, 4)
     points = dict(points_of([*known.values()]))
     whole = hypervolume(list(points.values()), (40.0, 6.0))
     assert hypervolume([points[member] for member in ends], (40.0, 6.0)) > 0.97 * whole
 
 
 def test_more_looks_for_each_end_do_not_put_the_ends_off(problem):
-    strategy, rng, room = Trellis(problem), np.random.default_rng(0), Room(looks=40, ends=5, per_end=10.0)
+    strategy, rng, remaining = (
+        Trellis(problem),
+        np.random.default_rng(0),
+        RemainingBudget(proxy_evals=40, final_trainings=5, per_end=10.0),
+    )
     known: dict[Member, Observation] = {}
-    is_look: list[bool] = []
-    while is_look.count(False) < 2:
-        (suggestion,) = strategy.suggestions(1, rng, [*known], [*known.values()], room)
-        room = room.after(is_look=suggestion.is_look)
+    is_proxy: list[bool] = []
+    while is_proxy.count(False) < 2:
+        (suggestion,) = strategy.suggestions(1, rng, [*known], [*known.values()], remaining)
+        remaining = remaining.after(is_proxy=suggestion.is_proxy)
         (end,) = trained(problem, [suggestion.member])
-        known[suggestion.member] = replace(end, deviation=0.02) if suggestion.is_look else end
-        is_look.append(suggestion.is_look)
-    assert is_look[0] is False
-    assert 10 <= is_look.count(True) <= 15
+        known[suggestion.member] = replace(end, deviation=0.02) if suggestion.is_proxy else end
+        is_proxy.append(suggestion.is_proxy)
+    assert is_proxy[0] is False
+    assert 10 <= is_proxy.count(True) <= 15
 
 
 def test_what_goes_on_is_not_asked_for_again(problem):
     strategy, rng = Trellis(problem), np.random.default_rng(0)
     members = [sample(problem.feasible.space, rng) for _ in range(6)]
     members = [member for member in dict.fromkeys(members) if problem.feasible.fits(member)]
-    looks = [replace(outcome, deviation=0.02) for outcome in trained(problem, members)]
-    (first,) = strategy.suggestions(1, rng, members, looks, Room(looks=0, ends=4))
+    proxy_evals = [replace(outcome, deviation=0.02) for outcome in trained(problem, members)]
+    (first,) = strategy.suggestions(1, rng, members, proxy_evals, RemainingBudget(proxy_evals=0, final_trainings=4))
     assert first.member in members
-    looks = [replace(outcome, goes_on=outcome.member == first.member) for outcome in looks]
-    assert strategy.suggestions(1, rng, members, looks, Room(looks=0, ends=3))[0].member != first.member
+    proxy_evals = [replace(outcome, promoted=outcome.member == first.member) for outcome in proxy_evals]
+    assert (
+        strategy.suggestions(1, rng, members, proxy_evals, RemainingBudget(proxy_evals=0, final_trainings=3))[0].member
+        != first.member
+    )
 
 
 def most_expensive(problem) -> Member:

@@ -76,7 +76,7 @@ def make_trials(feasible) -> Callable[..., Trials]:
     """Makes the trials of a run in a folder. anchors: notations of its first candidates, for `evolution`."""
 
     def make(
-        folder: Path, corpus: Corpus, config=ONE_TRIAL, *, recipe=None, records=(), anchors=(), route=None
+        folder: Path, corpus: Corpus, config=ONE_TRIAL, *, recipe=None, records=(), anchors=(), distillation=None
     ) -> Trials:
         members = tuple(parse(name, feasible.space.base) for name in anchors)
         searcher = searcher_of("evolution" if anchors else config.searcher)
@@ -84,7 +84,7 @@ def make_trials(feasible) -> Callable[..., Trials]:
             strategy=searcher(SearchProblem(feasible=feasible, anchors=members, reference_loss=6.0)),
             seed=config.seed,
             num_trials=config.num_trials,
-            num_looks=config.most_looks,
+            num_proxy_evals=config.most_proxy_evals,
             finalist_seeds=config.finalist_seeds,
             most_replicates=config.most_replicates,
             reference=(40.0, 6.0),
@@ -92,7 +92,7 @@ def make_trials(feasible) -> Callable[..., Trials]:
         )
         setting = TrialSetting(
             config=config,
-            recipe=recipe or study_recipe(config, route),
+            recipe=recipe or study_recipe(config, distillation),
             folder=folder,
             corpus=corpus,
             device="cpu",

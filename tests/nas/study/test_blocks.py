@@ -26,7 +26,7 @@ from nas.training.distillation.library import (
     BlockwiseDistillation,
     distillation_error,
     initial_weights,
-    parent_streams,
+    parent_hidden_states,
     trained_block,
 )
 from nas.training.distillation.sub_layers import (
@@ -88,7 +88,7 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent, texts):
 def test_training_brings_alternatives_nearer_to_the_parents_layer(parent, texts):
     half = SubLayer(0, "ffn", "layernorm", "relu")
     tokens = scored_of(texts, parent)
-    read_stream, left, *_ = parent.decoder().streams(tokens)
+    read_stream, left, *_ = parent.decoder().hidden_states(tokens)
     errors = []
     for rate in (0.0, 1e-3):
         settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
@@ -144,7 +144,7 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
         recipe_for("smoke", "", entropy_regularised=False), DistillationSchedule(parent="p", placement="2xLSLGo")
     )
     made = Candidate(architecture=parse("2xLSLFo", BASES["tiny"]).architecture, recipe=recipe)
-    read_stream, left, *_ = parent.decoder().streams(scored_of(texts, parent))
+    read_stream, left, *_ = parent.decoder().hidden_states(scored_of(texts, parent))
     product = transferred(parent.model.architecture, parent.model.weights, made.initial_architecture)
     errors = []
     for weights in (product, parent.start(made, texts)):
@@ -163,11 +163,13 @@ def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part, form, pa
     target = replace(base, layers=(replace(base.layers[0], **{part: form}), base.layers[1]))
     started = Decoder(target)
     load_deployed(started, transferred(base, parent.model.weights, target))
-    ((_, streams),) = parent_streams(parent, (0,), texts, still, seq_len=SEQ_LEN)
-    fitted = trained_block(parent, SubLayer(0, part, "layernorm", form), streams, still)
+    ((_, hidden_states),) = parent_hidden_states(parent, (0,), texts, still, seq_len=SEQ_LEN)
+    fitted = trained_block(parent, SubLayer(0, part, "layernorm", form), hidden_states, still)
     with torch.no_grad():
         errors = [
-            float(distillation_error(block(streams.read[0], False)[0], streams.read[0], streams.left[0]))
+            float(
+                distillation_error(block(hidden_states.read[0], False)[0], hidden_states.read[0], hidden_states.left[0])
+            )
             for block in (started.layers[0], fitted)
         ]
     assert errors[1] < 0.9 * errors[0]
@@ -181,11 +183,11 @@ def test_steps_at_any_length_are_as_many():
 
 def test_streams_of_layers_are_those_of_the_whole_parent(parent, texts):
     streams_by_depth = {
-        depth: [stream.clone() for stream in streams]
-        for depth, streams in parent_streams(parent, (0, 1), texts, SETTINGS, seq_len=SEQ_LEN)
+        depth: [stream.clone() for stream in hidden_states]
+        for depth, hidden_states in parent_hidden_states(parent, (0, 1), texts, SETTINGS, seq_len=SEQ_LEN)
     }
     inputs, _ = train_batch(texts, step=3, batch=2, seq_len=SEQ_LEN, seed=0)
-    expected = parent.decoder().streams(inputs)
+    expected = parent.decoder().hidden_states(inputs)
     for depth in (0, 1):
         assert [
             stream[3].equal(whole) for stream, whole in zip(streams_by_depth[depth], expected[depth:], strict=False)
@@ -197,7 +199,7 @@ def test_streams_of_layers_are_those_of_the_whole_parent(parent, texts):
 
 def test_a_large_stream_is_in_a_file_that_goes(monkeypatch, tmp_path):
     monkeypatch.setattr(library, "MOST_IN_MEMORY", 5)
-    made = library.room((2, 3), tmp_path)
+    made = library.allocate_buffer((2, 3), tmp_path)
     made.copy_(torch.arange(6.0).view(2, 3))
     assert made.sum() == 15
     assert not list(tmp_path.iterdir())
@@ -230,11 +232,11 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(parent, text
 
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
 def test_a_candidate_starts_from_trained_sub_layers(parent, texts, name, monkeypatch):
-    route = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
-    recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), route)
+    distillation = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
+    recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), distillation)
     made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)
     tokens = scored_of(texts, parent)
-    streams = parent.decoder().streams(tokens)
+    hidden_states = parent.decoder().hidden_states(tokens)
     errors = []
     fitted = parent.start(made, texts)
     monkeypatch.setattr("nas.conversion.parent.fitted_linears", None)  # what is trained by itself is not fitted before
@@ -244,7 +246,11 @@ def test_a_candidate_starts_from_trained_sub_layers(parent, texts, name, monkeyp
         with torch.no_grad():
             errors.append(
                 [
-                    float(distillation_error(model.layers[depth](streams[depth], False)[0], *streams[depth:][:2]))
+                    float(
+                        distillation_error(
+                            model.layers[depth](hidden_states[depth], False)[0], *hidden_states[depth:][:2]
+                        )
+                    )
                     for depth in (0, 1)
                 ]
             )

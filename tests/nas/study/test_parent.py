@@ -72,7 +72,7 @@ def test_one_that_is_asked_for_must_fit(tmp_path):
 def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(make_trials, corpus, folder, tmp_path, name):
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
-    recipe = study_recipe(ONE_TRIAL, parent.route)
+    recipe = study_recipe(ONE_TRIAL, parent.distillation)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
     trials = make_trials(tmp_path, corpus, recipe=recipe, anchors=[name])
     trial = trials.next_trial()
@@ -86,7 +86,7 @@ def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
-    trial = make_trials(tmp_path, corpus, route=parent.route).next_trial()
+    trial = make_trials(tmp_path, corpus, distillation=parent.distillation).next_trial()
     *_, last = run_trial(trial)
     assert last.status == "failed"
     assert "must be as it was written" in last.reason
@@ -108,7 +108,7 @@ def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp
     smoke = ("--base", "tiny", "--scale", "smoke", "--seq-len", "16", "--tokens", "1024", "--data", source_files)
     assert train.main(["SM+LN+G", *smoke, "--output-dir", str(folder)]) == 0
     parent = find_parent("latest")
-    assert (parent.name, parent.route.placement) == ("runs/one", "2xLSLGo")
+    assert (parent.name, parent.distillation.placement) == ("runs/one", "2xLSLGo")
     assert parent.digest == find_parent(str(folder)).digest
     assert parent.model.windows is not None
     assert parent.model.tokenizer == find_initial(str(folder)).tokenizer
@@ -125,7 +125,7 @@ def test_a_parent_of_other_dimensions_than_the_default_space_has_its_own(folder)
 def test_a_trial_is_compared_with_its_parent(make_trials, corpus, folder, tmp_path):
     parent = load_parent(str(folder))
     keep_parent(parent, tmp_path / PARENT_FOLDER)
-    trial = make_trials(tmp_path, corpus, route=parent.route, anchors=["2xlSooo"]).next_trial()
+    trial = make_trials(tmp_path, corpus, distillation=parent.distillation, anchors=["2xlSooo"]).next_trial()
     *_, last = run_trial(trial)
     assert last.parent_divergence > 1e-4
     assert 0 <= last.parent_agreement < 1

@@ -122,7 +122,7 @@ def test_every_member_is_priced_with_them_at_the_client(monkeypatch):
     config = of_parent(monkeypatch, "1xLSMFo-1xLSLGo", client_layers=1)
     priced, pricer = price_study(config).feasible.priced, load_pricer("semi2k")
     for member in members(priced.space):
-        whole = price_architecture(member.architecture, pricer, config.workload, "deployed").price
+        whole = price_architecture(member.architecture, pricer, config.workload, "folded").price
         assert price_of(priced, member).sent_bytes == pytest.approx(whole.sent_bytes)
 
 

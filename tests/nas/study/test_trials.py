@@ -19,7 +19,7 @@ from nas.study.trials import MAX_LOSSES, Trial, Trials
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
 CONFIG = StudyConfig(
-    budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6, num_looks=0, finalist_seeds=0
+    budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6, num_proxy_evals=0, finalist_seeds=0
 )
 CORPUS = Corpus(
     folder="corpus",
@@ -38,9 +38,9 @@ CORPUS = Corpus(
 def trials_in(make_trials):
     """Makes the trials of a run in a folder, which it makes too, its ledger replayed."""
 
-    def make(folder: Path, records=(), config=CONFIG, route: DistillationSchedule | None = None) -> Trials:
+    def make(folder: Path, records=(), config=CONFIG, distillation: DistillationSchedule | None = None) -> Trials:
         folder.mkdir(exist_ok=True)
-        return make_trials(folder, CORPUS, config, records=records, route=route)
+        return make_trials(folder, CORPUS, config, records=records, distillation=distillation)
 
     return make
 
@@ -70,7 +70,7 @@ def failed(trial: Trial) -> Record:
     return trial.ended("failed", "no corpus")
 
 
-def looked_at(trial: Trial, val_loss: float = 4.0) -> Record:
+def evaluated(trial: Trial, val_loss: float = 4.0) -> Record:
     return trial.ended("paused", "looked at", measured=rung_record(0, val_loss))
 
 
@@ -119,28 +119,28 @@ def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(trials_in, tm
     assert events(trials) == ["started", "rung"]
 
 
-LOOKING = replace(CONFIG, num_trials=2, num_looks=None)
+LOOKING = replace(CONFIG, num_trials=2, num_proxy_evals=None)
 
 
 def run_looking(trials: Trials, stop_after: int) -> list[tuple[str, bool]]:
     """Runs trials one at a time; returns ids and whether each was a look."""
     handed: list[tuple[str, bool]] = []
     while len(handed) < stop_after and (trial := trials.next_trial()) is not None:
-        handed.append((trial.record.trial_id, trial.record.is_look))
+        handed.append((trial.record.trial_id, trial.record.is_proxy))
         loss = 3.0 + trial.record.index / 10
         trials.started(trial)
         trials.happened(rung(trial, loss))
-        trials.happened(looked_at(trial, loss) if trial.record.is_look else done(trial))
+        trials.happened(evaluated(trial, loss) if trial.record.is_proxy else done(trial))
     return handed
 
 
 def test_what_was_looked_at_goes_on_as_the_same_trial_after_any_kill(trials_in, tmp_path):
     whole = run_looking(trials_in(tmp_path / "whole", config=LOOKING), 100)
-    looks = [name for name, is_look in whole if is_look]
-    ends = [name for name, is_look in whole if not is_look]
-    assert (len(set(looks)), len(set(ends))) == (6, 2)
-    assert ends[0] not in looks  # there is a front as soon as can be
-    assert ends[1] in looks
+    proxy_evals = [name for name, is_proxy in whole if is_proxy]
+    ends = [name for name, is_proxy in whole if not is_proxy]
+    assert (len(set(proxy_evals)), len(set(ends))) == (6, 2)
+    assert ends[0] not in proxy_evals  # there is a front as soon as can be
+    assert ends[1] in proxy_evals
     for stop_after in range(1, len(whole)):
         first = trials_in(tmp_path / str(stop_after), config=LOOKING)
         before = run_looking(first, stop_after)
@@ -153,14 +153,14 @@ def test_what_was_looked_at_goes_on_as_the_same_trial_after_any_kill(trials_in, 
 def test_a_look_stands_where_its_end_failed(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=LOOKING)
     while True:
-        trial = next_trial(trials, rung, lambda trial: (looked_at if trial.record.is_look else failed)(trial))
-        if not trial.record.is_look:
+        trial = next_trial(trials, rung, lambda trial: (evaluated if trial.record.is_proxy else failed)(trial))
+        if not trial.record.is_proxy:
             break
     resumed = trials_in(tmp_path, ledger.read(trials.path), config=LOOKING)
     again = next_trial(resumed)
     while again.record.index != trial.record.index:
         again = next_trial(resumed)
-    assert not again.record.is_look
+    assert not again.record.is_proxy
 
 
 def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
@@ -170,7 +170,7 @@ def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
     assert statuses.count("paused") == 5
     assert statuses.count("completed") == 2
     proposed = [record for record in ledger.read(trials.path) if record.event == "proposed"]
-    assert [proposal.is_look for proposal in proposed].count(False) == 2
+    assert [proposal.is_proxy for proposal in proposed].count(False) == 2
     assert all(proposal.expected_loss is not None for proposal in proposed)
 
 
@@ -286,16 +286,16 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, mo
     def filling(descriptor: int, data: bytes) -> int:
         nonlocal writes
         writes += 1
-        if writes > room:
+        if writes > remaining:
             written = write(descriptor, data[: len(data) // 2])  # the disk takes half of it, and then no more
-            return written if written and writes == room + 1 else full()
+            return written if written and writes == remaining + 1 else full()
         return write(descriptor, data)
 
     def full() -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for room in (0, 1, 3, 8, 15):
-        folder = tmp_path / str(room)
+    for remaining in (0, 1, 3, 8, 15):
+        folder = tmp_path / str(remaining)
         writes, before = 0, trials_in(folder)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", filling)
@@ -363,13 +363,15 @@ def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_p
 
 
 def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
-    route = DistillationSchedule(parent="digest", placement="2xLSLGo")
-    trials = trials_in(tmp_path, config=SEEDED, route=route)
+    distillation = DistillationSchedule(parent="digest", placement="2xLSLGo")
+    trials = trials_in(tmp_path, config=SEEDED, distillation=distillation)
     handed = run_all(trials)
     assert {trial.record.role for trial in handed} == {"candidate", "replicate"}
     assert {trial.parent for trial in handed} == {tmp_path / "parent"}
-    assert {trial.candidate.recipe.route for trial in handed} == {replace(route, streams=10.0)}
-    resumed = trials_in(tmp_path, ledger.read(trials.path), config=SEEDED, route=route)
+    assert {trial.candidate.recipe.distillation for trial in handed} == {
+        replace(distillation, hidden_state_weight=10.0)
+    }
+    resumed = trials_in(tmp_path, ledger.read(trials.path), config=SEEDED, distillation=distillation)
     assert resumed.next_trial() is None
     assert resumed.finished
 

@@ -50,10 +50,10 @@ def test_what_trained_is_gone_before_a_fold_is_checked(trial, monkeypatch):
 
 def test_a_look_pauses_at_the_first_rung_and_ends_as_if_it_had_not(trial, tmp_path):
     whole = list(run_trial(replace(trial, setting=replace(trial.setting, folder=tmp_path / "whole"))))
-    look = replace(trial, record=replace(trial.record, is_look=True))
+    look = replace(trial, record=replace(trial.record, is_proxy=True))
     records = list(run_trial(look))
     assert [record.status for record in records] == ["running", "paused"]
-    assert records[-1].reason == "looked at, after 25% of the tokens"
+    assert records[-1].reason == "low-fidelity evaluation, after 25% of the tokens"
     assert records[-1].val_loss == records[0].val_loss
     assert list(run_trial(look))[-1] == records[-1]  # asked for again before it was written down
     assert list(run_trial(trial))[-1].val_loss == whole[-1].val_loss
@@ -143,10 +143,10 @@ def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(
 ):
     config, corpus = replace(ONE_TRIAL, data=source_files), trial.setting.corpus
     assert study_second(config, corpus, None) is None
-    assert study_second(replace(config, also_validate="none"), corpus, None) is None
+    assert study_second(replace(config, second_eval_data="none"), corpus, None) is None
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "a.py").write_text("".join(f"other_{index} = {index}\n" for index in range(200)))
-    named = replace(config, also_validate=str(tmp_path / "other"))
+    named = replace(config, second_eval_data=str(tmp_path / "other"))
     second = study_second(named, corpus, None)
     facts = SecondCorpus(
         data=second.data, fingerprint=second.fingerprint, held_out=second.held_out, ngrams=ngrams, parent_loss=None
@@ -200,6 +200,6 @@ def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus, tmp_path,
 
 
 def test_as_written_nothing_is_folded(make_trials, corpus, tmp_path):
-    run(make_trials(tmp_path, corpus, replace(ONE_TRIAL, accounting="written"), anchors=["SM+R_i1"]))
+    run(make_trials(tmp_path, corpus, replace(ONE_TRIAL, cost_of="unfolded"), anchors=["SM+R_i1"]))
     (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
     assert (record.deployed, record.predicted_latency_s, record.fold_holds) == (None, None, None)

@@ -97,7 +97,7 @@ def test_numbers_are_written_in_full(tmp_path):
     assert row[COLUMNS.index("val_loss")] == ""
 
 
-ROUTE = DistillationSchedule(parent="p", placement=placement(candidate().trained))
+SCHEDULE = DistillationSchedule(parent="p", placement=placement(candidate().trained))
 
 
 def test_moments_are_two_numbers_a_parameter_of_adamw():
@@ -143,8 +143,8 @@ def test_a_model_that_is_counted_leaves_nothing_in_one_that_is_there():
 
 
 def test_what_is_not_trained_has_no_moments():
-    whole = training_memory(candidate("1xLSLGo-1xLSLRo", route=ROUTE))
-    part = training_memory(candidate("1xLSLGo-1xLSLRo", route=replace(ROUTE, trainable="changed")))
+    whole = training_memory(candidate("1xLSLGo-1xLSLRo", distillation=SCHEDULE))
+    part = training_memory(candidate("1xLSLGo-1xLSLRo", distillation=replace(SCHEDULE, trainable="changed")))
     assert whole.parent == whole.parameters == part.parameters
     width = candidate().trained.d_model
     changed = 4 * (8 * width**2 + (4 + 1 + 2) * width)  # two linears with biases, and a norm

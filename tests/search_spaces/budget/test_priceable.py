@@ -44,17 +44,17 @@ def test_what_the_printed_rows_lack_leaves_the_space_of_forms():
     price_space(space, load_pricer(), WORK)  # all of it
 
 
-@pytest.mark.parametrize("accounting", ["deployed", "written"])
-def test_a_space_that_lists_its_members_is_left_as_it_is(accounting, pricer):
+@pytest.mark.parametrize("cost_of", ["folded", "unfolded"])
+def test_a_space_that_lists_its_members_is_left_as_it_is(cost_of, pricer):
     """Its members are what was asked for: pricing it says what is missing. So is a space all of which has a price.
 
     A frozen norm has no printed row: folding leaves nothing of it, and as written `published` takes it as folded.
     """
     definition = Definition(name="squares", base="tiny", members=("SM+SQ", "SM+R"))
     for space in (SPACES["ladder"], SPACES["gpt2-small"], build_space(definition)):
-        assert priceable(space, load_pricer(), WORK, accounting) == (space, {})
+        assert priceable(space, load_pricer(), WORK, cost_of) == (space, {})
     for name in ("gpt2-papers", "gpt2-small", "tiny"):
-        assert priceable(SPACES[name], pricer, WORK, accounting)[0] is SPACES[name]
+        assert priceable(SPACES[name], pricer, WORK, cost_of)[0] is SPACES[name]
     with pytest.raises(UnpricedOpError, match="no formula for Square"):
         price_space(build_space(definition), load_pricer(), WORK)
 

@@ -9,7 +9,7 @@ from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import load_pricer
 from search_spaces.budget.priced_space import (
-    Accounting,
+    CostForm,
     cheapest,
     most_expensive,
     price_by_part,
@@ -25,23 +25,23 @@ from search_spaces.space import load_space, member_at, members, sample, with_fir
 from search_spaces.workload import Workload
 
 SPACES = {name: load_space(name) for name in SHIPPED}
-ACCOUNTINGS = pytest.mark.parametrize("accounting", ["deployed", "written"])
+ACCOUNTINGS = pytest.mark.parametrize("cost_of", ["folded", "unfolded"])
 
 
-def whole(member: Member, pricer: Pricer, accounting: Accounting, seq_len: int = 8) -> Price:
-    run = member.architecture if accounting == "written" else deployed(member.architecture)
+def whole(member: Member, pricer: Pricer, cost_of: CostForm, seq_len: int = 8) -> Price:
+    run = member.architecture if cost_of == "unfolded" else deployed(member.architecture)
     return estimate(lower(run, seq_len), pricer).total
 
 
 @ACCOUNTINGS
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize("seq_len", [1, 64])
-def test_a_path_costs_what_its_op_graph_costs(name, seq_len, accounting, pricer):
+def test_a_path_costs_what_its_op_graph_costs(name, seq_len, cost_of, pricer):
     space, rng = SPACES[name], np.random.default_rng(0)
-    priced = price_space(space, pricer, seq_len, accounting)
+    priced = price_space(space, pricer, seq_len, cost_of)
     for member in (sample(space, rng) for _ in range(30)):
         price = price_of(priced, member)
-        assert price == whole(member, pricer, accounting, seq_len)
+        assert price == whole(member, pricer, cost_of, seq_len)
         assert total_price(price_by_part(priced, member).values()) == price
 
 
@@ -56,7 +56,7 @@ def test_parts_are_the_embedding_the_layers_and_the_head(pricer):
 @ACCOUNTINGS
 @pytest.mark.parametrize("whose", [{"public_layers": "embed,0-1"}, {"client_layers": 2}, {"client_layers": 0}])
 @pytest.mark.parametrize(("name", "notation"), [("gpt2-small", "12xLSLGo"), ("smollm2-135m", "30xMSMWo")])
-def test_layers_that_are_no_secret_are_priced_so(name, notation, whose, accounting):
+def test_layers_that_are_no_secret_are_priced_so(name, notation, whose, cost_of):
     """Every member begins with them; a tail without layers is still the model that the deployment names layers of."""
     base = SPACES[name].base
     space, pricer = (
@@ -64,29 +64,29 @@ def test_layers_that_are_no_secret_are_priced_so(name, notation, whose, accounti
         load_pricer("semi2k"),
     )
     work = Workload(prompt_len=8, deployment=Deployment(**whose))
-    priced = price_space(space, pricer, work, accounting)
+    priced = price_space(space, pricer, work, cost_of)
     for member in (cheapest(priced), sample(space, np.random.default_rng(0)), most_expensive(priced)):
-        price, expected = price_of(priced, member), price_architecture(member.architecture, pricer, work, accounting)
+        price, expected = price_of(priced, member), price_architecture(member.architecture, pricer, work, cost_of)
         assert (price.latency_s, price.sent_bytes) == pytest.approx(
             (expected.price.latency_s, expected.price.sent_bytes)
         )
-        secret = price_architecture(member.architecture, pricer, Workload(prompt_len=8), accounting).price
+        secret = price_architecture(member.architecture, pricer, Workload(prompt_len=8), cost_of).price
         assert price.sent_bytes < secret.sent_bytes
 
 
 @ACCOUNTINGS
-def test_a_price_is_per_new_token(accounting):
+def test_a_price_is_per_new_token(cost_of):
     space, pricer, work = SPACES["tiny"], load_pricer("semi2k"), Workload(prompt_len=8, new_tokens=3)
-    priced = price_space(space, pricer, work, accounting)
+    priced = price_space(space, pricer, work, cost_of)
     for member in (member_at(space, index) for index in (0, 77, 300)):
-        price, expected = price_of(priced, member), price_architecture(member.architecture, pricer, work, accounting)
+        price, expected = price_of(priced, member), price_architecture(member.architecture, pricer, work, cost_of)
         assert (price.latency_s, price.sent_bytes) == pytest.approx(
             (expected.price.latency_s, expected.price.sent_bytes)
         )
 
 
 @ACCOUNTINGS
-def test_simplified_blocks_are_priced_per_depth(accounting, pricer):
+def test_simplified_blocks_are_priced_per_depth(cost_of, pricer):
     """Layer 0 alone has a value projection; the price of a layer may depend on where it stands."""
 
     class PerLinear(type(pricer)):  # type: ignore[misc]
@@ -95,9 +95,9 @@ def test_simplified_blocks_are_priced_per_depth(accounting, pricer):
 
     tiny = SPACES["tiny"]
     space = replace(tiny, base=replace(tiny.base, block="sas"))
-    priced = price_space(space, PerLinear(), 8, accounting)
+    priced = price_space(space, PerLinear(), 8, cost_of)
     for member in members(space):
-        price, expected = price_of(priced, member), whole(member, PerLinear(), accounting)
+        price, expected = price_of(priced, member), whole(member, PerLinear(), cost_of)
         assert (price.latency_s, price.sent_bytes) == (expected.latency_s, expected.sent_bytes)
 
 
@@ -126,7 +126,7 @@ def test_impossible_prices_are_refused(pricer, latency_s):
 
 
 @ACCOUNTINGS
-def test_prices_that_do_not_add_up_are_refused(accounting, pricer):
+def test_prices_that_do_not_add_up_are_refused(cost_of, pricer):
     """`cheapest` and every count rest on additivity, so a lowering that broke it must not go unseen."""
 
     def lower_with_surcharge(architecture, seq_len):
@@ -137,4 +137,4 @@ def test_prices_that_do_not_add_up_are_refused(accounting, pricer):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("search_spaces.workload.lower", lower_with_surcharge)
         with pytest.raises(ValueError, match="prices under 'round' must add up over layers"):
-            price_space(SPACES["tiny"], pricer, 8, accounting)
+            price_space(SPACES["tiny"], pricer, 8, cost_of)

@@ -38,7 +38,7 @@ def record(index: int, name: str, role: str, seed: int, loss: float | None, **ch
     """A record of one trial, priced as a search prices it."""
     member = parse(name, BASE)
     runs_as = deployed(member.architecture)
-    priced = price_architecture(member.architecture, PRICER, StudyConfig(budget_latency="5min").workload, "deployed")
+    priced = price_architecture(member.architecture, PRICER, StudyConfig(budget_latency="5min").workload, "folded")
     facts: dict[str, Any] = {
         "trial_id": f"trial{index}-s{seed}-a0",
         "arch_id": arch_id(member.architecture),

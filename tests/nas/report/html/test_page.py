@@ -176,7 +176,7 @@ def test_a_run_without_a_completed_trial_says_so_and_why(make_run) -> None:
     proposed = record(2, "SM+LN+G", "candidate", 0, None, event="proposed", status="proposed")  # is not unfinished
     page = page_of(make_run([failed, started, proposed]))
     assert (
-        "No model yet No trial was trained to completion: 0 paused at a look, 0 diverged, 1 failed, 1 unfinished."
+        "No trial was trained to completion: 0 had only a low-fidelity evaluation, 0 diverged, 1 failed, 1 unfinished."
         in page.text
     )
     assert "SM+LN+R: failed, no memory left" in page.text
@@ -199,7 +199,7 @@ def test_masks_that_are_kept_are_of_the_protocols_of_the_run(make_run) -> None:
 
     def sent_bytes(config: StudyConfig) -> float:
         pricer = run_pricer(None, config, "semi2k")
-        return price_architecture(run.base, pricer, run.workload, "deployed").price.sent_bytes
+        return price_architecture(run.base, pricer, run.workload, "folded").price.sent_bytes
 
     assert sent_bytes(run.config) < 0.9 * sent_bytes(replace(run.config, weight_masks=None))
     assert run.config.setting_of("aby3") is None

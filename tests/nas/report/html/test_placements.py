@@ -9,8 +9,8 @@ from search_spaces.notation import parse
 BASE = base_architecture("gpt2-small")
 
 
-def columns(name: str, accounting="deployed"):
-    return layer_map(parse(name, BASE).architecture, accounting)
+def columns(name: str, cost_of="folded"):
+    return layer_map(parse(name, BASE).architecture, cost_of)
 
 
 def test_what_is_kept_folds_or_is_not_there():
@@ -38,7 +38,7 @@ def test_a_legend_has_what_there_is_once_norms_first():
 
 def test_linear_ffns_fold_unless_prices_are_as_written():
     assert columns("SM+ScFuFFN")[3].ffn.status == "folds"
-    assert columns("SM+ScFuFFN", "written")[3].ffn.status == "kept"
+    assert columns("SM+ScFuFFN", "unfolded")[3].ffn.status == "kept"
     assert columns("12xLSLFs")[11].ffn.status == "kept"  # a live norm is on either side
 
 
@@ -59,4 +59,4 @@ def test_linear_ffns_fold_unless_prices_are_as_written():
     ],
 )
 def test_what_is_left_is_counted(name, words):
-    assert kept_words(parse(name, BASE).architecture, "deployed") == words
+    assert kept_words(parse(name, BASE).architecture, "folded") == words

@@ -26,9 +26,11 @@ TARGETS = ("1xooLGo-1xLSooo", "2xlSooo", "1xoTlGo-1xooooo", "1xlSlFs-1xLSlIo", "
 
 
 def candidate(name: str, **recipe: Any) -> Candidate:
-    route = DistillationSchedule(parent="p", placement="2xLSLGo", distillation=recipe.pop("distillation", 0.5))
+    distillation = DistillationSchedule(
+        parent="p", placement="2xLSLGo", prediction_weight=recipe.pop("distillation", 0.5)
+    )
     made = from_parent(
-        Recipe(scale=replace(SCALE, learning_rate=2e-2, tokens=2 * SCALE.tokens, batch=8), **recipe), route
+        Recipe(scale=replace(SCALE, learning_rate=2e-2, tokens=2 * SCALE.tokens, batch=8), **recipe), distillation
     )
     return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=made)
 
@@ -42,8 +44,8 @@ def parent() -> Decoder:
 def gated(parent: Decoder, made: Candidate, end_share: float = 0.6) -> tuple[Decoder, Gates]:
     model = Decoder(made.initial_architecture)
     load_deployed(model, start(parent, made))
-    assert made.recipe.route is not None
-    return model, Gates(model, made.trained, replace(made.recipe.route, end_share=end_share))
+    assert made.recipe.distillation is not None
+    return model, Gates(model, made.trained, replace(made.recipe.distillation, end_share=end_share))
 
 
 def taught_run(parent: Decoder, made: Candidate, corpus: Corpus) -> TrainingRun:

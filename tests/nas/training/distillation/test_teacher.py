@@ -75,10 +75,12 @@ def test_a_disk_that_takes_nothing_costs_only_time(model, tmp_path):
 
 
 def test_streams_are_what_norms_read_and_the_same_read_back(model, tmp_path):
-    plain = Teacher(model, 16).streams([7, 2, 4], INPUTS)
-    first = Teacher(model, 16, streams_path=tmp_path / "kept").streams([7, 2, 4], INPUTS)
-    read = Teacher(Refusing(model.architecture), 16, streams_path=tmp_path / "kept").streams([2, 7], INPUTS[[1, 0]])
-    passed = model.streams(INPUTS)
+    plain = Teacher(model, 16).hidden_states([7, 2, 4], INPUTS)
+    first = Teacher(model, 16, hidden_states_path=tmp_path / "kept").hidden_states([7, 2, 4], INPUTS)
+    read = Teacher(Refusing(model.architecture), 16, hidden_states_path=tmp_path / "kept").hidden_states(
+        [2, 7], INPUTS[[1, 0]]
+    )
+    passed = model.hidden_states(INPUTS)
     assert plain.equal(first)
     assert read.equal(plain[[1, 0]])
     assert plain[:, 0].equal(model.layers[1].norm1(passed[1]).half())
@@ -105,11 +107,11 @@ def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypat
 BASE = base_architecture("tiny", Dimensions(layers=4))
 
 
-ROUTE = DistillationSchedule(parent="p", placement="4xLSLGo")
+SCHEDULE = DistillationSchedule(parent="p", placement="4xLSLGo")
 
 
-def candidate(name: str, **route) -> Candidate:
-    recipe = from_parent(Recipe(scale=replace(SCALE, batch=8)), replace(ROUTE, **route))
+def candidate(name: str, **distillation) -> Candidate:
+    recipe = from_parent(Recipe(scale=replace(SCALE, batch=8)), replace(SCHEDULE, **distillation))
     return Candidate(architecture=parse(name, BASE).architecture, recipe=recipe)
 
 

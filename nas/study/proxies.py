@@ -41,32 +41,34 @@ FROM_PARENT = Line((-0.1, 0.74), (0.2, 0.15), around=0.025)
 FROM_SCRATCH = Line((-0.1, 0.74), (0.4, 0.3), around=0.025)  # wider: reachable losses are unknown
 
 
-def ends_after_looks(results: Sequence[Observation], parent_loss: float | None) -> list[End | None]:
+def losses_after_proxies(results: Sequence[Observation], parent_loss: float | None) -> list[End | None]:
     """Predict the final losses of low-fidelity results; None for other results.
 
     parent_loss: nats; None from scratch, where the lowest loss at the first rung replaces it.
     """
-    looks = [result.rung_losses[0] for result in results if result.status == "paused"]
-    if not looks:
+    proxy_evals = [result.rung_losses[0] for result in results if result.status == "paused"]
+    if not proxy_evals:
         return [None] * len(results)
-    base = min(looks) if parent_loss is None else parent_loss
+    base = min(proxy_evals) if parent_loss is None else parent_loss
     ended = [
         (result.rung_losses[0], result.log_perplexity)
         for result in results
         if result.log_perplexity is not None and result.rung_losses
     ]
     line = FROM_SCRATCH if parent_loss is None else FROM_PARENT
-    expected = iter(_after_looks(looks, ended, line, base))
+    expected = iter(_after_proxies(proxy_evals, ended, line, base))
     return [next(expected) if result.status == "paused" else None for result in results]
 
 
-def _after_looks(looks: Sequence[float], ended: Sequence[tuple[float, float]], line: Line, base: float) -> list[End]:
+def _after_proxies(
+    proxy_evals: Sequence[float], ended: Sequence[tuple[float, float]], line: Line, base: float
+) -> list[End]:
     """Predict final losses from losses at the first rung, nats.
 
     ended: losses of full trainings at the first rung and at the end. base: the parent's loss.
     """
     at_look, at_end = np.array(ended, dtype=float).reshape(-1, 2).T
-    rows, known = _rows(np.array(looks) - base), _rows(at_look - base)
+    rows, known = _rows(np.array(proxy_evals) - base), _rows(at_look - base)
     prior = np.array(line.deviation) ** -2
     covariance = np.linalg.inv(np.diag(prior) + (known.T / line.around**2) @ known)
     weights = covariance @ (np.array(line.mean) * prior + (known.T / line.around**2) @ (at_end - base))

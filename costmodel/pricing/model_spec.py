@@ -46,7 +46,7 @@ class ModelOptions(Deployment, Dimensions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedModel:
+class ModelSpec:
     """A model that a user asked for, with its name in output and its deployment.
 
     `architecture` is None for an op graph that was passed or traced from a torch module; `how` says where the op graph
@@ -83,7 +83,7 @@ class AskedModel:
         return shown(self.deployment.public_layers, self.deployment.client_layers)
 
     @property
-    def folded(self) -> "AskedModel | None":
+    def folded(self) -> "ModelSpec | None":
         """The folded model; None for an op graph, or if folding renumbers layers that the deployment names."""
         if self.architecture is None:
             return None
@@ -94,7 +94,7 @@ class AskedModel:
         return replace(self, name=name_of(left), architecture=left, whole=partial(lower, left))
 
     @property
-    def answering(self) -> "AskedModel":
+    def answering(self) -> "ModelSpec":
         """The same model, projecting only the last token of the prompt, as for new tokens.
 
         A UserError is raised for phase decode, which reads no prompt.
@@ -119,7 +119,7 @@ class AskedModel:
         )
 
 
-def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedModel:
+def resolve_model(model: Model, options: ModelOptions = ModelOptions()) -> ModelSpec:
     """Return the model that a name or object and its options describe.
 
     Args:
@@ -152,7 +152,7 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
             member = resolve(str(name), base_architecture(base, dimensions))
         else:
             member = Member(architecture=made, entropy_regularised=False)
-        return AskedModel(
+        return ModelSpec(
             name=name if name and how else name_of(member.architecture, entropy_regularised=member.entropy_regularised),
             base=base if is_named else None,
             seq_len=tokens,
@@ -172,7 +172,7 @@ def asked_model(model: Model, options: ModelOptions = ModelOptions()) -> AskedMo
     else:
         name = name or type(made).__name__
         whole = cache(partial(trace, made, name=name))  # a trace takes seconds and is needed again for new tokens
-    return AskedModel(
+    return ModelSpec(
         name=name, base=None, seq_len=tokens, deployment=deployment, architecture=None, whole=whole, how=how
     )
 
