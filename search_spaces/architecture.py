@@ -220,15 +220,22 @@ def reader_norms(layer: Layer) -> list[Norm]:
     return [layer.norm1] * (layer.attention != "none") + [layer.norm2] * (layer.ffn != "none")
 
 
-def default_final_norm(layers: Iterable[Layer]) -> Norm:
-    """The norm of highest rank that any block has, as in GPT-2; a norm-free decoder keeps no norm at all.
+def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
+    """The norm of highest rank that any layer has, as in GPT-2; a norm-free decoder keeps no norm at all.
+
+    least: the rank of the norms that its block has anyway (`least_rank`).
 
     A frozen LayerNorm only where every block takes the mean away, else a frozen RMSNorm: only then can the bias of a
     final norm be folded (see `search_spaces.deployed`).
     """
     norms = [norm for layer in layers for norm in reader_norms(layer)]
-    highest = max((NORMS[norm].rank for norm in norms), default=0)
+    highest = max(least, *(NORMS[norm].rank for norm in norms), 0)
     return implied_final_norm(highest, centred=all(norm in CENTRED_NORMS for norm in norms))
+
+
+def least_rank(block: Block) -> int:
+    """The rank of the norms after sub-layers, if a block has any."""
+    return NORMS["rmsnorm"].rank if block.norms_after else 0
 
 
 def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:

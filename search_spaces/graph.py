@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import networkx as nx
 
 from costmodel.errors import UserError
-from search_spaces.architecture import Layer, implied_final_norm, reader_norms
+from search_spaces.architecture import Layer, implied_final_norm, least_rank, reader_norms
 from search_spaces.block import Block
 from search_spaces.deployed import reads_live_norm
 from search_spaces.forms import CENTRED_NORMS, NORMS, Norm
@@ -177,7 +177,7 @@ def completions(graph: nx.DiGraph) -> dict[Vertex, int]:
 
 def _norms(block: Block, depth: int, state: State, layer: Layer) -> tuple[int, int, int]:
     norms = reader_norms(layer)
-    rank = max(state[0], *(NORMS[norm].rank for norm in norms), 0)
+    rank = max(state[0], *(NORMS[norm].rank for norm in norms), least_rank(block))
     uncentred = state[2] or any(norm not in CENTRED_NORMS for norm in norms)
     is_frozen = rank <= NORMS["frozen-layernorm"].rank
     return rank, int(state[1] or reads_live_norm(block, depth, layer)), int(uncentred and is_frozen)

@@ -29,7 +29,7 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from costmodel.errors import UserError
-from search_spaces.architecture import Architecture, Layer, default_final_norm
+from search_spaces.architecture import Architecture, Layer, default_final_norm, least_rank
 from search_spaces.block import BLOCKS, WRAPPERS
 from search_spaces.deployed import UNSCALED, deploys_biases
 from search_spaces.forms import ATTENTIONS, FFNS, NORMS, STABILISERS, Attention, Ffn, Norm, Stabiliser
@@ -144,7 +144,8 @@ def placement(architecture: Architecture) -> str:
 
 
 def _implied_final_norm(architecture: Architecture) -> Norm:
-    return default_final_norm(architecture.layers) if architecture.block_facts.keeps_final_norm else "none"
+    block = architecture.block_facts
+    return default_final_norm(architecture.layers, least_rank(block)) if block.keeps_final_norm else "none"
 
 
 def _final_norm(text: str) -> tuple[str, Norm | None]:

@@ -12,7 +12,7 @@ import networkx as nx
 import numpy as np
 
 from costmodel.errors import UserError
-from search_spaces.architecture import Architecture, Layer, default_final_norm
+from search_spaces.architecture import Architecture, Layer, default_final_norm, least_rank
 from search_spaces.bases import base_architecture
 from search_spaces.definition import Definition, Withheld, alphabet, load_definition
 from search_spaces.graph import Choice, Vertex, completions, free_graph, listed_graph, nth_layers, source, walk
@@ -132,7 +132,8 @@ def member_at(space: SearchSpace, index: int) -> Member:
 def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularised: bool | None = None) -> Member:
     """Place layers on the base of the space, even if they are not in it; by default with its first recipe."""
     recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
-    architecture = replace(space.base, layers=tuple(layers), final_norm=default_final_norm(layers))
+    final_norm = default_final_norm(layers, least_rank(space.base.block_facts))
+    architecture = replace(space.base, layers=tuple(layers), final_norm=final_norm)
     return Member(architecture=architecture, entropy_regularised=recipe)
 
 
@@ -185,6 +186,6 @@ def _listed_layers(name: str, base: Architecture) -> tuple[Layer, ...]:
         raise UserError(f"member {name!r} must be without EReg(...); say so in `entropy_regularisation` instead.")
     if named.architecture.block != base.block:
         raise UserError(f"member {name!r} must keep the {base.block!r} block of its base, so without HH(...).")
-    if named.architecture.final_norm != default_final_norm(named.architecture.layers):
+    if named.architecture.final_norm != default_final_norm(named.architecture.layers, least_rank(base.block_facts)):
         raise UserError(f"member {name!r} must have the final norm that its layers imply; leave the last letter out.")
     return named.architecture.layers

@@ -3,7 +3,7 @@ from itertools import pairwise, product
 import networkx as nx
 import pytest
 
-from search_spaces.architecture import Layer, default_final_norm
+from search_spaces.architecture import Layer, default_final_norm, least_rank
 from search_spaces.block import BLOCKS
 from search_spaces.forms import NORMS, Norm
 from search_spaces.graph import (
@@ -53,11 +53,12 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block):
         path = walk(graph, source(graph), word)
         reading_norms = [norm for layer in word for norm in (layer.norm1, layer.norm2)][block == "sas" :]
         read = [norm for layer in word for norm in (layer.norm1, layer.norm2)]
-        rank = max(NORMS[norm].rank for norm in read)
+        least = least_rank(BLOCKS[block])
+        rank = max(least, *(NORMS[norm].rank for norm in read))
         uncentred = rank <= NORMS["frozen-layernorm"].rank and "none" in read
         assert path[-1].state == (rank, int("rmsnorm" in reading_norms), int(uncentred))
         heads = [vertex for vertex in graph.succ[path[-1]] if isinstance(vertex, Head)]
-        assert heads == [Head(final_norm=default_final_norm(word))]
+        assert heads == [Head(final_norm=default_final_norm(word, least))]
 
 
 def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out():

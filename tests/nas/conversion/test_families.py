@@ -209,8 +209,7 @@ def test_candidates_start_from_a_family_and_fold(name: str, tmp_path: Path) -> N
     their_model(name, num_hidden_layers=3).save_pretrained(tmp_path)
     source = load_pretrained(str(tmp_path))
     norm = NORM_LETTERS[source.architecture.layers[0].norm1]
-    ending = NORM_LETTERS[source.architecture.final_norm]
-    target = parse(f"1x{norm}P{norm}Qo-1x{norm}H{norm}Fo-1xoo{norm}Qs-{ending}", source.architecture).architecture
+    target = parse(f"1x{norm}P{norm}Qo-1x{norm}H{norm}Fo-1xoo{norm}Qs", source.architecture).architecture
     tokens = torch.randint(40, (2, 12), generator=torch.Generator().manual_seed(1))
     parent, model = ours(source), Decoder(target)
     load_deployed(model, transferred(source.architecture, source.weights, target))
@@ -219,6 +218,7 @@ def test_candidates_start_from_a_family_and_fold(name: str, tmp_path: Path) -> N
     with torch.no_grad():
         expected = model(tokens).logits[0]
     assert expected.isfinite().all()
+    assert target.final_norm == source.architecture.final_norm
     weights = deployed_weights(model)
     assert_close(interpreter.execute(lower(target, 12), numbers(weights), tokens[0].numpy()), expected)
     folded = fold(target, weights)
