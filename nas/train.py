@@ -48,7 +48,7 @@ from nas.recipe.recipe import (
     trained_architecture,
     usual_scale,
 )
-from nas.report.progress import share_progress
+from nas.report.progress import logged_to, share_progress
 from nas.report.summary import mark, ngram_lines
 from nas.run.config import NO_PARENT
 from nas.storage import RUNS, locked, newest, replace_file
@@ -160,7 +160,7 @@ def run(args: Sequence[str], console: Console) -> None:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU.")
     keep_freed_memory()
-    with joined(config.device) as (team, device):
+    with joined(config.device) as (team, device), logged_to(console):
         console.quiet = not team.leads
         _train(config, resumed, output_dir, console, team, device)
 
@@ -184,7 +184,6 @@ def _train(
             vocab_size=candidate.trained.vocab_size,
             seq_len=scale.seq_len,
             tokens=scale.tokens,
-            log=console.print,
             tokenizer=source and source.tokenizer,
             of_parent=source and source.windows,
             source=sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device),
@@ -264,7 +263,6 @@ def _new_folder(
             # given weights may have been trained on any of the text, so all training tokens are counted
             tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
             seed=config.seed,
-            log=console.print,
         ),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")

@@ -8,6 +8,7 @@ another version may learn other merges from the same text.
 
 import hashlib
 import json
+import logging
 import shutil
 import warnings
 from collections.abc import Callable
@@ -29,7 +30,6 @@ from nas.corpus.near_duplicates import KeptWindows
 from nas.corpus.sources import open_source
 from nas.corpus.token_files import (
     PROGRESS_FILE,
-    Log,
     PreparationProgress,
     extend,
     level_of,
@@ -51,6 +51,7 @@ from nas.corpus.tokenizer import (
 from nas.storage import replace_file
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 FORMAT = 2  # version of the cache entry; part of the fingerprint
 MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
@@ -107,7 +108,6 @@ def prepare(
     *,
     seq_len: int | None = None,
     tokens: int = 0,
-    log: Log = lambda line: None,
     tokenizer: GivenTokenizer | None = None,
     of_parent: KeptWindows | None = None,
     source: DocumentSource | None = None,
@@ -119,8 +119,7 @@ def prepare(
     Args:
         seq_len: of training sequences, for corpora that are cut into them.
         tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`), and
-            further for a longer run. A killed preparation is resumed.
-        log: called with lines of progress.
+            further for a longer run. A killed preparation is resumed. Progress is logged.
         tokenizer: used instead of the corpus's own, for a model with another one.
         of_parent: windows of the parent's training text (`near_duplicates.to_keep`) as far as known; validation
             excludes documents that repeat them.
@@ -144,16 +143,16 @@ def prepare(
             return corpus
     if cache_dir is None:
         require_writable_cache()
-    with locked(entry, log):
+    with locked(entry):
         try:
             if corpus := _anew_if_torn(entry, lambda: _cached(entry, level)):  # prepared by another process meanwhile
                 return corpus
-            encoder = encoder or trained_encoder(_trained_tokenizer(entry, source, vocab_size, log), chunk_len)
+            encoder = encoder or trained_encoder(_trained_tokenizer(entry, source, vocab_size), chunk_len)
             itemsize = encoder.dtype.itemsize
             progress = _anew_if_torn(entry, lambda: read_progress(entry, source, itemsize)) or new_progress(source)
             if not (entry / TOKENIZER_FILE).exists():
                 write_tokenizer(entry, encoder.tokenizer.to_str(), given.end_of_text if given else END_OF_TEXT)
-            progress = extend(entry, source, encoder, progress, level, log)
+            progress = extend(entry, source, encoder, progress, level)
             return _described(entry, source, encoder, level, progress, key, of_parent)
         except OSError as error:
             reason = f"{error.strerror or error}; remove the cause and run it again, it goes on from what it has"
@@ -266,11 +265,11 @@ def _anew_if_torn(entry: Path, read: Callable[[], T]) -> T | None:
     return None
 
 
-def _trained_tokenizer(entry: Path, source: DocumentSource, vocab_size: int, log: Log) -> str:
+def _trained_tokenizer(entry: Path, source: DocumentSource, vocab_size: int) -> str:
     path = entry / TOKENIZER_FILE
     if path.exists():
         return path.read_text(encoding="utf-8")
-    log(f"training a tokenizer of at most {vocab_size:,} tokens on {source.name}")
+    _log.info(f"training a tokenizer of at most {vocab_size:,} tokens on {source.name}")
     text = train_tokenizer(source, vocab_size)
     replace_file(path, text)
     return text

@@ -6,7 +6,7 @@ of the whole training split.
 """
 
 import json
-from collections.abc import Callable
+import logging
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -18,6 +18,8 @@ from nas.corpus.corpus import Corpus
 from nas.corpus.ngrams import NgramBaseline, kneser_ney
 from nas.corpus.sequences import epoch_order, gather, held_out_targets, mean_loss, num_sequences
 from nas.storage import replace_file
+
+_log = logging.getLogger(__name__)
 
 FORMAT = 2  # of the cache; raised when numbers change
 COUNTED_TOKENS = 1 << 24  # most training tokens that are counted: takes 1.5 GB of memory and 15 seconds
@@ -31,7 +33,6 @@ def ngram_baseline(
     tokens: int | None = None,
     seed: int = 0,
     second: Corpus | None = None,
-    log: Callable[[str], None] = lambda line: None,
 ) -> NgramBaseline:
     """Return the n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
 
@@ -56,7 +57,7 @@ def ngram_baseline(
     path = Path(corpus.folder) / f"{name}{'' if second is None else f'-{second.fingerprint}'}.json"
     with suppress(OSError, ValueError, RecursionError):  # missing or damaged
         return decode(NgramBaseline, json.loads(path.read_text(encoding="utf-8")), str(path))
-    log(f"counting n-grams of {counted * seq_len:,} training tokens")
+    _log.info(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
     orders = kneser_ney(
         gather(corpus, "train", order, seq_len),

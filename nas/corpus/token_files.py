@@ -9,6 +9,7 @@ Only whole batches up to the last `progress.json` count; anything written later 
 
 import fcntl
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation")
 FILES = (*SPLITS, "train-windows", "validation-windows", "documents")  # with suffix .bin
 WINDOW_BYTES = 8
 
-Log = Callable[[str], None]
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +68,7 @@ def level_of(tokens: int) -> int:
 
 
 def extend(
-    folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int, log: Log
+    folder: Path, source: DocumentSource, encoder: Encoder, progress: PreparationProgress, level: int
 ) -> PreparationProgress:
     """Tokenise until there are `level` training tokens or no more documents, and log the progress.
 
@@ -75,7 +76,7 @@ def extend(
     kept.
     """
     recorded = progress
-    report = _progress_log(source, level, log)
+    report = _progress_log(source, level)
     with _opened(folder, recorded, encoder.dtype.itemsize) as files:
         for index, stream in enumerate(source.streams):
             split, least = ("validation", VALIDATION_TOKENS) if stream.split == "validation" else ("train", level)
@@ -118,7 +119,7 @@ def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> Prepar
 
 
 @contextmanager
-def locked(folder: Path, log: Log) -> Iterator[None]:
+def locked(folder: Path) -> Iterator[None]:
     """Lock the folder, which is made if needed, for this process; wait while another process holds it."""
     with ExitStack() as stack:
         while True:
@@ -128,7 +129,7 @@ def locked(folder: Path, log: Log) -> Iterator[None]:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    log(f"waiting for another process that prepares {folder}")
+                    _log.info(f"waiting for another process that prepares {folder}")
                     fcntl.flock(file, fcntl.LOCK_EX)
                 if os.path.sameopenfile(file.fileno(), stack.enter_context((folder / ".lock").open()).fileno()):
                     break
@@ -190,7 +191,7 @@ def _record(folder: Path, files: dict[str, BinaryIO], progress: PreparationProgr
     replace_file(folder / PROGRESS_FILE, json.dumps(asdict(progress)))
 
 
-def _progress_log(source: DocumentSource, level: int, log: Log) -> Callable[[PreparationProgress, Batch | None], None]:
+def _progress_log(source: DocumentSource, level: int) -> Callable[[PreparationProgress, Batch | None], None]:
     goal = level + VALIDATION_TOKENS * any(stream.split == "validation" for stream in source.streams)
     began = last = start = 0.0  # time of the first batch and of the last line; share after the first batch
 
@@ -205,6 +206,6 @@ def _progress_log(source: DocumentSource, level: int, log: Log) -> Callable[[Pre
         if now - last >= LOG_EVERY_S and share > start:
             last = now
             left_s = (now - began) * (1 - share) / (share - start)
-            log(f"preparing {source.name}: {tokens:,} tokens, {share:.0%}, ETA {format_seconds(left_s)}")
+            _log.info(f"preparing {source.name}: {tokens:,} tokens, {share:.0%}, ETA {format_seconds(left_s)}")
 
     return report

@@ -1,5 +1,6 @@
 """The progress of a run on a terminal: one live table, or plain lines if the output is not a terminal."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -109,6 +110,21 @@ def _more_seeds(summary: Summary) -> str:
     if not summary.replicates and not summary.seeds_left:
         return ""
     return f"{summary.replicates}/{summary.replicates + summary.seeds_left} more seeds, "
+
+
+@contextmanager
+def logged_to(console: Console) -> Iterator[None]:
+    """Print what the package logs, from level INFO, on a console, one line each."""
+    logger, handler = logging.getLogger("nas"), logging.Handler()
+    handler.emit = lambda record: console.print(record.getMessage(), soft_wrap=True, highlight=False)  # type: ignore[method-assign]
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import math
 import os
 import platform
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -34,7 +33,6 @@ def new_meta(
     corpus: Corpus,
     second: Corpus | None,
     parent: Parent | None,
-    log: Callable[[str], None],
     device: str = "cpu",
 ) -> Meta:
     """Return the meta of a new run. Raises UserError if a split of the corpus has no sequence.
@@ -52,7 +50,6 @@ def new_meta(
         validation_tokens=scale.validation_tokens,
         tokens=scale.seen_tokens if parent is None else None,
         seed=config.seed,
-        log=log,
     )
     return Meta(
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,6 +1,7 @@
 """Resolves a study: finds everything that its trials read, once, in the order in which it is printed."""
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ from search_spaces.budget.feasible import FeasibleSpace, check_feasible, priced_
 from search_spaces.definition import Withheld
 from search_spaces.space import without
 
+_log = logging.getLogger(__name__)
+
 NO_SECOND = "none"
 WITHHELD = {"bounded": "bounded softmax", "power8": "eighth powers"}  # in words
 
@@ -60,7 +63,7 @@ class ResolvedStudy:
         return device_of(self.config)
 
 
-def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[str], None]) -> ResolvedStudy:
+def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy:
     """Find what a study trains on and from, and make the folder of a new one, `output_dir` or one under runs/.
 
     Raises UserError for bad input, InfeasibleError if no member within the budget stays within fixed-point range with
@@ -70,7 +73,7 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[s
     resources = study_resources(priced.config, _nodes(priced.config.ray_address))
     config = resolved(priced.config, resources)
     for line in resource_lines(config, resources):
-        log(line)
+        _log.info(line)
     base, scale = feasible.space.base, SCALES[config.scale]
     parent = priced.parent or (usual_parent(config, base) if run is None else run_parent(run))
     num_tokens = config.tokens or scale.tokens
@@ -81,7 +84,6 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[s
         tokenizer=parent and parent.model.tokenizer,
         of_parent=parent and parent.model.windows,
         tokens=num_tokens,
-        log=log,
         source=sampled_source(
             config.data, parent and parent.model, parent.digest if parent else "", num_tokens, device_of(config)
         ),
@@ -93,18 +95,18 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None, log: Callable[[s
         second = run_second(run, config, corpus, parent)
     else:
         second = study_second(config, corpus, parent)
-        feasible = feasible if parent is None else _held(feasible, parent, corpus, log)
+        feasible = feasible if parent is None else _held(feasible, parent, corpus)
         config = replace(
             config,
             parent=NO_PARENT if parent is None else parent.name,
             second_eval_data=NO_SECOND if second is None else second.data,
         )
         recipe = study_recipe(config, parent and parent.distillation)
-        _check_memory(Candidate(architecture=base, recipe=recipe), config, resources, log)
+        _check_memory(Candidate(architecture=base, recipe=recipe), config, resources)
         with threads(THREADS_PER_TRIAL):
-            meta = new_meta(config, feasible, corpus, second, parent, log, device_of(config))
+            meta = new_meta(config, feasible, corpus, second, parent, device_of(config))
         for line in opening_lines(meta, corpus, parent):
-            log(line)
+            _log.info(line)
         folder = new_folder(output_dir)
         if parent is not None:
             keep_parent(parent, folder / PARENT_FOLDER)
@@ -167,7 +169,7 @@ def run_second(run: Run, config: StudyConfig, corpus: Corpus, parent: Parent | N
     return second
 
 
-def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable[[str], None]) -> FeasibleSpace:
+def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSpace:
     """Remove bounded softmaxes and eighth powers from layers where the parent's scores leave fixed-point range.
 
     Raises InfeasibleError if no member within the budget is left.
@@ -184,20 +186,20 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus, log: Callable
         return feasible
     for form, layers in asdict(narrowed.definition.withheld).items():
         if layers:
-            log(
+            _log.info(
                 f"no {WITHHELD[form]} in layers {', '.join(map(str, layers))} (from 0), where rows of the parent's "
                 f"scores are too far apart"
             )
     feasible = priced_anew(feasible, narrowed, priced.workload)
     check_feasible(feasible)
-    log(f"{format_count(feasible.num_feasible)} members within the budget without those")
+    _log.info(f"{format_count(feasible.num_feasible)} members within the budget without those")
     return feasible
 
 
-def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resources, log: Callable[[str], None]) -> None:
+def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resources) -> None:
     """Log the memory of the largest trial. Raises UserError if this machine cannot run the trials at a time."""
     memory, device = training_memory(candidate), device_of(config)
-    log(f"{memory.line}, each trial at most about that")
+    _log.info(f"{memory.line}, each trial at most about that")
     if resources.ray_address is None:
         on_one = int(1 / resources.gpus_per_trial) if device == "cuda" else resources.at_a_time
         require_memory(memory, available_bytes(device), on_one)

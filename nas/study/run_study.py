@@ -15,7 +15,7 @@ from rich.console import Console
 
 from costmodel.config.bugs import bugs_reported
 from costmodel.errors import StoppedError
-from nas.report.progress import shown
+from nas.report.progress import logged_to, shown
 from nas.report.summary import closing_lines
 from nas.run.folder import read_ledger
 from nas.run.ledger import Record
@@ -46,7 +46,8 @@ def run_study(
 
     since_s = time.monotonic()
     log = partial(console.print, soft_wrap=True, highlight=False)
-    study = resolve_study(priced, output_dir, log)
+    with logged_to(console):
+        study = resolve_study(priced, output_dir)
     folder, config = study.folder, study.config
     saved = f"what was trained is saved; continue with --resume {folder}"
     with locked(folder), bugs_reported(folder, saved), _resumable(folder, console):

@@ -41,8 +41,8 @@ def test_trains_and_resumes_to_the_same_end(source_files, tmp_path, capsys):
 def last_lines(printed):
     """The last perplexity, the n-grams after it, and whether it is above the trigram."""
     lines = printed.splitlines()
-    (floor,) = (index for index, line in enumerate(lines) if line.startswith("floor, perplexity of n-gram models"))
-    return lines[floor - 1 : -1]
+    (place,) = (index for index, line in enumerate(lines) if line.startswith("n-gram baselines, perplexity after"))
+    return lines[place - 1 : -1]
 
 
 def test_a_folder_with_other_files_is_refused(source_files, tmp_path, capsys):

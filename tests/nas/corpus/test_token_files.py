@@ -142,10 +142,11 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(monkeypatch, rows, tmp
     assert contents(prepare(str(rows), 300, tmp_path / "cache")) == contents(prepare(str(rows), 300, tmp_path / "new"))
 
 
-def test_it_says_how_far_it_is_and_when_it_will_be_done(monkeypatch, small, rows, tmp_path):
+def test_it_says_how_far_it_is_and_when_it_will_be_done(monkeypatch, small, rows, tmp_path, caplog):
+    caplog.set_level("INFO", "nas")
     monkeypatch.setattr("nas.corpus.token_files.LOG_EVERY_S", 0.0)
-    lines: list[str] = []
-    prepare(str(rows), 300, tmp_path / "cache", tokens=10_000, log=lines.append)
+    prepare(str(rows), 300, tmp_path / "cache", tokens=10_000)
+    lines = caplog.messages
     assert lines[0].startswith("training a tokenizer of at most 300 tokens on")
     parts = [re.fullmatch(r"preparing .*: [\d,]+ tokens, (\d+)%, ETA .*", line) for line in lines[1:]]
     shares = [int(part[1]) for part in parts if part]
