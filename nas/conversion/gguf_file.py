@@ -66,11 +66,11 @@ def _checked(path: str) -> tuple[Family, Architecture, GivenTokenizer]:
     config = read_config(path)
     family, architecture = family_of(config, path), architecture_of(config, path)
 
-    def shape(tensor: Any) -> Tensor:
-        _dequantised(tensor, tensor.data[:1], path)
-        return torch.empty(tuple(map(int, reversed(tensor.shape))), device="meta")
+    def shaped(tensor: Any) -> Tensor:
+        sizes = tuple(map(int, reversed(tensor.shape)))
+        return _dequantised(tensor, tensor.data[:1], path).new_empty(sizes, device="meta")
 
-    _weights(path, family, architecture, shape)
+    _weights(path, family, architecture, shaped)
     require_memory(architecture, path)
     return family, architecture, _tokenizer(path)
 

@@ -55,7 +55,8 @@ class Settings(NamedTuple):
         value = self.values.get(f"{self.family}.{name}", default)
         if value is None:
             raise UserError(f"{self.path!r} must be a whole GGUF file, but lacks the setting '{self.family}.{name}'.")
-        return _decimal(value) if isinstance(value, float) else value
+        # of single precision, as it was written: 1e-5, not 9.99999975e-6
+        return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def is_gguf(path: str) -> bool:
@@ -125,7 +126,6 @@ def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
         config["sliding_window"] = window if window < own(KEYS["context"]) else None
     if "use_parallel_residual" in family.fixed:
         config["use_parallel_residual"] = own("use_parallel_residual", True)
-    if type_ == "stablelm":
         config["use_qkv_bias"] = "blk.0.attn_q.bias" in tensors
     config["tie_word_embeddings"] = "output.weight" not in tensors
     return type_, config
@@ -146,8 +146,3 @@ def _rope(settings: Settings, head_size: int) -> dict[str, Any]:
         return rope
     local = {"rope_theta": own("rope.freq_base_swa", ROTARY_BASE), "rope_type": "default"}
     return {"full_attention": rope, "sliding_attention": local}
-
-
-def _decimal(number: float) -> float:
-    """A number of single precision as it was written: 1e-5, not 9.99999975e-6."""
-    return float(str(np.float32(number)))
