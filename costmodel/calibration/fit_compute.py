@@ -95,7 +95,7 @@ def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Seri
     """Pair every series with its timing; a UserError is raised if one has no timing, or not one for each run."""
     by_name = {timing.kind: timing for timing in timings}
     for series in plan:
-        runs = len(series.runs) - len(WARM_UP)
+        runs = sum(series.repeats[: len(series.sizes)])
         if series.name not in by_name or len(by_name[series.name].seconds) != runs:
             raise UserError(
                 f"kind {series.name} must have {runs} timings, one for each run of the plan; measure it again."
@@ -142,7 +142,8 @@ def batch_seconds(pairs: Sequence[tuple[Series, Timing]], setting: EngineSetting
 
 def batches_made(series: Series, setting: EngineSetting) -> list[int]:
     """Return the batches of OTs that every run of a series makes, after the warm-up."""
-    return list(cheetah.batches_made(series.runs, replace(setting, weights=series.weights)))[len(WARM_UP) :]
+    held = replace(setting, weights=series.weights)
+    return [made for ops in series.sessions for made in cheetah.batches_made(ops, held)[len(WARM_UP) :]]
 
 
 def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Mapping[str, float]) -> KindSeconds:

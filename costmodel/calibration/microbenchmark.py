@@ -49,11 +49,15 @@ LOOKUPS = TABLES[:5]  # a lookup compares every token with every entry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Series:
-    """An op, or one kind of op in several sizes, with the number of runs of each."""
+    """An op, or one kind of op in several sizes, with the number of runs of each.
+
+    `cold` is true if every run has a session of its own, in which large memory is used for the first time.
+    """
 
     weights: Literal["secret", "server"]
     sizes: tuple[Op, ...]
     repeats: tuple[int, ...]
+    cold: bool = False
 
     @property
     def name(self) -> str:
@@ -65,9 +69,10 @@ class Series:
         return kind(self.sizes[0], self.weights)
 
     @property
-    def runs(self) -> list[Op]:
-        """The ops that the engine runs, in order."""
-        return [*WARM_UP, *(op for op, repeats in zip(self.sizes, self.repeats, strict=False) for _ in range(repeats))]
+    def sessions(self) -> list[list[Op]]:
+        """The ops that the engine runs in each session, in order: the warm-up, then the others."""
+        runs = [op for op, repeats in zip(self.sizes, self.repeats, strict=False) for _ in range(repeats)]
+        return [[*WARM_UP, op] for op in runs] if self.cold else [[*WARM_UP, *runs]]
 
     def by_size(self, values: Sequence[T]) -> list[Sequence[T]]:
         """Group the values of all runs after the warm-up by size."""
@@ -77,7 +82,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds of the runs of a series: the warm-up (`start_s`), then every later run. `kind` is the series' name."""
+    """Seconds of the runs of a series: a warm-up (`start_s`), then every later run. `kind` is the series' name."""
 
     kind: str
     start_s: float
@@ -146,10 +151,14 @@ def measure(
     timed = {(timing.kind, len(timing.seconds)): timing for timing in known}
     start = len(WARM_UP)
     for some in series:
-        if (timing := timed.get((some.name, len(some.runs) - start))) is None:
-            costs = run(some.runs, protocol=protocol, setting=replace(setting, weights=some.weights))
-            seconds = [cost.seconds for cost in costs]
-            timing = Timing(kind=some.name, start_s=sum(seconds[:start]), seconds=tuple(seconds[start:]))
+        if (timing := timed.get((some.name, sum(some.repeats[: len(some.sizes)])))) is None:
+            held = replace(setting, weights=some.weights)
+            costs = [run(session, protocol=protocol, setting=held) for session in some.sessions]
+            timing = Timing(
+                kind=some.name,
+                start_s=min(sum(cost.seconds for cost in session[:start]) for session in costs),
+                seconds=tuple(cost.seconds for session in costs for cost in session[start:]),
+            )
         yield timing
 
 

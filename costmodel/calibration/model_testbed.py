@@ -1,6 +1,7 @@
 """Makes a testbed of one model: each distinct op is measured at its full size, so that no cost is extrapolated.
 
-Each op runs several times in its own engine session, after a warm-up, and the fastest run counts. Under cheetah, the
+Each op runs several times in its own engine session, after a warm-up, and the fastest run counts; a model's first op in
+a session for every run, since a model too runs it before memory of its size is in use. Under cheetah, the
 batches of oblivious transfers (OTs) that a run made are subtracted, and the share that the op uses is added as
 preprocessing. Under semi2k and aby3 there is no preprocessing, or it is part of every call. For cheetah with several
 threads it is not known.
@@ -9,6 +10,7 @@ threads it is not known.
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 
@@ -37,11 +39,18 @@ BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 
 
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
-    """Return a series for each distinct op of the graphs, preceded by series that measure start-up and OT batches."""
+    """Return a series for each distinct op of the graphs, preceded by series that measure start-up and OT batches.
+
+    A graph's first op is cold, unless the graph has it again, or OT batches would be taken off every run of it.
+    """
     repeats = MORE_REPEATS[ENGINE_PROTOCOLS[protocol].is_slow]
     probe = {BATCH_PROBE: PROBE_REPEATS} if counts_batches(protocol, setting) else {}
-    wanted = dict.fromkeys(WARM_UP, repeats) | dict.fromkeys((n.op for graph in graphs for n in graph), repeats) | probe
-    return tuple(Series(weights=setting.weights, sizes=(op,), repeats=(times,)) for op, times in wanted.items())
+    ops_of = [[node.op for node in graph] for graph in graphs]
+    wanted = dict.fromkeys((*WARM_UP, *chain.from_iterable(ops_of)), repeats) | probe
+    cold = {first for first, *others in ops_of if first not in others and not probe}
+    return tuple(
+        Series(weights=setting.weights, sizes=(op,), repeats=(times,), cold=op in cold) for op, times in wanted.items()
+    )
 
 
 def measured_model(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting, timings: Path) -> ComputeTestbed:
@@ -82,8 +91,8 @@ def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetti
 def expected_seconds(series: Series, protocol: str) -> float:
     """Estimate the seconds of a series from the committed testbed, to report the time left."""
     testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
-    expected_s = SESSION_S + testbed.start_s
-    for op in series.runs:
+    expected_s = len(series.sessions) * (SESSION_S + testbed.start_s)
+    for op in chain.from_iterable(series.sessions):
         with suppress(UserError):
             expected_s += seconds_of(op, series.weights, testbed)
     return expected_s

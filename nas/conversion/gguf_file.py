@@ -1,45 +1,43 @@
-"""Models of Llama's family in a `.gguf` file: settings and weights. Its tokenizer is `nas.conversion.gguf_tokenizer`'s.
+"""Models in a `.gguf` file: weights by the names of transformers, and the tokenizer.
 
 Weights that are quantised are dequantised, by the functions of the package `gguf` (extra `gguf`): what comes out has
 the errors of that quantisation, and is no longer small.
 
-Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for names of settings and tensors;
-https://github.com/ggml-org/llama.cpp, convert_hf_to_gguf.py (`LlamaModel.permute`), for the order of rows.
+Source: https://github.com/ggml-org/llama.cpp, conversion/, for the order of rows (`LlamaModel.permute`) and the form of
+weights; src/llama-vocab.cpp for how each kind of tokenizer cuts a text.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.conversion.checkpoint_memory import require_memory
-from nas.conversion.gguf_tokenizer import tokenizer_of
+from nas.conversion.huggingface_layout import from_theirs, their_names
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
+from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE
 from search_spaces.architecture import Architecture
-from search_spaces.checkpoints.gguf_head import FAMILIES, Settings, gguf_package, head_architecture, read_head
+from search_spaces.checkpoints.checkpoint import read_config, read_foreign
+from search_spaces.checkpoints.families import Family
+from search_spaces.checkpoints.gguf_head import gguf_package, read_head
+from search_spaces.checkpoints.settings import architecture_of, family_of
 from search_spaces.lower import lower
 
-NAMES = {
-    "embed": "token_embd",
-    "layers.{}.norm1": "blk.{}.attn_norm",
-    "layers.{}.attention.q": "blk.{}.attn_q",
-    "layers.{}.attention.k": "blk.{}.attn_k",
-    "layers.{}.attention.v": "blk.{}.attn_v",
-    "layers.{}.attention.out": "blk.{}.attn_output",
-    "layers.{}.norm2": "blk.{}.ffn_norm",
-    "layers.{}.ffn.gate": "blk.{}.ffn_gate",
-    "layers.{}.ffn.up": "blk.{}.ffn_up",
-    "layers.{}.ffn.down": "blk.{}.ffn_down",
-    "final_norm": "output_norm",
-    "logits": "output",
-}
+PAIRED = ("llama", "granite", "smollm3")  # features f, f + 1 of queries and keys turn together there, not halves
+AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")  # `tokenizer.ggml.pre` of texts that are cut as for GPT-2
+BY_DIGIT = ("smollm", "starcoder", "refact", "command-r")  # the same, after every digit is cut off
+BESIDE = f"put the model's {TOKENIZER_FILE} beside the file."
+WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # a part that is a token is taken whole, whatever merges there are
 
 
 def load_gguf(path: str) -> Pretrained:
@@ -48,67 +46,109 @@ def load_gguf(path: str) -> Pretrained:
     Raises UserError if there is none, it is damaged, of another family, lacks a tensor, has one in a form that cannot
     be read, is larger than memory, has no tokenizer that can be read, or gguf is not installed.
     """
-    settings, tensors = read_head(path)
-    architecture, tokenizer = _checked(settings, tensors)
-    forms = Counter(tensor.tensor_type.name for tensor in tensors.values())
+    family, architecture, tokenizer = _checked(path)
+    weights = _weights(path, family, architecture, lambda tensor: _dequantised(tensor, tensor.data, path))
+    if bad := [name for name, value in weights.items() if not value.isfinite().all()]:
+        raise UserError(f"{path!r} must hold finite numbers, but {bad[0]!r} has others.")
+    forms = Counter(tensor.tensor_type.name for tensor in read_head(path)[1].values())
     listed = ", ".join(f"{count} {name}" for name, count in forms.most_common())
     note = f"{path}: {listed} tensors, dequantised to single precision by gguf {metadata.version('gguf')}"
-    return Pretrained(architecture, _weights(settings, architecture, tensors), tokenizer, notes=(note,))
+    return Pretrained(architecture, weights, tokenizer, notes=(note,))
 
 
 def read_gguf_architecture(path: str) -> Architecture:
     """The architecture in a file. Raises UserError as `load_gguf` does, but for weights that are not finite."""
-    return _checked(*read_head(path))[0]
+    return _checked(path)[1]
 
 
-def _checked(settings: Settings, tensors: Mapping[str, Any]) -> tuple[Architecture, GivenTokenizer]:
-    """Architecture and tokenizer of a file that holds all that it should, as far as its head tells."""
-    architecture, path = head_architecture(settings, tensors), settings.path
-    read = set()
-    for node in lower(architecture, 1):
-        for suffix, shape in node.op.weight_shapes.items():
-            read.add(name := _their_name(node.name, suffix, tied=architecture.tied_embeddings))
-            if name not in tensors:
-                raise UserError(f"{path!r} must hold all weights of its settings, but lacks {name!r}.")
-            if (theirs := tuple(map(int, reversed(tensors[name].shape)))) != shape:
-                raise UserError(f"{path!r} must hold {name!r} of shape {shape}, but it is {theirs}.")
-            _dequantised(tensors[name].data[:1], tensors[name], path)
-    if unread := sorted(tensors.keys() - read):
-        raise UserError(f"{path!r} must hold the weights of its settings alone, but has {unread[0]!r} too.")
+def _checked(path: str) -> tuple[Family, Architecture, GivenTokenizer]:
+    """What a file holds, if it holds all that it should, as far as its head tells."""
+    config = read_config(path)
+    family, architecture = family_of(config, path), architecture_of(config, path)
+
+    def shaped(tensor: Any) -> Tensor:
+        sizes = tuple(map(int, reversed(tensor.shape)))
+        return _dequantised(tensor, tensor.data[:1], path).new_empty(sizes, device="meta")
+
+    _weights(path, family, architecture, shaped)
     require_memory(architecture, path)
-    return architecture, tokenizer_of(settings.values, Path(path))
+    return family, architecture, _tokenizer(path)
 
 
-def _weights(settings: Settings, architecture: Architecture, tensors: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The weights by node of the op graph, in single precision, a tied table written out."""
+def _weights(path: str, family: Family, architecture: Architecture, read: Callable[[Any], Tensor]) -> dict[str, Tensor]:
+    """The weights by node of the op graph, a tied table written out. read: a tensor of the file."""
+    (settings, tensors), gguf = read_head(path), gguf_package()
+    kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
+    modules = gguf.get_tensor_name_map(kinds[settings.family], architecture.num_layers)
+    stored: dict[str, str] = {}  # by our names
+    state: dict[str, Tensor] = {}
+    for theirs, ours in their_names(family, architecture):
+        module, _, suffix = theirs.rpartition(".")
+        head = "token_embd" if architecture.tied_embeddings else "output"
+        name = f"{head if ours[0].startswith('logits') else modules.get_name(module)}.{suffix}"
+        stored |= dict.fromkeys(ours, name)
+        if name in tensors:
+            state[theirs] = read(tensors[name])
+    plain = replace(family, gain_offset=0.0, transposed=False, interleaved=False)  # llama.cpp writes them as ours are
+    held = from_theirs(plain, architecture, state)
     weights: dict[str, Tensor] = {}
-    for node in lower(architecture, 1):
-        for suffix in node.op.weight_shapes:
-            theirs = _their_name(node.name, suffix, tied=architecture.tied_embeddings)
-            values = _dequantised(tensors[theirs].data, tensors[theirs], settings.path)
-            if not np.isfinite(values).all():
-                raise UserError(f"{settings.path!r} must hold finite numbers, but {theirs!r} has others.")
-            value = torch.from_numpy(np.array(values, dtype=np.float32))
-            if FAMILIES[settings.family].pairs_neighbours and node.name.endswith((".attention.q", ".attention.k")):
-                pairs = value.view(-1, architecture.head_dim // 2, 2, *value.shape[1:])
-                value = pairs.transpose(1, 2).reshape(value.shape)
-            weights[f"{node.name}.{suffix}"] = value
+    for node in lower(architecture, architecture.context):
+        for suffix, shape in node.op.weight_shapes.items():
+            name = f"{node.name}.{suffix}"
+            if name not in held:
+                raise UserError(f"{path!r} must hold all weights of its settings, but lacks {stored[name]!r}.")
+            if (value := held[name]).shape != shape:
+                raise UserError(
+                    f"{path!r} must hold {stored[name]!r} of shape {shape}, but it is {tuple(value.shape)}."
+                )
+            if settings.family in PAIRED and node.name.endswith((".attention.q", ".attention.k")):
+                pairs = value.view(-1, architecture.head_dim // 2, 2, *shape[1:])
+                value = pairs.transpose(1, 2).reshape(shape)
+            shared = value.untyped_storage().nbytes() > value.nbytes  # of two that are packed in the file
+            weights[name] = value.clone() if shared else value
+    if unread := sorted(tensors.keys() - {stored[name] for name in weights}):
+        raise UserError(f"{path!r} must hold the weights of its settings alone, but has {unread[0]!r} too.")
     return weights
 
 
-def _their_name(node: str, suffix: str, *, tied: bool) -> str:
-    place, _, part = node.removeprefix("layers.").partition(".")
-    if node.startswith("layers."):
-        return f"{NAMES[f'layers.{{}}.{part}'].format(place)}.{suffix}"
-    return f"{NAMES['embed' if tied and node == 'logits' else node]}.{suffix}"
-
-
-def _dequantised(values: Any, tensor: Any, path: str) -> Any:
+def _dequantised(tensor: Any, rows: Any, path: str) -> Tensor:
     """Rows of a tensor in single precision. Raises UserError if they are in a form that cannot be read."""
     try:
-        return gguf_package().dequantize(values, tensor.tensor_type)
+        return torch.from_numpy(np.array(gguf_package().dequantize(rows, tensor.tensor_type), dtype=np.float32))
     except NotImplementedError:
         raise UserError(
             f"{path!r} must be in forms that gguf can dequantise, but {tensor.name!r} is {tensor.tensor_type.name}; "
             f"convert it."
         ) from None
+
+
+def _tokenizer(path: str) -> GivenTokenizer:
+    """The tokenizer.json beside a file, else what transformers makes of its metadata.
+
+    Raises UserError if it cannot be read, or cuts a text in a way that is not known here.
+    """
+    values, beside = read_head(path)[0].values, Path(path).parent / TOKENIZER_FILE
+    what = f"the tokenizer {'beside' if beside.is_file() else 'in'} {path!r} must be one"
+    load = partial(Tokenizer.from_file, str(beside)) if beside.is_file() else partial(_from_metadata, path, values)
+    tokenizer = read_foreign(what, load)
+    end_of_text = tokenizer.id_to_token(values.get("tokenizer.ggml.eos_token_id", 2**32 - 1)) or END_OF_TEXT
+    return GivenTokenizer(name=Path(path).name, json=tokenizer.to_str(), end_of_text=end_of_text)
+
+
+def _from_metadata(path: str, values: Mapping[str, Any]) -> Any:
+    try:
+        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+        from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as SPLITS
+    except ImportError:
+        raise UserError(f"tokenizers of GGUF files need transformers 5.24; {BESIDE}") from None
+    kind, cut = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
+    spaced = values.get("tokenizer.ggml.add_space_prefix", True) or "gemma" in values["general.architecture"]
+    if not (spaced if kind == "llama" else kind == "gpt2" and cut in {*SPLITS, *AS_GPT2, *BY_DIGIT}):
+        raise UserError(f"kind {kind!r}, cut as {cut!r}{'' if spaced else ' without a space'}, is not known; {BESIDE}")
+    architecture, described, _ = get_gguf_tokenizer(path)
+    tokenizer, _ = convert_gguf_tokenizer(architecture, described)
+    if kind == "gpt2" and cut in BY_DIGIT:
+        digits = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    tokenizer.model.ignore_merges = cut in WHOLE_FIRST
+    return tokenizer

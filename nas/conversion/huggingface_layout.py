@@ -14,7 +14,7 @@ LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "d
 def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our weights, by node. state: theirs, by name."""
     weights: dict[str, Tensor] = {}
-    for theirs, ours in _names(family, architecture):
+    for theirs, ours in their_names(family, architecture):
         if theirs in state:
             parts = state[theirs].chunk(len(ours))  # one below the other, where there are several
             weights |= {
@@ -33,7 +33,7 @@ def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, 
     weights = {name: value - family.gain_offset if _is_gain(name) else value for name, value in weights.items()}
     state = {
         theirs: torch.cat([_laid_out(family, name, weights[name], 3, architecture.num_heads) for name in ours])
-        for theirs, ours in _names(family, architecture)
+        for theirs, ours in their_names(family, architecture)
         if ours[0] in weights
     }
     if family.first_position:
@@ -47,7 +47,7 @@ def _is_gain(name: str) -> bool:
     return name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
 
 
-def _names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
+def their_names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
     """(theirs, ours) of every weight that there may be."""
     for theirs, modules in family.names.items():
         ours = (modules,) if isinstance(modules, str) else modules

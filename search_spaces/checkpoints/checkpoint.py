@@ -1,6 +1,6 @@
 """A checkpoint by its name: a folder of `save_pretrained`, its config.json, an id on the Hugging Face hub, a GGUF file.
 
-Only settings are read. Needs the extra `hf`, or `gguf` for a GGUF file, which are imported when a function is called.
+Only settings are read. Needs the extra `hf`, and `gguf` for a GGUF file, which are imported when a function is called.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture
-from search_spaces.checkpoints.gguf_head import head_architecture, is_gguf, read_head
+from search_spaces.checkpoints.gguf_head import gguf_settings, is_gguf
 from search_spaces.checkpoints.settings import architecture_of
 
 EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
@@ -50,8 +50,6 @@ def read_checkpoint(name: str) -> Checkpoint:
 
     Raises UserError if there is none, it cannot be read, or its package is not installed.
     """
-    if is_gguf(name):
-        return Checkpoint(name, head_architecture(*read_head(name)))
     if (ours := _exported(name)) is not None:
         return Checkpoint(name, ours)
     config = read_config(name)
@@ -64,6 +62,9 @@ def read_checkpoint(name: str) -> Checkpoint:
 def read_config(name: str) -> Any:
     """The settings of a checkpoint, as transformers reads them. Raises UserError as `read_checkpoint` does."""
     transformers, what = transformers_library(), what_is_asked(name)
+    if is_gguf(name):
+        type_, settings = gguf_settings(name)
+        return read_foreign(f"{name!r} must be a model", lambda: transformers.AutoConfig.for_model(type_, **settings))
     folder = str(Path(name).parent) if Path(name).name == CONFIG_FILE else name
     if not os.path.exists(folder) and looks_like_a_path(folder):  # the hub would be asked for half a minute
         raise UserError(f"{what}, but there is no such folder.")

@@ -1,7 +1,10 @@
-"""The head of a `.gguf` file: settings and tensors of a model of Llama's family, and its architecture.
+"""The head of a `.gguf` file: its settings, as a config of transformers, and its tensors.
 
-Needs the package `gguf` (extra `gguf`). Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for names of
-settings.
+Needs the packages gguf and transformers (extra `gguf`). Transformers' own `from_pretrained(gguf_file=...)` is not used:
+it takes its defaults for rotary scaling, caps, windows and the size of heads, whatever a file says.
+
+Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for names of settings; https://github.com/ggml-org/
+llama.cpp, `set_gguf_parameters` of each family in conversion/ for what is written, src/models/ for what is left out.
 """
 
 from collections.abc import Mapping
@@ -13,25 +16,28 @@ import numpy as np
 
 from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
-from search_spaces.architecture import Architecture
-from search_spaces.bases import LLAMA_LAYER
-from search_spaces.block import BlockName
-from search_spaces.checkpoints.settings import imported
+from search_spaces.checkpoints.families import FAMILIES, Number
 
 EXTRA = "this needs the package gguf; install it with pip install -e '.[gguf]'."
-
-
-class Family(NamedTuple):
-    """pairs_neighbours: whether features f, f + 1 of queries and keys turn together, not halves."""
-
-    block: BlockName
-    pairs_neighbours: bool
-
-
-# by `general.architecture`, which calls these as we call their blocks
-FAMILIES: dict[str, Family] = {
-    family.block: family for family in (Family("llama", pairs_neighbours=True), Family("qwen2", pairs_neighbours=False))
+TYPES = {"gptneox": "gpt_neox", "gemma3": "gemma3_text"}  # where transformers calls a family otherwise
+KEYS = {  # our fields -> settings of a file, after the name of its family
+    "context": "context_length",
+    "d_model": "embedding_length",
+    "d_ff": "feed_forward_length",
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_size": "attention.key_length",
+    "norm_epsilon": "attention.layer_norm_rms_epsilon",
+    "embedding_scale": "embedding_scale",
+    "residual_scale": "residual_scale",
+    "score_scale": "attention.scale",
+    "logit_scale": "logit_scale",
+    "score_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping",
 }
+BY_FAMILY = ("embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")  # a default of the family
+LARGEST_GEMMAS = (46, 62)  # layers of those of 27B, whose scores are scaled by the width of a head, not its size
 
 
 class Settings(NamedTuple):
@@ -49,7 +55,8 @@ class Settings(NamedTuple):
         value = self.values.get(f"{self.family}.{name}", default)
         if value is None:
             raise UserError(f"{self.path!r} must be a whole GGUF file, but lacks the setting '{self.family}.{name}'.")
-        return value
+        # of single precision, as it was written: 1e-5, not 9.99999975e-6
+        return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def is_gguf(path: str) -> bool:
@@ -67,8 +74,8 @@ def read_head(path: str) -> tuple[Settings, dict[str, Any]]:
 def _read_at(path: str, modified_ns: int) -> tuple[Settings, dict[str, Any]]:
     try:
         reader = gguf_package().GGUFReader(path)
-        settings = Settings(path, {name: field.contents() for name, field in reader.fields.items()})
-        return settings, {tensor.name: tensor for tensor in reader.tensors}
+        scalars = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+        return Settings(path, scalars), {tensor.name: tensor for tensor in reader.tensors}
     except UserError:
         raise
     except Exception as error:  # whatever a foreign file provokes is the user's bad input
@@ -84,53 +91,58 @@ def gguf_package() -> Any:
     return gguf
 
 
-def head_architecture(settings: Settings, tensors: Mapping[str, Any]) -> Architecture:
-    """Raises UserError, naming what, for a model that is not exactly what a block can be."""
-    path, setting = settings.path, settings.own
-    if settings.family not in FAMILIES:
-        raise UserError(f"{path!r} must be a model of {' or '.join(FAMILIES)}, but is of {settings.family!r}.")
+def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
+    """The type of a model and its settings, as transformers calls them.
+
+    Raises UserError, naming what, for a model of no family here, or settings that its family cannot have.
+    """
+    settings, tensors = read_head(path)
+    own, type_ = settings.own, TYPES.get(settings.family, settings.family)
+    family = next((family for family in FAMILIES if family.model_type == type_), None)
+    if family is None:
+        known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+        raise UserError(f"{path!r} must be a model of type {known}, but is of {settings.family!r}.")
     if "token_embd.weight" not in tensors:
         raise UserError(f"{path!r} must hold all weights of its settings, but lacks 'token_embd.weight'.")
-    heads, d_model = setting("attention.head_count"), setting("embedding_length")
-    if not heads or (setting("attention.key_length", 0) == 0 and d_model % heads):
+    heads, d_model, num_layers = (own(KEYS[name]) for name in ("num_heads", "d_model", "num_layers"))
+    if not heads or (own(KEYS["head_size"], 0) == 0 and d_model % heads):
         raise UserError(f"`attention.head_count` of {path!r} must divide the width, {d_model}, but is {heads}.")
-    head_size = setting("attention.key_length", d_model // heads)
-    usual = {
-        "rope.dimension_count": head_size,
-        "rope.scaling.type": "none",
-        "attention.value_length": head_size,
-        "expert_count": 0,
-    }
-    if setting("attention.sliding_window", 0) < setting("context_length"):  # a wider one hides no position
-        usual["attention.sliding_window"] = 0
+    head_size = own(KEYS["head_size"], d_model // heads)
+    usual = {"attention.value_length": head_size, "expert_count": 0}
+    usual |= {} if "head_dim" in family.sizes else {KEYS["head_size"]: d_model // heads}
+    usual |= {} if family.partly else {"rope.dimension_count": head_size}
     for name, value in usual.items():
-        if (given := setting(name, value)) != value:
+        if (given := own(name, value)) != value:
             raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {given!r}; it cannot be imported.")
-    factor = setting("rope.scaling.factor", setting("rope.scale_linear", 0))  # 0 stands for none
-    if factor not in (0, 1) and setting("rope.scaling.type", "linear") != "none":
-        raise UserError(
-            f"`rope.scaling.factor` of {path!r} must be 1 where no type of scaling is given, since it is linear then, "
-            f"but is {factor:g}; it cannot be imported."
-        )
-    return imported(
-        path,
-        LLAMA_LAYER,
-        num_layers=setting("block_count"),
-        block=FAMILIES[settings.family].block,
-        num_heads=heads,
-        num_kv_heads=setting("attention.head_count_kv", heads),
-        head_size=head_size,
-        d_model=d_model,
-        d_ff=setting("feed_forward_length"),
-        vocab_size=int(tensors["token_embd.weight"].shape[1]),
-        context=setting("context_length"),
-        bias=False,
-        tied_embeddings="output.weight" not in tensors,
-        rotary_base=_decimal(setting("rope.freq_base", ROTARY_BASE)),
-        norm_epsilon=_decimal(setting("attention.layer_norm_rms_epsilon")),
-    )
+    config: dict[str, Any] = {name: own("attention.layer_norm_epsilon") for name in family.fixed if "eps" in name}
+    config |= {"vocab_size": int(tensors["token_embd.weight"].shape[1]), "rope_parameters": _rope(settings, head_size)}
+    scalar = d_model // heads if num_layers in LARGEST_GEMMAS else head_size
+    defaults = {"num_kv_heads": heads, "head_size": head_size, **dict.fromkeys(BY_FAMILY, "")}
+    for theirs, ours in family.sizes.items():
+        name = ours.ours if isinstance(ours, Number) else ours
+        if name in KEYS and (value := scalar if "scalar" in theirs else own(KEYS[name], defaults.get(name))) != "":
+            config[theirs] = value
+    if (window := own("attention.sliding_window", 0)) != 0:  # a wider one hides no position
+        config["sliding_window"] = window if window < own(KEYS["context"]) else None
+    if "use_parallel_residual" in family.fixed:
+        config["use_parallel_residual"] = own("use_parallel_residual", True)
+        config["use_qkv_bias"] = "blk.0.attn_q.bias" in tensors
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    return type_, config
 
 
-def _decimal(number: float) -> float:
-    """A number of single precision as it was written: 1e-5, not 9.99999975e-6."""
-    return float(str(np.float32(number)))
+def _rope(settings: Settings, head_size: int) -> dict[str, Any]:
+    """Their `rope_parameters`. A factor without a type is linear, as in llama.cpp."""
+    own = settings.own
+    factor = own("rope.scaling.factor", own("rope.scale_linear", 0)) or 1.0
+    kind = own("rope.scaling.type", "linear")
+    rope = {
+        "rope_theta": own("rope.freq_base", ROTARY_BASE),
+        "rope_type": "default" if kind == "none" or (kind == "linear" and factor == 1) else kind,
+        "factor": float(factor),
+        "partial_rotary_factor": own("rope.dimension_count", head_size) / head_size,  # 1 where it is not `partly`
+    }
+    if settings.family != "gemma3":
+        return rope
+    local = {"rope_theta": own("rope.freq_base_swa", ROTARY_BASE), "rope_type": "default"}
+    return {"full_attention": rope, "sliding_attention": local}

@@ -7,7 +7,7 @@ from typing import Any
 from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from costmodel.rotary import RotaryScaling
-from search_spaces.architecture import Architecture, Layer, Positions, canonical, gelu_form, rotary_dim
+from search_spaces.architecture import Architecture, Positions, canonical, gelu_form, rotary_dim
 from search_spaces.bases import MAX_LAYERS
 from search_spaces.checkpoints.families import FAMILIES, Family, Number
 
@@ -27,8 +27,9 @@ ROPE_NAMES = {"yarn": "YaRN", "longrope": "LongRoPE", "dynamic": "dynamic NTK sc
 
 
 def architecture_of(config: Any, path: str) -> Architecture:
-    """The architecture of a config of transformers, from its settings alone.
+    """The architecture of a config of transformers, from its settings alone: equal layers, and a final norm.
 
+    No number is said that is the one that there is anyway, so that it has one id.
     path: what errors call it. Raises UserError, naming what, for a model that is not exactly what a block can be.
     """
     settings, family = config.to_dict(), family_of(config, path)
@@ -36,17 +37,27 @@ def architecture_of(config: Any, path: str) -> Architecture:
     if activation not in family.activations:
         raise UserError(f"the activation of {path!r} must be one of {known}, but is {activation!r}.")
     ffn, form = family.activations[activation]
-    fields = _fields(family, settings, path) | (_positions(settings, path) if family.turns else {})
-    return imported(
-        path,
-        replace(family.layer, ffn=ffn),
-        block=family.block,
-        bias=family.bias,
-        tied_embeddings=config.tie_word_embeddings,
-        gelu="exact" if form == "exact" else "tanh",
-        final_norm=family.final_norm or family.layer.norm1,
-        **fields,
-    )
+    fields = _fields(family, settings, path)
+    layer, num_layers = replace(family.layer, ffn=ffn), fields.pop("num_layers")
+    made = f"{path!r} must have the settings of a model that can be made, but"
+    if not 1 <= num_layers <= MAX_LAYERS:  # before they are made
+        raise UserError(f"{made}: the number of layers must be from 1 to {MAX_LAYERS}, but is {num_layers}.")
+    fields |= _positions(settings, path) if family.turns else {}
+    try:
+        architecture = Architecture(
+            layers=(layer,) * num_layers,
+            block=family.block,
+            bias=family.bias,
+            tied_embeddings=config.tie_word_embeddings,
+            gelu="exact" if form == "exact" else "tanh",
+            final_norm=family.final_norm or layer.norm1,
+            **fields,
+        )
+        if any(positions.rotates for positions in architecture.positions):
+            rotary_dim(architecture)
+        return _unsaid(architecture)
+    except UserError as error:
+        raise UserError(f"{made}: {error}") from None
 
 
 def family_of(config: Any, path: str) -> Family:
@@ -93,23 +104,6 @@ def _fields(family: Family, settings: Mapping[str, Any], path: str) -> dict[str,
         fields["embedding_scale"] = fields["d_model"] ** 0.5
     fields["d_ff"] = fields["d_ff"] or 4 * fields["d_model"]  # GPT-2's is None where it is that
     return fields
-
-
-def imported(path: str, layer: Layer, *, num_layers: int, **settings: Any) -> Architecture:
-    """The architecture of a model of others, of equal layers and a final norm as they have.
-
-    No number is said that is the one that there is anyway, so that it has one id. Raises UserError, naming the path,
-    for settings that no model can have.
-    """
-    try:
-        if not 1 <= num_layers <= MAX_LAYERS:  # before they are made
-            raise UserError(f"the number of layers must be from 1 to {MAX_LAYERS}, but is {num_layers}.")
-        architecture = Architecture(layers=(layer,) * num_layers, **{"final_norm": layer.norm1, **settings})
-        if any(positions.rotates for positions in architecture.positions):
-            rotary_dim(architecture)
-        return _unsaid(architecture)
-    except UserError as error:
-        raise UserError(f"{path!r} must have the settings of a model that can be made, but: {error}") from None
 
 
 def _unsaid(architecture: Architecture) -> Architecture:

@@ -24,10 +24,10 @@ def of_work(op: Op, protocol: str) -> float:
 
 def timed(series, protocol: str) -> Timing:
     """What a machine would take on which every kind has the same coefficients; some runs are disturbed."""
-    batches = (0,) * len(series.runs)
+    batches = (0,) * len(series.sessions[0])
     if protocol == "cheetah":
-        batches = cheetah.batches_made(series.runs, EngineSetting(weights=series.weights))
-    seconds = [of_work(op, protocol) + BATCH_S * made for op, made in zip(series.runs, batches, strict=True)]
+        batches = cheetah.batches_made(series.sessions[0], EngineSetting(weights=series.weights))
+    seconds = [of_work(op, protocol) + BATCH_S * made for op, made in zip(series.sessions[0], batches, strict=True)]
     start = len(WARM_UP)
     disturbed = [
         s + (0.5 if index % 2 and not made else 0.0)
@@ -66,7 +66,7 @@ def test_batches_of_oblivious_transfers_are_charged_by_use():
 def test_a_batch_that_took_less_than_others_is_not_taken_off_its_op():
     timings = [timed(series, "cheetah") for series in plan("cheetah")]
     series = next(entry for entry in plan("cheetah") if entry.kind == "Relu")
-    made = cheetah.batches_made(series.runs, EngineSetting())[len(WARM_UP) :]
+    made = cheetah.batches_made(series.sessions[0], EngineSetting())[len(WARM_UP) :]
     assert 0 < sum(made) < len(made)
     short = [s - BATCH_S / 2 * batches for s, batches in zip(timed(series, "cheetah").seconds, made, strict=True)]
     changed = [replace(timing, seconds=tuple(short)) if timing.kind == "Relu" else timing for timing in timings]

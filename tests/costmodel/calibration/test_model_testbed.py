@@ -4,7 +4,8 @@ import pytest
 
 from costmodel import ops
 from costmodel.calibration import timed_run as timed_run_module
-from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing
+from costmodel.calibration.fit_compute import batches_made
+from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing, measure
 from costmodel.calibration.model_testbed import (
     BATCH_PROBE,
     PROBE_REPEATS,
@@ -13,6 +14,7 @@ from costmodel.calibration.model_testbed import (
     model_plan,
 )
 from costmodel.calibration.timed_run import timed_run, timings_file
+from costmodel.engine.spu import Measured
 from costmodel.errors import StoppedError
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols import cheetah
@@ -31,11 +33,10 @@ BATCH_S, OWN_S, START_S = 0.25, 3.0, 5.0
 
 def timed(series: Series, protocol: str) -> Timing:
     """Every op takes three seconds; under cheetah what batches take besides, else a tenth more at every further run."""
-    made, later = [0] * len(series.runs), 0.1
+    made, later = [0] * series.repeats[0], 0.1
     if protocol == "cheetah":
-        made, later = list(cheetah.batches_made(series.runs, SETTING)), 0.0
-    start = len(WARM_UP)
-    seconds = [OWN_S * (1 + later * run) + BATCH_S * num for run, num in enumerate(made[start:])]
+        made, later = batches_made(series, SETTING), 0.0
+    seconds = [OWN_S * (1 + later * run) + BATCH_S * num for run, num in enumerate(made)]
     return Timing(kind=series.name, start_s=START_S + 3 * OWN_S, seconds=tuple(seconds))
 
 
@@ -48,6 +49,22 @@ def test_a_plan_has_every_op_of_its_graphs_once(protocol):
     assert {series.repeats[0] for series in plan if series.sizes[0] != BATCH_PROBE} == {
         MORE_REPEATS[protocol == "cheetah"]
     }
+
+
+def test_the_first_op_of_a_graph_is_measured_as_the_first_of_a_session():
+    asked = []
+
+    def run(ops_run, **_):
+        asked.append(ops_run)
+        return [Measured(sent_bytes=0, messages=0, seconds=float(len(asked)))] * len(ops_run)
+
+    (first,) = [series for series in model_plan([GRAPH], "semi2k", SETTING) if series.cold]
+    (timing,) = measure([first], "semi2k", SETTING, (), run)
+    assert asked == [[*WARM_UP, GRAPH.nodes[0].op]] * 3
+    assert (timing.start_s, timing.seconds) == (3.0, (1.0, 2.0, 3.0))
+    assert not any(series.cold for series in model_plan([GRAPH], "cheetah", SETTING))  # batches count there
+    twice = OpGraph(nodes=(*GRAPH.nodes, replace(GRAPH.nodes[0], name="again")))
+    assert not any(series.cold for series in model_plan([twice], "semi2k", SETTING))
 
 
 def test_the_probe_of_batches_makes_some_in_some_of_its_runs():
