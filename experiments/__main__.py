@@ -12,7 +12,7 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import bench, seconds, smollm2
+from experiments import bench, families, seconds, smollm2
 from experiments.papers import run as papers
 from experiments.searchers import benchmark, prior, table
 from nas.recipe.recipe import ScaleName
@@ -26,6 +26,7 @@ PAPER = "paper"  # kind of the experiments on the papers
 # experiment's name and a console
 KINDS: dict[str, ModuleType] = {
     "bench": bench,
+    "families": families,
     PAPER: papers,
     "prior": prior,
     "search-benchmark": benchmark,

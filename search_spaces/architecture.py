@@ -28,9 +28,11 @@ from search_spaces.forms import (
     POLYNOMIAL_GATES,
     Attention,
     Ffn,
+    Inner,
     Norm,
     Stabiliser,
 )
+from search_spaces.inner import inner_norms, require_inner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,8 +49,11 @@ class Layer:
         SiLU, GELU in the architecture's form, ReLU, x^2 - 1 or nothing, multiplied; the gate of the last two always has
         a bias; `none` removes the FFN.
     stabiliser: `scaled` gives the FFN sub-block `beta * A + FFN(A) / alpha` with one learned pair.
+    inner1, inner2: what attention and FFN have of the block's norms of queries and keys, its norms after sub-layers and
+        its cap of scores: all, all `uncapped`, or norms that are `frozen` as others are, and no cap; `none` when these
+        are folded. In a space, the cap of logits goes with the last cap of scores (`implied_logit_cap`).
 
-    Raises UserError if attention or FFN is removed but its norm or stabiliser is kept.
+    Raises UserError if attention or FFN is removed but something of it is kept.
     """
 
     norm1: Norm = "none"
@@ -56,6 +61,8 @@ class Layer:
     norm2: Norm = "none"
     ffn: Ffn = "gelu"
     stabiliser: Stabiliser = "none"
+    inner1: Inner = "own"
+    inner2: Inner = "own"
 
     def __post_init__(self) -> None:
         if self.attention == "none" and self.norm1 != "none":
@@ -63,6 +70,12 @@ class Layer:
                 f"a layer with attention 'none' has nothing to normalise, but got norm1={self.norm1!r}; "
                 "set it to 'none'."
             )
+        for part, inner in (("attention", "inner1"), ("ffn", "inner2")):
+            if getattr(self, part) == "none" and getattr(self, inner) != "own":
+                raise UserError(
+                    f"a layer with {part} 'none' has no norms inside, but got {inner}={getattr(self, inner)!r}; leave "
+                    "it out."
+                )
         if self.ffn == "none" and (self.norm2 != "none" or self.stabiliser != "none"):
             raise UserError(
                 f"a layer with ffn 'none' has nothing to normalise or scale, but got norm2={self.norm2!r}, "
@@ -178,6 +191,7 @@ class Architecture:
                 f"block {self.block!r} has norms without a mean and bias, but got {centred[0]!r}; "
                 "use 'rmsnorm', 'frozen-rmsnorm' or 'none'."
             )
+        require_inner(self)
         if self.block_facts.is_shaped and (self.num_kv_heads, self.head_size) != (None, None):
             raise UserError(
                 f"block {self.block!r} passes slices of the stream on, so its heads are d_model / num_heads wide and "
@@ -197,7 +211,10 @@ class Architecture:
     @property
     def norms(self) -> frozenset[Norm]:
         """Those of its layers and the last, `none` included."""
-        return frozenset({self.final_norm, *(norm for layer in self.layers for norm in (layer.norm1, layer.norm2))})
+        inner = {norm for layer in self.layers for norm in inner_norms(self, layer).values()}
+        return frozenset(
+            {self.final_norm, *inner, *(norm for layer in self.layers for norm in (layer.norm1, layer.norm2))}
+        )
 
     @property
     def num_layers(self) -> int:
@@ -337,7 +354,9 @@ def canonical(architecture: Architecture) -> dict[str, Any]:
     for field in fields(architecture):
         if field.name in SINCE and data[field.name] == field.default:
             del data[field.name]
-    data["layers"] = [asdict(layer) for layer in architecture.layers]
+    data["layers"] = [
+        {name: choice for name, choice in asdict(layer).items() if choice != "own"} for layer in architecture.layers
+    ]
     if architecture.positions:
         data["positions"] = [_stated(positions) for positions in architecture.positions]
     return data

@@ -61,11 +61,9 @@ class Block:
 
     @property
     def queries(self) -> str:
-        """What the first rows of are the queries: a linear, or the gain of their norm."""
+        """The linear whose first rows are the queries."""
         if self.is_shaped:
             return "attention.qk"
-        if self.query_key_norm != "none":
-            return "attention.q_norm"
         return "attention.qkv" if self.packs_qkv else "attention.q"
 
     def passes_values(self, depth: int) -> bool:

@@ -9,7 +9,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from search_spaces.architecture import Layer
 from search_spaces.bases import OWN, Dimensions
-from search_spaces.forms import Attention, Ffn, Norm, Stabiliser
+from search_spaces.forms import Attention, Ffn, Inner, Norm, Stabiliser
 from search_spaces.graph import ConstraintName
 
 SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "smollm2-135m", "ladder", "tiny")
@@ -27,6 +27,8 @@ class Choices:
     norm2: tuple[Norm, ...]
     ffn: tuple[Ffn, ...]
     stabiliser: tuple[Stabiliser, ...]
+    inner1: tuple[Inner, ...] = ("own",)
+    inner2: tuple[Inner, ...] = ("own",)
 
     def __post_init__(self) -> None:
         for choice in fields(self):
@@ -111,7 +113,7 @@ def load_definition(name_or_path: str) -> Definition:
 
 
 def alphabet(choices: Choices) -> list[Layer]:
-    """Return every distinct layer; removing a sub-layer also removes its norm and its stabiliser."""
+    """Return every distinct layer; removing a sub-layer also removes all that is about it."""
     layers = [
         Layer(
             norm1="none" if attention == "none" else norm1,
@@ -119,9 +121,11 @@ def alphabet(choices: Choices) -> list[Layer]:
             norm2="none" if ffn == "none" else norm2,
             ffn=ffn,
             stabiliser="none" if ffn == "none" else stabiliser,
+            inner1="own" if attention == "none" else inner1,
+            inner2="own" if ffn == "none" else inner2,
         )
-        for norm1, attention, norm2, ffn, stabiliser in product(
-            choices.norm1, choices.attention, choices.norm2, choices.ffn, choices.stabiliser
+        for norm1, attention, norm2, ffn, stabiliser, inner1, inner2 in product(
+            *(getattr(choices, field.name) for field in fields(choices))
         )
     ]
     return list(dict.fromkeys(layers))

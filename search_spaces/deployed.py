@@ -34,7 +34,7 @@ from search_spaces.architecture import (
     with_layers,
 )
 from search_spaces.block import Block
-from search_spaces.forms import CENTRED_NORMS, LINEAR_FFNS, LIVE_NORMS, Ffn
+from search_spaces.forms import CENTRED_NORMS, LINEAR_FFNS, LIVE_NORMS, Ffn, Inner
 
 UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  # what linears take up
 
@@ -135,7 +135,14 @@ def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, 
         norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
         ffn="none" if is_absorbed else _deployed_ffn(architecture, layer),
         stabiliser=layer.stabiliser if keeps_scale else "none",
+        inner1=deployed_inner(layer.inner1),
+        inner2="own" if is_absorbed else deployed_inner(layer.inner2),
     )
+
+
+def deployed_inner(inner: Inner) -> Inner:
+    """What is left of a sub-layer's inner norms and caps: frozen norms go into the linears before them."""
+    return "none" if inner == "frozen" else inner
 
 
 def _is_usual_softmax(architecture: Architecture, layer: Layer) -> bool:
@@ -172,7 +179,10 @@ def _joined(block: Block, layers: Iterable[Layer]) -> list[tuple[int, Layer]]:
             continue
         first, before = joined[-1] if joined else (0, None)
         if block.join == "sequential" and before is not None and before.ffn == "none" and layer.attention == "none":
-            joined[-1] = first, replace(before, norm2=layer.norm2, ffn=layer.ffn, stabiliser=layer.stabiliser)
+            joined[-1] = (
+                first,
+                replace(before, norm2=layer.norm2, ffn=layer.ffn, stabiliser=layer.stabiliser, inner2=layer.inner2),
+            )
         else:
             joined.append((place, layer))
     return joined

@@ -18,6 +18,7 @@ Ffn = Literal[
     "swiglu", "geglu", "reglu", "quadglu", "bilinear", "none",
 ]  # fmt: skip
 Stabiliser = Literal["none", "scaled"]
+Inner = Literal["own", "uncapped", "frozen", "none"]
 
 
 class NormForm(NamedTuple):
@@ -83,6 +84,22 @@ class FfnForm(NamedTuple):
     replaces: bool = False
 
 
+class InnerForm(NamedTuple):
+    """The norms of queries and keys, those after a sub-layer, and the cap of its scores, where the block has them.
+
+    Attributes:
+        letter: its layer code.
+        label: what reports call it.
+        norm: what these norms are; `none` where linears have taken them up.
+        is_capped: whether scores keep the architecture's cap.
+    """
+
+    letter: str
+    label: str
+    norm: Norm
+    is_capped: bool = False
+
+
 NORMS: dict[Norm, NormForm] = {
     "layernorm": NormForm("L", "LayerNorm", "LN", rank=4, is_centred=True),
     "rmsnorm": NormForm("M", "RMSNorm", "RMS", rank=3),
@@ -117,6 +134,12 @@ FFNS: dict[Ffn, FfnForm] = {
     ),
     "bilinear": FfnForm("B", "bilinear FFN", "Bilinear", is_gated=True, degree=1),
     "none": FfnForm("o", "no FFN"),
+}
+INNERS: dict[Inner, InnerForm] = {
+    "own": InnerForm("o", "the block's inner norms and caps", "rmsnorm", is_capped=True),
+    "uncapped": InnerForm("u", "no cap", "rmsnorm"),
+    "frozen": InnerForm("f", "frozen inner norms, no cap", "frozen-rmsnorm"),
+    "none": InnerForm("n", "folded inner norms, no cap", "none"),
 }
 STABILISERS: dict[Stabiliser, str] = {"scaled": "s", "none": "o"}  # by letter
 

@@ -18,6 +18,7 @@ from search_spaces.architecture import Layer, implied_final_norm, least_rank, re
 from search_spaces.block import Block
 from search_spaces.deployed import reads_live_norm
 from search_spaces.forms import CENTRED_NORMS, NORMS, Norm
+from search_spaces.inner import keeps_cap
 
 State: TypeAlias = tuple[int, ...]
 Transition: TypeAlias = Callable[[int, State, Layer], State | None]
@@ -31,8 +32,8 @@ class Boundary:
     """The point before layer `depth`, or after the last layer.
 
     `state` is the rank of the highest norm so far; 1 once a live norm has read the residual stream; 1 once the stream
-    was read without subtracting its mean, as long as that matters to the final norm; then the states of the
-    constraints.
+    was read without subtracting its mean, as long as that matters to the final norm; 1 once the cap of logits stays,
+    since a layer keeps that of its scores; then the states of the constraints.
     """
 
     depth: int
@@ -50,9 +51,10 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Head:
-    """The end of a path: the final norm, then the vocabulary projection."""
+    """The end of a path: the final norm, then the vocabulary projection, and the cap of logits if it has one."""
 
     final_norm: Norm
+    is_capped: bool = True
 
 
 Vertex: TypeAlias = Boundary | Choice | Head | Literal["sink"]
@@ -79,11 +81,12 @@ def free_graph(
     *,
     withheld: Mapping[str, Collection[int]] = MappingProxyType({}),
     first_layers: Sequence[Layer] = (),
+    has_caps: bool = False,
 ) -> nx.DiGraph:
     """Return the graph of all placements of layers of the alphabet that the constraints allow.
 
-    `withheld` maps an attention to depths that do not offer it; every placement begins with `first_layers`. A UserError
-    is raised if no placement is left.
+    `withheld` maps an attention to depths that do not offer it; every placement begins with `first_layers`; `has_caps`
+    says whether scores have a cap. A UserError is raised if no placement is left.
     """
 
     everywhere = frozenset(alphabet)
@@ -92,15 +95,15 @@ def free_graph(
         offered = first_layers[depth : depth + 1] or everywhere
         if layer not in offered or depth in withheld.get(layer.attention, ()):
             return None
-        after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[3:], strict=True)]
+        after = [CONSTRAINTS[name](seen, layer) for name, seen in zip(constraints, state[4:], strict=True)]
         allowed = tuple(seen for seen in after if seen is not None)
-        return (*_norms(block, depth, state, layer), *allowed) if len(allowed) == len(after) else None
+        return (*_head(block, depth, state, layer, has_caps), *allowed) if len(allowed) == len(after) else None
 
     distinct = list(dict.fromkeys((*alphabet, *first_layers)))
-    return _layered_graph(num_layers, distinct, (0,) * (3 + len(constraints)), step)
+    return _layered_graph(num_layers, distinct, (0,) * (4 + len(constraints)), step)
 
 
-def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGraph:
+def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps: bool = False) -> nx.DiGraph:
     """Return the graph of exactly the given placements, all of one length; repeated ones count once.
 
     The state is the number of the set of possible endings, so that placements share common ends. A UserError is raised
@@ -113,16 +116,16 @@ def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]]) -> nx.DiGra
     numbers = {endings[0]: 0}
 
     def step(depth: int, state: State, layer: Layer) -> State | None:
-        rest = frozenset(word[1:] for word in endings[state[3]] if word[0] == layer)
+        rest = frozenset(word[1:] for word in endings[state[4]] if word[0] == layer)
         if not rest:
             return None
         if rest not in numbers:
             numbers[rest] = len(endings)
             endings.append(rest)
-        return (*_norms(block, depth, state, layer), numbers[rest])
+        return (*_head(block, depth, state, layer, has_caps), numbers[rest])
 
     alphabet = list(dict.fromkeys(layer for word in words for layer in word))
-    return _layered_graph(len(words[0]), alphabet, (0, 0, 0, 0), step)
+    return _layered_graph(len(words[0]), alphabet, (0, 0, 0, 0, 0), step)
 
 
 def source(graph: nx.DiGraph) -> Boundary:
@@ -175,12 +178,15 @@ def completions(graph: nx.DiGraph) -> dict[Vertex, int]:
     return counts
 
 
-def _norms(block: Block, depth: int, state: State, layer: Layer) -> tuple[int, int, int]:
+def _head(block: Block, depth: int, state: State, layer: Layer, has_caps: bool) -> tuple[int, int, int, int]:
+    """Return the part of the state behind a layer that the head is told by."""
     norms = reader_norms(layer)
     rank = max(state[0], *(NORMS[norm].rank for norm in norms), least_rank(block))
     uncentred = state[2] or any(norm not in CENTRED_NORMS for norm in norms)
     is_frozen = rank <= NORMS["frozen-layernorm"].rank
-    return rank, int(state[1] or reads_live_norm(block, depth, layer)), int(uncentred and is_frozen)
+    is_capped = state[3] or not has_caps or keeps_cap(layer)
+    live = int(state[1] or reads_live_norm(block, depth, layer))
+    return rank, live, int(uncentred and is_frozen), int(is_capped)
 
 
 def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, step: Transition) -> nx.DiGraph:
@@ -198,8 +204,9 @@ def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, s
         graph.add_edges_from((boundary, choice) for boundary, choice, _ in edges)
         graph.add_edges_from((choice, Boundary(depth=depth + 1, state=state)) for _, choice, state in edges)
     for boundary in level:
-        rank, _, uncentred, *_ = boundary.state
-        graph.add_edge(boundary, Head(final_norm=implied_final_norm(rank, centred=not uncentred)))
+        rank, _, uncentred, is_capped, *_ = boundary.state
+        norm = implied_final_norm(rank, centred=not uncentred)
+        graph.add_edge(boundary, Head(final_norm=norm, is_capped=bool(is_capped)))
     return closed(graph)
 
 

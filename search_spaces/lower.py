@@ -5,7 +5,7 @@ As the papers run it, the prompt of `seq_len` tokens goes through embedding, eve
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from costmodel import ops
@@ -26,6 +26,7 @@ from search_spaces.architecture import (
 )
 from search_spaces.block import QUERIES_KEYS_VALUES, Block
 from search_spaces.forms import FFNS, Norm
+from search_spaces.inner import inner_norms, score_cap
 
 WHOLE_PROMPT = Deployment()
 
@@ -90,10 +91,11 @@ class _Builder:
         source = self.add(f"{name}.tanh", ops.Tanh(**size), source)
         return self.add(f"{name}.capped", ops.Scale(**size, factor=cap), source)
 
-    def branch(self, name: str, source: str) -> str:
+    def branch(self, name: str, layer: Layer, source: str) -> str:
         """What attention or FFN adds to the stream, from what they make."""
-        if self.block.norms_after:
-            source = self.add(f"{name}.norm", ops.RmsNorm(**self.size, epsilon=self.architecture.norm_epsilon), source)
+        kind = inner_norms(self.architecture, layer).get(f"{name}.norm")
+        if kind is not None:
+            source = self.add(f"{name}.norm", NORM_OPS[kind](self.size, self.architecture.norm_epsilon, True), source)
         return self.scaled(f"{name}.scaled", source, self.architecture.residual_scale, self.architecture.d_model)
 
 
@@ -129,12 +131,12 @@ def _layer(builder: _Builder, layer: Layer, stream: str) -> str:
         if builder.block.is_shaped:
             attended = _shaped_attention(builder, layer, normed)
         else:
-            mixed = builder.branch("attention", _self_attention(builder, layer, normed))
+            mixed = builder.branch("attention", layer, _self_attention(builder, layer, normed))
             attended = builder.add("attention.residual", ops.Add(**builder.size), stream, mixed)
     if layer.ffn == "none":
         return attended
     source = stream if builder.block.join == "parallel" else attended
-    branch = builder.branch("ffn", _ffn(builder, layer, builder.norm("norm2", layer.norm2, source)))
+    branch = builder.branch("ffn", layer, _ffn(builder, layer, builder.norm("norm2", layer.norm2, source)))
     join = ops.Add if layer.stabiliser == "none" else ops.ScaledAdd
     return builder.add("ffn.residual", join(**builder.size), attended, branch)
 
@@ -154,7 +156,7 @@ def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
     architecture, rows, head_dim = builder.architecture, builder.rows, builder.architecture.head_dim
     heads, key_heads = num_heads(architecture, layer), num_kv_heads(architecture, layer)
     fewer = key_heads if key_heads < heads else None
-    packed = _queries_keys_values(builder, source, heads * head_dim, key_heads * head_dim)
+    packed = _queries_keys_values(builder, layer, source, heads * head_dim, key_heads * head_dim)
     positions = positions_of(architecture, int(builder.layer))
     if positions.rotates:
         turned, base, scaling = rotary_dim(architecture), positions.base or architecture.rotary_base, positions.scaling
@@ -168,18 +170,21 @@ def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
     return builder.linear("attention.out", mixed, heads * head_dim, architecture.d_model)
 
 
-def _queries_keys_values(builder: _Builder, source: str, width: int, key_width: int) -> str:
+def _queries_keys_values(builder: _Builder, layer: Layer, source: str, width: int, key_width: int) -> str:
     """Side by side: of one linear, or of three."""
     d_model = builder.architecture.d_model
     if builder.block.packs_qkv:
         return builder.linear("attention.qkv", source, d_model, width + 2 * key_width)
     widths = zip(QUERIES_KEYS_VALUES, (width, key_width, key_width), strict=True)
     parts = [builder.linear(name, source, d_model, its_width) for name, its_width in widths]
-    if builder.block.query_key_norm != "none":
-        for place, (name, its_width) in enumerate((("attention.q_norm", width), ("attention.k_norm", key_width))):
-            groups = its_width // builder.architecture.head_dim if builder.block.query_key_norm == "head" else 1
-            epsilon = builder.architecture.norm_epsilon
-            norm = ops.RmsNorm(rows=builder.rows, features=its_width, groups=groups, epsilon=epsilon)
+    kinds = inner_norms(builder.architecture, layer)
+    for place, (name, its_width) in enumerate((("attention.q_norm", width), ("attention.k_norm", key_width))):
+        if (kind := kinds.get(name)) is not None:
+            norm = NORM_OPS[kind](
+                {"rows": builder.rows, "features": its_width}, builder.architecture.norm_epsilon, True
+            )
+            if isinstance(norm, ops.RmsNorm) and builder.block.query_key_norm == "head":
+                norm = replace(norm, groups=its_width // builder.architecture.head_dim)
             parts[place] = builder.add(name, norm, parts[place])
     pack = ops.PackHeads(rows=builder.rows, query_features=width, key_features=key_width)
     return builder.add("attention.packed", pack, *parts)
@@ -199,7 +204,7 @@ def _attention_weights(builder: _Builder, layer: Layer, packed: str) -> str:
     if layer.attention == "softmax-temperature":
         scores = builder.add("attention.temperature", ops.Temperature(**heads), scores)
     size = {"rows": heads["heads"] * builder.rows, "features": builder.rows}
-    scores = builder.capped("attention.scores", scores, builder.architecture.score_cap, size)
+    scores = builder.capped("attention.scores", scores, score_cap(builder.architecture, layer), size)
     if has_bound(form := softmax_form(builder.architecture, layer)):
         scores = builder.add("attention.bound", ops.ScoreBound(**heads), scores)
     return builder.add("attention.softmax", ops.Softmax(**heads, form=form), scores)

@@ -16,6 +16,9 @@
                               bounded softmax; G GELU, E exact and P piecewise GELU, R ReLU, K leaky ReLU, X square, I
                               identity, F fused linear, W SwiGLU, A GeGLU, V ReGLU, Q QuadGLU, B bilinear; s scaled;
                               o none
+    6xMSMWofo                 two letters more, where a layer differs from its block in norms inside attention and FFN:
+                              o the block's own, u no cap of scores, f norms frozen and no cap, n these folded;
+                              with the last cap of scores the cap of logits goes
     12xLSLRo-l                a last group of one letter is the final norm, where it is not the one that the layers
                               imply: that of highest rank among them
 
@@ -32,19 +35,24 @@ from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Layer, default_final_norm, least_rank
 from search_spaces.block import BLOCKS, WRAPPERS
 from search_spaces.deployed import UNSCALED, deploys_biases
-from search_spaces.forms import ATTENTIONS, FFNS, NORMS, STABILISERS, Attention, Ffn, Norm, Stabiliser
+from search_spaces.forms import ATTENTIONS, FFNS, INNERS, NORMS, STABILISERS, Attention, Ffn, Norm, Stabiliser
+from search_spaces.inner import implied_logit_cap
 
 NORM_LETTERS = {norm: form.letter for norm, form in NORMS.items()}
 ATTENTION_LETTERS = {attention: form.letter for attention, form in ATTENTIONS.items()}
 FFN_LETTERS = {ffn: form.letter for ffn, form in FFNS.items()}
 STABILISER_LETTERS = STABILISERS
+INNER_LETTERS = {inner: form.letter for inner, form in INNERS.items()}
 LETTERS: dict[str, Mapping[Any, str]] = {  # of a layer, in order
     "norm1": NORM_LETTERS,
     "attention": ATTENTION_LETTERS,
     "norm2": NORM_LETTERS,
     "ffn": FFN_LETTERS,
     "stabiliser": STABILISER_LETTERS,
+    "inner1": INNER_LETTERS,
+    "inner2": INNER_LETTERS,
 }
+USUAL = 5  # letters of a layer whose block's own inner norms and caps are all there
 
 FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "": ("identity", "none"),  # first, since it names a model without any FFN: SM_i12
@@ -66,7 +74,7 @@ NAMED_LAYERS: dict[str, Layer] = {
 }
 _CHOICES = {part: {letter: choice for choice, letter in letters.items()} for part, letters in LETTERS.items()}
 _NAME = re.compile(r"(?P<layer>.+?)(?:_i(?P<pruned>[0-9]{1,4}))?")
-_GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5})")
+_GROUP = re.compile(r"(?:(?P<count>[0-9]{1,4})x)?(?P<letters>[A-Za-z]{5}(?:[A-Za-z]{2})?)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +113,8 @@ def parse(text: str, base: Architecture) -> Member:
             f"a placement like 6xLSLGo-6xoSoFs, or the path of a .yaml file, but got {text!r:.80}."
         )
     architecture = replace(base, layers=layers, block=block)
-    architecture = replace(architecture, final_norm=final_norm or _implied_final_norm(architecture))
+    cap = implied_logit_cap(base, layers)
+    architecture = replace(architecture, final_norm=final_norm or _implied_final_norm(architecture), logit_cap=cap)
     return Member(architecture=architecture, entropy_regularised=entropy_regularised)
 
 
@@ -137,6 +146,7 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
 def placement(architecture: Architecture) -> str:
     """The typed string of an architecture's layers, equal neighbours run-length encoded, and of its final norm."""
     words = ("".join(table[getattr(layer, kind)] for kind, table in LETTERS.items()) for layer in architecture.layers)
+    words = (word[:USUAL] if word[USUAL:] == "oo" else word for word in words)
     groups = [f"{len(list(run))}x{letters}" for letters, run in groupby(words)]
     if architecture.final_norm != _implied_final_norm(architecture):
         groups.append(NORM_LETTERS[architecture.final_norm])
@@ -191,7 +201,7 @@ def _tiled(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[L
 
 def _layer(letters: str, text: str) -> Layer:
     chosen: dict[str, Any] = {}
-    for position, (letter, (kind, choices)) in enumerate(zip(letters, _CHOICES.items(), strict=True), 1):
+    for position, (letter, (kind, choices)) in enumerate(zip(letters, _CHOICES.items(), strict=False), 1):
         if letter not in choices:
             raise UserError(
                 f"letter {position} of {letters!r} in {text!r:.80} must be one of {''.join(choices)}, "

@@ -16,6 +16,7 @@ from search_spaces.architecture import Architecture, Layer, default_final_norm, 
 from search_spaces.bases import base_architecture
 from search_spaces.definition import Definition, Withheld, alphabet, load_definition
 from search_spaces.graph import Choice, Vertex, completions, free_graph, listed_graph, nth_layers, source, walk
+from search_spaces.inner import implied_logit_cap
 from search_spaces.notation import Member, parse
 
 
@@ -81,9 +82,11 @@ def build_space(definition: Definition, base: Architecture | None = None) -> Sea
             definition.constraints,
             withheld=withheld,
             first_layers=definition.first_layers,
+            has_caps=base.score_cap is not None,
         )
     else:
-        graph = listed_graph(base.block_facts, [_listed_layers(name, base) for name in definition.members or ()])
+        listed = [_listed_layers(name, base) for name in definition.members or ()]
+        graph = listed_graph(base.block_facts, listed, has_caps=base.score_cap is not None)
     return SearchSpace(definition=definition, base=base, graph=graph, completions=completions(graph))
 
 
@@ -133,7 +136,8 @@ def member_of(space: SearchSpace, layers: Sequence[Layer], *, entropy_regularise
     """Place layers on the base of the space, even if they are not in it; by default with its first recipe."""
     recipe = space.recipes[0] if entropy_regularised is None else entropy_regularised
     final_norm = default_final_norm(layers, least_rank(space.base.block_facts))
-    architecture = replace(space.base, layers=tuple(layers), final_norm=final_norm)
+    cap = implied_logit_cap(space.base, layers)
+    architecture = replace(space.base, layers=tuple(layers), final_norm=final_norm, logit_cap=cap)
     return Member(architecture=architecture, entropy_regularised=recipe)
 
 

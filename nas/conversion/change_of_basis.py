@@ -20,6 +20,7 @@ from torch import Tensor
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.deployed import absorbs, regions
 from search_spaces.forms import FFNS, Norm
+from search_spaces.inner import inner_norms
 
 Weights = dict[str, Tensor]
 
@@ -265,7 +266,7 @@ def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
     """The tables, and the linears, or norms after them, that add to the stream in the first layers, in order."""
     writers = list(architecture.block_facts.tables)
     for index, layer in enumerate(architecture.layers[:num_layers]):
-        attention = "attention.norm" if architecture.block_facts.norms_after else "attention.out"
+        attention = "attention.norm" if "attention.norm" in inner_norms(architecture, layer) else "attention.out"
         writers += [f"layers.{index}.{attention}"] if layer.attention != "none" else []
         writers += [ffn_writer(architecture, index)] if layer.ffn != "none" else []
     return writers
@@ -273,8 +274,8 @@ def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
 
 def ffn_writer(architecture: Architecture, index: int) -> str:
     """What makes the result of a layer's FFN: its last linear, or the norm after it."""
-    norms_after = architecture.block_facts.norms_after
-    return f"layers.{index}.ffn.norm" if norms_after else last_linear(index, architecture.layers[index])
+    layer = architecture.layers[index]
+    return f"layers.{index}.ffn.norm" if "ffn.norm" in inner_norms(architecture, layer) else last_linear(index, layer)
 
 
 def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:

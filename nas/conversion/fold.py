@@ -1,6 +1,7 @@
 """Folding of a trained model for deployment: the same logits from fewer operations.
 
 `search_spaces.deployed` says what exact algebra leaves of an architecture; here it is done to weights, in order:
+- frozen norms of queries and keys, and after sub-layers, go into the linears before;
 - scales of the table, of additions to the stream and of logits go into the linears before;
 - two FFN linears with nothing between them become one, and alpha goes into the linear that it divides;
 - frozen norms, and gain and bias of live ones, go into the linears that read them;
@@ -27,6 +28,7 @@ from nas.conversion.change_of_basis import (
     change_input,
     change_output,
     ffn_writer,
+    last_linear,
     rebase,
     scale_rows,
     stream_readers,
@@ -36,13 +38,15 @@ from search_spaces.architecture import Architecture, num_heads, with_layers
 from search_spaces.deployed import (
     UNSCALED,
     Region,
+    deployed_inner,
     deployed_layer,
     deploys_biases,
     folds_final_norm,
     joined_layers,
     joined_places,
 )
-from search_spaces.forms import Norm
+from search_spaces.forms import FROZEN_NORMS, Norm
+from search_spaces.inner import inner_norms, queries
 from search_spaces.lower import lower
 
 MAX_CONDITION = 1e8  # of the bases of the stream, half of the digits of double precision
@@ -78,7 +82,7 @@ def fold(
     new = {name: value.double() for name, value in weights.items()}
     if architecture.tied_embeddings:
         new["logits.weight"] = new["embed.weight"]
-    model = _fold_scales(_fuse(_with_biases(architecture, new), new), new)
+    model = _fold_scales(_fuse(_fold_inner_norms(_with_biases(architecture, new), new), new), new)
     _fold_alphas(model, new)
     model = _fold_final_norm(model, new)
     _fold_norms(model, new)
@@ -92,6 +96,22 @@ def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
     """The folded architecture at the dimensions of another, such as those that are priced."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", "norm_epsilon")
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
+
+
+def _fold_inner_norms(architecture: Architecture, weights: Weights) -> Architecture:
+    """The gains of frozen norms behind linears, into the rows of these."""
+    for index, layer in enumerate(architecture.layers):
+        for name, kind in inner_norms(architecture, layer).items():
+            if kind in FROZEN_NORMS:
+                part, place = name.split(".")
+                before = {"q_norm": "attention.q", "k_norm": "attention.k"}.get(place, f"{part}.out")
+                linear = last_linear(index, layer) if part == "ffn" else f"layers.{index}.{before}"
+                scale_rows(weights, linear, weights.pop(f"layers.{index}.{name}.weight"))
+    layers = (
+        replace(layer, inner1=deployed_inner(layer.inner1), inner2=deployed_inner(layer.inner2))
+        for layer in architecture.layers
+    )
+    return replace(architecture, layers=tuple(layers))
 
 
 def _fuse(architecture: Architecture, weights: Weights) -> Architecture:
@@ -136,17 +156,17 @@ def _fold_score_factors(architecture: Architecture, weights: Weights) -> Archite
     for index, layer in enumerate(layers):
         if layer.attention == "none":
             continue
-        heads = num_heads(architecture, layer)
+        heads, reader = num_heads(architecture, layer), queries(architecture, layer)
+        shares_gain = reader.endswith("_norm") and architecture.block_facts.query_key_norm == "head"
         factors = torch.full((heads,), architecture.score_factor, dtype=torch.float64)
         if layer.attention == "softmax-temperature":
             name = f"layers.{index}.attention.temperature.weight"
             temperatures = weights[name]  # heads x context
-            if (temperatures == temperatures[:, :1]).all() and architecture.block_facts.query_key_norm != "head":
+            if (temperatures == temperatures[:, :1]).all() and not shares_gain:
                 factors = factors / weights.pop(name)[:, 0]
                 layers[index] = replace(layer, attention="softmax")
-        queries = f"layers.{index}.{architecture.block_facts.queries}"
-        factors = factors[:1] if architecture.block_facts.query_key_norm == "head" else factors  # heads share one gain
-        scale_rows(weights, queries, factors.repeat_interleave(architecture.head_dim))
+        factors = factors[:1] if shares_gain else factors
+        scale_rows(weights, f"layers.{index}.{reader}", factors.repeat_interleave(architecture.head_dim))
     return replace(architecture, layers=tuple(layers), score_scale=None)
 
 

@@ -33,7 +33,7 @@ class DecoderConfig(PretrainedConfig):
         skip. rotary_share: one in so many features of a head is rotated; None has a table of positions. packs_qkv:
         whether queries, keys and values are one linear. biases: linears with a bias where others have none.
         query_key_norm: of queries and keys, none, of each head, or over the width of all. norms_after: whether
-        attention and FFN end with a norm.
+        attention and FFN end with a norm. A layer's `inner1` and `inner2` say what is left of these and of caps.
     """
 
     model_type = "private-inference-decoder"
@@ -95,6 +95,8 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
     "frozen-rmsnorm": lambda features, *_: _FrozenNorm(features, centred=False),
     "none": lambda *_: nn.Identity(),
 }
+# of queries and keys, and after sub-layers, by what a layer has of them
+INNER_NORMS = {"own": "rmsnorm", "uncapped": "rmsnorm", "frozen": "frozen-rmsnorm", "none": "none"}
 # in place of softmax: a number of at least 0 for every score, and what is added to their sum over a row
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "2quad": (lambda scores: (scores + QUAD_SHIFT).square(), 0.0),
@@ -168,7 +170,7 @@ class _Attention(nn.Module):
             self.rotary = width, base, positions.get("scaling")
         scale = 1.0 if made.get("folded", False) else made.get("score_scale")
         self.factor = 1.0 if scale is None else scale * math.sqrt(self.head_dim)  # `_attend` divides by that root
-        self.cap = made.get("score_cap")
+        self.cap = made.get("score_cap") if made["layers"][index].get("inner1", "own") == "own" else None
         self.bound = _Weight(self.num_heads) if self.form in ("bounded", "power8") else None
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
 
@@ -196,11 +198,14 @@ class _SelfAttention(_Attention):
         self.packs = made["block"].get("packs_qkv", True)
         for name, features in {"qkv": width + 2 * key_width}.items() if self.packs else self.widths.items():
             setattr(self, name, nn.Linear(d_model, features, bias=bias or f"attention.{name}" in biases))
-        if (kind := made["block"].get("query_key_norm", "none")) != "none":
-            sizes = (width, key_width) if kind == "width" else (self.head_dim, self.head_dim)
-            self.q_norm, self.k_norm = (nn.RMSNorm(size, made.get("norm_epsilon", RMSNORM_EPSILON)) for size in sizes)
+        norm = INNER_NORMS[made["layers"][index].get("inner1", "own")]
+        if (kind := made["block"].get("query_key_norm", "none")) != "none" and norm != "none":
+            is_shared = kind == "head" and norm == "rmsnorm"
+            sizes = (self.head_dim, self.head_dim) if is_shared else (width, key_width)
+            epsilon = made.get("norm_epsilon", RMSNORM_EPSILON)
+            self.q_norm, self.k_norm = (NORMS[norm](size, epsilon, True) for size in sizes)
         self.out = nn.Linear(width, d_model, bias=bias)
-        self.norm = _norm_after(made)
+        self.norm = _norm_after(made, norm)
 
     def forward(self, source: Tensor, past: _Past) -> Tensor:
         first = past.num_positions
@@ -216,15 +221,18 @@ class _SelfAttention(_Attention):
         return mixed if self.norm is None else self.norm(mixed)
 
 
-def _norm_after(made: dict[str, Any]) -> nn.Module | None:
+def _norm_after(made: dict[str, Any], norm: str) -> nn.Module | None:
     """What attention or FFN end with, if a block has norms there."""
-    if not made["block"].get("norms_after", False):
+    if not made["block"].get("norms_after", False) or norm == "none":
         return None
-    return nn.RMSNorm(made["d_model"], made.get("norm_epsilon", RMSNORM_EPSILON))
+    return NORMS[norm](made["d_model"], made.get("norm_epsilon", RMSNORM_EPSILON), True)
 
 
-def _normed(norm: nn.RMSNorm, source: Tensor) -> Tensor:
-    """Each group of as many features as the norm has, by itself."""
+def _normed(norm: nn.Module, source: Tensor) -> Tensor:
+    """Each group of as many features as an RMSNorm has, by itself."""
+    if not isinstance(norm, nn.RMSNorm):
+        frozen: Tensor = norm(source)
+        return frozen
     normed: Tensor = norm(source.view(*source.shape[:-1], -1, *norm.normalized_shape))
     return normed.flatten(-2)
 
@@ -317,7 +325,7 @@ class _FeedForward(nn.Module):
             self.activation = _LeakyRelu() if kind == "leaky-relu" else ACTIVATIONS[kind]
             self.down = nn.Linear(d_ff, d_model, bias=bias)
         self.scale = made.get("residual_scale", 1.0)
-        self.norm = _norm_after(made)
+        self.norm = _norm_after(made, INNER_NORMS[layer.get("inner2", "own")])
         self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
         assert isinstance(layer, Block)
         if kind == "attention":
             fit_queries(layer, theirs, hidden_states[index])
-            names = [model.architecture.block_facts.queries]
+            names = [layer.queries]
         elif layer.ffn is not None and layer.ffn.fused is not None:
             fit_linear(layer, hidden_states[index], hidden_states[index + 1])
             names = ["ffn.fused"]
@@ -86,7 +86,7 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     ones = source.new_ones(*source.shape[:2], int(ffn.fused.bias is not None))
     inputs, wanted = torch.cat([source, ones], dim=2), (left - stream) / ffn.scale
     if ffn.norm is not None:
-        wanted = wanted / ffn.norm.weight  # what it normalises is known but for its length
+        wanted = wanted / ffn.norm.get_parameter("weight")  # what it normalises is known but for its length
     weight = weights_by_position(read, left).sqrt()[None, :, None]
     rows, targets = ((weight * values).flatten(0, 1).double() for values in (inputs, wanted))
     ridge = RIDGE * rows.square().sum() / rows.shape[1] * torch.eye(rows.shape[1]).to(rows)

@@ -18,16 +18,17 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Node
 from nas.model.mpc_friendly import query_scale
-from search_spaces.architecture import CAPS, SCALES, Architecture, num_heads, num_kv_heads, softmax_form
+from search_spaces.architecture import SCALES, Architecture, num_heads, num_kv_heads, softmax_form
 from search_spaces.forms import FROZEN_NORMS, LINEAR_FFNS, POLYNOMIAL_GATES
+from search_spaces.inner import inner_norms, queries
 from search_spaces.lower import lower
 
-# What has a slice for every head; the first two only where a norm is over the width of all.
+# What has a slice for every head; the first two only where a norm has a gain over the width of all.
 HEADS = tuple(f".attention.{name}" for name in ("q_norm", "k_norm", "qkv", "q", "k", "v", "out"))
 SAME = (
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
-    "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES, "score_scale", *CAPS,
-    "folded",
+    "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES, "score_scale",
+    "score_cap", "folded",
 )  # fmt: skip
 # Coefficients that a gate starts with, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 and an even function, of
 # SiLU about x^2 / 5 where most of its inputs are.
@@ -54,11 +55,13 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         for suffix, shape in node.op.weight_shapes.items():
             degree = _opened_degree(source, target, node)
             value = _value(node, suffix, weights) if degree is None else _opened(node, suffix, weights, degree)
-            if value is not None and node.name.endswith(
-                HEADS[0 if target.block_facts.query_key_norm == "width" else 2 :]
-            ):
+            is_frozen = isinstance(node.op, ops.FrozenNorm)
+            if value is not None and is_frozen and node.name.endswith(HEADS[:2]):
+                value = _gain_by_head(source, node, value)
+            by_head = is_frozen or target.block_facts.query_key_norm == "width"
+            if value is not None and node.name.endswith(HEADS[0 if by_head else 2 :]):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
-            if value is not None and node.name.endswith(f".{target.block_facts.queries}"):
+            if value is not None and _holds_queries(target, node):
                 value = _scaled_queries(source, target, node, value)
             if value is not None and value.shape != shape:
                 raise UserError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
@@ -67,6 +70,18 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         if isinstance(node.op, ops.FrozenNorm) and f"{node.name}.weight" in started:
             started[f"{node.name}.frozen"] = torch.tensor(float(_is_frozen(source, node)))
     return started
+
+
+def _holds_queries(target: Architecture, node: Node) -> bool:
+    place = node.layer
+    return isinstance(place, int) and node.name == f"layers.{place}.{queries(target, target.layers[place])}"
+
+
+def _gain_by_head(source: Architecture, node: Node, value: Tensor) -> Tensor:
+    """The gain of the queries or keys of every head of a source, which they may share."""
+    assert isinstance(node.layer, int)
+    count = num_heads if node.name.endswith(HEADS[0]) else num_kv_heads
+    return value.repeat(count(source, source.layers[node.layer]) * source.head_dim // len(value))
 
 
 def _scaled_queries(source: Architecture, target: Architecture, node: Node, value: Tensor) -> Tensor:
@@ -161,8 +176,10 @@ def gate_of(polynomial: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 def _is_frozen(source: Architecture, node: Node) -> bool:
     """Whether the source's norm in the place of a node is frozen."""
-    place = source.final_norm if node.layer == "head" else getattr(source.layers[int(node.layer)], node.name[-5:])
-    return place in FROZEN_NORMS
+    if not isinstance(node.layer, int):
+        return source.final_norm in FROZEN_NORMS
+    layer, place = source.layers[node.layer], node.name.removeprefix(f"layers.{node.layer}.")
+    return (inner_norms(source, layer) | {"norm1": layer.norm1, "norm2": layer.norm2}).get(place) in FROZEN_NORMS
 
 
 def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | None:

@@ -20,11 +20,12 @@ from costmodel.errors import UserError
 from costmodel.ops import GeluForm, Op
 from nas.model.cross_entropy import capped
 from nas.model.mpc_friendly import PiecewiseGelu, query_scale
-from nas.model.norms import norm_of
+from nas.model.norms import inner_norm, norm_of
 from nas.model.self_attention import SelfAttention, ShapedSelfAttention
 from nas.recipe.recipe import SlopeSharing
 from search_spaces.architecture import Architecture, Layer, has_bias, num_heads, softmax_form
 from search_spaces.forms import FFNS
+from search_spaces.inner import queries, score_cap
 from search_spaces.lower import activation_op
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
@@ -158,7 +159,8 @@ class Block(nn.Module):
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         layer, self.block = architecture.layers[index], architecture.block_facts
-        self.scale, self.score_cap = architecture.residual_scale, architecture.score_cap
+        self.scale, self.score_cap = architecture.residual_scale, score_cap(architecture, layer)
+        self.queries = queries(architecture, layer)
         affine = not architecture.folded or self.block.passes_values(index)  # else linears take gain and bias up
         self.norm1 = norm_of(layer.norm1, architecture, affine=affine)
         attention = ShapedSelfAttention if self.block.is_shaped else SelfAttention
@@ -195,11 +197,12 @@ class Block(nn.Module):
         Returns the factors; where heads share the gain of a norm, that is their geometric mean for all.
         """
         assert self.attention is not None
-        if self.block.query_key_norm == "head":
+        scaled = self.get_submodule(self.queries)
+        if isinstance(scaled, nn.RMSNorm) and self.block.query_key_norm == "head":
             factors = factors.log().mean().exp().expand_as(factors)
-            self.get_submodule(self.block.queries).get_parameter("weight").mul_(factors[0])
+            scaled.weight.mul_(factors[0])
             return factors
-        for value in self.get_submodule(self.block.queries).parameters():
+        for value in scaled.parameters():
             rows = value[: len(factors) * self.attention.head_dim]
             rows.mul_(factors.repeat_interleave(self.attention.head_dim).view(-1, *[1] * (value.dim() - 1)))
         return factors
@@ -222,7 +225,7 @@ class FeedForward(nn.Module):
             self.activation = _activation(architecture, layer)
             self.down = linear("down", d_ff, d_model)
         self.scale = architecture.residual_scale
-        self.norm = nn.RMSNorm(d_model, architecture.norm_epsilon) if architecture.block_facts.norms_after else None
+        self.norm = inner_norm(architecture, layer, "ffn.norm")
         self.residual = _ScaledAdd(architecture.block_facts.branch_gain) if layer.stabiliser == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:

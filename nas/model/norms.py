@@ -9,8 +9,9 @@ from torch.nn import functional
 
 from costmodel.execution.op_functions import LAYERNORM_EPSILON
 from nas.recipe.recipe import Freezing
-from search_spaces.architecture import Architecture
+from search_spaces.architecture import Architecture, Layer, num_heads, num_kv_heads
 from search_spaces.forms import Norm
+from search_spaces.inner import inner_norms
 
 MEMORY = 0.9  # of the running mean: a training step moves it by a tenth of the way to the mean of its batch
 
@@ -22,8 +23,10 @@ class FrozenNorm(nn.Module):
     running mean of the deviations that training has seen. Position 0 is left out of that mean: its deviation is far
     from that of the others in trained decoders. A validation moves nothing.
 
-    sigma: the running mean, 0 before there is one. frozen: 1 or 0, with the weights in every file; `is_frozen` is the
-    same where no device has to be asked. epsilon: added to the mean square of each row.
+    groups: equal parts of a row, as heads of queries are, each with a deviation of its own.
+    sigma: the running mean, 0 before there is one; of each group, where there are several. frozen: 1 or 0, with the
+    weights in every file; `is_frozen` is the same where no device has to be asked. epsilon: added to the mean square of
+    each row.
 
     Source: Baroni et al. 2025, arXiv 2507.02559, for frozen deviations and the first position.
     """
@@ -31,12 +34,12 @@ class FrozenNorm(nn.Module):
     sigma: Tensor
     frozen: Tensor
 
-    def __init__(self, features: int, epsilon: float, *, centred: bool) -> None:
+    def __init__(self, features: int, epsilon: float, *, centred: bool, groups: int = 1) -> None:
         super().__init__()
-        self.epsilon = epsilon
+        self.epsilon, self.groups = epsilon, groups
         self.weight = nn.Parameter(torch.ones(features))
         self.bias = nn.Parameter(torch.zeros(features)) if centred else None
-        self.register_buffer("sigma", torch.zeros(()))
+        self.register_buffer("sigma", torch.zeros(() if groups == 1 else groups))
         self.register_buffer("frozen", torch.zeros(()))
         self.is_frozen = False
         self._seen: list[Tensor] = []  # mean deviation of each forward pass since the last step
@@ -46,11 +49,22 @@ class FrozenNorm(nn.Module):
         """The constant that a row is divided by once the norm is frozen, as of now."""
         return torch.where(self.sigma > 0, self.sigma, 1.0)
 
+    @property
+    def gain(self) -> Tensor:
+        """What a row, less its mean, is multiplied by once the norm is frozen, as of now."""
+        deviation = self.deviation
+        return self.weight / (deviation if self.groups == 1 else deviation.repeat_interleave(self.group_size))
+
+    @property
+    def group_size(self) -> int:
+        """Features of a group."""
+        return len(self.weight) // self.groups
+
     @torch.no_grad()
     def follow(self) -> None:
         """Takes what the forward passes of a training step have seen into the running mean."""
         if self._seen:
-            seen = torch.stack(self._seen).mean()
+            seen = torch.stack(self._seen).mean(dim=0)
             self.sigma.copy_(torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen))
             self._seen.clear()
 
@@ -72,12 +86,14 @@ class FrozenNorm(nn.Module):
     def forward(self, source: Tensor) -> Tensor:
         """source: batch x T x features."""
         if self.is_frozen:
-            gain = self.weight / self.deviation
             if self.bias is None:
-                return source * gain
-            return torch.addcmul(self.bias, source - source.mean(dim=-1, keepdim=True), gain)
+                return source * self.gain
+            return torch.addcmul(self.bias, source - source.mean(dim=-1, keepdim=True), self.gain)
         if self.training and torch.is_grad_enabled():
             self._observe(source.detach())
+        if self.groups > 1:
+            parts = functional.rms_norm(self._grouped(source), (self.group_size,), None, self.epsilon)
+            return parts.flatten(-2) * self.weight
         if self.bias is None:
             return functional.rms_norm(source, self.weight.shape, self.weight, self.epsilon)
         return functional.layer_norm(source, self.weight.shape, self.weight, self.bias, self.epsilon)
@@ -85,8 +101,14 @@ class FrozenNorm(nn.Module):
     @torch.no_grad()
     def _observe(self, source: Tensor) -> None:
         rows = (source[:, 1:] if source.shape[1] > 1 else source).float()
+        if self.groups > 1:
+            self._seen.append(self._grouped(rows).square().mean(dim=-1).sqrt().mean(dim=(0, 1)))
+            return
         squares = rows.square().mean(dim=-1) if self.bias is None else rows.var(dim=-1, correction=0)
         self._seen.append(squares.sqrt().mean())
+
+    def _grouped(self, source: Tensor) -> Tensor:
+        return source.view(*source.shape[:-1], self.groups, self.group_size)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
         super()._load_from_state_dict(state_dict, prefix, *rest)
@@ -107,6 +129,18 @@ NORMS: dict[Norm, Callable[[int, float, bool], nn.Module]] = {
 def norm_of(kind: Norm, architecture: Architecture, *, affine: bool = True) -> nn.Module:
     """A norm of rows of the stream; what a frozen one multiplies and adds is always its own."""
     return NORMS[kind](architecture.d_model, architecture.norm_epsilon, affine)
+
+
+def inner_norm(architecture: Architecture, layer: Layer, name: str) -> nn.Module | None:
+    """A norm that `inner_norms` has of a layer, by node, or None; one of queries or keys is over the heads' width."""
+    kind, epsilon = inner_norms(architecture, layer).get(name), architecture.norm_epsilon
+    if kind is None or name.endswith(".norm"):
+        return None if kind is None else norm_of(kind, architecture)
+    heads = num_heads(architecture, layer) if name.endswith("q_norm") else num_kv_heads(architecture, layer)
+    width, by_head = heads * architecture.head_dim, architecture.block_facts.query_key_norm == "head"
+    if kind == "rmsnorm":
+        return nn.RMSNorm(architecture.head_dim if by_head else width, epsilon)
+    return FrozenNorm(width, epsilon, centred=False, groups=heads if by_head else 1)
 
 
 def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:
@@ -139,11 +173,11 @@ def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict
 
 
 def _turn(name: str) -> tuple[int, int]:
-    """The norms before attention come first, from the first layer to the last; then those before FFNs; then the last.
+    """Attention's norms come first, from the first layer to the last; then those of FFNs; then the last.
 
     Of the orders tried, this one trained a proxy best; layer by layer, from either end, is as good within a percent.
     """
     if name == "final_norm":
         return 2, 0
-    _, layer, norm = name.split(".")
-    return int(norm == "norm2"), int(layer)
+    _, layer, part, *_ = name.split(".")
+    return int(part in ("norm2", "ffn")), int(layer)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from costmodel.rotary import RotaryScaling, rotary_rates
 from nas.model.mpc_friendly import attention_of, bound_of, last_row
+from nas.model.norms import inner_norm
 from search_spaces.architecture import (
     Architecture,
     Layer,
@@ -22,6 +23,7 @@ from search_spaces.architecture import (
     softmax_form,
 )
 from search_spaces.block import QUERIES_KEYS_VALUES
+from search_spaces.inner import score_cap
 
 
 class SelfAttention(nn.Module):
@@ -39,8 +41,9 @@ class SelfAttention(nn.Module):
         self.query_factor = 1.0 if scale is None else scale * math.sqrt(self.head_dim)  # `attend` divides by that root
         form = softmax_form(architecture, layer)
         self.bound = bound_of(self.num_heads, form)
-        self.attend = attention_of(form, self.bound, architecture.score_cap)
-        self.attend_last = partial(last_row, form=form, bound=self.bound, cap=architecture.score_cap)
+        cap = score_cap(architecture, layer)
+        self.attend = attention_of(form, self.bound, cap)
+        self.attend_last = partial(last_row, form=form, bound=self.bound, cap=cap)
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = [width, key_width, key_width]
         if architecture.block_facts.packs_qkv:
@@ -50,14 +53,12 @@ class SelfAttention(nn.Module):
                 nn.Linear(d_model, features, bias=has_bias(architecture, layer, name))
                 for name, features in zip(QUERIES_KEYS_VALUES, self.widths, strict=True)
             )
-        if (kind := architecture.block_facts.query_key_norm) != "none":
-            sizes = (width, key_width) if kind == "width" else (self.head_dim, self.head_dim)
-            self.q_norm, self.k_norm = (nn.RMSNorm(size, architecture.norm_epsilon) for size in sizes)
+        self.q_norm, self.k_norm = (inner_norm(architecture, layer, f"attention.{name}_norm") for name in "qk")
         positions = positions_of(architecture, index)
         self.rotary = _Rotary(architecture, positions) if positions.rotates else nn.Identity()
         self.temperature = _temperature(architecture, layer, temperature_init)
         self.out = nn.Linear(width, d_model, bias=architecture.bias)
-        self.norm = nn.RMSNorm(d_model, architecture.norm_epsilon) if architecture.block_facts.norms_after else None
+        self.norm = inner_norm(architecture, layer, "attention.norm")
 
     def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
         queries, keys, values = self.heads(source)
@@ -89,8 +90,7 @@ class SelfAttention(nn.Module):
         batch, length, _ = source.shape
         linears = (self.q, self.k, self.v) if hasattr(self, "q") else ()
         parts = [linear(source) for linear in linears] or self.qkv(source).split(self.widths, dim=-1)
-        if hasattr(self, "q_norm"):
-            parts = [_normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1]), parts[2]]
+        parts = [_normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1]), parts[2]]
         queries, keys, values = (part.view(batch, length, -1, self.head_dim).transpose(1, 2) for part in parts)
         if isinstance(self.rotary, _Rotary):
             queries, keys = self.rotary(queries, first), self.rotary(keys, first)
@@ -100,8 +100,10 @@ class SelfAttention(nn.Module):
         return queries, keys, values
 
 
-def _normed(norm: nn.RMSNorm, source: Tensor) -> Tensor:
-    """Each group of as many features as the norm has, by itself."""
+def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
+    """Each group of as many features as an RMSNorm has, by itself."""
+    if not isinstance(norm, nn.RMSNorm):
+        return source if norm is None else norm(source)
     normed: Tensor = norm(source.view(*source.shape[:-1], -1, *norm.normalized_shape))
     return normed.flatten(-2)
 

@@ -29,7 +29,7 @@ def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
             if is_parametrized(module, "weight"):
                 weights[f"{name}.weight"] = module.weight.detach()
         for name, norm in frozen_norms(model).items():
-            weights[f"{name}.weight"] = norm.weight / norm.deviation
+            weights[f"{name}.weight"] = norm.gain
             del weights[f"{name}.sigma"], weights[f"{name}.frozen"]
     return weights
 

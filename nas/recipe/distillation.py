@@ -20,8 +20,8 @@ PartKind = Literal["attention", "ffn"]
 Trainable = Literal["all", "changed", "neighbours"]
 
 KINDS: dict[PartKind, tuple[str, ...]] = {  # kind -> fields of a layer
-    "attention": ("norm1", "attention"),
-    "ffn": ("norm2", "ffn", "stabiliser"),
+    "attention": ("norm1", "attention", "inner1"),
+    "ffn": ("norm2", "ffn", "stabiliser", "inner2"),
 }
 EMPTY = Layer(attention="none", ffn="none")
 FROZEN: dict[Norm, Norm] = {"layernorm": "frozen-layernorm", "rmsnorm": "frozen-rmsnorm"}

@@ -4,6 +4,7 @@ from search_spaces.architecture import Architecture
 from search_spaces.bases import OWN
 from search_spaces.definition import Choices, Definition
 from search_spaces.forms import FFNS, Attention, Ffn, Norm
+from search_spaces.inner import inner_choices
 from search_spaces.space import SearchSpace, build_space
 
 FORMS: tuple[Attention, ...] = ("softmax", "bounded", "power8", "softmax-half", "none")
@@ -21,6 +22,7 @@ def own_space(parent: Architecture) -> SearchSpace:
         norm2=_norms(layer.norm2),
         ffn=tuple(dict.fromkeys((layer.ffn, *activations, *LINEAR))),
         stabiliser=("none",),
+        **inner_choices(parent),
     )
     return build_space(Definition(name=OWN, base=OWN, choices=choices), parent)
 

@@ -31,7 +31,7 @@ except ImportError:
 
 SUGGESTIONS = 8  # for each proposal, before the last one is mutated
 MOVES = 64  # mutations of a suggestion, before a random draw replaces it
-FIELDS = ("norm1", "attention", "norm2", "ffn", "stabiliser")
+FIELDS = ("norm1", "attention", "norm2", "ffn", "stabiliser", "inner1", "inner2")  # the last two where they differ
 SETTINGS: dict[str, dict[str, Any]] = {
     "NSGAIISampler": {"population_size": 8},
     "TPESampler": {"multivariate": True},
@@ -60,6 +60,7 @@ class OptunaStrategy(Strategy):
             )
             for depth in range(space.base.num_layers)
             for name in FIELDS
+            if not name.startswith("inner") or any(getattr(layer, name) != "own" for layer in space.layers)
         }
 
     def propose(
@@ -90,6 +91,7 @@ class OptunaStrategy(Strategy):
             loss = self.reference_loss if training.log_perplexity is None else training.log_perplexity
             layers = enumerate(training.member.architecture.layers)
             params = {f"{name}.{depth}": getattr(layer, name) for depth, layer in layers for name in FIELDS}
+            params = {name: choice for name, choice in params.items() if name in self.options}
             values = [training.latency_s, loss]
             study.add_trial(optuna.trial.create_trial(values=values, params=params, distributions=self.options))
         return study
@@ -115,9 +117,9 @@ class OptunaStrategy(Strategy):
 
 
 def _layer(params: dict[str, Any], depth: int) -> Layer:
-    drawn = {name: params[f"{name}.{depth}"] for name in FIELDS}
-    drawn |= {"norm1": "none"} if drawn["attention"] == "none" else {}
-    drawn |= {"norm2": "none", "stabiliser": "none"} if drawn["ffn"] == "none" else {}
+    drawn = {name: params.get(f"{name}.{depth}", "own") for name in FIELDS}
+    drawn |= {"norm1": "none", "inner1": "own"} if drawn["attention"] == "none" else {}
+    drawn |= {"norm2": "none", "stabiliser": "none", "inner2": "own"} if drawn["ffn"] == "none" else {}
     return Layer(**drawn)
 
 

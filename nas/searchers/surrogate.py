@@ -33,7 +33,7 @@ from search_spaces.notation import Member
 from search_spaces.optima.stages import Floats, Index, Scores, Stages
 
 Bools: TypeAlias = NDArray[np.bool_]
-SubLayerForm: TypeAlias = tuple[str, ...]  # norm and form of a sub-layer, and the stabiliser of an FFN
+SubLayerForm: TypeAlias = tuple[str, ...]  # norm, form and inner norms of a sub-layer, and the stabiliser of an FFN
 
 SMOOTHNESS = 3.0  # layers over which the weights of a form are similar
 JITTER = 1e-9  # added to the diagonal of a smooth covariance, so that it has a Cholesky factor
@@ -217,7 +217,8 @@ def smooth_covariance(num_depths: int, smoothness: float) -> Floats:
 
 
 def sub_layer_forms(layer: Layer) -> tuple[SubLayerForm, SubLayerForm]:
-    return ("attention", layer.norm1, layer.attention), ("ffn", layer.norm2, layer.ffn, layer.stabiliser)
+    attention = ("attention", layer.norm1, layer.attention, layer.inner1)
+    return attention, ("ffn", layer.norm2, layer.ffn, layer.stabiliser, layer.inner2)
 
 
 def kept(layer: Layer) -> tuple[float, float]:

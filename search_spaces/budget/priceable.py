@@ -1,5 +1,6 @@
 """Removes choices that a protocol cannot price from a space, and says why."""
 
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -27,7 +28,12 @@ def priceable(
     kept: dict[str, Any] = {}
     for kind in (field.name for field in fields(Choices)):
         named = {f"{kind} {choice}": choice for choice in getattr(choices, kind)}
-        reasons = {name: _reason(prices, kind, choice, cost_of) for name, choice in named.items()}
+        usual = {
+            "attention": next((form for form in kept.get("attention", ()) if form != "none"), "none"),
+            "inner1": choices.inner1[-1],
+            "inner2": choices.inner2[-1],
+        }
+        reasons = {name: _reason(prices, kind, choice, usual, cost_of) for name, choice in named.items()}
         left_out |= {name: reason for name, reason in reasons.items() if reason}
         kept[kind] = tuple(choice for name, choice in named.items() if not reasons[name])
         if not kept[kind]:
@@ -40,11 +46,20 @@ def priceable(
     return build_space(replace(space.definition, choices=Choices(**kept)), space.base), left_out
 
 
-def _reason(prices: LayerPrices, kind: str, choice: str, cost_of: CostForm) -> str | None:
+def _reason(prices: LayerPrices, kind: str, choice: str, usual: Mapping[str, str], cost_of: CostForm) -> str | None:
+    """usual: an attention that has a price, and the cheapest of what is inside sub-layers."""
     # a layer whose other parts always have a cost; a norm is the same op before either sub-layer
     place = "norm2" if kind == "norm1" else kind
-    bare: dict[str, Any] = {"attention": "none", "ffn": "identity" if place in ("norm2", "stabiliser") else "none"}
-    layer = Layer(**(bare | {place: choice}))
+    bare: dict[str, Any] = {
+        "attention": usual["attention"] if place == "inner1" else "none",
+        "ffn": "identity" if place in ("norm2", "stabiliser", "inner2") else "none",
+    }
+    if bare["attention"] == "none" and place == "inner1":
+        return None  # no attention is left to have it
+    bare |= {place: choice}
+    for part, inner in (("attention", "inner1"), ("ffn", "inner2")):
+        bare.setdefault(inner, usual[inner] if bare[part] != "none" else "own")
+    layer = Layer(**bare)
     if cost_of == "folded":  # not ahead of all norms, so that a linear FFN stays
         layer = deployed_layer(prices.base, layer, Region(ahead=False, behind=False))
     if layer == EMPTY_LAYER:

@@ -19,7 +19,7 @@ from costmodel.ops import LayerId, Op, OpGraph
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.deployed import Region, deployed, deployed_layer, deploys_biases
-from search_spaces.forms import LIVE_NORMS, Norm
+from search_spaces.forms import LIVE_NORMS
 from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_at, member_of, num_members, path_of, path_of_member
@@ -32,6 +32,7 @@ CostForm = Literal["folded", "unfolded"]
 
 UNITS_PER: dict[Measure, float] = {"latency_s": 2.0**38, "sent_bytes": 2.0**4, "key_bytes": 2.0**4}
 EMPTY_LAYER = Layer(attention="none", ffn="none")
+BARE = Head(final_norm="none", is_capped=False)
 FREE = Price(
     latency_s=0.0, sent_bytes=0.0, rounds=0, messages=0, online_bytes=0, setup_bytes=0, compute_s=0, network_s=0,
     key_bytes=0,
@@ -110,36 +111,40 @@ class LayerPrices:
         self.base = folded if cost_of == "folded" else base
         self.workload = workload
         self.price_op = _remembered(pricer)
-        self._known: dict[tuple[Layer, Norm], dict[LayerId, list[Price]]] = {}
+        self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """Return the costs of a layer's ops, an empty list for a layer that computes nothing."""
-        return self._parts(layer, "none").setdefault(depth, [])
+        return self._parts(layer, BARE).setdefault(depth, [])
 
     def by_vertex(self, graph: nx.DiGraph, layer_of: Callable[[Choice], Layer]) -> dict[Vertex, list[Price]]:
         """Return the costs of the ops of source, choices and heads; `layer_of` gives the layer of a choice."""
-        ops: dict[Vertex, list[Price]] = {source(graph): self._parts(EMPTY_LAYER, "none").get("embed", [])}
+        ops: dict[Vertex, list[Price]] = {source(graph): self._parts(EMPTY_LAYER, BARE).get("embed", [])}
         for vertex in graph:
             if isinstance(vertex, Choice):
                 ops[vertex] = self.of_layer(layer_of(vertex), vertex.depth)
             elif isinstance(vertex, Head):
                 is_kept = vertex.final_norm in LIVE_NORMS or not self.base.folded
-                ops[vertex] = self._parts(EMPTY_LAYER, vertex.final_norm if is_kept else "none")["head"]
+                head = vertex if is_kept else replace(vertex, final_norm="none")
+                ops[vertex] = self._parts(EMPTY_LAYER, head)["head"]
         return ops
 
-    def _parts(self, layer: Layer, final_norm: Norm) -> dict[LayerId, list[Price]]:
-        if (layer, final_norm) not in self._known:
+    def _parts(self, layer: Layer, head: Head) -> dict[LayerId, list[Price]]:
+        if (layer, head) not in self._known:
             is_empty = (
                 layer == EMPTY_LAYER
             )  # if all layers were empty, no deployment could name one and no block could be shaped
             layers = (self.base.layers[0] if is_empty else layer,) * self.base.num_layers
             parts: dict[LayerId, list[Price]] = {}
-            for graph in self.workload.graphs(replace(self.base, layers=layers, final_norm=final_norm)):
+            cap = self.base.logit_cap if head.is_capped else None
+            for graph in self.workload.graphs(
+                replace(self.base, layers=layers, final_norm=head.final_norm, logit_cap=cap)
+            ):
                 for node in graph:
                     if not (is_empty and isinstance(node.layer, int)):
                         parts.setdefault(node.layer, []).append(self.price_op(node.op))
-            self._known[layer, final_norm] = parts
-        return self._known[layer, final_norm]
+            self._known[layer, head] = parts
+        return self._known[layer, head]
 
 
 def price_of(priced: PricedSpace, member: Member) -> Price:

@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from search_spaces.forms import ATTENTIONS, FFNS, NORMS, STABILISERS, Attention, Ffn, Norm, Stabiliser
+from search_spaces.forms import ATTENTIONS, FFNS, INNERS, NORMS, STABILISERS, Attention, Ffn, Inner, Norm, Stabiliser
 
 ADDED = """
 from functools import partial
@@ -55,7 +55,8 @@ np.testing.assert_allclose(exported, logits, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("forms", "choices"), [(NORMS, Norm), (ATTENTIONS, Attention), (FFNS, Ffn), (STABILISERS, Stabiliser)]
+    ("forms", "choices"),
+    [(NORMS, Norm), (ATTENTIONS, Attention), (FFNS, Ffn), (STABILISERS, Stabiliser), (INNERS, Inner)],
 )
 def test_every_choice_has_a_record_and_a_letter_of_its_own(forms, choices) -> None:
     assert sorted(forms) == sorted(get_args(choices))

@@ -56,7 +56,7 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block):
         least = least_rank(BLOCKS[block])
         rank = max(least, *(NORMS[norm].rank for norm in read))
         uncentred = rank <= NORMS["frozen-layernorm"].rank and "none" in read
-        assert path[-1].state == (rank, int("rmsnorm" in reading_norms), int(uncentred))
+        assert path[-1].state == (rank, int("rmsnorm" in reading_norms), int(uncentred), 1)
         heads = [vertex for vertex in graph.succ[path[-1]] if isinstance(vertex, Head)]
         assert heads == [Head(final_norm=default_final_norm(word, least))]
 
@@ -75,9 +75,9 @@ def test_a_walk_follows_a_path_or_says_there_is_none():
     graph = free_graph(2, BLOCKS["gpt2"], ALPHABET, (RULE,))
     path = walk(graph, source(graph), (NORMED, REMOVED))
     assert path[::2] == [
-        Boundary(depth=0, state=(0, 0, 0, 0)),  # rank of the norm, live or not, uncentred or not, the constraint's
-        Boundary(depth=1, state=(NORMS["layernorm"].rank, 1, 0, 0)),
-        Boundary(depth=2, state=(NORMS["layernorm"].rank, 1, 0, 1)),
+        Boundary(depth=0, state=(0, 0, 0, 0, 0)),  # the norm's rank, live, uncentred, capped logits, the constraint's
+        Boundary(depth=1, state=(NORMS["layernorm"].rank, 1, 0, 1, 0)),
+        Boundary(depth=2, state=(NORMS["layernorm"].rank, 1, 0, 1, 1)),
     ]
     assert [vertex.layer for vertex in path if isinstance(vertex, Choice)] == [NORMED, REMOVED]
     assert walk(graph, source(graph), (REMOVED, KEPT)) is None

@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.budget.priced_space import CostForm
 from search_spaces.deployed import deployed, deployed_layer, regions
-from search_spaces.forms import ATTENTIONS, FFNS, FROZEN_NORMS, NORMS, AttentionForm, FfnForm
+from search_spaces.forms import ATTENTIONS, FFNS, FROZEN_NORMS, LIVE_NORMS, NORMS, AttentionForm, FfnForm
+from search_spaces.inner import inner_norms
 from search_spaces.notation import Choice
 
 Status = Literal["kept", "folds", "absent"]
@@ -54,7 +55,8 @@ def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
 def kept_words(architecture: Architecture, cost_of: CostForm) -> str:
     """Count the parts that remain: `attention in 10 of 12 layers, ReLU FFN in 9, no norm`."""
     columns, whole = layer_map(architecture, cost_of), architecture.num_layers
-    final = deployed(architecture).final_norm if cost_of == "folded" else architecture.final_norm
+    form = deployed(architecture) if cost_of == "folded" else architecture
+    inner = sum(not {*LIVE_NORMS}.isdisjoint(inner_norms(form, layer).values()) for layer in form.layers)
     attention = [column.attention for column in columns if column.attention.status == "kept"]
     ffns = Counter(column.ffn.words for column in columns if column.ffn.status == "kept")
     norms = Counter(column.norm.words for column in columns if column.norm.status == "kept")
@@ -67,7 +69,8 @@ def kept_words(architecture: Architecture, cost_of: CostForm) -> str:
         *([] if ffns else ["no FFN"]),
         *(f"{words} in {count}" for words, count in norms.most_common()),
         *([] if norms else [_no_norm(columns)]),
-        *([] if final == "none" else [f"final {NORMS[final].label}"]),
+        *([f"norms inside sub-layers in {inner}"] if inner else []),
+        *([] if form.final_norm == "none" else [f"final {NORMS[form.final_norm].label}"]),
     ]
     return ", ".join(parts)
 

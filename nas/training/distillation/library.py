@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import safetensors.torch
 import torch
@@ -32,7 +32,7 @@ from nas.model.decoder import Block
 from nas.model.norms import followed_deviations, frozen_norms
 from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.candidate import Candidate
-from nas.recipe.distillation import fitted_degree, parent_architecture
+from nas.recipe.distillation import KINDS, fitted_degree, parent_architecture
 from nas.recipe.recipe import Recipe
 from nas.storage import replace_file
 from nas.training.batches import train_batch
@@ -177,8 +177,9 @@ def trained_block(
 def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
     source, depth = parent.model.architecture, sub_layer.depth
     layers = list(source.layers)
-    norm, form = MODULES[sub_layer.part]
-    layers[depth] = replace(layers[depth], **{norm: sub_layer.norm, form: sub_layer.form})  # type: ignore[arg-type]
+    norm, form, *_, inner = KINDS[sub_layer.part]
+    chosen: dict[str, Any] = {norm: sub_layer.norm, form: sub_layer.form, inner: sub_layer.inner}
+    layers[depth] = replace(layers[depth], **chosen)
     target = replace(source, layers=tuple(layers))
     block, prefix = Block(target, depth, 1.0), f"layers.{depth}."
     weights = transferred(source, parent.model.weights, target)
@@ -304,4 +305,6 @@ class Library:
         return None
 
     def _path(self, sub_layer: SubLayer) -> Path:
-        return self.folder / f"{sub_layer.depth:03d}-{sub_layer.part}-{sub_layer.norm}-{sub_layer.form}.safetensors"
+        inner = "" if sub_layer.inner == "own" else f"-{sub_layer.inner}"
+        name = f"{sub_layer.depth:03d}-{sub_layer.part}-{sub_layer.norm}-{sub_layer.form}{inner}"
+        return self.folder / f"{name}.safetensors"

@@ -25,12 +25,13 @@ ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "
 
 
 class SubLayer(NamedTuple):
-    """A form of a sub-layer at one depth. norm, form: as in `Layer`."""
+    """A form of a sub-layer at one depth. norm, form, inner: as in `Layer`."""
 
     depth: int
     part: Part
     norm: str
     form: str
+    inner: str = "own"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,8 +73,8 @@ def trained_sub_layers(trained: Architecture) -> set[SubLayer]:
 
 def _sub_layers(depth: int, trained: Layer) -> tuple[SubLayer, SubLayer]:
     return (
-        SubLayer(depth, "attention", trained.norm1, ALIKE.get(trained.attention, trained.attention)),
-        SubLayer(depth, "ffn", trained.norm2, ALIKE.get(trained.ffn, trained.ffn)),
+        SubLayer(depth, "attention", trained.norm1, ALIKE.get(trained.attention, trained.attention), trained.inner1),
+        SubLayer(depth, "ffn", trained.norm2, ALIKE.get(trained.ffn, trained.ffn), trained.inner2),
     )
 
 
@@ -89,7 +90,9 @@ def from_csv(text: str, name: str) -> BlockScores:
     """Reads what `to_csv` wrote. Raises UserError, naming the file, if it is damaged."""
     try:
         divergences = {
-            SubLayer(int(row["depth"]), PARTS[row["part"]], row["norm"], row["form"]): float(row["kl_nats"])
+            SubLayer(int(row["depth"]), PARTS[row["part"]], row["norm"], row["form"], row.get("inner", "own")): float(
+                row["kl_nats"]
+            )
             for row in csv.DictReader(io.StringIO(text))
         }
         return BlockScores(divergences=divergences)

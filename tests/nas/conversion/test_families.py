@@ -13,10 +13,11 @@ transformers = pytest.importorskip("transformers")
 
 from costmodel.deployment.deploy import Deployment  # noqa: E402
 from costmodel.engine import spu  # noqa: E402
-from costmodel.errors import UserError  # noqa: E402
+from costmodel.errors import UnpricedOpError, UserError  # noqa: E402
+from costmodel.estimate import estimate  # noqa: E402
 from costmodel.execution import interpreter  # noqa: E402
 from costmodel.ops import OpGraph  # noqa: E402
-from costmodel.protocols import semi2k  # noqa: E402
+from costmodel.protocols import load_pricer, semi2k  # noqa: E402
 from costmodel.protocols.primitives import EngineSetting  # noqa: E402
 from costmodel.tracing.trace import trace  # noqa: E402
 from nas.conversion.fold import fold  # noqa: E402
@@ -26,13 +27,20 @@ from nas.conversion.pretrained import Pretrained  # noqa: E402
 from nas.conversion.score_bounds import set_bounds  # noqa: E402
 from nas.conversion.transfer import transferred  # noqa: E402
 from nas.model.decoder import Decoder  # noqa: E402
+from nas.model.norms import followed_deviations, frozen_norms  # noqa: E402
 from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from nas.recipe.distillation import fitted_parts  # noqa: E402
+from nas.run.own_space import own_space  # noqa: E402
+from search_spaces.budget.priceable import priceable  # noqa: E402
+from search_spaces.budget.priced_space import price_of, price_space  # noqa: E402
 from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
 from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
 from search_spaces.deployed import deployed  # noqa: E402
+from search_spaces.inner import with_cheapest_inner  # noqa: E402
 from search_spaces.lower import lower  # noqa: E402
-from search_spaces.notation import NORM_LETTERS, parse  # noqa: E402
+from search_spaces.notation import FFN_LETTERS, NORM_LETTERS, name_of, parse  # noqa: E402
+from search_spaces.space import member_of  # noqa: E402
+from search_spaces.workload import Workload  # noqa: E402
 from tests.costmodel.kv_cache import kv_cache  # noqa: E402
 
 SIZES: dict[str, Any] = {
@@ -68,6 +76,7 @@ GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 16}
 NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
 BY_TYPE = {"sliding_attention": {**PARTLY, "rope_theta": 100.0}, "full_attention": {**LINEAR, "rope_theta": 1e6}}
+ONE_LAYER = ("qwen3", "gemma2", "olmo2", "granite")
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama3": ("Llama", {"rope_parameters": LLAMA3, "head_dim": 8, **TIED}),
     "llama-linear": ("Llama", {"rope_parameters": LINEAR}),
@@ -227,6 +236,66 @@ def test_candidates_start_from_a_family_and_fold(name: str, tmp_path: Path) -> N
     assert_close(run, expected)
 
 
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "olmo2"])
+def test_inner_norms_freeze_fold_and_cost_nothing_then(name: str, tmp_path: Path) -> None:
+    """Beside fewer heads and layers without attention, in our model, op graph and export, trained and folded."""
+    their_model(name, num_hidden_layers=3).save_pretrained(tmp_path)
+    source = load_pretrained(str(tmp_path))
+    own, after = source.architecture.layers[0], "o" if name == "qwen3" else "f"
+    norm, ffn = NORM_LETTERS[own.norm1], FFN_LETTERS[own.ffn]
+    text = f"1x{norm}P{norm}Qof{after}-1x{norm}H{norm}{ffn}of{after}-1xoo{norm}Qso{after}"
+    target = parse(text, source.architecture).architecture
+    assert parse(name_of(target), source.architecture).architecture == target
+    assert set(target.layers[:2]) < set(own_space(source.architecture).layers)
+    tokens, model = torch.randint(40, (2, 12), generator=torch.Generator().manual_seed(1)), Decoder(target)
+    load_deployed(model, transferred(source.architecture, source.weights, target))
+    started = model(tokens).logits
+    followed_deviations(model)
+    assert all(len(norm.sigma.unique()) == norm.groups for norm in frozen_norms(model).values())
+    for frozen in frozen_norms(model).values():
+        frozen.set_frozen()
+    with torch.no_grad():
+        expected = model.eval()(tokens).logits
+        past: list[list[torch.Tensor]] = [[], [], []]
+        steps = [model.step(tokens[:, place], place, past) for place in range(12)]
+    assert (started - expected).abs().max() > 1e-3
+    assert_close(torch.stack(steps, dim=1), expected)
+    weights = deployed_weights(model)
+    exact = interpreter.execute(lower(target, 12), numbers(weights), tokens[0].numpy())
+    assert_close(exact, expected[0])
+    folded = fold(target, weights, dtype=torch.float64)
+    assert folded.architecture == deployed(target)
+    run = interpreter.execute(lower(folded.architecture, 12), numbers(folded.weights), tokens[0].numpy())
+    np.testing.assert_allclose(run, exact, rtol=0, atol=1e-6 * np.abs(np.asarray(exact)).max())
+    for architecture, its in ((target, weights), (folded.architecture, folded.weights)):
+        exported = to_transformers(architecture, {key: value.float() for key, value in its.items()})
+        with torch.no_grad():
+            assert_close(exported(tokens).logits, expected)
+
+
+@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah", "sigma", "crypten"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "olmo2"])
+def test_a_price_falls_by_the_inner_norms_and_caps_that_go(name: str, protocol: str) -> None:
+    own = architecture_of(their_model(name).config, name)
+    without = member_of(own_space(own), [with_cheapest_inner(own, layer) for layer in own.layers]).architecture
+    before, after = (lower(deployed(whole), 8) for whole in (own, without))
+    kept = {node.name for node in after}
+    gone = [node for node in before if node.name not in kept]
+    ends = ("q_norm", "k_norm", "attention.norm", "ffn.norm", "uncapped", "tanh", "capped")
+    assert gone
+    assert all(node.name.endswith(ends) for node in gone)
+    pricer = load_pricer(protocol)
+    if (name, protocol) == ("gemma2", "sigma"):  # its code has no tanh, so that only members without caps have a price
+        with pytest.raises(UnpricedOpError):
+            estimate(before, pricer)
+        space, left_out = priceable(own_space(own), pricer, Workload(prompt_len=8))
+        assert {"inner1 own", "inner1 uncapped"} & {*left_out} == {"inner1 own"}
+        assert price_of(price_space(space, pricer, 8), member_of(space, without.layers)).sent_bytes > 0
+        return
+    costs = [sum(pricer.price(node.op).sent_bytes for node in graph) for graph in (before, after, gone)]
+    assert costs[0] - costs[1] == costs[2] > 0
+
+
 @pytest.mark.parametrize(
     "name", ["llama3", "qwen3", "granite", "starcoder2", "stablelm2", "gpt_neox", "opt", "gemma2", "gemma3", "olmo2"]
 )
@@ -243,11 +312,10 @@ def test_a_family_costs_what_its_trace_does(name: str) -> None:
 
 @pytest.mark.needs_engine
 def test_the_engine_sends_what_a_layer_is_predicted_to() -> None:
-    """Of one layer of the families with most ops, each op once, to the byte."""
-    graphs = [
-        lower(architecture_of(their_model(name, num_hidden_layers=1).config, name), 5)
-        for name in ("qwen3", "gemma2", "olmo2", "granite")
-    ]
+    """Of one layer of the families with most ops, as they are and with frozen norms, each op once, to the byte."""
+    made = [architecture_of(their_model(name, num_hidden_layers=1).config, name) for name in ONE_LAYER]
+    made += [replace(own, layers=(with_cheapest_inner(own, own.layers[0]),)) for own in made]
+    graphs = [lower(whole, 5) for own in made for whole in (own, deployed(own))]
     layer = list(dict.fromkeys(node.op for graph in graphs for node in graph))
     measured = spu.measure(layer, protocol="semi2k", setting=EngineSetting())
     for op, cost in zip(layer, measured, strict=True):

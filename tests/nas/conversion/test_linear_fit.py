@@ -1,5 +1,7 @@
 """Linears in place of a parent's FFNs, or of activations in them, by least squares."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,6 +48,8 @@ def fit(parent: Decoder, student: Decoder) -> list[Part]:
         (LLAMA, "SM+RMS+ReGLU", "1xMSMVo-1xMSMBo", [Part(1, "ffn")]),
         (LLAMA, "SM+RMS+SwiGLU", "1xMSMBo-1xMSMFo", [Part(0, "ffn"), Part(1, "ffn")]),
         (LLAMA, "SM+RMS+SwiGLU", "1xMSMWo-1xMSMQo", [Part(1, "ffn")]),
+        (LLAMA, "SM+RMS+GeGLU", "1xMSMAo-1xMSMQo", [Part(1, "ffn")]),
+        (replace(GPT2, block="opt"), "SM+LN+R", "1xLSLRo-1xLSLXo", [Part(1, "ffn")]),
         (GPT2, "SM+LN+G", "2xLSLQo", [Part(0, "ffn"), Part(1, "ffn")]),
         (GPT2, "SM+LN+G", "1xLSLGo-1xLSLXo", [Part(1, "ffn")]),
         (GPT2, "SM+LN+G", "2xLSLBo", [Part(0, "ffn"), Part(1, "ffn")]),

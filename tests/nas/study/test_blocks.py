@@ -11,14 +11,16 @@ from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
 from nas.conversion.parent import Parent
+from nas.conversion.pretrained import Pretrained
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
-from nas.model.decoder import Decoder
-from nas.model.weights import load_deployed
+from nas.model.decoder import Decoder, build
+from nas.model.norms import frozen_norms
+from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
-from nas.recipe.recipe import from_parent
+from nas.recipe.recipe import SCALES, from_parent, trained_architecture
 from nas.training.batches import train_batch
 from nas.training.distillation import library
 from nas.training.distillation.block_scores import block_scores, scored_tokens
@@ -34,15 +36,18 @@ from nas.training.distillation.sub_layers import (
     SubLayer,
     from_csv,
     sub_layers_of,
+    to_csv,
     trained_sub_layers,
 )
 from search_spaces.architecture import Layer
 from search_spaces.bases import BASES
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
-from search_spaces.notation import parse
+from search_spaces.inner import inner_norms
+from search_spaces.notation import parse, placement
 from search_spaces.optima.stages import stages_of
 from search_spaces.space import load_space, with_first_layers
+from tests.small_models import LLAMA
 
 LAYERS = [
     Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="gelu"),
@@ -173,6 +178,35 @@ def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part, form, pa
             for block in (started.layers[0], fitted)
         ]
     assert errors[1] < 0.9 * errors[0]
+
+
+def test_frozen_inner_norms_are_trained_scored_and_kept(texts):
+    """What leaves the norms their deviation of training is nearer to the parent than a layer without the sub-layer."""
+    layer = replace(LLAMA.layers[0], ffn="geglu")
+    whole = replace(LLAMA, block="gemma3", head_size=8, vocab_size=512, context=64, layers=(layer,) * 2)
+    base = trained_architecture(whole, SCALES["smoke"])
+    weights = deployed_weights(build(base, torch.Generator().manual_seed(5)))
+    weights |= {name: value * 4 for name, value in weights.items() if name.endswith("attention.norm.weight")}
+    parent = Parent("made", Pretrained(base, weights, None), "gemma3")
+    own, empty = base.layers[0], Layer(attention="none", ffn="none")
+    frozen = replace(own, inner1="frozen", inner2="frozen")
+    scores = block_scores(parent, [own, frozen, empty], texts, SETTINGS, seq_len=SEQ_LEN, keep=True)
+    for made in sub_layers_of(base, 1, frozen):
+        assert made.inner == "frozen"
+        assert 0 < scores.divergences[made] < scores.divergences[SubLayer(1, made.part, "none", "none")]
+    assert from_csv(to_csv(scores), "it") == scores
+    candidate = Candidate(
+        architecture=replace(whole, layers=(own, frozen)),
+        recipe=from_parent(
+            recipe_for("smoke", "", entropy_regularised=False),
+            DistillationSchedule(parent="gemma3", placement=placement(base), blockwise_tokens=SETTINGS.tokens),
+        ),
+    )
+    model = Decoder(candidate.initial_architecture)
+    load_deployed(model, initial_weights(parent, candidate, texts))
+    norms = frozen_norms(model)
+    assert sorted(norms) == [f"layers.1.{name}" for name in sorted(inner_norms(base, own))]
+    assert all(norm.is_frozen for norm in norms.values())
 
 
 def test_steps_at_any_length_are_as_many():

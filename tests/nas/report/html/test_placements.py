@@ -1,9 +1,11 @@
 """Placements for the eye: letters, words and what folds."""
 
+from dataclasses import replace
+
 import pytest
 
 from nas.report.html.placements import kept_words, layer_map, legend
-from search_spaces.bases import base_architecture
+from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import parse
 
 BASE = base_architecture("gpt2-small")
@@ -60,3 +62,10 @@ def test_linear_ffns_fold_unless_prices_are_as_written():
 )
 def test_what_is_left_is_counted(name, words):
     assert kept_words(parse(name, BASE).architecture, "folded") == words
+
+
+def test_norms_inside_sub_layers_are_counted_unless_they_fold():
+    base = base_architecture("smollm2-135m", Dimensions(layers=3))
+    placed = parse("1xMSMWo-1xMSMWofo-1xooMWo", replace(base, block="qwen3")).architecture
+    words = "attention in 2 of 3 layers, SwiGLU FFN in 3, RMSNorm in 3, norms inside sub-layers in 1, final RMSNorm"
+    assert kept_words(placed, "folded") == words

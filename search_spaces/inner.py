@@ -1,0 +1,80 @@
+"""What a block has beside a norm before each sub-layer: norms of queries and keys, norms after attention and FFN, and
+caps of scores; and what a layer has of them, as its `inner1` and `inner2` say.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from costmodel.errors import UserError
+from search_spaces.forms import INNERS, Inner, Norm
+
+if TYPE_CHECKING:
+    from search_spaces.architecture import Architecture, Layer
+
+
+def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
+    """What `inner1` and `inner2` of a layer can be in training, the block's own first."""
+    block = architecture.block_facts
+    after: tuple[Inner, ...] = ("frozen",) if block.norms_after else ()
+    inside: tuple[Inner, ...] = after or (("frozen",) if block.query_key_norm != "none" else ())
+    uncapped: tuple[Inner, ...] = () if architecture.score_cap is None else ("uncapped",)
+    return {"inner1": ("own", *uncapped, *inside), "inner2": ("own", *after)}
+
+
+def require_inner(architecture: "Architecture") -> None:
+    """Raises UserError if a layer has something of this kind that its block does not have."""
+    for name, offered in inner_choices(architecture).items():
+        chosen = {getattr(layer, name) for layer in architecture.layers}
+        if odd := chosen.difference(offered, ("none",) * ("frozen" in offered)):
+            raise UserError(
+                f"`{name}` of a layer must be one of {', '.join(offered)}, since block {architecture.block!r} has no "
+                f"other norms or caps to change, but got {min(odd)!r}."
+            )
+
+
+def with_cheapest_inner(architecture: "Architecture", layer: "Layer") -> "Layer":
+    """The layer with as little of its block's inner norms and caps as it can have in training."""
+    inner1, inner2 = (offered[-1] for offered in inner_choices(architecture).values())
+    return replace(
+        layer,
+        inner1=inner1 if layer.attention != "none" else "own",
+        inner2=inner2 if layer.ffn != "none" else "own",
+    )
+
+
+def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]:
+    """The norms of a layer's queries and keys, and those after its attention and FFN, by node; none that are folded."""
+    block, inside, behind = architecture.block_facts, INNERS[layer.inner1].norm, INNERS[layer.inner2].norm
+    kinds: dict[str, Norm] = {}
+    if layer.attention != "none" and inside != "none":
+        heads = ("q_norm", "k_norm") if block.query_key_norm != "none" else ()
+        kinds = {f"attention.{name}": inside for name in (*heads, *(["norm"] if block.norms_after else []))}
+    if layer.ffn != "none" and behind != "none" and block.norms_after:
+        kinds["ffn.norm"] = behind
+    return kinds
+
+
+def keeps_cap(layer: "Layer") -> bool:
+    """Whether a layer has scores with a cap, if its architecture has one."""
+    return layer.attention != "none" and INNERS[layer.inner1].is_capped
+
+
+def implied_logit_cap(architecture: "Architecture", layers: Iterable["Layer"]) -> float | None:
+    """The cap of logits of a model of these layers: where an architecture caps scores, it goes with the last such cap.
+
+    The order of the logits is the same without it.
+    """
+    stays = architecture.score_cap is None or any(map(keeps_cap, layers))
+    return architecture.logit_cap if stays else None
+
+
+def score_cap(architecture: "Architecture", layer: "Layer") -> float | None:
+    """The cap of a layer's scores, if it keeps the architecture's."""
+    return architecture.score_cap if keeps_cap(layer) else None
+
+
+def queries(architecture: "Architecture", layer: "Layer") -> str:
+    """What the first rows of are a layer's queries: a linear, or the gain of their norm."""
+    normed = "attention.q_norm"
+    return normed if normed in inner_norms(architecture, layer) else architecture.block_facts.queries
