@@ -22,6 +22,7 @@ from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
 from nas.training.batches import Prefetched, Validation, check, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint
+from nas.training.compilation import layer_function
 from nas.training.device import LAG, Readings, turning_points
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
@@ -133,7 +134,12 @@ class TrainingRun:
         load_deployed(self.objective.model, initial)
         self.objective.to(device)
         distillation = candidate.recipe.distillation
-        self._gates = None if distillation is None else Gates(self.objective.model, candidate.trained, distillation)
+        model = self.objective.model
+        model.layer_function = layer_function(self.recipe, device)
+        is_compiled = model.layer_function is not nn.Module.__call__
+        self._gates = (
+            None if distillation is None else Gates(model, candidate.trained, distillation, as_tensor=is_compiled)
+        )
         self.optimizers = optimizers(self.objective, candidate.recipe)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
@@ -143,7 +149,7 @@ class TrainingRun:
             self._prefetched = Prefetched(self._host_batch)
         if folder and (saved := checkpoint.load_latest(folder, self.identity)):
             self._restore(saved)
-        self._turning_points = turning_points(self.recipe, self.objective.model)
+        self._turning_points = turning_points(self.recipe, model)
         self._readings = self._new_readings(LAG[torch.device(device).type] if team.size == 1 else 0)
         self._since_s = time.perf_counter()
 
