@@ -28,7 +28,7 @@ from nas.study.verify_fold import deployable
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint
 from nas.training.manifest import read_training
-from nas.training.trainer import TrainingProgress
+from nas.training.progress import TrainingProgress
 from search_spaces.architecture import Architecture
 from search_spaces.notation import Member
 from search_spaces.workload import Workload

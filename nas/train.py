@@ -53,14 +53,14 @@ from nas.report.summary import mark, ngram_lines
 from nas.run.config import NO_PARENT
 from nas.storage import RUNS, locked, newest, replace_file
 from nas.study.parent import find_initial, find_parent
-from nas.training.batches import validate
+from nas.training.batches import check, validate
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
 from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
 from nas.training.memory import TooLargeError, available_bytes, require_memory, training_memory
 from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import check, train
+from nas.training.trainer import train
 from search_spaces.bases import base_architecture
 from search_spaces.notation import placement
 from search_spaces.resolve import resolve

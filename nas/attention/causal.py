@@ -53,7 +53,7 @@ def causal_attention(
             if device == "cpu" and _is_native(values):
                 return Attended(cpu_native.attend(queries, keys, values)[0], None)
             return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
-        output, entropy = _attend_on(device)(queries, keys, values, temperature=temperature)
+        output, entropy = _attention_for(device)(queries, keys, values, temperature=temperature)
         return Attended(output.to(values.dtype), entropy)
 
 
@@ -158,6 +158,12 @@ def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tens
 
     output, entropy = cuda_triton.attend(queries, keys, values, temperature)
     return Attended(output, _bounded(entropy))
+
+
+def _attention_for(device_type: str) -> Callable[..., Attended]:
+    if torch.compiler.is_compiling():  # which needs Triton on CUDA, and cannot see into a cache
+        return _on_cuda if device_type == "cuda" else _on_cpu
+    return _attend_on(device_type)
 
 
 @cache

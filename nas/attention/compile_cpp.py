@@ -35,7 +35,7 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
         known = _output([*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull])
         key = "\0".join((*compiler, *flags, *runtime, source.read_text(), known))
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]
-        path = _own_folder() / f"{source.stem}-{digest}.so"
+        path = own_folder("native") / f"{source.stem}-{digest}.so"
         if path.exists():
             try:
                 return ctypes.CDLL(str(path))
@@ -47,9 +47,9 @@ def library(source: Path, **defines: int) -> ctypes.CDLL:
         raise NotCompiledError(" ".join(str(error).split())) from error
 
 
-def _own_folder() -> Path:
-    """Cache folder of libraries. It must not be writable by others, whose code would be loaded."""
-    folder = default_cache_dir() / "native"
+def own_folder(name: str) -> Path:
+    """Make a folder of compiled code in the cache. It must not be writable by others, whose code would be loaded."""
+    folder = default_cache_dir() / name
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     status = folder.stat()
     if status.st_uid != os.getuid() or status.st_mode & 0o022:

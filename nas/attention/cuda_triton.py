@@ -21,7 +21,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from costmodel.errors import UserError
 
@@ -51,36 +50,62 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor | 
     if temperature is None:
         temperature = values.new_ones(values.shape[1:3], dtype=torch.float32)
     parts = (part.to(values.dtype) for part in (queries, keys, values))
-    output, entropy = _Attention.apply(*parts, temperature.float())
+    output, entropy, _ = torch.ops.nas.causal_attention(*parts, temperature.float())
     return output, entropy
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        queries, keys, values = (_featurewise(part) for part in (queries, keys, values))
-        temperature = temperature.contiguous()
-        output = torch.empty_like(queries)
-        lse = torch.empty(queries.shape[:3], dtype=torch.float32, device=queries.device)
-        entropy = torch.empty_like(lse)
-        parts = (queries, keys, values, output)
-        _forward[_grid(queries)](*parts, temperature, lse, entropy, *_strides(*parts), *_sizes(queries), **OPTIONS)
-        ctx.save_for_backward(*parts, temperature, lse, entropy)
-        return output, entropy
+@torch.library.custom_op("nas::causal_attention", mutates_args=())
+def _attended(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return output, entropy and lse; compiled code calls this as one operator."""
+    queries, keys, values = (_featurewise(part) for part in (queries, keys, values))
+    output, entropy, lse = _results(queries)
+    parts = (queries, keys, values, output)
+    _forward[_grid(queries)](
+        *parts, temperature.contiguous(), lse, entropy, *_strides(*parts), *_sizes(queries), **OPTIONS
+    )
+    return output, entropy, lse
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, output_grad: Tensor, entropy_grad: Tensor) -> tuple[Tensor, ...]:
-        queries, keys, values, output, temperature, lse, entropy = ctx.saved_tensors
-        dout, dent = _featurewise(output_grad), entropy_grad.contiguous()
-        offset = (dout.float() * output).sum(dim=-1) + dent * entropy
-        dq, dk, dv = (torch.empty_like(part) for part in (queries, keys, values))
-        heat = torch.empty_like(lse)  # gradient of -ln t
-        parts, rows = (queries, keys, values, dout), (temperature, lse, offset, dent)
-        strides, sizes, grid = _strides(*parts), _sizes(queries), _grid(queries)
-        _backward_queries[grid](*parts, *rows, dq, heat, *strides, *_strides(dq), *sizes, **OPTIONS)
-        _backward_keys[grid](*parts, *rows, dk, dv, *strides, *_strides(dk, dv), *sizes, **OPTIONS)
-        return dq, dk, dv, -heat.sum(dim=0) / temperature
+
+@_attended.register_fake
+def _results_like(queries, keys, values, temperature):
+    return _results(_featurewise(queries))
+
+
+@torch.library.custom_op("nas::causal_attention_backward", mutates_args=())
+def _gradients(
+    queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor, output: Tensor, entropy: Tensor, lse: Tensor,
+    output_grad: Tensor, entropy_grad: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return gradients of queries, keys, values and, for each batch and head, minus the log temperatures."""
+    queries, keys, values, dout = (_featurewise(part) for part in (queries, keys, values, output_grad))
+    temperature, dent = temperature.contiguous(), entropy_grad.contiguous()
+    offset = (dout.float() * output).sum(dim=-1) + dent * entropy
+    dq, dk, dv, heat = (torch.empty_like(part) for part in (queries, keys, values, lse))
+    parts, rows = (queries, keys, values, dout), (temperature, lse, offset, dent)
+    strides, sizes, grid = _strides(*parts), _sizes(queries), _grid(queries)
+    _backward_queries[grid](*parts, *rows, dq, heat, *strides, *_strides(dq), *sizes, **OPTIONS)
+    _backward_keys[grid](*parts, *rows, dk, dv, *strides, *_strides(dk, dv), *sizes, **OPTIONS)
+    return dq, dk, dv, heat
+
+
+@_gradients.register_fake
+def _gradients_like(queries, keys, values, temperature, output, entropy, lse, output_grad, entropy_grad):
+    return *(torch.empty_like(_featurewise(part)) for part in (queries, keys, values)), torch.empty_like(lse)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _backward(ctx: Any, output_grad: Tensor, entropy_grad: Tensor, _: Tensor) -> tuple[Tensor, ...]:
+    *parts, temperature, output, entropy, lse = ctx.saved_tensors
+    *grads, heat = torch.ops.nas.causal_attention_backward(
+        *parts, temperature, output, entropy, lse, output_grad, entropy_grad
+    )
+    return *grads, -heat.sum(dim=0) / temperature
+
+
+_attended.register_autograd(_backward, setup_context=_keep)
 
 
 @triton.jit
@@ -218,6 +243,12 @@ def _store_rows(part, which, rows, length, row_values):
 def _featurewise(heads: Tensor) -> Tensor:
     """Make the features of a head contiguous, as the kernels expect."""
     return heads if heads.stride(-1) == 1 else heads.contiguous()
+
+
+def _results(queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Room for output, entropy and lse."""
+    rows = queries.new_empty(queries.shape[:3], dtype=torch.float32)
+    return torch.empty_like(queries), rows, torch.empty_like(rows)
 
 
 def _strides(*parts: Tensor) -> tuple[tuple[int, ...], ...]:

@@ -2,6 +2,9 @@
 
 Of a chunk the loss and both gradients are computed at once, while its logits are in the cache; nothing is computed
 twice. What is kept for the backward pass is as large as the inputs.
+
+On CUDA the products have a multiple of 128 rows of the table, without which they miss the fast matrix units. The added
+rows exist only here: their logits are minus infinity, so that losses and gradients are those of the true vocabulary.
 """
 
 import math
@@ -17,6 +20,7 @@ from torch.nn import functional
 CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 26}  # logits in a chunk: 4 MiB of fp32 (smaller chunks are slower), 256 MiB
 
 LEAST_ROWS = 128  # in a chunk: with fewer, adding up the gradient of a large vocabulary's table takes most of the time
+ROW_MULTIPLE = {"cpu": 1, "cuda": 128}  # of a table's rows in a product; Hopper's units need bf16 rows of 16 bytes
 LEAST_LEFT = 1e-6  # of a probability of one that single precision adds up to
 
 # Of a chunk's logits and rows: sums over the rows, of which the first is differentiated; leaves its gradient in logits.
@@ -45,16 +49,15 @@ def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, cap
     Under autocast the products are in its dtype.
     """
     if _in_one_piece(hidden, weight):  # where torch's own is as fast
-        return functional.cross_entropy(capped(functional.linear(hidden, weight).float(), cap), targets)
+        return functional.cross_entropy(_logits(hidden, padded(weight), len(weight), cap), targets)
     return _projected(hidden, weight, partial(_cross_entropy, targets), cap)[0]
 
 
 def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
     """-ln softmax(hidden @ weight.T)[target] of each row, nats: what `projected_cross_entropy` is the mean of."""
+    table, size = padded(weight), len(weight)
     parts = [
-        functional.cross_entropy(
-            capped(functional.linear(hidden[rows], weight).float(), cap), targets[rows], reduction="none"
-        )
+        functional.cross_entropy(_logits(hidden[rows], table, size, cap), targets[rows], reduction="none")
         for rows in _chunks(hidden, weight)
     ]
     return torch.cat(parts)
@@ -78,13 +81,24 @@ def distilled(
     theirs = torch.cat((log_probabilities, left.log()), dim=1)
     if not _in_one_piece(hidden, weight):
         return Distilled(*_projected(hidden, weight, partial(_divergence, targets, likely, theirs, share), cap))
-    logits = capped(functional.linear(hidden, weight).float(), cap)
+    logits = _logits(hidden, padded(weight), len(weight), cap)
     total = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (total - logits.gather(1, targets[:, None])).mean()
     rest = logits.scatter(1, likely, -math.inf).logsumexp(dim=1, keepdim=True)
     ours = torch.cat((logits.gather(1, likely), rest), dim=1) - total
     divergence = functional.kl_div(ours, theirs, reduction="batchmean", log_target=True)
     return Distilled((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence)
+
+
+def padded(weight: Tensor) -> Tensor:
+    """Append rows of 0 to a table, vocab x d_model, up to the multiple that suits its device."""
+    num_more = -len(weight) % ROW_MULTIPLE[weight.device.type]
+    return functional.pad(weight, (0, 0, 0, num_more)) if num_more else weight
+
+
+def _logits(hidden: Tensor, table: Tensor, vocab_size: int, cap: float | None) -> Tensor:
+    """Logits of the true vocabulary in fp32, rows x vocab. table: a padded one."""
+    return capped(functional.linear(hidden, table)[:, :vocab_size].float(), cap)
 
 
 def _cross_entropy(targets: Tensor, logits: Tensor, rows: slice) -> Tensor:
@@ -132,15 +146,16 @@ class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, losses: RowLosses, cap: float | None) -> Tensor:
         wanted = any(ctx.needs_input_grad[:2])
-        matrix, num_rows = weight.to(hidden.dtype), len(hidden)
+        matrix, num_rows = padded(weight.to(hidden.dtype)), len(hidden)
         hidden_grad = torch.empty_like(hidden)
-        weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        weight_grad = torch.zeros_like(matrix, dtype=weight.dtype) if ctx.needs_input_grad[1] else None
         total: Tensor | int = 0
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden, weight):
                 logits = (hidden[rows] @ matrix.T).to(torch.promote_types(hidden.dtype, torch.float32))
                 logits = capped(logits, cap)
                 slopes = None if cap is None or not wanted else 1 - (logits / cap).square()
+                logits[:, len(weight) :] = -math.inf
                 total = total + losses(logits, rows).double()
                 if wanted:
                     residual = (logits if slopes is None else logits.mul_(slopes)).div_(num_rows).to(hidden.dtype)
@@ -150,7 +165,7 @@ class _Projected(torch.autograd.Function):
                     elif weight_grad is not None:  # added up in its own precision
                         weight_grad += residual.T @ hidden[rows]
         assert isinstance(total, Tensor)
-        ctx.save_for_backward(hidden_grad, weight_grad)
+        ctx.save_for_backward(hidden_grad, weight_grad if weight_grad is None else weight_grad[: len(weight)])
         return (total / num_rows).to(torch.promote_types(hidden.dtype, torch.float32))
 
     @staticmethod

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,10 @@ MAX_TABLE_STD = 0.16  # the rule at width 96; below it a table of unit variance 
 LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
 
 
+# Of a layer, its stream and whether entropies are wanted: as `Block.forward`.
+LayerFunction: TypeAlias = Callable[[nn.Module, Tensor, bool], Any]
+
+
 class Prediction(NamedTuple):
     """logits: batch x T x vocab. entropies: of each layer, batch x heads x T, in nats, one per row, if wanted.
 
@@ -52,6 +56,9 @@ class Decoder(nn.Module):
         d_model, vocab_size = architecture.d_model, architecture.vocab_size
         self.architecture = architecture
         self.recompute = False  # layers again for their gradients, instead of keeping what they need
+        self.layer_function: LayerFunction = (
+            nn.Module.__call__
+        )  # of layers in training, in place of which is compiled code
         self.embed = nn.Embedding(vocab_size, d_model)
         self.position = (
             nn.Embedding(architecture.context, d_model) if "position" in architecture.block_facts.tables else None
@@ -87,8 +94,12 @@ class Decoder(nn.Module):
         stream = self.embedded(tokens)  # batch x T x d_model
         passed, entropies = [stream], []
         for layer in self.layers:
-            run = partial(_recomputed, layer) if self.recompute and torch.is_grad_enabled() else layer
-            stream, entropy = run(stream, with_entropies)
+            if not torch.is_grad_enabled():
+                stream, entropy = layer(stream, with_entropies)
+            elif self.recompute:
+                stream, entropy = _recomputed(layer, stream, with_entropies)
+            else:
+                stream, entropy = self.layer_function(layer, stream, with_entropies)
             entropies.append(entropy)  # batch x heads x T
             passed.append(stream)
         if hidden_states is not None:
@@ -167,6 +178,7 @@ class Block(nn.Module):
         self.attention = None if layer.attention == "none" else attention(architecture, index, temperature_init)
         self.norm2 = norm_of(layer.norm2, architecture, affine=not architecture.folded)
         self.ffn = None if layer.ffn == "none" else FeedForward(architecture, layer)
+        self.gates: dict[str, float | Tensor] = {}  # of `attention` and `ffn`, while one of them is removed
 
     def forward(
         self, stream: Tensor, with_entropy: bool = True, past: list[Tensor] | None = None
@@ -184,10 +196,12 @@ class Block(nn.Module):
             else:
                 assert isinstance(self.attention, SelfAttention)
                 attended, entropy = self.attention.step(source, past), None
+            attended = self.gates["attention"] * attended if "attention" in self.gates else attended
             attended = attended if self.scale == 1 else attended * self.scale
             joined = attended if self.block.is_shaped else stream + attended
         if self.ffn is not None:
-            joined = self.ffn(self.norm2(stream if self.block.join == "parallel" else joined), joined)
+            made = self.ffn(self.norm2(stream if self.block.join == "parallel" else joined), joined)
+            joined = joined.lerp(made, self.gates["ffn"]) if "ffn" in self.gates else made
         return joined, entropy
 
     @torch.no_grad()

@@ -21,7 +21,8 @@ class FrozenNorm(nn.Module):
 
     Until it is frozen sigma is each row's own deviation, as in LayerNorm and RMSNorm; then it is, for all rows, the
     running mean of the deviations that training has seen. Position 0 is left out of that mean: its deviation is far
-    from that of the others in trained decoders. A validation moves nothing.
+    from that of the others in trained decoders. A validation moves nothing. Compiled code has both norms, of which
+    `frozen` selects one, so that it stays as it is when a norm is frozen.
 
     groups: equal parts of a row, as heads of queries are, each with a deviation of its own.
     sigma: the running mean, 0 before there is one; of each group, where there are several. frozen: 1 or 0, with the
@@ -33,6 +34,7 @@ class FrozenNorm(nn.Module):
 
     sigma: Tensor
     frozen: Tensor
+    seen: Tensor  # sum and number of the mean deviations that compiled code has seen since the last step
 
     def __init__(self, features: int, epsilon: float, *, centred: bool, groups: int = 1) -> None:
         super().__init__()
@@ -41,6 +43,7 @@ class FrozenNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features)) if centred else None
         self.register_buffer("sigma", torch.zeros(() if groups == 1 else groups))
         self.register_buffer("frozen", torch.zeros(()))
+        self.register_buffer("seen", torch.zeros(2, *self.sigma.shape), persistent=False)
         self.is_frozen = False
         self._seen: list[Tensor] = []  # mean deviation of each forward pass since the last step
 
@@ -63,16 +66,20 @@ class FrozenNorm(nn.Module):
     @torch.no_grad()
     def follow(self) -> None:
         """Takes what the forward passes of a training step have seen into the running mean."""
-        if self._seen:
-            seen = torch.stack(self._seen).mean(dim=0)
-            self.sigma.copy_(torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen))
-            self._seen.clear()
+        total, count = self.seen
+        seen = torch.stack(self._seen).mean(dim=0) if self._seen else torch.where(count > 0, total / count, self.sigma)
+        self.sigma.copy_(torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen))
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seen.clear()
+        self.seen.zero_()
 
     @torch.no_grad()
     def calibrate(self, source: Tensor) -> None:
         """Sets sigma to the mean deviation of these rows, batch x T x features, alone."""
         self.sigma.zero_()
-        self._seen.clear()
+        self._forget()
         self._observe(source)
         self.follow()
 
@@ -80,11 +87,13 @@ class FrozenNorm(nn.Module):
     def set_frozen(self, frozen: bool = True) -> None:
         """Makes sigma the constant that it is now, or has the norm normalise each row again."""
         self.is_frozen = frozen
-        self._seen.clear()
+        self._forget()
         self.frozen.fill_(float(frozen))
 
     def forward(self, source: Tensor) -> Tensor:
         """source: batch x T x features."""
+        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+            return self._selected(source)
         if self.is_frozen:
             if self.bias is None:
                 return source * self.gain
@@ -97,6 +106,19 @@ class FrozenNorm(nn.Module):
         if self.bias is None:
             return functional.rms_norm(source, self.weight.shape, self.weight, self.epsilon)
         return functional.layer_norm(source, self.weight.shape, self.weight, self.bias, self.epsilon)
+
+    def _selected(self, source: Tensor) -> Tensor:
+        source = source.float()
+        centred = source if self.bias is None else source - source.mean(dim=-1, keepdim=True)
+        parts = self._grouped(centred)
+        squares = parts.square().mean(dim=-1)  # batch x T x groups
+        if self.training and torch.is_grad_enabled():
+            rows = squares.detach()[:, 1:] if source.shape[1] > 1 else squares.detach()
+            deviations = rows.sqrt().mean(dim=(0, 1)).view_as(self.sigma)
+            self.seen += torch.stack((deviations, torch.ones_like(deviations)))
+        divisors = torch.where(self.frozen > 0, self.deviation, (squares + self.epsilon).sqrt())
+        scaled = self.weight * (parts / divisors.unsqueeze(-1)).flatten(-2)
+        return scaled if self.bias is None else scaled + self.bias
 
     @torch.no_grad()
     def _observe(self, source: Tensor) -> None:

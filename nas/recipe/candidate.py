@@ -69,7 +69,7 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
         del recipe["freezing"]
     if candidate.recipe.foldable is None or not layers_kept_foldable(architecture):
         del recipe["foldable"]
-    _leave_out_defaults(recipe, candidate.recipe, ("optimizer", "recompute"))
+    _leave_out_defaults(recipe, candidate.recipe, ("optimizer", "recompute", "compile"))
     if (distillation := candidate.recipe.distillation) is None:
         del recipe["distillation"]
     else:

@@ -41,7 +41,7 @@ _OF_DISTILLATION = (
 )
 _OF_RECIPE = (
     *("optimizer", "schedule", "final_rate_share", "beta1", "beta2", "eps", "weight_decay", "clip_norm"),
-    *("temperature_init", "precision", "recompute"),
+    *("temperature_init", "precision", "recompute", "compile"),
 )
 
 

@@ -14,6 +14,7 @@ from search_spaces.deployed import absorbed_layers
 
 ScaleName = Literal["smoke", "proxy", "parent", "gpu", "paper"]
 RateSchedule = Literal["cosine", "linear"]
+Compilation = Literal["auto", "off"]
 Precision = Literal["float32", "tf32", "bfloat16"]
 OptimizerName = Literal["adamw", "muon"]
 SlopeSharing = Literal["layer", "global"]
@@ -257,6 +258,7 @@ class Recipe:
             on a CPU.
         recompute: whether layers are computed again for their gradients, which saves most of the memory of activations,
             costs a third of the time and changes no number.
+        compile: auto compiles the layers on CUDA, unless they are recomputed; off never does.
 
     Raises UserError if a number is out of range.
     """
@@ -280,6 +282,7 @@ class Recipe:
     temperature_init: float = 0.1  # arXiv 2501.03489, Languini; its 1e-2 for CodeParrot is worse at scale proxy
     precision: Precision = "float32"
     recompute: bool = False
+    compile: Compilation = "auto"
 
     def __post_init__(self) -> None:
         for name in ("eps", "clip_norm", "temperature_init"):

@@ -9,11 +9,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nas.corpus.corpus import Corpus
+from costmodel.errors import UserError
+from nas.corpus.corpus import Corpus, require_chunks
 from nas.corpus.sequences import DocumentLoss, epoch_order, gather, held_out_targets, mean_loss, num_sequences
 from nas.model.cross_entropy import token_cross_entropies
 from nas.model.decoder import Decoder
+from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import Scale
+from nas.training.distributed import SOLO, Team
 from nas.training.outcome import Agreement
 
 T = TypeVar("T")
@@ -111,3 +114,20 @@ def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]
     """Inputs and targets, each rows x seq_len, of sequences that include the next token."""
     tokens = torch.from_numpy(sequences.astype(np.int64))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def check(candidate: Candidate, corpus: Corpus, team: Team = SOLO) -> None:
+    """Raise UserError if corpus, recipe and team do not fit."""
+    scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
+    share = scale.batch // team.size
+    if scale.batch % team.size or share % min(share, scale.micro_batch):
+        raise UserError(
+            f"`batch` must be a multiple of the number of processes, and each one's share at most, or a multiple of, "
+            f"`micro_batch`, but got batch={scale.batch}, micro_batch={scale.micro_batch}, {team.size} processes."
+        )
+    require_chunks(corpus, scale.seq_len)
+    if corpus.vocab_size > vocab_size:
+        raise UserError(
+            f"the model's vocabulary must cover the tokenizer's, but got {vocab_size} < {corpus.vocab_size} "
+            f"({corpus.tokenizer}); prepare the corpus with at most {vocab_size} tokens."
+        )

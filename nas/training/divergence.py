@@ -26,6 +26,23 @@ def above_start(losses: Sequence[float], initial: float) -> bool:
     return len(losses) >= WINDOW and min(losses[-WINDOW:]) > initial
 
 
+def nonfinite_step(
+    objective: nn.Module, batches: Iterable[Tensor], loss: float, gradient_norm: float
+) -> tuple[str, str] | None:
+    """Return what is not finite in a step, as a format string of step and layer, and the layer; None if all is finite.
+
+    objective: with the gradients of the step. batches: its tokens.
+    """
+    model = objective.get_submodule("model")
+    if not math.isfinite(loss):
+        return "non-finite loss at step {step}, first in {layer}", first_nonfinite_activation(model, batches)
+    if math.isfinite(gradient_norm):
+        return None
+    if deepest := deepest_nonfinite_gradient(objective):
+        return "non-finite gradient at step {step}, first in {layer}", deepest.removeprefix("model.")
+    return "gradient norm too large at step {step}, steepest in {layer}", steepest_module(model)
+
+
 def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> str:
     """Name the first module, in order of execution, whose output is not finite on these tokens.
 

@@ -20,9 +20,13 @@ ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's ste
 class Muon(torch.optim.Optimizer):
     """Muon for the weights of linears, out_features x in_features.
 
+    As of torch's fused optimizers, nothing moves in a step if the attribute `found_inf` is a tensor of 1.
+
     weights: pairs of a weight and the number of equally large matrices stacked in it (3 for queries, keys and values).
         The state is one buffer per weight, `momentum`.
     """
+
+    found_inf: Tensor | None = None
 
     def __init__(self, weights: Iterable[tuple[nn.Parameter, int]], *, lr: float, weight_decay: float) -> None:
         by_packed = sorted(weights, key=lambda pair: pair[1])
@@ -53,8 +57,11 @@ class Muon(torch.optim.Optimizer):
             parts = torch.split(steps, [group["packed"] for _, _, group in members])
             for (weight, _, group), step in zip(members, parts, strict=True):
                 wide = step if weight.shape[0] // group["packed"] <= weight.shape[1] else step.mT
-                weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(wide.reshape(weight.shape), alpha=-group["lr"])
+                target = weight if self.found_inf is None else weight.clone()
+                target.mul_(1 - group["lr"] * group["weight_decay"])
+                target.add_(wide.reshape(weight.shape), alpha=-group["lr"])
+                if self.found_inf is not None:
+                    weight.copy_(torch.where(self.found_inf > 0, weight, target))
         return None
 
     def _look_ahead(self, weight: nn.Parameter) -> Tensor:
@@ -63,8 +70,10 @@ class Muon(torch.optim.Optimizer):
         state = self.state[weight]
         if not state:
             state["momentum"] = torch.zeros_like(weight)
-        state["momentum"].lerp_(weight.grad, 1 - MOMENTUM)
-        return weight.grad.lerp(state["momentum"], MOMENTUM)
+        momentum: Tensor = state["momentum"]
+        gradient = weight.grad if self.found_inf is None else torch.where(self.found_inf > 0, momentum, weight.grad)
+        momentum.lerp_(gradient, 1 - MOMENTUM)
+        return gradient.lerp(momentum, MOMENTUM)
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

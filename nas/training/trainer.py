@@ -7,7 +7,7 @@ resumed. Several processes can train one model together (`nas.training.distribut
 import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from costmodel.config.schema import decode
-from costmodel.errors import UserError
-from nas.corpus.corpus import Corpus, require_chunks
+from nas.corpus.corpus import Corpus
 from nas.model.norms import followed_deviations, freeze_due
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
-from nas.training.batches import Prefetched, Validation, train_batch, train_indices, validate, validation_batches
+from nas.training.batches import Prefetched, Validation, check, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint
+from nas.training.compilation import layer_function
+from nas.training.device import LAG, Readings, turning_points
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
 from nas.training.distillation.gates import Gates
@@ -34,25 +35,10 @@ from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Objective, StreamError
 from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
+from nas.training.progress import TrainingProgress
 
 CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
 CHECKPOINT_SHARE = 0.03  # unless checkpoints would take more than this share of the time
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TrainingProgress:
-    """Progress of a run; plain data.
-
-    initial_loss: that of the first step or, if larger, of the best model without context, since given weights start
-        low. losses: of the last steps. Both in nats per token, for the divergence rule.
-    """
-
-    step: int = 0
-    seconds: float = 0.0
-    initial_loss: float | None = None
-    losses: tuple[float, ...] = ()
-    rungs: tuple[RungRecord, ...] = ()
-    outcome: Outcome | None = None
 
 
 def train(
@@ -94,14 +80,17 @@ def _records(run: "TrainingRun", stop: Callable[[], bool]) -> Generator[RungReco
     saved_s, interval_s = run.progress.seconds, CHECKPOINT_INTERVAL_S
     try:
         while run.progress.outcome is None:
-            metrics = run.step()
+            judged = run.step()
             record = run.validate_if_due()
-            stopping = stop()
+            stopping, due = stop(), run.progress.seconds - saved_s >= interval_s
+            if stopping or (log and due):
+                judged += run.settle()
             if log:
-                log.add(replace(metrics, val_loss=record.val_loss if record else None))
-                if run.diagnosis:
+                for metrics in judged:
+                    is_rung = record is not None and record.steps == metrics.step
+                    log.add(replace(metrics, val_loss=record.val_loss if record and is_rung else None))
+                if judged and run.diagnosis:
                     log.add_diagnosis(run.diagnosis)
-                due = run.progress.seconds - saved_s >= interval_s
                 if record or run.progress.outcome or due or stopping:
                     since_s = time.perf_counter()
                     log.flush()
@@ -145,7 +134,12 @@ class TrainingRun:
         load_deployed(self.objective.model, initial)
         self.objective.to(device)
         distillation = candidate.recipe.distillation
-        self._gates = None if distillation is None else Gates(self.objective.model, candidate.trained, distillation)
+        model = self.objective.model
+        model.layer_function = layer_function(self.recipe, device)
+        is_compiled = model.layer_function is not nn.Module.__call__
+        self._gates = (
+            None if distillation is None else Gates(model, candidate.trained, distillation, as_tensor=is_compiled)
+        )
         self.optimizers = optimizers(self.objective, candidate.recipe)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
@@ -155,10 +149,16 @@ class TrainingRun:
             self._prefetched = Prefetched(self._host_batch)
         if folder and (saved := checkpoint.load_latest(folder, self.identity)):
             self._restore(saved)
+        self._turning_points = turning_points(self.recipe, model)
+        self._readings = self._new_readings(LAG[torch.device(device).type] if team.size == 1 else 0)
         self._since_s = time.perf_counter()
 
-    def step(self) -> StepMetrics:
-        """Take one optimizer step; if it diverged, no weight changes and the outcome is set."""
+    def step(self) -> list[StepMetrics]:
+        """Take one optimizer step; return the metrics of the steps judged by now, on the CPU of this one.
+
+        From a diverged step on no weight changes; the outcome is set when it is judged.
+        """
+        step, rate = self.begun + 1, learning_rate(self.recipe, self.begun)
         inputs, targets = self.batch()
         num_parts = max(1, len(inputs) // self.scale.micro_batch)
         penalty = self.objective.penalty
@@ -178,29 +178,46 @@ class TrainingRun:
         self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
         norm = nn.utils.get_total_norm(gradients)
         values = torch.stack((losses.cross_entropy, factor * losses.penalty, norm.double()))
-        metrics = self.judge(inputs, *values.tolist())
-        if self.progress.outcome is None:
+        self._readings.put(values, settled=step >= self._settled)
+        judged = self.settle(inputs, everything=step in self._turning_points or is_due(step, self.scale))
+        if self.progress.outcome is None and self.begun == step:
             nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_norm, norm)
             for optimizer in self.optimizers:
                 for group in optimizer.param_groups:
-                    group["lr"] = metrics.learning_rate
+                    group["lr"] = rate
                 optimizer.step()
             model, num_steps = self.objective.model, self.scale.num_steps
-            freeze_due(model, self.recipe.freezing, step=metrics.step, num_steps=num_steps)
+            freeze_due(model, self.recipe.freezing, step=step, num_steps=num_steps)
             if self._gates is not None:
-                self._gates.move(step=metrics.step, num_steps=num_steps)
-            keep_foldable(model, self.recipe.foldable, step=metrics.step, num_steps=num_steps)
+                self._gates.move(step=step, num_steps=num_steps)
+            keep_foldable(model, self.recipe.foldable, step=step, num_steps=num_steps)
         for optimizer in self.optimizers:  # also of gated parts, which do not change without a gradient
             optimizer.zero_grad(set_to_none=True)
-        return metrics
+        return judged
 
-    def judge(self, inputs: Tensor, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
-        """Count a step whose gradients are computed and not applied; set the outcome if it diverged."""
+    def settle(self, inputs: Tensor | None = None, *, everything: bool = True) -> list[StepMetrics]:
+        """Judge steps whose numbers are read; the last one's `inputs` are given while its gradients are there.
+
+        A diverged step that is found later is taken again and judged at once, since no weight has moved after it.
+        """
+        judged: list[StepMetrics] = []
+        for loss, penalty, norm, halted in self._readings.take(everything=everything):
+            if halted and (inputs is None or self._readings):
+                self._readings = self._new_readings(lag=0)
+                self.objective.zero_grad(set_to_none=True)
+                if self._gates is not None:
+                    self._gates.move(step=self.progress.step, num_steps=self.scale.num_steps)
+                return judged + self.step()
+            judged.append(self.judge(inputs, loss, penalty, norm))
+        return judged
+
+    def judge(self, inputs: Tensor | None, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
+        """Count a step; set the outcome if it diverged. inputs: its tokens, as long as its gradients are there."""
         rate = learning_rate(self.recipe, self.progress.step)
         self._count(loss)
         problem = self._problem(loss, gradient_norm, inputs)
         self.diagnosis = None
-        if self.folder is not None and (problem or is_due(self.progress.step, self.scale)):
+        if self.folder is not None and inputs is not None and (problem or is_due(self.progress.step, self.scale)):
             self.diagnosis = diagnose(self.objective, inputs[: self.scale.micro_batch], step=self.progress.step)
         if problem:
             self._end_diverged(*problem)
@@ -216,7 +233,7 @@ class TrainingRun:
 
     def validate_if_due(self) -> RungRecord | None:
         """Return a record if a rung ends with this step; the last one completes the run."""
-        if self.progress.outcome or self.progress.step not in self.scale.rung_steps:
+        if self.progress.outcome or self.begun not in self.scale.rung_steps:
             return None
         last = self.progress.step == self.scale.rung_steps[-1]
         tokens = self.scale.validation_tokens if last else self.scale.rung_validation_tokens
@@ -283,7 +300,7 @@ class TrainingRun:
 
     def batch(self) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of the next step, this process's share, on its device."""
-        inputs, targets = (self._prefetched or self._host_batch)(self.progress.step)
+        inputs, targets = (self._prefetched or self._host_batch)(self.begun)
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
     def predictions(self, inputs: Tensor) -> Predictions | None:
@@ -300,7 +317,7 @@ class TrainingRun:
         return [partial(self.teacher.hidden_state_error, part) for part in wanted.chunk(num_parts)]
 
     def _indices(self) -> list[int]:
-        scale, step = self.scale, self.progress.step
+        scale, step = self.scale, self.begun
         drawn = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
         indices: list[int] = self.team.share(torch.tensor(drawn)).tolist()
         return indices
@@ -311,22 +328,14 @@ class TrainingRun:
         inputs, targets = map(self.team.share, batch)
         return (inputs.pin_memory(), targets.pin_memory()) if self._prefetched else (inputs, targets)
 
-    def _problem(self, loss: float, norm: float, inputs: Tensor) -> tuple[str, str] | None:
+    def _problem(self, loss: float, norm: float, inputs: Tensor | None) -> tuple[str, str] | None:
         """What is wrong with the step just computed, and in which module; None if nothing is."""
-        progress, model = self.progress, self.objective.model
-        if not math.isfinite(loss):
-            where = divergence.first_nonfinite_activation(model, torch.split(inputs, self.scale.micro_batch))
-            return "non-finite loss at step {step}, first in {layer}", where
-        if not math.isfinite(norm):
-            if deepest := divergence.deepest_nonfinite_gradient(self.objective):
-                return "non-finite gradient at step {step}, first in {layer}", deepest.removeprefix("model.")
-            return "gradient norm too large at step {step}, steepest in {layer}", divergence.steepest_module(model)
+        progress, batches = self.progress, () if inputs is None else torch.split(inputs, self.scale.micro_batch)
+        if problem := divergence.nonfinite_step(self.objective, batches, loss, norm):
+            return problem
         assert progress.initial_loss is not None
-        # after warm-up, or after recovery from removed parts, a high loss is the model's own
-        settled = self.scale.warmup_steps if self.recipe.distillation is None else self.scale.num_steps // 2
-        is_settled = progress.step >= settled + divergence.WINDOW
-        if is_settled and divergence.above_start(progress.losses, progress.initial_loss):
-            where = divergence.steepest_module(model)
+        if progress.step >= self._settled and divergence.above_start(progress.losses, progress.initial_loss):
+            where = divergence.steepest_module(self.objective.model)
             return "training loss above its initial value at step {step}, steepest in {layer}", where
         return None
 
@@ -352,22 +361,32 @@ class TrainingRun:
         self.progress = replace(self.progress, outcome=outcome)
 
     def _count(self, loss: float) -> None:
-        """Count a step and record its loss, unless it is not finite, which JSON cannot represent."""
-        progress = replace(self.progress, step=self.progress.step + 1)
-        if math.isfinite(loss):
-            losses = (*progress.losses, loss)[-divergence.WINDOW :]
-            initial_loss = progress.initial_loss
-            if initial_loss is None:
-                initial_loss = max(loss, self.corpus.unigram_loss)
-            progress = replace(progress, losses=losses, initial_loss=initial_loss)
-        self.progress = progress
+        self.progress = self.progress.counted(loss, self.corpus.unigram_loss)
         self._tick()
+
+    def _new_readings(self, lag: int) -> Readings:
+        losses, initial_loss = self.progress.losses, self.progress.initial_loss
+        readings = Readings(lag, self.device, losses, initial_loss, self.corpus.unigram_loss)
+        for optimizer in self.optimizers:
+            vars(optimizer)["found_inf"] = readings.halted if lag else None
+        return readings
+
+    @property
+    def begun(self) -> int:
+        """Number of steps taken, including those whose numbers are not read yet."""
+        return self.progress.step + len(self._readings)
 
     @property
     def penalty_weight(self) -> float:
         """Weight of the entropy penalty in the next step."""
         entropy = self.recipe.entropy
-        return 0.0 if entropy is None else entropy.weight_at(self.progress.step, self.scale.num_steps)
+        return 0.0 if entropy is None else entropy.weight_at(self.begun, self.scale.num_steps)
+
+    @property
+    def _settled(self) -> int:
+        """First step whose loss must not be above the start: before, after removals or warm-up, it is the model's."""
+        settled = self.scale.warmup_steps if self.recipe.distillation is None else self.scale.num_steps // 2
+        return settled + divergence.WINDOW
 
     @property
     def _tokens(self) -> int:
@@ -377,20 +396,3 @@ class TrainingRun:
         now_s = time.perf_counter()
         self.progress = replace(self.progress, seconds=self.progress.seconds + now_s - self._since_s)
         self._since_s = now_s
-
-
-def check(candidate: Candidate, corpus: Corpus, team: Team = SOLO) -> None:
-    """Raise UserError if corpus, recipe and team do not fit."""
-    scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
-    share = scale.batch // team.size
-    if scale.batch % team.size or share % min(share, scale.micro_batch):
-        raise UserError(
-            f"`batch` must be a multiple of the number of processes, and each one's share at most, or a multiple of, "
-            f"`micro_batch`, but got batch={scale.batch}, micro_batch={scale.micro_batch}, {team.size} processes."
-        )
-    require_chunks(corpus, scale.seq_len)
-    if corpus.vocab_size > vocab_size:
-        raise UserError(
-            f"the model's vocabulary must cover the tokenizer's, but got {vocab_size} < {corpus.vocab_size} "
-            f"({corpus.tokenizer}); prepare the corpus with at most {vocab_size} tokens."
-        )

@@ -1,12 +1,10 @@
 """Takes the parts of its parent that a candidate lacks out of a model, gradually, by the number of the step alone."""
 
-from functools import partial
-from typing import Any
+import torch
+from torch import nn
 
-from torch import Tensor, nn
-
-from nas.model.decoder import Decoder
-from nas.recipe.distillation import DistillationSchedule, PartKind, parent_architecture, removed_parts
+from nas.model.decoder import Block, Decoder
+from nas.recipe.distillation import DistillationSchedule, parent_architecture, removed_parts
 from nas.training.distillation.parts import MODULES
 from search_spaces.architecture import Architecture
 
@@ -16,31 +14,33 @@ class Gates:
 
     A gate g multiplies what attention adds to the residual stream, and draws the stream behind an FFN towards what it
     would be without, s + g (f - s). At 0 the part leaves the model.
+
+    as_tensor: whether the gate is a tensor, which may change in compiled code.
     """
 
-    def __init__(self, model: Decoder, trained: Architecture, distillation: DistillationSchedule) -> None:
+    def __init__(
+        self, model: Decoder, trained: Architecture, distillation: DistillationSchedule, *, as_tensor: bool = False
+    ) -> None:
         self.model, self.trained, self.distillation = model, trained, distillation
-        self.gate = 1.0
-        self._parts = list(removed_parts(trained, parent_architecture(distillation, trained)))
-        self._hooks = [
-            getattr(model.layers[layer], kind).register_forward_hook(partial(self._gated, kind))
-            for layer, kind in self._parts
+        blocks = [layer for layer in model.layers if isinstance(layer, Block)]
+        self._parts = [
+            (blocks[depth], kind) for depth, kind in removed_parts(trained, parent_architecture(distillation, trained))
         ]
+        self._tensor = torch.ones((), device=model.embed.weight.device) if as_tensor else None
+        self._set(1.0)
 
     def move(self, *, step: int, num_steps: int) -> None:
         """Sets the gates as they are after step 0, 1, ..., num_steps; after the last the model is what is trained."""
         if self.gate > 0:
-            self.gate = self.distillation.gate_at(step, num_steps)
-            if self.gate == 0:
-                for hook, (layer, kind) in zip(self._hooks, self._parts, strict=True):
-                    hook.remove()
-                    setattr(self.model.layers[layer], kind, None)
-                    setattr(self.model.layers[layer], MODULES[kind][0], nn.Identity())
+            self._set(self.distillation.gate_at(step, num_steps))
+            for block, kind in self._parts if self.gate == 0 else ():
+                del block.gates[kind]
+                setattr(block, kind, None)
+                setattr(block, MODULES[kind][0], nn.Identity())
         if step == num_steps:
             self.model.architecture = self.trained
 
-    def _gated(self, kind: PartKind, module: nn.Module, inputs: tuple[Tensor, ...], output: Any) -> Any:
-        if kind == "attention":
-            attended, entropy = output
-            return self.gate * attended, entropy
-        return inputs[-1].lerp(output, self.gate)  # the stream that an FFN adds to
+    def _set(self, gate: float) -> None:
+        self.gate = gate
+        for block, kind in self._parts:
+            block.gates[kind] = gate if self._tensor is None else self._tensor.fill_(gate)

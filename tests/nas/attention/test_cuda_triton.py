@@ -75,6 +75,16 @@ def test_values_and_gradients_are_the_references(length, head_dim, temperature, 
 
 
 @on_every_device
+def test_compiled_code_may_call_the_operators(device):
+    parts = [part.detach() for part in heads(18, 8, torch.float32, device)]
+    output, entropy, lse = torch.ops.nas.causal_attention(*parts)
+    torch.library.opcheck(torch.ops.nas.causal_attention, tuple(part.clone().requires_grad_() for part in parts))
+    torch.library.opcheck(
+        torch.ops.nas.causal_attention_backward, (*parts, output, entropy, lse, output.cos(), entropy.cos())
+    )
+
+
+@on_every_device
 def test_one_token_attends_to_itself(device):
     parts = heads(1, 8, torch.float32, device)
     output, entropy, dq, dk, _, dt = with_gradients(cuda_triton.attend, parts)

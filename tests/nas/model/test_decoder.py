@@ -1,6 +1,7 @@
 """The decoder, and its loss in parts."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn import functional
 
 from nas.attention.causal import attention_reference
 from nas.model import cross_entropy
-from nas.model.cross_entropy import capped, distilled, projected_cross_entropy
+from nas.model.cross_entropy import capped, distilled, padded, projected_cross_entropy, token_cross_entropies
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer
@@ -155,3 +156,21 @@ def test_a_table_that_is_not_trained_gets_no_gradient(monkeypatch):
     projected_cross_entropy(hidden, weight.requires_grad_(False), targets).backward()
     assert weight.grad is None
     assert hidden.grad is not None
+
+
+def test_a_padded_vocabulary_changes_no_number(monkeypatch):
+    monkeypatch.setattr(cross_entropy, "LEAST_ROWS", 1)
+    likely, log_probabilities = predicted(3)
+    for chunk_size, cap in product((1 << 20, 3 * VOCAB), (None, 2.0)):
+        monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", chunk_size)
+        results = []
+        for multiple in (1, 4):
+            monkeypatch.setitem(cross_entropy.ROW_MULTIPLE, "cpu", multiple)
+            hidden, weight, targets = drawn(torch.float64)
+            taught = distilled(hidden, weight, targets, likely, log_probabilities, 0.3, cap)
+            (3 * taught.loss + projected_cross_entropy(hidden, weight, targets, cap)).backward()
+            results.append((*taught, token_cross_entropies(hidden, weight, targets, cap), hidden.grad, weight.grad))
+        for expected, got in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected)
+    assert len(padded(weight)) == 8
+    assert not padded(weight)[VOCAB:].any()

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from nas.corpus.corpus import Corpus
+from nas.model import cross_entropy
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
@@ -340,3 +341,19 @@ def test_checkpoints_take_a_few_percent_of_the_time(monkeypatch, corpus, tmp_pat
     monkeypatch.setattr(trainer, "CHECKPOINT_INTERVAL_S", 10.0)
     list(train(candidate(scale=replace(SCALE, rungs=(1.0,))), corpus, seed=0, folder=tmp_path))
     assert saves == [1, 3, 5, 7, 9, 11, 13, 15, 16]
+
+
+def test_a_padded_vocabulary_trains_and_stores_the_true_one(monkeypatch, corpus, tmp_path):
+    ends = []
+    for multiple in (1, 128):
+        monkeypatch.setitem(cross_entropy.ROW_MULTIPLE, "cpu", multiple)
+        monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", 300 * 16)  # four chunks
+        *_, outcome = train(candidate("SM+LN+G"), corpus, seed=0, folder=tmp_path / str(multiple))
+        ends.append((outcome.val_loss, checkpoint.load_latest(tmp_path / str(multiple)).weights))
+    (loss, weights), (padded_loss, padded_weights) = ends
+    assert padded_loss == pytest.approx(loss, rel=1e-5)
+    assert {name: value.shape for name, value in padded_weights.items()} == {
+        name: value.shape for name, value in weights.items()
+    }
+    for name in weights.keys() - {f"layers.{layer}.attention.qkv.bias" for layer in (0, 1)}:  # keys' have no gradient
+        torch.testing.assert_close(padded_weights[name], weights[name], rtol=1e-3, atol=1e-5)
