@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from costmodel.cost import Budget
 from costmodel.errors import UserError
@@ -22,13 +23,8 @@ from nas.recipe.recipe import from_parent
 from nas.training.batches import train_batch
 from nas.training.distillation import library
 from nas.training.distillation.block_scores import block_scores, scored_tokens
-from nas.training.distillation.library import (
-    BlockwiseDistillation,
-    distillation_error,
-    initial_weights,
-    parent_hidden_states,
-    trained_block,
-)
+from nas.training.distillation.blocks import BlockwiseDistillation, distillation_error, trained_block
+from nas.training.distillation.library import initial_weights, parent_hidden_states
 from nas.training.distillation.sub_layers import (
     BlockScores,
     SubLayer,
@@ -209,7 +205,7 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(parent, text
     whole = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN)
     (path,) = Path(texts.folder).glob("blocks-*.csv")
     path.unlink()
-    trained, once = [], library.trained_block
+    trained, once = [], trained_block
 
     def killed(parent, sub_layer, *rest):
         trained.append(sub_layer)
@@ -228,6 +224,30 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(parent, text
     trained.clear()
     assert block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, keep=True) == whole
     assert trained == []
+
+
+MANY = [
+    *LAYERS,
+    Layer(norm1="frozen-layernorm", attention="power8", norm2="frozen-layernorm", ffn="relu"),
+    Layer(norm1="layernorm", attention="2quad", norm2="none", ffn="bilinear"),
+    Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="square"),
+]
+
+
+@pytest.mark.parametrize("at_a_time", [1 << 30, 1])
+def test_alternatives_train_together_as_one_after_another(parent, texts, monkeypatch, at_a_time):
+    """On a GPU they train together."""
+    monkeypatch.setattr(library, "MOST_TOGETHER", at_a_time)
+    scores = []
+    for _ in range(2):
+        scores.append(block_scores(parent, MANY, texts, SETTINGS, seq_len=SEQ_LEN).divergences)
+        for path in Path(texts.folder).glob("blocks-*.csv"):
+            path.unlink()
+        monkeypatch.setattr(library.Library, "_layer_by_layer", library.Library._together)
+    alone, together = ([each[half] for half in scores[0]] for each in scores)
+    assert len(set(alone)) > 12
+    assert alone == pytest.approx(together, rel=1e-2)
+    assert spearmanr(alone, together).statistic >= 0.98
 
 
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
