@@ -4,7 +4,8 @@ The parent runs once over the batch of a step, and every alternative takes its s
 Alternatives do not see one another, so each is trained as `nas.training.distillation.blocks` trains it alone.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -48,25 +49,16 @@ def trained_together(
         return torch.stack(model.hidden_states(inputs.to(device)))
 
     num_fit = min(num_steps, steps_to_fit(hidden_states(0)[:1]))
-    first = torch.stack(
-        [hidden_states(step) for step in range(num_fit)], dim=1
-    )  # of a layer, steps x batch x T x d_model
+    first = torch.stack([hidden_states(step) for step in range(num_fit)], dim=1)  # layers + 1 x steps x batch x T x d
     blocks = {
         sub_layer: fitted_block(parent, sub_layer, HiddenStates(first[sub_layer.depth], first[sub_layer.depth + 1]))
         for sub_layer in sub_layers
     }
-    alike: dict[Hashable, list[SubLayer]] = {}
+    alike: dict[Hashable, dict[SubLayer, Block]] = {}
     for sub_layer, block in blocks.items():
         if any(value.requires_grad for value in block.parameters()):
-            alike.setdefault(_shape_of(parent, sub_layer, block), []).append(sub_layer)
-    stacks = [
-        _Stack(
-            [blocks[sub_layer] for sub_layer in group],
-            [sub_layer.depth for sub_layer in group],
-            rate_of(parent, group[0], settings),
-        )
-        for group in alike.values()
-    ]
+            alike.setdefault(_shape_of(parent, sub_layer, block), {})[sub_layer] = block
+    stacks = [_Stack(group, rate_of(parent, next(iter(group)), settings)) for group in alike.values()]
     for step in range(num_steps):
         streams = hidden_states(step)
         for stack in stacks:
@@ -90,38 +82,35 @@ def _shape_of(parent: Parent, sub_layer: SubLayer, block: Block) -> Hashable:
 class _Stack:
     """Blocks of one shape in training."""
 
-    def __init__(self, blocks: Sequence[Block], depths: Sequence[int], rate: float) -> None:
-        self.blocks, self.depths, self.trained = blocks, torch.tensor(depths), _Trained(blocks[0])
-        self.parameters, self.buffers = torch.func.stack_module_state([_Trained(block) for block in blocks])
+    def __init__(self, blocks: Mapping[SubLayer, Block], rate: float) -> None:
+        self.blocks = [_Trained(block) for block in blocks.values()]
+        self.parameters, self.buffers = torch.func.stack_module_state(self.blocks)
         moved = [value for value in self.parameters.values() if value.requires_grad]
+        self.depths = torch.tensor([sub_layer.depth for sub_layer in blocks], device=moved[0].device)
         self.optimizer = torch.optim.AdamW(moved, lr=rate, weight_decay=0.0)
 
     def step(self, streams: Tensor, *, freezing: bool) -> None:
-        """Take one step. streams: (layers + 1) x batch x T x d_model. freezing: whether norms to be frozen are now."""
+        """Take one step. streams: layers + 1 x batch x T x d_model. freezing: whether norms to be frozen are now."""
         if freezing:
-            freeze(self.blocks[0])
-        depths = self.depths.to(streams.device)
-        errors = torch.vmap(self._error)(self.parameters, self.buffers, streams[depths], streams[depths + 1])
+            freeze(self.blocks[0].block)
+        read, left = streams[self.depths], streams[self.depths + 1]
+        errors = torch.vmap(partial(torch.func.functional_call, self.blocks[0]))(
+            (self.parameters, self.buffers), (read, left)
+        )
         self.optimizer.zero_grad()
         torch.autograd.backward(errors.sum())
         self.optimizer.step()
 
-    def _error(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], read: Tensor, left: Tensor) -> Tensor:
-        error: Tensor = torch.func.functional_call(self.trained, (parameters, buffers), (read, left))
-        return error
-
     @torch.no_grad()
     def unstack(self) -> None:
         """Write the trained numbers into the blocks."""
-        stacked, is_frozen = (
-            self.parameters | self.buffers,
-            [norm.is_frozen for norm in frozen_norms(self.blocks[0]).values()],
-        )
-        for index, block in enumerate(self.blocks):
-            for name, value in _Trained(block).state_dict().items():
+        stacked = self.parameters | self.buffers
+        frozen = [norm.is_frozen for norm in frozen_norms(self.blocks[0]).values()]
+        for index, trained in enumerate(self.blocks):
+            for name, value in trained.state_dict().items():
                 value.copy_(stacked[name][index])
-            for norm, frozen in zip(frozen_norms(block).values(), is_frozen, strict=True):
-                norm.set_frozen(frozen)
+            for norm, is_frozen in zip(frozen_norms(trained).values(), frozen, strict=True):
+                norm.set_frozen(is_frozen)
 
 
 class _Trained(nn.Module):

@@ -207,6 +207,7 @@ class LiveTeacher(Teacher):
             if isinstance(linear, nn.Linear):  # its own copy, since a token table that is also read stays in fp32
                 for name, value in list(linear.named_parameters()):
                     setattr(linear, name, nn.Parameter(value.bfloat16(), requires_grad=False))
+        self.table = model.logits.weight
 
     def lessons(
         self, indices: Sequence[int], inputs: Tensor, num_parts: int, *, predictions: bool, hidden_states: bool
@@ -224,11 +225,13 @@ class LiveTeacher(Teacher):
         passed: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
             features, _ = self.model.features(inputs, with_entropies=False, hidden_states=passed)
-        return features.flatten(0, 1).to(self.model.logits.weight.dtype), self.normed(passed) if hidden_states else None
+        return features.flatten(0, 1).to(self.table.dtype), self.normed(passed) if hidden_states else None
 
     @torch.no_grad()
     def _logits(self, features: Tensor, rows: slice) -> Tensor:
-        return capped(wide_product(features[rows], self.model.logits.weight.T), self.model.architecture.logit_cap)
+        architecture = self.model.architecture
+        logits = wide_product(features[rows], self.table.T)[:, : architecture.vocab_size]
+        return capped(logits, architecture.logit_cap)
 
 
 def _kept(path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kept | None:

@@ -14,8 +14,8 @@ from costmodel.protocols import load_pricer
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
-from nas.model.decoder import Decoder
-from nas.model.weights import load_deployed
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.papers import recipe_for
@@ -33,7 +33,7 @@ from nas.training.distillation.sub_layers import (
     trained_sub_layers,
 )
 from search_spaces.architecture import Layer
-from search_spaces.bases import BASES
+from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.notation import parse
@@ -234,13 +234,31 @@ MANY = [
 ]
 
 
-@pytest.mark.parametrize("at_a_time", [1 << 30, 1])
-def test_alternatives_train_together_as_one_after_another(parent, texts, monkeypatch, at_a_time):
+LLAMA = base_architecture(
+    "smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, d_model=32, d_ff=64, vocab=512, context=64)
+)
+GATED = [
+    Layer(norm1="rmsnorm", attention="softmax", norm2="frozen-rmsnorm", ffn="fused"),
+    Layer(norm1="frozen-rmsnorm", attention="power8", norm2="frozen-rmsnorm", ffn="reglu"),
+    Layer(norm1="rmsnorm", attention="softmax-half", norm2="rmsnorm", ffn="quadglu"),
+    Layer(attention="none", norm2="none", ffn="bilinear"),
+    Layer(norm1="rmsnorm", attention="softmax", ffn="none"),
+]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "at_a_time"), [(None, MANY, 1 << 30), (None, MANY, 1), (LLAMA, GATED, 1 << 30)]
+)
+def test_alternatives_train_together_as_one_after_another(parent, texts, monkeypatch, architecture, layers, at_a_time):
     """On a GPU they train together."""
     monkeypatch.setattr(library, "MOST_TOGETHER", at_a_time)
+    if architecture is not None:
+        weights = deployed_weights(build(architecture, torch.Generator().manual_seed(5)))
+        weights = {name: (4 * value if "down" in name else value).detach().clone() for name, value in weights.items()}
+        parent = parent._replace(model=parent.model._replace(architecture=architecture, weights=weights))
     scores = []
     for _ in range(2):
-        scores.append(block_scores(parent, MANY, texts, SETTINGS, seq_len=SEQ_LEN).divergences)
+        scores.append(block_scores(parent, layers, texts, SETTINGS, seq_len=SEQ_LEN).divergences)
         for path in Path(texts.folder).glob("blocks-*.csv"):
             path.unlink()
         monkeypatch.setattr(library.Library, "_layer_by_layer", library.Library._together)
