@@ -101,6 +101,31 @@ def _logits(hidden: Tensor, table: Tensor, vocab_size: int, cap: float | None) -
     return capped(functional.linear(hidden, table)[:, :vocab_size].float(), cap)
 
 
+def fully_distilled(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    parent_logits: Callable[[slice], Tensor],
+    share: float,
+    cap: float | None = None,
+) -> Distilled:
+    """As `distilled`, with the divergence over the whole vocabulary; the parent's logits exist a chunk at a time too.
+
+    parent_logits: of some of the rows, rows x vocab, in fp32 or fp64.
+    """
+    return Distilled(*_projected(hidden, weight, partial(_full_divergence, targets, parent_logits, share), cap))
+
+
+def wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """Matrix product in fp32 (fp64 for fp64), also where the factors are in half precision: sums are never rounded to
+    that, which would make the gradients of a softmax wrong by several percent.
+    """
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    # a product of two bf16 numbers is exact in fp32, so both ways differ by the order of sums alone
+    return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
+
+
 def _cross_entropy(targets: Tensor, logits: Tensor, rows: slice) -> Tensor:
     picked = targets[rows].unsqueeze(1)
     lse = logits.logsumexp(dim=1, keepdim=True)
@@ -130,6 +155,21 @@ def _divergence(targets: Tensor, likely: Tensor, theirs: Tensor, share: float, l
     return torch.stack(((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence))
 
 
+def _full_divergence(
+    targets: Tensor, parent_logits: Callable[[slice], Tensor], share: float, logits: Tensor, rows: slice
+) -> Tensor:
+    """With q of the model, d KL / d logit_j is q_j - p_j. Columns of `logits` beyond p's are minus infinity."""
+    picked, log_p = targets[rows].unsqueeze(1), parent_logits(rows).to(logits.dtype).log_softmax(dim=1)
+    lse = logits.logsumexp(dim=1, keepdim=True)
+    cross_entropy = (lse - logits.gather(1, picked)).sum()
+    known = logits.sub_(lse)[:, : log_p.shape[1]]
+    divergence = functional.kl_div(known, log_p, reduction="sum", log_target=True)
+    logits.exp_()
+    known.sub_(log_p.exp_(), alpha=share)
+    logits.scatter_add_(1, picked, torch.full_like(lse, share - 1))
+    return torch.stack(((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence))
+
+
 def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
     return len(hidden) * len(weight) <= CHUNK_SIZE[hidden.device.type]
 
@@ -152,8 +192,7 @@ class _Projected(torch.autograd.Function):
         total: Tensor | int = 0
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden, weight):
-                logits = (hidden[rows] @ matrix.T).to(torch.promote_types(hidden.dtype, torch.float32))
-                logits = capped(logits, cap)
+                logits = capped(wide_product(hidden[rows], matrix.T), cap)
                 slopes = None if cap is None or not wanted else 1 - (logits / cap).square()
                 logits[:, len(weight) :] = -math.inf
                 total = total + losses(logits, rows).double()
@@ -163,7 +202,7 @@ class _Projected(torch.autograd.Function):
                     if weight_grad is not None and weight_grad.dtype == hidden.dtype:
                         weight_grad.addmm_(residual.T, hidden[rows])
                     elif weight_grad is not None:  # added up in its own precision
-                        weight_grad += residual.T @ hidden[rows]
+                        weight_grad += wide_product(residual.T, hidden[rows])
         assert isinstance(total, Tensor)
         ctx.save_for_backward(hidden_grad, weight_grad if weight_grad is None else weight_grad[: len(weight)])
         return (total / num_rows).to(torch.promote_types(hidden.dtype, torch.float32))

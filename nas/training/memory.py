@@ -12,7 +12,7 @@ from costmodel.config.units import format_bytes
 from costmodel.errors import StoppedError, UserError
 from nas.malloc import free_bytes
 from nas.recipe.candidate import Candidate
-from nas.training.distillation.teacher import Predictions
+from nas.training.distillation.teacher import Lesson, Predictions
 from nas.training.objective import Objective
 from nas.training.optimizer import optimizers
 
@@ -56,10 +56,11 @@ def training_memory(candidate: Candidate) -> Memory:
         objective.penalty = None
         parameter_storages = {value.untyped_storage()._cdata for value in objective.parameters()}
         tokens = torch.zeros(min(scale.micro_batch, scale.batch), scale.seq_len, dtype=torch.int64)
-        predictions = None
+        lesson = None
         if (distillation := candidate.recipe.distillation) is not None:
             shape = (*tokens.shape, min(distillation.teacher_top_k, candidate.trained.vocab_size - 1))
             predictions = Predictions(torch.zeros(shape, dtype=torch.int64), torch.zeros(shape))
+            lesson = Lesson(predictions.distill, None)
         kept: dict[int, Tensor] = {}
 
         def keep(value: Tensor) -> Tensor:
@@ -67,7 +68,7 @@ def training_memory(candidate: Candidate) -> Memory:
             return value
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-            result = objective(tokens, tokens, predictions)
+            result = objective(tokens, tokens, lesson)
         activations = _size(value for storage, value in kept.items() if storage not in parameter_storages)
         del result
         parameters = _size(objective.parameters())
@@ -80,7 +81,7 @@ def training_memory(candidate: Candidate) -> Memory:
         gradients = _size(value for value in objective.parameters() if value.requires_grad)
     return Memory(
         parameters=parameters,
-        parent=0 if predictions is None else parameters,
+        parent=0 if lesson is None else parameters,
         gradients=gradients,
         moments=moments,
         activations=activations,

@@ -4,22 +4,20 @@ Distillation compares predictions and, with a weight, the hidden states after ea
 information per token. docs/research-log.md compares weights.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nas.model.cross_entropy import distilled, projected_cross_entropy
+from nas.model.cross_entropy import projected_cross_entropy
 from nas.model.decoder import build
 from nas.model.weight_normalisation import normalise
 from nas.recipe.candidate import Candidate
 from nas.training.distillation.parts import train_parts
-from nas.training.distillation.teacher import Predictions
+from nas.training.distillation.teacher import Lesson
 from nas.training.entropy import EntropyPenalty
 from search_spaces.architecture import num_heads
-
-StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # of a model's hidden states
 
 
 class Losses(NamedTuple):
@@ -60,17 +58,10 @@ class Objective(nn.Module):
         self.prediction_weight = 0.0 if distillation is None else distillation.prediction_weight
         self.hidden_state_weight = 0.0 if distillation is None else distillation.hidden_state_weight
 
-    def forward(
-        self,
-        inputs: Tensor,
-        targets: Tensor,
-        predictions: Predictions | None = None,
-        hidden_state_error: StreamError | None = None,
-    ) -> tuple[Tensor, Losses]:
+    def forward(self, inputs: Tensor, targets: Tensor, lesson: Lesson | None = None) -> tuple[Tensor, Losses]:
         """Return the loss to be differentiated, without the penalty, and all losses.
 
-        inputs, targets: batch x T. predictions: the parent's, needed for distillation. hidden_state_error: distance of
-            these inputs' hidden states from the parent's (`Teacher.hidden_state_error`).
+        inputs, targets: batch x T. lesson: the parent's about these inputs, needed for distillation.
         """
         hidden_states: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
@@ -79,16 +70,16 @@ class Objective(nn.Module):
             )
             hidden, weight, cap = stream.flatten(0, 1), self.model.logits.weight, self.model.architecture.logit_cap
             if self.prediction_weight:
-                assert predictions is not None
-                likely, log_probabilities = (part.flatten(0, 1) for part in predictions)
-                loss, *parts = distilled(
-                    hidden, weight, targets.flatten(), likely, log_probabilities, self.prediction_weight, cap
+                assert lesson is not None
+                assert lesson.distilled is not None
+                loss, *parts = lesson.distilled(
+                    hidden, weight, targets.flatten(), share=self.prediction_weight, cap=cap
                 )
             else:
                 loss = projected_cross_entropy(hidden, weight, targets.flatten(), cap)
                 parts = [loss, loss.new_zeros(())]
-        if self.hidden_state_weight and hidden_state_error is not None:
-            loss = loss + self.hidden_state_weight * hidden_state_error(hidden_states)
+        if lesson is not None and lesson.hidden_state_error is not None:
+            loss = loss + self.hidden_state_weight * lesson.hidden_state_error(hidden_states)
         cross_entropy, distillation = parts
         penalty = cross_entropy.new_zeros(()) if self.penalty is None else self.penalty(entropies)
         return loss, Losses(cross_entropy, penalty, distillation)
@@ -100,24 +91,18 @@ class Objective(nn.Module):
         *,
         num_parts: int,
         penalty_weight: float,
-        predictions: Predictions | None = None,
-        stream_errors: Sequence[StreamError] = (),
+        lessons: Iterable[Lesson] | None = None,
     ) -> Losses:
         """Compute gradients and losses of a batch in equal parts, so that only one part is in memory.
 
-        predictions: as in `forward`, of the batch. stream_errors: one per part, or none.
+        lessons: as in `forward`, one per part.
         """
         penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
         total = torch.zeros(3, dtype=torch.float64, device=inputs.device)
-        taught = [None] * num_parts if predictions is None else _chunks(predictions, num_parts)
-        errors: Sequence[StreamError | None] = stream_errors or [None] * num_parts
-        for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), taught, errors, strict=True):
+        taught = [None] * num_parts if lessons is None else lessons
+        for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), taught, strict=True):
             loss, losses = self(*part)
             torch.autograd.backward(loss * (1 / num_parts) + penalty_weight * (losses.penalty * penalty_share))
             shares = (1 / num_parts, penalty_share, 1 / num_parts)
             total += torch.stack([value.detach() * share for value, share in zip(losses, shares, strict=True)])
         return Losses(*total)
-
-
-def _chunks(predictions: Predictions, num_parts: int) -> list[Predictions]:
-    return [Predictions(*parts) for parts in zip(*(part.chunk(num_parts) for part in predictions), strict=True)]

@@ -6,9 +6,8 @@ resumed. Several processes can train one model together (`nas.training.distribut
 
 import math
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,12 +26,12 @@ from nas.training.device import LAG, Readings, turning_points
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
 from nas.training.distillation.gates import Gates
-from nas.training.distillation.teacher import Predictions, Teacher
+from nas.training.distillation.teacher import Lesson, Teacher
 from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
 from nas.training.memory import raise_out_of_memory
 from nas.training.metrics import MetricsLog, StepMetrics
-from nas.training.objective import Objective, StreamError
+from nas.training.objective import Objective
 from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
 from nas.training.progress import TrainingProgress
@@ -170,8 +169,7 @@ class TrainingRun:
             targets,
             num_parts=num_parts,
             penalty_weight=weight,
-            predictions=self.predictions(inputs),
-            stream_errors=self.stream_errors(inputs, num_parts),
+            lessons=self.lessons(inputs, num_parts),
         )
         parameters = list(self.objective.parameters())
         gradients = [value.grad for value in parameters if value.grad is not None]
@@ -303,18 +301,14 @@ class TrainingRun:
         inputs, targets = (self._prefetched or self._host_batch)(self.begun)
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
-    def predictions(self, inputs: Tensor) -> Predictions | None:
-        """Return the parent's predictions for the batch of the next step."""
-        if self.teacher is None or not self.objective.prediction_weight:
+    def lessons(self, inputs: Tensor, num_parts: int) -> Iterator[Lesson] | None:
+        """Return the parent's lessons for each part of the next step's batch; None without a parent."""
+        if self.teacher is None:
             return None
-        return self.teacher.predictions(self._indices(), inputs)
-
-    def stream_errors(self, inputs: Tensor, num_parts: int) -> list[StreamError]:
-        """Return the distances of hidden states from the parent's, for each part of the next step's batch."""
-        if self.teacher is None or not self.objective.hidden_state_weight:
-            return []
-        wanted = self.teacher.hidden_states(self._indices(), inputs)
-        return [partial(self.teacher.hidden_state_error, part) for part in wanted.chunk(num_parts)]
+        predictions, hidden_states = self.objective.prediction_weight > 0, self.objective.hidden_state_weight > 0
+        return self.teacher.lessons(
+            self._indices(), inputs, num_parts, predictions=predictions, hidden_states=hidden_states
+        )
 
     def _indices(self) -> list[int]:
         scale, step = self.scale, self.begun

@@ -19,7 +19,8 @@ from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import gather, held_out_targets
 from nas.model.decoder import Block, Decoder
 from nas.storage import replace_file
-from nas.training.distillation.library import DEFAULT, FORMAT, BlockwiseDistillation, Library, allocate_buffer
+from nas.training.distillation.blocks import DEFAULT, BlockwiseDistillation
+from nas.training.distillation.library import FORMAT, Library, allocate_buffer
 from nas.training.distillation.sub_layers import (
     BlockScores,
     SubLayer,
@@ -104,15 +105,15 @@ def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block,
         stream, _ = layer(stream, False)
     total = 0.0
     for rows, replaced in _log_probabilities(model, stream):
-        kept = predicted[rows].to(replaced.device)
-        total += float(functional.kl_div(replaced, kept, reduction="sum", log_target=True))
+        total += float(functional.kl_div(replaced, predicted[rows], reduction="sum", log_target=True))
     return total / len(predicted)
 
 
 @torch.no_grad()
 def _predicted(model: Decoder, stream: Tensor, folder: Path) -> Tensor:
     """Log-probabilities, rows x vocab."""
-    predicted = allocate_buffer((stream.shape[:-1].numel(), model.architecture.vocab_size), folder)
+    shape = stream.shape[:-1].numel(), model.architecture.vocab_size
+    predicted = allocate_buffer(shape, folder, stream.device.type)
     for rows, part in _log_probabilities(model, stream):
         predicted[rows] = part
     return predicted

@@ -1,30 +1,49 @@
-"""What a parent says of the sequences that its candidates train on. Computed once for all of them, kept on disk."""
+"""What a parent says about the sequences that its candidates train on.
+
+On a CPU its outputs are computed once for all candidates and cached on disk. On a GPU the parent runs beside every
+candidate instead, and its predictions count for the whole vocabulary.
+"""
 
 import os
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from shutil import disk_usage
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
+from nas.model.cross_entropy import Distilled, capped, distilled, fully_distilled, wide_product
 from nas.model.decoder import Decoder
 from nas.recipe.recipe import Recipe
 
-LOGITS_AT_A_TIME = {"cpu": 1 << 22, "cuda": 1 << 28}  # at least one sequence's: 16 MiB of fp32, 1 GiB
+LOGITS_AT_A_TIME = 1 << 22  # at least one sequence's: 16 MiB of fp32
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])
 MOST_CACHED_SHARE = 1 / 4  # of the free disk, for one cache of the outputs of a parent
 STREAM = np.dtype("<f2")  # of a feature that a norm leaves; its rounding is far below what candidates are off by
 WRITTEN = b"\x01"  # behind a record that is whole
 
 Records: TypeAlias = NDArray[Any]  # of some sequences, or of one
+StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # of a model's hidden states
+
+
+class Lesson(NamedTuple):
+    """How a model is compared with its parent on the sequences of a micro-batch; None for what is not wanted.
+
+    distilled: the losses of hidden, weight, targets, share and cap, as `nas.model.cross_entropy.distilled` takes them.
+    hidden_state_error: `Teacher.hidden_state_error` from the parent's.
+    """
+
+    distilled: Callable[..., Distilled] | None
+    hidden_state_error: StreamError | None
 
 
 class Predictions(NamedTuple):
@@ -32,6 +51,11 @@ class Predictions(NamedTuple):
 
     tokens: Tensor
     log_probabilities: Tensor
+
+    def distill(self, hidden: Tensor, weight: Tensor, targets: Tensor, share: float, cap: float | None) -> Distilled:
+        """`nas.model.cross_entropy.distilled` from these predictions."""
+        likely, log_probabilities = (part.flatten(0, 1) for part in self)
+        return distilled(hidden, weight, targets, likely, log_probabilities, share, cap)
 
 
 class Kept:
@@ -64,8 +88,48 @@ class Kept:
                 os.close(descriptor)
 
 
-class Teacher:
-    """A parent that predicts. On a CPU its numbers do not depend on what is kept, nor on the batch of a sequence.
+class Teacher(ABC):
+    """A parent that candidates learn from."""
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self.readers = [*(layer.get_submodule("norm1") for layer in model.layers[1:]), model.final_norm]
+
+    @abstractmethod
+    def lessons(
+        self, indices: Sequence[int], inputs: Tensor, num_parts: int, *, predictions: bool, hidden_states: bool
+    ) -> Iterator[Lesson]:
+        """Yield the lesson of each of `num_parts` equal parts of a batch, with predictions and hidden states if wanted.
+
+        inputs: batch x T, the sequences with these indices in the corpus.
+        """
+
+    def hidden_state_error(self, wanted: Tensor, hidden_states: Sequence[Tensor]) -> Tensor:
+        """How far a model's hidden states are from the parent's as its next norm reads them.
+
+        So the few features that are far larger than others do not dominate. Squared errors over the mean square, the
+        mean over layers and positions.
+
+        wanted: as `normed` returns it. hidden_states: as `Decoder.features` gives them for the same sequences, each
+            batch x T x d_model.
+        """
+        errors = []
+        for norm, stream, parents in zip(self.readers, hidden_states[1:], wanted.float().unbind(1), strict=True):
+            squares = (norm(stream.float()) - parents).square().mean(dim=(0, 2))
+            errors.append(squares / parents.square().mean(dim=(0, 2)))
+        return torch.stack(errors).mean()
+
+    def normed(self, hidden_states: Sequence[Tensor]) -> Tensor:
+        """Return what each layer's stream is to the norm that reads it next, batch x layers x T x d_model, in half
+        precision. hidden_states: as in `hidden_state_error`.
+        """
+        normed = [norm(stream) for norm, stream in zip(self.readers, hidden_states[1:], strict=True)]
+        return torch.stack(normed, dim=1).half()
+
+
+@final
+class CachedTeacher(Teacher):
+    """A parent on a CPU. Its numbers do not depend on what is cached, nor on the batch of a sequence.
 
     most_likely: tokens of each prediction; the rest of the vocabulary counts as one more.
     predictions_path, hidden_states_path: files of what was computed so far; None to keep none.
@@ -78,63 +142,96 @@ class Teacher:
         predictions_path: Path | None = None,
         hidden_states_path: Path | None = None,
     ) -> None:
-        self.model, self.predictions_path, self.hidden_states_path = model, predictions_path, hidden_states_path
+        super().__init__(model)
+        self.predictions_path, self.hidden_states_path = predictions_path, hidden_states_path
         self.most_likely = min(most_likely, model.architecture.vocab_size - 1)
-        self.readers = [*(layer.get_submodule("norm1") for layer in model.layers[1:]), model.final_norm]
+
+    def lessons(
+        self, indices: Sequence[int], inputs: Tensor, num_parts: int, *, predictions: bool, hidden_states: bool
+    ) -> Iterator[Lesson]:
+        losses: Sequence[Callable[..., Distilled] | None] = [None] * num_parts
+        errors: Sequence[StreamError | None] = [None] * num_parts
+        if predictions:
+            parts = zip(*(part.chunk(num_parts) for part in self.predictions(indices, inputs)), strict=True)
+            losses = [Predictions(*part).distill for part in parts]
+        if hidden_states:
+            wanted = self.hidden_states(indices, inputs).chunk(num_parts)
+            errors = [partial(self.hidden_state_error, part) for part in wanted]
+        yield from map(Lesson, losses, errors)
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
         """inputs: batch x T, the sequences with these numbers in the corpus."""
         kept = _kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
         records = _all(kept, indices, inputs, self._predicted)
         return Predictions(
-            torch.from_numpy(records["token"].astype(np.int64)).to(inputs.device),
-            torch.from_numpy(records["log_probability"].copy()).to(inputs.device),
+            torch.from_numpy(records["token"].astype(np.int64)),
+            torch.from_numpy(records["log_probability"].copy()),
         )
 
     def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
-        """What each layer's stream is to the norm that reads it next, batch x layers x T x d_model, in half precision.
-
-        inputs: as `predictions` takes them.
-        """
+        """As `normed`. inputs: as `predictions` takes them."""
         shape = (len(self.readers), inputs.shape[1], self.model.architecture.d_model)
-        records = _all(_kept(self.hidden_states_path, STREAM, shape), indices, inputs, self._normed)
-        return torch.from_numpy(records).to(inputs.device)
-
-    def hidden_state_error(self, wanted: Tensor, hidden_states: Sequence[Tensor]) -> Tensor:
-        """How far a model's hidden states are from the parent's as its next norm reads them.
-
-        So the few features that are far larger than others do not dominate. Squared errors over the mean square, the
-        mean over layers and positions.
-
-        wanted: as `hidden_states` gives it. hidden_states: as `Decoder.features` gives them for the same sequences,
-            each batch x T x d_model.
-        """
-        errors = []
-        for norm, stream, parents in zip(self.readers, hidden_states[1:], wanted.float().unbind(1), strict=True):
-            squares = (norm(stream.float()) - parents).square().mean(dim=(0, 2))
-            errors.append(squares / parents.square().mean(dim=(0, 2)))
-        return torch.stack(errors).mean()
+        return torch.from_numpy(_all(_kept(self.hidden_states_path, STREAM, shape), indices, inputs, self._normed))
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor) -> Records:
         """inputs: sequences x T; the records: sequences x T x tokens."""
         vocab_size = self.model.architecture.vocab_size
-        num = max(1, LOGITS_AT_A_TIME[inputs.device.type] // (inputs.shape[1] * vocab_size))
+        num = max(1, LOGITS_AT_A_TIME // (inputs.shape[1] * vocab_size))
         parts = []
         for some in torch.split(inputs, num):
             logits = self.model(some, with_entropies=False).logits.float()  # sequences x T x vocab
             parts.append(functional.log_softmax(logits, dim=-1).topk(self.most_likely, dim=-1))
         values, tokens = (torch.cat(list(part)) for part in zip(*parts, strict=True))
         records = np.empty(tokens.shape, dtype=RECORD)
-        records["token"], records["log_probability"] = tokens.cpu().numpy(), values.cpu().numpy()
+        records["token"], records["log_probability"] = tokens.numpy(), values.numpy()
         return records
 
     @torch.no_grad()
     def _normed(self, inputs: Tensor) -> Records:
         """inputs: sequences x T; the records: sequences x layers x T x d_model."""
-        passed = self.model.hidden_states(inputs)[1:]
-        wanted = torch.stack([norm(stream) for norm, stream in zip(self.readers, passed, strict=True)], dim=1)
-        return wanted.half().cpu().numpy()
+        return self.normed(self.model.hidden_states(inputs)).numpy()
+
+
+@final
+class LiveTeacher(Teacher):
+    """A parent that runs beside the model that learns from it. Nothing is stored; divergences are over all tokens.
+
+    lowered: whether factors of products are in bf16; hidden states, norms and logits are in fp32 either way.
+    """
+
+    def __init__(self, model: Decoder, *, lowered: bool) -> None:
+        super().__init__(model)
+        self.lowered = lowered
+        for linear in model.modules() if lowered else ():
+            if isinstance(linear, nn.Linear):  # its own copy, since a token table that is also read stays in fp32
+                for name, value in list(linear.named_parameters()):
+                    setattr(linear, name, nn.Parameter(value.bfloat16(), requires_grad=False))
+        self.table = model.logits.weight
+
+    def lessons(
+        self, indices: Sequence[int], inputs: Tensor, num_parts: int, *, predictions: bool, hidden_states: bool
+    ) -> Iterator[Lesson]:
+        for part in inputs.chunk(num_parts):
+            features, wanted = self._passed(part, hidden_states)
+            yield Lesson(
+                partial(fully_distilled, parent_logits=partial(self._logits, features)) if predictions else None,
+                None if wanted is None else partial(self.hidden_state_error, wanted),
+            )
+
+    @torch.no_grad()
+    def _passed(self, inputs: Tensor, hidden_states: bool) -> tuple[Tensor, Tensor | None]:
+        """Return what the logits are a projection of, rows x d_model, and what norms read (`normed`) if wanted."""
+        passed: list[Tensor] = []
+        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
+            features, _ = self.model.features(inputs, with_entropies=False, hidden_states=passed)
+        return features.flatten(0, 1).to(self.table.dtype), self.normed(passed) if hidden_states else None
+
+    @torch.no_grad()
+    def _logits(self, features: Tensor, rows: slice) -> Tensor:
+        architecture = self.model.architecture
+        logits = wide_product(features[rows], self.table.T)[:, : architecture.vocab_size]
+        return capped(logits, architecture.logit_cap)
 
 
 def _kept(path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kept | None:
@@ -154,13 +251,17 @@ def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Ca
 
 
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
-    """Return the parent as a teacher; its outputs are cached beside the corpus if the disk has room for them."""
+    """Return the parent as a teacher: beside the model on a GPU; on a CPU with its outputs cached beside the corpus, if
+    the disk has room for them.
+    """
+    if torch.device(device).type != "cpu":
+        return LiveTeacher(parent.decoder().to(device), lowered=recipe.precision == "bfloat16")
     assert recipe.distillation is not None
     distillation, architecture, num_tokens = recipe.distillation, parent.model.architecture, recipe.scale.seen_tokens
-    ending = f"{parent.digest}-{recipe.scale.seq_len}-{device.partition(':')[0]}.bin"
+    ending = f"{parent.digest}-{recipe.scale.seq_len}-cpu.bin"
     features = architecture.num_layers * architecture.d_model if distillation.hidden_state_weight else 0
-    return Teacher(
-        parent.decoder().to(device),
+    return CachedTeacher(
+        parent.decoder(),
         distillation.teacher_top_k,
         _cache_path(
             corpus,

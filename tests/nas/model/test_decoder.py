@@ -10,7 +10,14 @@ from torch.nn import functional
 
 from nas.attention.causal import attention_reference
 from nas.model import cross_entropy
-from nas.model.cross_entropy import capped, distilled, padded, projected_cross_entropy, token_cross_entropies
+from nas.model.cross_entropy import (
+    capped,
+    distilled,
+    fully_distilled,
+    padded,
+    projected_cross_entropy,
+    token_cross_entropies,
+)
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer
@@ -148,6 +155,50 @@ def test_distillation_in_chunks_is_that_of_all_logits(monkeypatch, share, count)
         results.append((*losses, hidden.grad, weight.grad))
     for expected, got in zip(*results, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-6, check_dtype=False)  # in one piece they are fp32
+
+
+def by_definition(hidden: Tensor, weight: Tensor, targets: Tensor, theirs: Tensor, share: float, cap: float | None):
+    """Loss and gradients, in the dtype of what is given."""
+    hidden, weight = (value.detach().requires_grad_() for value in (hidden, weight))
+    ours = capped(hidden @ weight.T, cap).log_softmax(1)
+    divergence = (theirs.softmax(1) * (theirs.log_softmax(1) - ours)).sum(1).mean()
+    cross_entropy = functional.nll_loss(ours, targets)
+    ((1 - share) * cross_entropy + share * divergence).backward()
+    return cross_entropy, divergence, hidden.grad, weight.grad
+
+
+@pytest.mark.usefixtures("chunked")
+@pytest.mark.parametrize("cap", [None, 2.0])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_full_distillation_is_the_divergence_over_the_whole_vocabulary(dtype, share, cap):
+    theirs = torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    hidden, weight, targets = drawn(dtype)
+    losses = fully_distilled(hidden, weight, targets, lambda rows: theirs[rows], share, cap)
+    losses.loss.backward()
+    got = (losses.cross_entropy, losses.divergence, hidden.grad, weight.grad)
+    expected = by_definition(hidden.double(), weight.double(), targets, theirs, share, cap)
+    for ours, exact in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, exact.to(dtype))
+
+
+def test_under_autocast_logits_and_the_gradient_of_the_table_are_not_rounded(monkeypatch):
+    monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", 1)  # 128 rows a chunk
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(size, 64, generator=generator).bfloat16().float() for size in (1024, 300))
+    targets, close = torch.randint(300, (1024,), generator=generator), 0.05 * torch.randn(1024, 64, generator=generator)
+    theirs = (hidden + close).double() @ weight.double().T  # a parent that is close, so that gradients are small
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = fully_distilled(
+            hidden.requires_grad_(), weight.requires_grad_(), targets, lambda rows: theirs[rows], 1.0
+        )
+    losses.loss.backward()
+    exact = by_definition(hidden.double(), weight.double(), targets, theirs, 1.0, None)
+    assert weight.grad.dtype == torch.float32
+    for ours, float64, most in zip(
+        (losses.divergence, hidden.grad, weight.grad), exact[1:], (1e-4, 5e-3, 5e-3), strict=True
+    ):
+        assert (ours - float64).norm() < most * float64.norm()
 
 
 def test_a_table_that_is_not_trained_gets_no_gradient(monkeypatch):

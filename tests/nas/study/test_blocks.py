@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import spearmanr
 
 from costmodel.cost import Budget
 from costmodel.errors import UserError
@@ -24,13 +25,8 @@ from nas.recipe.recipe import SCALES, from_parent, trained_architecture
 from nas.training.batches import train_batch
 from nas.training.distillation import library
 from nas.training.distillation.block_scores import block_scores, scored_tokens
-from nas.training.distillation.library import (
-    BlockwiseDistillation,
-    distillation_error,
-    initial_weights,
-    parent_hidden_states,
-    trained_block,
-)
+from nas.training.distillation.blocks import BlockwiseDistillation, distillation_error, trained_block
+from nas.training.distillation.library import initial_weights, parent_hidden_states
 from nas.training.distillation.sub_layers import (
     BlockScores,
     SubLayer,
@@ -40,7 +36,7 @@ from nas.training.distillation.sub_layers import (
     trained_sub_layers,
 )
 from search_spaces.architecture import Layer
-from search_spaces.bases import BASES
+from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.inner import inner_norms
@@ -243,7 +239,7 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(parent, text
     whole = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN)
     (path,) = Path(texts.folder).glob("blocks-*.csv")
     path.unlink()
-    trained, once = [], library.trained_block
+    trained, once = [], trained_block
 
     def killed(parent, sub_layer, *rest):
         trained.append(sub_layer)
@@ -262,6 +258,48 @@ def test_a_library_that_was_killed_goes_on_with_the_layer_it_was_at(parent, text
     trained.clear()
     assert block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, keep=True) == whole
     assert trained == []
+
+
+MANY = [
+    *LAYERS,
+    Layer(norm1="frozen-layernorm", attention="power8", norm2="frozen-layernorm", ffn="relu"),
+    Layer(norm1="layernorm", attention="2quad", norm2="none", ffn="bilinear"),
+    Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="square"),
+]
+
+
+ROTARY = base_architecture(
+    "smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, d_model=32, d_ff=64, vocab=512, context=64)
+)
+GATED = [
+    Layer(norm1="rmsnorm", attention="softmax", norm2="frozen-rmsnorm", ffn="fused"),
+    Layer(norm1="frozen-rmsnorm", attention="power8", norm2="frozen-rmsnorm", ffn="reglu"),
+    Layer(norm1="rmsnorm", attention="softmax-half", norm2="rmsnorm", ffn="quadglu"),
+    Layer(attention="none", norm2="none", ffn="bilinear"),
+    Layer(norm1="rmsnorm", attention="softmax", ffn="none"),
+]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "at_a_time"), [(None, MANY, 1 << 30), (None, MANY, 1), (ROTARY, GATED, 1 << 30)]
+)
+def test_alternatives_train_together_as_one_after_another(parent, texts, monkeypatch, architecture, layers, at_a_time):
+    """On a GPU they train together."""
+    monkeypatch.setattr(library, "MOST_TOGETHER", at_a_time)
+    if architecture is not None:
+        weights = deployed_weights(build(architecture, torch.Generator().manual_seed(5)))
+        weights = {name: (4 * value if "down" in name else value).detach().clone() for name, value in weights.items()}
+        parent = parent._replace(model=parent.model._replace(architecture=architecture, weights=weights))
+    scores = []
+    for _ in range(2):
+        scores.append(block_scores(parent, layers, texts, SETTINGS, seq_len=SEQ_LEN).divergences)
+        for path in Path(texts.folder).glob("blocks-*.csv"):
+            path.unlink()
+        monkeypatch.setattr(library.Library, "_layer_by_layer", library.Library._together)
+    alone, together = ([each[half] for half in scores[0]] for each in scores)
+    assert len(set(alone)) > 12
+    assert alone == pytest.approx(together, rel=1e-2)
+    assert spearmanr(alone, together).statistic >= 0.98
 
 
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])

@@ -15,7 +15,7 @@ from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import EntropyRegularisation, Freezing
 from nas.training import compilation
-from nas.training.distillation.teacher import Teacher
+from nas.training.distillation.teacher import CachedTeacher
 from nas.training.trainer import train
 from tests.nas.training.short_runs import SCALE, candidate
 
@@ -67,7 +67,7 @@ def test_gates_move_without_compiling_and_a_removed_part_leaves_another_kind(mon
     made = candidate("2xooLGo", distillation=route, entropy=REGULARISED)
     parent = build(candidate("SM+LN+G").trained, torch.Generator().manual_seed(7)).requires_grad_(False)
     initial = transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
-    run = partial(train, corpus=corpus, seed=0, initial=initial, teacher=Teacher(parent, 16))
+    run = partial(train, corpus=corpus, seed=0, initial=initial, teacher=CachedTeacher(parent, 16))
     eager = list(run(replace(made, recipe=replace(made.recipe, compile="off"))))
     graphs: list[int] = []
 

@@ -2,7 +2,6 @@
 
 import threading
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from nas.model.weights import load_deployed
 from nas.recipe.candidate import candidate_at
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Recipe
 from nas.training.batches import AHEAD, Prefetched
-from nas.training.distillation.teacher import teacher_of
+from nas.training.distillation.teacher import CachedTeacher, LiveTeacher, teacher_of
 from nas.training.objective import Objective
 from nas.training.optimizer import adamw, learning_rate
 from search_spaces.bases import BASES
@@ -114,13 +113,13 @@ def objectives(corpus: Corpus):
 @torch.no_grad()
 def test_streams_weigh_in_the_loss_as_the_schedule_says(objectives):
     objective, teacher = objectives("SM+LN+R", 10.0)
-    predictions, hidden_states, theirs = teacher.predictions(range(4), TOKENS), list[Tensor](), list[Tensor]()
+    hidden_states, theirs = list[Tensor](), list[Tensor]()
     objective.model.features(TOKENS, with_entropies=False, hidden_states=hidden_states)
     teacher.model.features(TOKENS, with_entropies=False, hidden_states=theirs)
-    measure = partial(teacher.hidden_state_error, teacher.hidden_states(range(4), TOKENS))
-    error = measure(hidden_states)
+    (lesson,) = teacher.lessons(range(4), TOKENS, 1, predictions=True, hidden_states=True)
+    error = lesson.hidden_state_error(hidden_states)
     assert error > 0.01
-    losses = [objective(TOKENS, TOKENS, predictions, given)[0] for given in (measure, None)]
+    losses = [objective(TOKENS, TOKENS, given)[0] for given in (lesson, lesson._replace(hidden_state_error=None))]
     torch.testing.assert_close(losses[0] - losses[1], 10 * error)
     norms = teacher.model.layers[1].norm1, teacher.model.final_norm
     by_hand = [
@@ -138,14 +137,43 @@ def test_a_parent_leaves_what_it_leaves(objectives):
     assert teacher.hidden_state_error(teacher.hidden_states(range(4), TOKENS), hidden_states) < 1e-6
 
 
+def test_a_parent_beside_the_model_teaches_as_one_with_cached_outputs(objectives):
+    """With all tokens cached, where their divergence is over the whole vocabulary too."""
+    results = []
+    for is_live in (True, False):
+        objective, teacher = objectives("SM+LN+R", 10.0)
+        parent, inputs = teacher.model, TOKENS * 5 % 300
+        teacher = LiveTeacher(parent, lowered=False) if is_live else CachedTeacher(parent, 512)
+        (lesson,) = teacher.lessons(range(4), inputs, 1, predictions=False, hidden_states=True)
+        assert lesson.hidden_state_error is not None
+        error = lesson.hidden_state_error(objective.model.hidden_states(inputs)).detach()
+        lessons = teacher.lessons(range(4), inputs, 2, predictions=True, hidden_states=True)
+        losses = objective.backward(inputs, inputs, num_parts=2, penalty_weight=0.0, lessons=lessons)
+        results.append((error, *losses, *(value.grad for value in objective.parameters())))
+    for live, cached in zip(*results, strict=True):
+        torch.testing.assert_close(live, cached, rtol=1e-4, atol=1e-6)
+    ours, theirs = (model(inputs).logits.double().log_softmax(-1) for model in (objective.model, parent))
+    divergence = (theirs.exp() * (theirs - ours)).sum(-1).mean()
+    torch.testing.assert_close(results[0][3], divergence, rtol=1e-5, atol=0.0)
+
+
+def test_a_parent_in_lowered_products_keeps_its_tables_and_streams(objectives):
+    objective, teacher = objectives("SM+LN+G", 10.0)
+    teacher = LiveTeacher(teacher.model, lowered=True)
+    (lesson,) = teacher.lessons(range(4), TOKENS, 1, predictions=True, hidden_states=True)
+    _, losses = objective(TOKENS, TOKENS, lesson)
+    assert lesson.hidden_state_error is not None
+    assert 0 < losses.distillation < 1e-3  # from itself
+    assert lesson.hidden_state_error(objective.model.hidden_states(TOKENS)) < 1e-3
+    assert teacher.model.layers[0].ffn.up.weight.dtype == torch.bfloat16
+    assert teacher.model.embed.weight.dtype == teacher.model.final_norm.weight.dtype == torch.float32
+
+
 def test_gradients_are_of_the_streams_too(objectives):
     gradients = []
     for weight in (0.0, 10.0):
         objective, teacher = objectives("SM+LN+R", weight)
-        predictions, wanted = teacher.predictions(range(4), TOKENS), teacher.hidden_states(range(4), TOKENS)
-        errors = [partial(teacher.hidden_state_error, part) for part in wanted.chunk(2)]
-        objective.backward(
-            TOKENS, TOKENS, num_parts=2, penalty_weight=0.0, predictions=predictions, stream_errors=errors
-        )
+        lessons = teacher.lessons(range(4), TOKENS, 2, predictions=True, hidden_states=weight > 0)
+        objective.backward(TOKENS, TOKENS, num_parts=2, penalty_weight=0.0, lessons=lessons)
         gradients.append(objective.model.layers[0].ffn.down.weight.grad)
     assert not torch.allclose(gradients[0], gradients[1], rtol=0.1)

@@ -16,7 +16,7 @@ from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import EntropyRegularisation, Recipe, from_parent
 from nas.training import checkpoint
 from nas.training.distillation.gates import Gates
-from nas.training.distillation.teacher import Teacher
+from nas.training.distillation.teacher import CachedTeacher
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -49,7 +49,7 @@ def gated(parent: Decoder, made: Candidate, end_share: float = 0.6) -> tuple[Dec
 
 
 def taught_run(parent: Decoder, made: Candidate, corpus: Corpus) -> TrainingRun:
-    weights, teacher = start(parent, made), Teacher(parent, 16)
+    weights, teacher = start(parent, made), CachedTeacher(parent, 16)
     return TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial=weights, teacher=teacher)
 
 
@@ -96,7 +96,9 @@ def test_half_way_half_of_a_part_is_left(parent, some_tokens):
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_run_ends_with_the_weights_of_what_is_trained(corpus, parent, tmp_path, name):
     made = candidate(name, entropy=EntropyRegularisation())
-    *_, outcome = train(made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=Teacher(parent, 16))
+    *_, outcome = train(
+        made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=CachedTeacher(parent, 16)
+    )
     assert outcome.status == "completed"
     load_stored(Decoder(made.trained), checkpoint.load_latest(tmp_path).weights)
     attentions = [layer.attention != "none" for layer in made.trained.layers]
@@ -107,7 +109,7 @@ def test_a_run_ends_with_the_weights_of_what_is_trained(corpus, parent, tmp_path
 @pytest.mark.parametrize("stopped_after", [1, 5, 9, 10, 15])
 def test_a_stopped_run_resumes_to_the_same_numbers(corpus, parent, tmp_path, stopped_after, optimizer):
     made = candidate("1xooLFs-1xlSooo", entropy=EntropyRegularisation(), optimizer=optimizer)
-    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=Teacher(parent, 16))
+    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=CachedTeacher(parent, 16))
     assert_resumes(run, tmp_path, stopped_after=stopped_after)
 
 
@@ -115,8 +117,8 @@ def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent, corpus
     made = candidate("SM+LN+R", distillation=0.25)
     run = taught_run(parent, made, corpus)
     inputs, targets = run.batch()
-    taught = run.predictions(inputs)
-    losses = run.objective.backward(inputs, targets, num_parts=2, penalty_weight=0.0, predictions=taught)
+    lessons = (lesson._replace(hidden_state_error=None) for lesson in run.lessons(inputs, 2))
+    losses = run.objective.backward(inputs, targets, num_parts=2, penalty_weight=0.0, lessons=lessons)
     gradient = run.objective.model.embed.weight.grad.clone()
     model = run.objective.model
     model.zero_grad()

@@ -14,7 +14,7 @@ from nas.recipe.distillation import DistillationSchedule, trained_parts
 from nas.recipe.recipe import Recipe, from_parent
 from nas.training import checkpoint
 from nas.training.distillation import teacher
-from nas.training.distillation.teacher import RECORD, Predictions, Teacher
+from nas.training.distillation.teacher import RECORD, CachedTeacher, Predictions
 from nas.training.objective import Objective
 from nas.training.trainer import train
 from search_spaces.bases import BASES, Dimensions, base_architecture
@@ -42,42 +42,42 @@ def equal(predictions: Predictions, other: Predictions) -> bool:
 
 
 def test_the_most_likely_tokens_with_their_log_probabilities(model):
-    predictions = Teacher(model, 16).predictions([0, 1, 2], INPUTS)
+    predictions = CachedTeacher(model, 16).predictions([0, 1, 2], INPUTS)
     expected = model(INPUTS).logits.log_softmax(-1).topk(16)
     assert predictions.tokens.equal(expected.indices)
     torch.testing.assert_close(predictions.log_probabilities, expected.values)
 
 
 def test_what_was_computed_is_read_back_in_any_batch(model, tmp_path):
-    plain = Teacher(model, 16).predictions([5, 0, 9], INPUTS)
-    first = Teacher(model, 16, tmp_path / "kept").predictions([5, 0, 9], INPUTS)
-    read = Teacher(Refusing(model.architecture), 16, tmp_path / "kept")
+    plain = CachedTeacher(model, 16).predictions([5, 0, 9], INPUTS)
+    first = CachedTeacher(model, 16, tmp_path / "kept").predictions([5, 0, 9], INPUTS)
+    read = CachedTeacher(Refusing(model.architecture), 16, tmp_path / "kept")
     assert equal(first, plain)
     assert equal(read.predictions([5, 0, 9], INPUTS), plain)
     alone = read.predictions([0], INPUTS[1:2])
     assert alone.tokens.equal(plain.tokens[1:2])
-    assert equal(Teacher(model, 16).predictions([0], INPUTS[1:2]), alone)
+    assert equal(CachedTeacher(model, 16).predictions([0], INPUTS[1:2]), alone)
 
 
 def test_records_that_are_not_whole_are_computed_anew(model, tmp_path):
     path = tmp_path / "kept"
-    plain = Teacher(model, 16, path).predictions([0, 1], INPUTS[:2])
+    plain = CachedTeacher(model, 16, path).predictions([0, 1], INPUTS[:2])
     raw = bytearray(path.read_bytes())
     raw[8 * 16 * RECORD.itemsize] = 0  # the mark behind sequence 0
     path.write_bytes(raw[: -3 * RECORD.itemsize])  # the end of sequence 1
-    assert equal(Teacher(model, 16, path).predictions([0, 1], INPUTS[:2]), plain)
-    assert equal(Teacher(Refusing(model.architecture), 16, path).predictions([0, 1], INPUTS[:2]), plain)
+    assert equal(CachedTeacher(model, 16, path).predictions([0, 1], INPUTS[:2]), plain)
+    assert equal(CachedTeacher(Refusing(model.architecture), 16, path).predictions([0, 1], INPUTS[:2]), plain)
 
 
 def test_a_disk_that_takes_nothing_costs_only_time(model, tmp_path):
-    made = Teacher(model, 16, tmp_path / "missing" / "kept")
-    assert equal(made.predictions([0], INPUTS[:1]), Teacher(model, 16).predictions([0], INPUTS[:1]))
+    made = CachedTeacher(model, 16, tmp_path / "missing" / "kept")
+    assert equal(made.predictions([0], INPUTS[:1]), CachedTeacher(model, 16).predictions([0], INPUTS[:1]))
 
 
 def test_streams_are_what_norms_read_and_the_same_read_back(model, tmp_path):
-    plain = Teacher(model, 16).hidden_states([7, 2, 4], INPUTS)
-    first = Teacher(model, 16, hidden_states_path=tmp_path / "kept").hidden_states([7, 2, 4], INPUTS)
-    read = Teacher(Refusing(model.architecture), 16, hidden_states_path=tmp_path / "kept").hidden_states(
+    plain = CachedTeacher(model, 16).hidden_states([7, 2, 4], INPUTS)
+    first = CachedTeacher(model, 16, hidden_states_path=tmp_path / "kept").hidden_states([7, 2, 4], INPUTS)
+    read = CachedTeacher(Refusing(model.architecture), 16, hidden_states_path=tmp_path / "kept").hidden_states(
         [2, 7], INPUTS[[1, 0]]
     )
     passed = model.hidden_states(INPUTS)
@@ -90,16 +90,16 @@ def test_streams_are_what_norms_read_and_the_same_read_back(model, tmp_path):
 def test_a_small_vocabulary_has_fewer_tokens_to_name():
     architecture = parse("SM+LN+G", BASES["tiny"]).architecture
     made = Decoder(architecture)
-    assert Teacher(made, 16).most_likely == min(16, architecture.vocab_size - 1)
+    assert CachedTeacher(made, 16).most_likely == min(16, architecture.vocab_size - 1)
 
 
 def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypatch):
-    plain = Teacher(model, 16).predictions([0, 1, 2], INPUTS)
+    plain = CachedTeacher(model, 16).predictions([0, 1, 2], INPUTS)
     for logits, sizes in ((1 << 22, [3]), (2 * 8 * model.architecture.vocab_size, [2, 1]), (1, [1, 1, 1])):
-        monkeypatch.setitem(teacher.LOGITS_AT_A_TIME, "cpu", logits)
+        monkeypatch.setattr(teacher, "LOGITS_AT_A_TIME", logits)
         seen: list[int] = []
         hook = model.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(len(inputs[0])))
-        assert equal(Teacher(model, 16).predictions([0, 1, 2], INPUTS), plain)
+        assert equal(CachedTeacher(model, 16).predictions([0, 1, 2], INPUTS), plain)
         hook.remove()
         assert seen == sizes
 
@@ -160,7 +160,9 @@ def test_a_stopped_run_resumes_and_the_rest_stays_the_parents(corpus, tmp_path):
     parent = build(plain.trained, torch.Generator().manual_seed(7)).requires_grad_(False)
     weights = transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
     assert_resumes(
-        partial(train, made, corpus, seed=0, initial=weights, teacher=Teacher(parent, 16)), tmp_path, stopped_after=9
+        partial(train, made, corpus, seed=0, initial=weights, teacher=CachedTeacher(parent, 16)),
+        tmp_path,
+        stopped_after=9,
     )
     ended = checkpoint.load_latest(tmp_path / "whole").weights
     start = Decoder(made.trained).state_dict()
