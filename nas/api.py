@@ -1,5 +1,6 @@
 """Studies and runs as Python objects, and callbacks during a run: the public names of `nas`."""
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
 from search_spaces.budget.feasible import check_feasible
 
-# A resumed run may change only these, on which its results do not depend.
+# A resumed run may change only these. Its results do not depend on them, except that devices compute other numbers.
 RESUMABLE = (
     "budget_latency",
     "budget_comm",
@@ -31,6 +32,7 @@ RESUMABLE = (
     "trial_timeout",
     "max_failures",
     "max_concurrent",
+    "gpus_per_trial",
     "ray_address",
 )
 
@@ -97,7 +99,14 @@ class Run(PlainRun):
             )
         return replace(config, **changes)
 
-    def resume(self, *, callbacks: "Sequence[Callback]" = (), console: Console | None = None, **changes: Any) -> Self:
+    def resume(
+        self,
+        *,
+        callbacks: "Sequence[Callback]" = (),
+        console: Console | None = None,
+        began_s: float | None = None,
+        **changes: Any,
+    ) -> Self:
         """Continue the run, as `nas.Study.run` does, and return it in its new state.
 
         changes: of `RESUMABLE`: num_trials (more), budgets, limits and where it runs. Under another budget, finished
@@ -106,7 +115,7 @@ class Run(PlainRun):
         Raises UserError for another change, or if the costs or data differ from those of the run; else as
         `nas.Study.run` does.
         """
-        return self.read(_train(self.resumed(**changes), callbacks, console, run=self))
+        return self.read(_train(self.resumed(**changes), callbacks, console, began_s, run=self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,6 +210,7 @@ class Study(StudyConfig):
         callbacks: Sequence[Callback] = (),
         output_dir: str | Path | None = None,
         console: Console | None = None,
+        began_s: float | None = None,
     ) -> Run:
         """Compute costs, train candidates until the schedule is finished or the time is up, and return the run.
 
@@ -208,6 +218,7 @@ class Study(StudyConfig):
             callbacks: called at the run's start and end and after every trial.
             output_dir: folder of the run, by default runs/<UTC time>.
             console: for progress; by default none.
+            began_s: when the time budget began, on the clock of `time.monotonic`; by default now.
 
         Raises UserError for bad input (nothing is written), InfeasibleError if nothing fits the budget, StoppedError or
         OSError if the run cannot continue; its results are saved, and `load_run(folder).resume()` continues it.
@@ -215,18 +226,19 @@ class Study(StudyConfig):
         folder = None if output_dir is None else Path(output_dir).absolute()
         if folder is not None:
             require_free(folder)  # before anything is read
-        return Run.read(_train(self, callbacks, console, output_dir=folder))
+        return Run.read(_train(self, callbacks, console, began_s, output_dir=folder))
 
 
 def _train(
     config: StudyConfig,
     callbacks: Sequence[Callback],
     console: Console | None,
+    began_s: float | None,
     *,
     run: Run | None = None,
     output_dir: Path | None = None,
 ) -> Path:
-    console = console or Console(quiet=True)
+    console, began_s = console or Console(quiet=True), time.monotonic() if began_s is None else began_s
     priced = price_study(config, run)
     for line in priced.lines:
         console.print(line, soft_wrap=True, highlight=False)
@@ -235,6 +247,13 @@ def _train(
 
     calls = Calls(callbacks)
     try:
-        return run_study(priced, console, output_dir=output_dir, on_start=calls.started, on_end=calls.trial_ended)
+        return run_study(
+            priced,
+            console,
+            output_dir=output_dir,
+            began_s=began_s,
+            on_start=calls.started,
+            on_end=calls.trial_ended,
+        )
     finally:
         calls.ended()

@@ -18,8 +18,10 @@ from costmodel.config.schema import decode
 from costmodel.errors import UnpricedOpError, UserError
 from nas.api import Study, load_run
 from nas.recipe.overrides import RecipeChanges, add_recipe_flags
+from nas.recipe.recipe import SMALL_SCALES
 from nas.run.config import StudyConfig
 from nas.study.priced_study import price_study
+from nas.study.time_budget import process_start_s
 from search_spaces.budget.feasible import check_feasible
 
 
@@ -54,7 +56,7 @@ def search(given: dict[str, Any], console: Console) -> None:
             raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
         run = load_run(resume)
         if not dry_run:
-            run.resume(console=console, **given)
+            run.resume(console=console, began_s=process_start_s(), **given)
             return
         priced = price_study(run.resumed(**given), run)
     else:
@@ -62,10 +64,15 @@ def search(given: dict[str, Any], console: Console) -> None:
             raise UserError("--budget-latency is required, such as --budget-latency 5min, or 60% of a --parent.")
         study = Study(**given)
         if not dry_run:
-            study.run(output_dir=output_dir or None, console=console)
+            study.run(output_dir=output_dir or None, console=console, began_s=process_start_s())
             return
         priced = study.priced()
-    for line in priced.lines:
+    lines = priced.lines
+    if priced.config.scale not in SMALL_SCALES:  # of which it is too little to wait for torch
+        from nas.study.resolve import memory_lines
+
+        lines = [*lines, *memory_lines(priced)]
+    for line in lines:
         console.print(line, soft_wrap=True, highlight=False)
     check_feasible(priced.feasible)
 

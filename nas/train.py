@@ -54,6 +54,7 @@ from nas.run.config import NO_PARENT
 from nas.storage import RUNS, locked, newest, replace_file
 from nas.study.parent import find_initial, find_parent
 from nas.training.batches import check, validate
+from nas.training.device import Device, on_device, usual_device
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
 from nas.training.distributed import Team, joined
@@ -91,7 +92,7 @@ class TrainConfig:
         normalisation: train the weights of linears in weight- or spectrally normalised form.
         normalised: which linears; q, k, v and o are queries, keys, values and output of attention.
         slopes: whether each leaky ReLU learns its own slope, or all share one.
-        device: where to train.
+        device: where to train; by default on a GPU if there is one. A training may be resumed on the other.
         seed: the same seed gives the same result.
         recipe: changes to the recipe of scale and data.
     """
@@ -107,7 +108,7 @@ class TrainConfig:
     normalisation: Literal["weight", "spectral"] | None = None
     normalised: NormalisedLinears = "ffn"
     slopes: SlopeSharing = "layer"
-    device: Literal["cpu", "cuda"] = "cpu"
+    device: Device | None = None
     seed: int = 0
     recipe: RecipeChanges = field(default_factory=RecipeChanges)
 
@@ -129,18 +130,21 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
     parser.add_class_arguments(TrainConfig, skip={"arch", "recipe"})
     add_recipe_flags(parser)
     parser.add_argument("--output_dir", type=str, help="folder of the training (default: runs/train-<UTC time>)")
-    parser.add_argument("--resume", type=str, help="continue the training in this folder, or `latest`; no other flag")
+    resume_help = "continue the training in this folder, or `latest`; only --device may go with it"
+    parser.add_argument("--resume", type=str, help=resume_help)
     given = cli.given(parser, args).as_dict()
     given.pop("config", None)
     arch, resume, output_dir = (given.pop(name, None) for name in ("ARCH", "resume", "output_dir"))
     if resume is not None:
+        device = given.pop("device", None)
         if arch is not None or output_dir is not None or given:
-            raise UserError("--resume DIR takes everything from DIR; drop the other arguments.")
+            raise UserError("--resume DIR takes everything but --device from DIR; drop the other arguments.")
         folder = newest(CONFIG_FILE) if resume == "latest" else Path(resume)
         if folder is None:
             raise UserError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
         path = folder / CONFIG_FILE
-        return decode(TrainConfig, load_mapping(path), str(path)), folder, None
+        config = decode(TrainConfig, load_mapping(path), str(path))
+        return replace(config, device=device or config.device), folder, None
     if arch is None:
         raise UserError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")
     if "normalised" in given and "normalisation" not in given:
@@ -158,10 +162,12 @@ def run(args: Sequence[str], console: Console) -> None:
     """
     config, resumed, output_dir = parse(args)
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("--device cuda needs a CUDA device, but there is none; leave the flag out to train on the CPU.")
+        raise UserError("--device cuda needs a CUDA device, but there is none; give --device cpu.")
     keep_freed_memory()
-    with joined(config.device) as (team, device), logged_to(console):
+    with joined(config.device or usual_device()) as (team, device), logged_to(console):
         console.quiet = not team.leads
+        if resumed is None:
+            config = replace(config, recipe=on_device(config.recipe, device))
         _train(config, resumed, output_dir, console, team, device)
 
 
@@ -175,7 +181,7 @@ def _train(
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
-    memory = training_memory(candidate)
+    memory = training_memory(candidate, device)
     require_memory(memory, available_bytes(device))
     scale = candidate.recipe.scale
     corpus = team.broadcast_from_leader(
@@ -198,7 +204,7 @@ def _train(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}"
     )
-    console.print(memory.line)
+    console.print(f"{memory.line}, on {torch.device(device).type}")
     if parent is not None and team.leads:
         loss = validate(parent.decoder().to(device), corpus, scale).loss
         console.print(f"the parent, {parent.name}: validation perplexity {math.exp(loss):.3f}")

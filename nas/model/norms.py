@@ -69,9 +69,11 @@ class FrozenNorm(nn.Module):
         total, count = self.seen
         seen = torch.stack(self._seen).mean(dim=0) if self._seen else torch.where(count > 0, total / count, self.sigma)
         self.sigma.copy_(torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen))
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Drops what forward passes have seen since the last step."""
         self._seen.clear()
         self.seen.zero_()
 
@@ -79,7 +81,7 @@ class FrozenNorm(nn.Module):
     def calibrate(self, source: Tensor) -> None:
         """Sets sigma to the mean deviation of these rows, batch x T x features, alone."""
         self.sigma.zero_()
-        self._forget()
+        self.forget()
         self._observe(source)
         self.follow()
 
@@ -87,7 +89,7 @@ class FrozenNorm(nn.Module):
     def set_frozen(self, frozen: bool = True) -> None:
         """Makes sigma the constant that it is now, or has the norm normalise each row again."""
         self.is_frozen = frozen
-        self._forget()
+        self.forget()
         self.frozen.fill_(float(frozen))
 
     def forward(self, source: Tensor) -> Tensor:
@@ -176,6 +178,12 @@ def followed_deviations(model: nn.Module) -> list[Tensor]:
     for norm in live:
         norm.follow()
     return [norm.sigma for norm in live]
+
+
+def forget_seen(model: nn.Module) -> None:
+    """Drops what the forward passes of a step have seen, for a step that is taken again."""
+    for norm in frozen_norms(model).values():
+        norm.forget()
 
 
 def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: int) -> None:

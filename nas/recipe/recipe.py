@@ -15,7 +15,7 @@ from search_spaces.deployed import absorbed_layers
 ScaleName = Literal["smoke", "proxy", "parent", "gpu", "paper"]
 RateSchedule = Literal["cosine", "linear"]
 Compilation = Literal["auto", "off"]
-Precision = Literal["float32", "tf32", "bfloat16"]
+Precision = Literal["float32", "tf32", "bfloat16", "float16"]  # float16 is refused with the reason
 OptimizerName = Literal["adamw", "muon"]
 SlopeSharing = Literal["layer", "global"]
 NormalisedLinears = Literal["qk", "ffn", "qk+ffn", "qkv+ffn", "qkvo+ffn"]
@@ -129,6 +129,7 @@ _OF_SIZES = (
     "learning_rate",
     "validation_tokens",
 )
+SMALL_SCALES: tuple[ScaleName, ...] = ("smoke", "proxy")  # for a CPU: so narrow that a GPU waits for its host
 SCALES: dict[ScaleName, Scale] = {
     name: Scale(name=name, **dict[str, Any](zip(_OF_SIZES, sizes, strict=True))) for name, sizes in _SIZES.items()
 }
@@ -254,8 +255,8 @@ class Recipe:
         weight_decay: decay of the weights of linears and embedding tables.
         clip_norm: largest norm of the whole gradient.
         temperature_init: initial value of learned softmax temperatures.
-        precision: of products; parameters and optimizer states stay in single precision. tf32 is for GPUs, and float32
-            on a CPU.
+        precision: of products; parameters, optimizer states, sums and losses stay in single precision. The default of
+            the commands is bfloat16 on a GPU that has it, else float32. tf32 is for GPUs, and float32 on a CPU.
         recompute: whether layers are computed again for their gradients, which saves most of the memory of activations,
             costs a third of the time and changes no number.
         compile: auto compiles the layers on CUDA, unless they are recomputed; off never does.
@@ -285,6 +286,7 @@ class Recipe:
     compile: Compilation = "auto"
 
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         for name in ("eps", "clip_norm", "temperature_init"):
             value, no_clipping = getattr(self, name), name == "clip_norm" and self.clip_norm == math.inf
             if not (0 < value < math.inf or no_clipping):
@@ -301,6 +303,15 @@ class Recipe:
                 f"FFNs are kept foldable or trained with normalised weights, not both, but got `foldable` and "
                 f"normalisation of {self.normalisation.linears!r}; leave one out."
             )
+
+
+def check_precision(precision: Precision | None) -> None:
+    """Raise UserError for float16."""
+    if precision == "float16":
+        raise UserError(
+            "--recipe.precision must be bfloat16, tf32 or float32, but got float16, which loses gradients below 6e-8 "
+            "unless the loss is scaled, which no training here does; bfloat16 products are as fast."
+        )
 
 
 def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:

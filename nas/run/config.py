@@ -16,7 +16,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
-from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, layers_kept_foldable
+from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, check_precision, layers_kept_foldable
 from search_spaces.budget.options import BudgetOptions
 from search_spaces.budget.priced_space import CostForm
 from search_spaces.notation import Member
@@ -78,7 +78,8 @@ class StudyConfig(BudgetOptions):
             builtin parent on stdlib, else none.
         max_concurrent: trials at a time; by default one per core, or as many as share the GPUs. It does not change
             results.
-        gpus_per_trial: share of a GPU per trial, at most 1; by default 1 if there are GPUs. 0 trains on the CPU.
+        gpus_per_trial: share of a GPU per trial, at most 1; 0 trains on the CPU. By default, if there are GPUs, as fits
+            their memory and was measured to train fastest; at scales smoke and proxy on the CPU unless measured slower.
         ray_address: an existing Ray cluster whose nodes share the run folder.
         seed: the same seed gives the same trials and, on a CPU, the same numbers. Finalists use the seeds after it.
         recipe: changes to the recipe of scale and data.
@@ -126,6 +127,7 @@ class StudyConfig(BudgetOptions):
             raise UserError(
                 f"--gpus-per-trial must be from 0 to 1, as a trial trains on one GPU, but got {self.gpus_per_trial:g}."
             )
+        check_precision(self.recipe.precision)
         if self.ray_address is not None and not RAY_ADDRESS.fullmatch(self.ray_address):
             raise UserError(
                 f"--ray-address must be auto, HOST:PORT or ray://HOST:PORT, but got {self.ray_address!r:.80}."

@@ -1,5 +1,7 @@
 """The block scores of a run, computed or read from the cache, and saved with the run."""
 
+from collections.abc import Callable
+
 from rich.console import Console
 
 from nas.report.progress import share_progress
@@ -13,7 +15,9 @@ BLOCKS_FILE = "blocks.csv"
 READERS = ("trellis",)  # searchers that use block scores
 
 
-def study_blocks(study: ResolvedStudy, console: Console) -> BlockScores | None:
+def study_blocks(
+    study: ResolvedStudy, console: Console, on_share: Callable[[float], None] = lambda share: None
+) -> BlockScores | None:
     """Return the block scores that the searcher uses; None without a parent, or if it uses none.
 
     If candidates start from sub-layers trained on their own, these are scored, and saved. Raises UserError if the saved
@@ -27,6 +31,11 @@ def study_blocks(study: ResolvedStudy, console: Console) -> BlockScores | None:
         return from_csv(path.read_text(encoding="utf-8"), str(path))
     settings, keep = settings_of(recipe), bool(recipe.distillation and recipe.distillation.blockwise_tokens)
     with share_progress(console, "scoring the blocks of the parent") as on_progress:
+
+        def both(share: float) -> None:
+            on_progress(share)
+            on_share(share)
+
         scores = block_scores(
             parent,
             study.feasible.space.layers,
@@ -36,7 +45,7 @@ def study_blocks(study: ResolvedStudy, console: Console) -> BlockScores | None:
             first_depth=config.kept_layers or 0,
             device=study.device,
             keep=keep,
-            on_progress=on_progress,
+            on_progress=both,
         )
     replace_file(path, to_csv(scores))
     return scores

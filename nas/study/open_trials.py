@@ -16,8 +16,9 @@ from nas.run.ledger import Record, architecture_of
 from nas.searchers.anchors import anchors, published_members
 from nas.searchers.strategy import SearchProblem, Suggestion, searcher_of
 from nas.study.blocks import study_blocks
-from nas.study.resolve import ResolvedStudy, threads
+from nas.study.resolve import ResolvedStudy
 from nas.study.schedule import TrialSchedule
+from nas.study.throughput import threads
 from nas.study.trials import Trials, TrialSetting
 from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.architecture import Architecture
@@ -25,12 +26,20 @@ from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member, placement
 
 
-def start_trials(study: ResolvedStudy, console: Console, on_end: Callable[[Record], None]) -> Trials:
-    """Write the run's files, score the blocks of the parent, and open the trials. on_end: as in `Trials`."""
+def start_trials(
+    study: ResolvedStudy,
+    console: Console,
+    on_end: Callable[[Record], None],
+    on_share: Callable[[float], None] = lambda share: None,
+) -> Trials:
+    """Write the run's files, score the blocks of the parent, and open the trials.
+
+    on_end: as in `Trials`. on_share: called with the share of the blocks that are scored.
+    """
     write_meta(study.folder, study.meta)
     write_config(study.folder, study.config)
     with threads(THREADS_PER_TRIAL):
-        blocks = study_blocks(study, console)
+        blocks = study_blocks(study, console, on_share)
     return open_trials(study, blocks=blocks, on_end=on_end)
 
 

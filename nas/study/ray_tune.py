@@ -23,6 +23,7 @@ from nas.run.config import THREADS_PER_TRIAL
 from nas.run.ledger import Record, TrialKey
 from nas.study.ray_cluster import alive_nodes, ray_session
 from nas.study.resources import Resources
+from nas.study.time_budget import TimeBudget
 from nas.study.trials import RunHaltedError, Trial, Trials, over_timeout
 from nas.study.worker import out_of_reach, run_trial, worker_env
 
@@ -36,18 +37,20 @@ def run_trials(
     trials: Trials,
     resources: Resources,
     *,
-    time_budget_s: float | None = None,
+    budget: TimeBudget | None = None,
     on_change: Callable[[], None] = lambda: None,
 ) -> None:
     """Run trials until the schedule is finished or the time is up. `on_change` is called after every step.
 
     Raises RunHaltedError if the run cannot continue now (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
+    budget = budget or TimeBudget(None, time.monotonic())
     with (
         ray_session(resources, worker_env(THREADS_PER_TRIAL)),
         tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch,
     ):
-        _fit(trials, resources, scratch, time_budget_s, _Places(trials, resources), on_change)
+        budget.mark("Ray")
+        _fit(trials, resources, scratch, budget, _Places(trials, resources), on_change)
     if trials.halted:
         raise RunHaltedError(trials.halted)
 
@@ -56,7 +59,7 @@ def _fit(
     trials: Trials,
     resources: Resources,
     scratch: str,
-    time_budget_s: float | None,
+    budget: TimeBudget,
     places: "_Places",
     on_change: Callable[[], None],
 ) -> None:
@@ -72,8 +75,8 @@ def _fit(
             name="study",
             storage_path=scratch,
             verbose=0,
-            callbacks=[_Recorder(trials, places, on_change)],
-            stop=_Stopper(trials, time_budget_s),
+            callbacks=[_Recorder(trials, places, budget, resources.at_a_time, on_change)],
+            stop=_Stopper(trials, budget),
         ),
     )
     try:
@@ -137,9 +140,9 @@ class _Places:
         self._waiting.add(trial.key)
         return True
 
-    def seconds(self, trial: Trial) -> float:
+    def seconds(self, key: TrialKey) -> float:
         """Seconds since a trial was started."""
-        return time.monotonic() - self._began_s.get(trial.key, math.inf)
+        return time.monotonic() - self._began_s.get(key, math.inf)
 
 
 def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -154,7 +157,7 @@ def _trainable(config: dict[str, Any]) -> None:
         tune.report({"record": trial.ended("failed", reason)})
         return
     try:
-        for record in run_trial(trial):
+        for record in run_trial(trial, lambda pace: tune.report({"pace": pace})):
             tune.report({"record": record})
     except RunHaltedError as error:
         tune.report({"halted": str(error)})
@@ -191,9 +194,11 @@ class _Asker(_Unpickled, Searcher):
 
 
 class _Recorder(_Unpickled, tune.Callback):
-    def __init__(self, trials: Trials, places: _Places, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, trials: Trials, places: _Places, budget: TimeBudget, at_a_time: int, on_change: Callable[[], None]
+    ) -> None:
         self._trials, self._places = trials, places
-        self._on_change = on_change
+        self._budget, self._at_a_time, self._on_change = budget, at_a_time, on_change
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         self._places.started(_ours(trial))
@@ -204,6 +209,9 @@ class _Recorder(_Unpickled, tune.Callback):
     ) -> None:
         if node_id := result.get("node"):
             self._places.is_on(_ours(trial), node_id)
+            self._budget.mark("first worker")
+        if pace := result.get("pace"):
+            self._budget.foresee(self._trials, pace, self._at_a_time, self._places.seconds)
         if record := result.get("record"):
             self._happened(_ours(trial), record)
         if reason := result.get("halted"):
@@ -214,7 +222,7 @@ class _Recorder(_Unpickled, tune.Callback):
         reason, timeout_s = loss_reason(error, ours.folder), ours.setting.config.trial_timeout_s
         if not isinstance(error, DEAD_WORKER):
             self._happened(ours, ours.ended("failed", reason))
-        elif timeout_s is not None and self._places.seconds(ours) >= timeout_s:
+        elif timeout_s is not None and self._places.seconds(ours.key) >= timeout_s:
             self._happened(ours, ours.ended("failed", over_timeout(timeout_s)))
         else:
             self._trials.lost(ours, reason)
@@ -229,15 +237,14 @@ class _Recorder(_Unpickled, tune.Callback):
 
 
 class _Stopper(_Unpickled, tune.Stopper):
-    def __init__(self, trials: Trials, time_budget_s: float | None) -> None:
-        self._trials = trials
-        self._deadline = math.inf if time_budget_s is None else time.monotonic() + time_budget_s
+    def __init__(self, trials: Trials, budget: TimeBudget) -> None:
+        self._trials, self._budget = trials, budget
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         return False
 
     def stop_all(self) -> bool:
-        return bool(self._trials.halted) or time.monotonic() >= self._deadline
+        return bool(self._trials.halted) or self._budget.left_s <= 0
 
 
 def loss_reason(error: Exception, folder: Path) -> str:

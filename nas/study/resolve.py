@@ -1,8 +1,7 @@
 """Resolves a study: finds everything that its trials read, once, in the order in which it is printed."""
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -26,7 +25,10 @@ from nas.run.run import Run
 from nas.study.meta import checked_meta, new_meta, opening_lines
 from nas.study.priced_study import PricedStudy
 from nas.study.resources import Node, Resources, resolved, resource_lines, study_resources, this_machine
+from nas.study.sharing import choose_share, lowered
+from nas.study.throughput import threads
 from nas.study.trials import RunHaltedError
+from nas.training.device import on_device
 from nas.training.memory import available_bytes, require_memory, training_memory
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, priced_anew
@@ -70,12 +72,18 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
     the parent's scores, StoppedError if the cluster cannot be reached.
     """
     run, feasible = priced.run, priced.feasible
-    resources = study_resources(priced.config, _nodes(priced.config.ray_address))
-    config = resolved(priced.config, resources)
+    base, scale = feasible.space.base, SCALES[priced.config.scale]
+    parent = priced.parent or (usual_parent(priced.config, base) if run is None else run_parent(run))
+    resources = study_resources(priced.config, nodes := _nodes(priced.config.ray_address))
+    config = priced.config
+    if run is None:
+        config = _on_devices(config, resources, nodes, base, parent)
+        resources = study_resources(config, nodes)
+    elif bool(resources.gpus_per_trial) != bool(run.config.gpus_per_trial):
+        _log.info("trials continue on another kind of device; their numbers differ from there on beyond rounding")
+    config = resolved(config, resources)
     for line in resource_lines(config, resources):
         _log.info(line)
-    base, scale = feasible.space.base, SCALES[config.scale]
-    parent = priced.parent or (usual_parent(config, base) if run is None else run_parent(run))
     num_tokens = config.tokens or scale.tokens
     corpus = prepare(
         config.data,
@@ -120,6 +128,18 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
         meta=meta,
         folder=folder,
     )
+
+
+def _on_devices(
+    config: StudyConfig, resources: Resources, nodes: Sequence[Node], base: Architecture, parent: Parent | None
+) -> StudyConfig:
+    """Decide where the trials of a new run train, and in which precision."""
+    if config.gpus_per_trial is None and resources.num_gpus:
+        recipe = study_recipe(config, parent and parent.distillation)
+        share = choose_share(config, nodes[0], Candidate(architecture=base, recipe=recipe))
+    else:
+        share = resources.gpus_per_trial
+    return replace(config, gpus_per_trial=share, recipe=on_device(config.recipe, "cuda" if share else "cpu"))
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
@@ -198,7 +218,8 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSp
 
 def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resources) -> None:
     """Log the memory of the largest trial. Raises UserError if this machine cannot run the trials at a time."""
-    memory, device = training_memory(candidate), device_of(config)
+    device = "cuda" if config.gpus_per_trial else "cpu"
+    memory = training_memory(candidate, device)
     _log.info(f"{memory.line}, each trial at most about that")
     if resources.ray_address is None:
         on_one = int(1 / resources.gpus_per_trial) if device == "cuda" else resources.at_a_time
@@ -210,15 +231,14 @@ def device_of(config: StudyConfig) -> str:
     return "cuda" if config.gpus_per_trial and torch.cuda.is_available() else "cpu"
 
 
-@contextmanager
-def threads(num: int) -> Iterator[None]:
-    """Set the number of torch's threads, so that the numbers of a search do not depend on the machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(num)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+def memory_lines(priced: PricedStudy) -> list[str]:
+    """Estimate the memory of a study's largest training, on a CPU and on a GPU in the precision it has there."""
+    config, run = priced.config, priced.run
+    recipe = run.meta.recipe if run is not None else study_recipe(config, priced.parent and priced.parent.distillation)
+    largest = Candidate(architecture=priced.feasible.space.base, recipe=recipe)
+    on_gpu = largest if run is not None else lowered(largest, config)
+    memories = {"CPU": training_memory(largest), f"GPU, {on_gpu.recipe.precision}": training_memory(on_gpu, "cuda")}
+    return [f"{memory.line}, each trial at most about that on a {device}" for device, memory in memories.items()]
 
 
 def _nodes(address: str | None) -> tuple[Node, ...]:

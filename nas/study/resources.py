@@ -62,7 +62,7 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
     num_gpus = sum(node.num_gpus for node in nodes)
     share = config.gpus_per_trial if config.gpus_per_trial is not None else float(num_gpus > 0)
     if share > num_gpus:
-        raise UserError(f"--gpus-per-trial {share:g} needs a CUDA device, but there is none; leave it out for the CPU.")
+        raise UserError(f"--gpus-per-trial {share:g} needs a CUDA device, but there is none; 0 trains on the CPU.")
     on_one = int(1 / share + 1e-9) if share else 0  # trials per GPU; none uses two
     slots = sum(min(node.num_cpus, node.num_gpus * on_one) if share else node.num_cpus for node in nodes)
     where = "this machine" if config.ray_address is None else f"the cluster at {config.ray_address}"

@@ -4,7 +4,6 @@ torch, Ray and matplotlib each take a second to import, so each is imported when
 """
 
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,6 +22,7 @@ from nas.run.run import Run
 from nas.run.tables import write_tables
 from nas.storage import locked
 from nas.study.priced_study import PricedStudy
+from nas.study.time_budget import TimeBudget
 from nas.study.trials import RunHaltedError, Trials
 
 
@@ -31,12 +31,14 @@ def run_study(
     console: Console,
     *,
     output_dir: Path | None,
+    began_s: float,
     on_start: Callable[[Path], None],
     on_end: Callable[[Record], None],
 ) -> Path:
     """Train candidates until the schedule is finished, then write tables, front and plots, and log the results.
 
     Returns the run's folder: that of the resumed run, else `output_dir`, or one under runs/.
+    began_s: when the time budget began, on the clock of `time.monotonic`.
     on_start: called with the folder once it is a run, before any trial begins. on_end: called with the record of every
         trial that ended in this process, once it is in the ledger.
     Raises UserError for bad input, StoppedError or OSError if the run cannot continue now (it can be resumed).
@@ -44,14 +46,18 @@ def run_study(
     from nas.study.open_trials import start_trials  # torch
     from nas.study.resolve import resolve_study
 
-    since_s = time.monotonic()
     log = partial(console.print, soft_wrap=True, highlight=False)
+    budget = TimeBudget(priced.config.time_budget_s, began_s)
+    budget.mark("prices")
     with logged_to(console):
         study = resolve_study(priced, output_dir)
+    budget.mark("data and parent")
+    budget.require_left()
     folder, config = study.folder, study.config
     saved = f"what was trained is saved; continue with --resume {folder}"
     with locked(folder), bugs_reported(folder, saved), _resumable(folder, console):
-        trials = start_trials(study, console, on_end)
+        trials = start_trials(study, console, on_end, on_share=budget.require_left)
+        budget.mark("blocks of the parent")
         run = Run(folder=folder, config=config, meta=study.meta, records=tuple(trials.records))
         on_start(folder)
         num_baselines = sum(proposal.role == "baseline" for proposal in trials.schedule.proposals)
@@ -65,14 +71,12 @@ def run_study(
             require_home()
             from nas.study.ray_tune import run_trials  # Ray
 
-            with shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
-                budget_s = config.time_budget_s
-                left_s = None if budget_s is None else budget_s - (time.monotonic() - since_s)
-                run_trials(trials, study.resources, time_budget_s=left_s, on_change=refresh)
+            with logged_to(console), shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
+                run_trials(trials, study.resources, budget=budget, on_change=refresh)
         finally:
             # from the ledger on disk: an interrupt may have come between a write and its entry in memory
             write_tables(replace(run, records=read_ledger(folder)))
-        for line in _closing(trials, replace(run, records=tuple(trials.records))):
+        for line in _closing(trials, replace(run, records=tuple(trials.records)), budget):
             log(line)
     return folder
 
@@ -92,7 +96,7 @@ def _resumable(folder: Path, console: Console) -> Iterator[None]:
         raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
 
 
-def _closing(trials: Trials, run: Run) -> list[str]:
+def _closing(trials: Trials, run: Run, budget: TimeBudget) -> list[str]:
     """Draw the front, write the report, and return the results in lines.
 
     Raises StoppedError if no trial was completed.
@@ -104,6 +108,7 @@ def _closing(trials: Trials, run: Run) -> list[str]:
     resume = f"time budget used up; go on with --resume {run.folder}" if unfinished else ""
     if not run.completed:
         report_line(run)
+        resume = resume and f"{resume} (before the first steps: {budget.spent()})"
         reason = resume or f"see the reasons in {run.folder / 'trials.csv'}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
     if not unfinished:  # no longer needed: an extended run trains these candidates from the beginning

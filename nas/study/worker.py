@@ -18,6 +18,7 @@ from nas.malloc import keep_freed_memory, release_freed_memory
 from nas.run.config import THREADS_PER_TRIAL
 from nas.run.folder import CONFIG_FILE
 from nas.run.ledger import Record
+from nas.study.time_budget import Pace, paced
 from nas.study.trials import RunHaltedError, Trial, over_timeout
 from nas.study.verify_fold import agreement_with_parent, second_documents, verified_form
 from nas.training.distillation.library import initial_weights
@@ -51,8 +52,8 @@ def out_of_reach(trial: Trial) -> str | None:
     return None
 
 
-def run_trial(trial: Trial) -> Iterator[Record]:
-    """Train a candidate; yield a `rung` record per rung and one `finished` record.
+def run_trial(trial: Trial, on_pace: Callable[[Pace], None] = lambda pace: None) -> Iterator[Record]:
+    """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called once, early.
 
     Errors of the candidate and bugs become `failed` records with a reason; tracebacks of bugs are written into the
     trial's folder. Raises RunHaltedError for errors of the machine (disk full).
@@ -61,7 +62,7 @@ def run_trial(trial: Trial) -> Iterator[Record]:
         with _deadline(trial.setting.config.trial_timeout_s) as is_over:
             torch.set_num_threads(THREADS_PER_TRIAL)
             keep_freed_memory()
-            yield from _train(trial, is_over)
+            yield from _train(trial, is_over, on_pace)
     except (UserError, TooLargeError) as error:
         yield trial.ended("failed", " ".join(str(error).split()))
     except Exception as error:  # a bug must not end the run; its traceback is saved
@@ -88,16 +89,22 @@ def _deadline(timeout_s: float | None) -> Iterator[Callable[[], bool]]:
         watchdog.cancel()
 
 
-def _train(trial: Trial, is_over: Callable[[], bool]) -> Iterator[Record]:
+def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], None]) -> Iterator[Record]:
     candidate, setting = trial.candidate, trial.setting
+    began_s = time.monotonic()
+    if setting.device == "cuda":
+        torch.cuda.synchronize()  # makes the context, whose time is shown
+    cuda_s = time.monotonic() - began_s
+    given = _parent_of(trial)
+    phases = {"CUDA": cuda_s, "initial weights": time.monotonic() - began_s - cuda_s}
     records = train(
         candidate,
         setting.corpus,
         seed=trial.record.seed,
         folder=trial.folder,
         device=setting.device,
-        stop=is_over,
-        **_parent_of(trial),
+        stop=paced(is_over, on_pace, phases),
+        **given,
     )
     for measured in records:
         if isinstance(measured, Outcome):

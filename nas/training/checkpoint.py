@@ -35,7 +35,8 @@ class Checkpoint:
     """The state of a trial between two steps.
 
     identity: must agree on resuming (candidate, corpus, seed). progress: plain JSON data of the training loop.
-        optimizer: None if the training has ended, so that it cannot be resumed.
+        optimizer: None if the training has ended, so that it cannot be resumed. device: kind of device it was trained
+        on; None in checkpoints from before it was recorded.
     """
 
     step: int
@@ -43,6 +44,7 @@ class Checkpoint:
     progress: Mapping[str, Any]
     weights: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor] | None
+    device: str | None = None
 
 
 def save(trial: Path, checkpoint: Checkpoint) -> None:
@@ -63,6 +65,7 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
             "step": checkpoint.step,
             "identity": dict(checkpoint.identity),
             "progress": dict(checkpoint.progress),
+            "device": checkpoint.device,
             "sha256": digests,
         }
         write_through(draft / STATE_FILE, json.dumps(state, allow_nan=False).encode())
@@ -118,6 +121,7 @@ def _read(folder: Path) -> Checkpoint:
         progress=state["progress"],
         weights=tensors[WEIGHTS_FILE],
         optimizer=tensors.get(OPTIMIZER_FILE),
+        device=state.get("device"),
     )
 
 

@@ -1,89 +1,42 @@
-"""What differs on a GPU: a training step waits for no number, so its losses are read and judged some steps later."""
+"""The device of a training, where none is asked for, and the precision of products on it."""
 
-import math
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import logging
+import os
+from dataclasses import replace
+from typing import Literal
 
 import torch
-from torch import Tensor
 
-from nas.model.decoder import Decoder
-from nas.model.norms import freezing_steps, frozen_norms
-from nas.recipe.recipe import Recipe
-from nas.training.divergence import WINDOW
+from nas.recipe.overrides import RecipeChanges
 
-LAG = {"cpu": 0, "cuda": 4}  # steps that may be begun before the numbers of a step are read
+_log = logging.getLogger(__name__)
+
+Device = Literal["cpu", "cuda"]
 
 
-class Reading(NamedTuple):
-    """Numbers of a step. halted: 1 if this step or an earlier one broke a rule of divergence, so that nothing moved."""
-
-    loss: float
-    penalty: float
-    gradient_norm: float
-    halted: float
+def usual_device() -> Device:
+    """Return cuda if torch can use a GPU for every process that `torchrun` started here, else cpu."""
+    return "cuda" if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count() else "cpu"
 
 
-class Readings:
-    """The numbers of steps on their way to the host.
+def on_device(changes: RecipeChanges, device: str) -> RecipeChanges:
+    """State the precision of a new training, so that it stays when the training is resumed elsewhere.
 
-    Without a lag, the numbers of a step are read before anything moves. With one, the device applies the rules of
-    `nas.training.divergence` itself: `halted` becomes 1 with the first step that breaks one and stays so, and
-    optimizers that have it as their `found_inf` move nothing. The host finds out when it reads that step.
-
-    losses, initial_loss: of the steps before, as in `TrainingProgress`. least_initial: the smallest initial loss.
+    On a GPU the default is bfloat16 products, with weights, sums and loss in float32. A GPU without bfloat16 units
+    trains in float32 instead, which is logged. On a CPU nothing changes.
     """
+    if torch.device(device).type == "cpu" or changes.precision not in (None, "bfloat16"):
+        return changes
+    if torch.cuda.is_available() and not torch.cuda.is_bf16_supported(including_emulation=False):
+        _log.info(f"{torch.cuda.get_device_name()} is too old for bfloat16 products; training in float32 instead")
+        return replace(changes, precision="float32")
+    return replace(changes, precision="bfloat16")
 
-    def __init__(
-        self, lag: int, device: str, losses: Sequence[float], initial_loss: float | None, least_initial: float
-    ) -> None:
-        self.lag, self._least_initial = lag, least_initial
-        self.halted = torch.zeros((), device=device)
-        known = [-math.inf] * (WINDOW - len(losses)) + list(losses)
-        self._window = torch.tensor(known, dtype=torch.float64, device=device)
-        self._initial = torch.tensor(
-            math.nan if initial_loss is None else initial_loss, dtype=torch.float64, device=device
+
+def log_another(began_on: str | None, device: str) -> None:
+    """Say that a training continues on another kind of device than the last checkpoint's; None if that is unknown."""
+    if began_on not in (None, kind := torch.device(device).type):
+        _log.warning(
+            f"the checkpoint was written on {began_on} and training continues on {kind}; from here on, its numbers "
+            f"differ by more than rounding from those of a training on one device"
         )
-        self._queue: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def put(self, values: Tensor, *, settled: bool) -> None:
-        """Send a step's loss, penalty and gradient norm, float64. settled: whether a loss above the start counts."""
-        if self.lag:
-            loss, _, norm = values
-            self._window = torch.cat((self._window[1:], loss[None]))
-            self._initial = torch.where(self._initial.isnan(), loss.clamp(min=self._least_initial), self._initial)
-            broken = ~(loss.isfinite() & norm.isfinite())
-            if settled:
-                broken = broken | (self._window.min() > self._initial)
-            self.halted.copy_(torch.maximum(self.halted, broken))
-        values = torch.cat((values, self.halted.to(values.dtype)[None]))
-        event = None
-        if values.is_cuda:
-            values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        self._queue.append((values, event))
-
-    def take(self, *, everything: bool) -> Iterator[Reading]:
-        """Yield the numbers of the steps that are to be judged now, in order."""
-        while len(self._queue) > (0 if everything else self.lag):
-            values, event = self._queue.popleft()
-            if event is not None:
-                event.synchronize()
-            yield Reading(*values.tolist())
-
-
-def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
-    """Return the steps that are judged at once: rungs, and those after which more than the optimizers changes a model.
-
-    These are the freezing of a norm, the removal of a part and corrections that keep FFNs foldable.
-    """
-    num_steps = recipe.scale.num_steps
-    points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
-    if recipe.distillation is not None:
-        points.add(math.ceil(recipe.distillation.end_share * num_steps))
-    return points if recipe.foldable is None else points | set(range(0, num_steps + 1, recipe.foldable.every))

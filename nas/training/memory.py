@@ -1,6 +1,7 @@
 """Estimates the memory of a training before it starts, on tensors without data; reports where memory ran out."""
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 
@@ -11,12 +12,20 @@ from torch._subclasses import FakeTensorMode
 from costmodel.config.units import format_bytes
 from costmodel.errors import StoppedError, UserError
 from nas.malloc import free_bytes
+from nas.model.cross_entropy import CHUNK_SIZE
+from nas.model.norms import forget_seen
 from nas.recipe.candidate import Candidate
 from nas.training.distillation.teacher import Lesson, Predictions
-from nas.training.objective import Objective
+from nas.training.objective import Losses, Objective
 from nas.training.optimizer import optimizers
 
+_log = logging.getLogger(__name__)
+
 MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer stores per parameter
+CONTEXT_BYTES = 600 * 10**6  # of CUDA and its libraries, per process: a usual figure, not measured here
+# Bytes of a logit while its loss and gradient are computed: in single precision twice (logits, and their exponentials),
+# and with bfloat16 products also the product and the gradient that are rounded to it.
+LOGIT_BYTES = {"float32": 8, "tf32": 8, "bfloat16": 12}
 
 
 class TooLargeError(StoppedError):
@@ -28,7 +37,8 @@ class Memory:
     """The largest tensors of a training, in bytes, without overhead of allocator, products or saving a checkpoint.
 
     parent: its parameters, if it is the teacher. activations: saved for the gradients of a micro-batch, including the
-        gradient of the projection to the vocabulary.
+        gradient of the projection to the vocabulary and the weights that are rounded to bfloat16.
+    logits: of the largest chunk, on a GPU; chunks are small on a CPU. context: of CUDA in the process.
     """
 
     parameters: int
@@ -36,6 +46,8 @@ class Memory:
     gradients: int
     moments: int
     activations: int
+    logits: int = 0
+    context: int = 0
 
     @property
     def total(self) -> int:
@@ -48,8 +60,11 @@ class Memory:
         return f"memory: {format_bytes(self.total)} ({parts})"
 
 
-def training_memory(candidate: Candidate) -> Memory:
-    """Estimate the memory of one training, on any device, with attention as it is stored without entropies."""
+def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
+    """Estimate the memory of one training, with attention as it is stored without entropies.
+
+    Only logits and context depend on the device; what fused kernels do not store on a GPU is counted nevertheless.
+    """
     scale = candidate.recipe.scale
     with FakeTensorMode():
         objective = Objective(candidate, torch.Generator())
@@ -79,12 +94,15 @@ def training_memory(candidate: Candidate) -> Memory:
             for group in optimizer.param_groups
         )
         gradients = _size(value for value in objective.parameters() if value.requires_grad)
+        logits, is_cuda = tokens.numel() * candidate.trained.vocab_size, torch.device(device).type == "cuda"
     return Memory(
         parameters=parameters,
         parent=0 if lesson is None else parameters,
         gradients=gradients,
         moments=moments,
         activations=activations,
+        logits=min(logits, CHUNK_SIZE["cuda"]) * LOGIT_BYTES[candidate.recipe.precision] if is_cuda else 0,
+        context=CONTEXT_BYTES if is_cuda else 0,
     )
 
 
@@ -117,6 +135,39 @@ def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
             f"out of memory on {device} with {scale.micro_batch} sequences of {scale.seq_len} tokens in a forward pass "
             f"at width {candidate.trained.d_model}; lower `micro_batch`, `seq_len` or the width."
         ) from error
+
+
+class MicroBatch:
+    """Number of sequences in memory at a time. It is halved once, if the memory of a GPU runs out.
+
+    A step's gradients are averaged over parts, so that only their rounding depends on the number of parts.
+    """
+
+    def __init__(self, size: int, objective: Objective) -> None:
+        self.size, self._objective, self._is_halved = size, objective, False
+
+    def in_parts(self, backward: Callable[[int], Losses], num_sequences: int) -> Losses:
+        """Return the losses of `backward(number of parts)`, which is called again if memory runs out the first time.
+
+        No weight has changed until then; gradients, and what norms have seen, are discarded.
+        Raises torch.OutOfMemoryError the second time, or if the micro-batch cannot be halved.
+        """
+        try:
+            return backward(max(1, num_sequences // self.size))
+        except torch.OutOfMemoryError:
+            half = min(self.size, num_sequences) // 2
+            if self._is_halved or not half or num_sequences % half:
+                raise
+            _log.warning(
+                f"out of memory with {min(self.size, num_sequences)} sequences in a forward pass; training continues "
+                f"with {half}, which changes only the rounding of its numbers"
+            )
+            self.size, self._is_halved = half, True
+        # after the handler, whose traceback keeps the tensors of the pass that failed
+        self._objective.zero_grad(set_to_none=True)
+        forget_seen(self._objective.model)
+        torch.cuda.empty_cache()
+        return backward(num_sequences // self.size)
 
 
 def _size(tensors: Iterable[Tensor | nn.Parameter]) -> int:

@@ -22,19 +22,20 @@ from nas.training import checkpoint, divergence
 from nas.training.batches import Prefetched, Validation, check, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint
 from nas.training.compilation import layer_function
-from nas.training.device import LAG, Readings, turning_points
+from nas.training.device import log_another
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
 from nas.training.distillation.gates import Gates
 from nas.training.distillation.teacher import Lesson, Teacher
 from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
-from nas.training.memory import raise_out_of_memory
+from nas.training.memory import MicroBatch, raise_out_of_memory
 from nas.training.metrics import MetricsLog, StepMetrics
-from nas.training.objective import Objective
+from nas.training.objective import Losses, Objective
 from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
 from nas.training.progress import TrainingProgress
+from nas.training.readings import LAG, Readings, turning_points
 
 CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
 CHECKPOINT_SHARE = 0.03  # unless checkpoints would take more than this share of the time
@@ -140,6 +141,7 @@ class TrainingRun:
             None if distillation is None else Gates(model, candidate.trained, distillation, as_tensor=is_compiled)
         )
         self.optimizers = optimizers(self.objective, candidate.recipe)
+        self.micro_batch = MicroBatch(self.scale.micro_batch, self.objective)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
         self._prefetched: Prefetched[tuple[Tensor, Tensor]] | None = None
@@ -159,18 +161,16 @@ class TrainingRun:
         """
         step, rate = self.begun + 1, learning_rate(self.recipe, self.begun)
         inputs, targets = self.batch()
-        num_parts = max(1, len(inputs) // self.scale.micro_batch)
         penalty = self.objective.penalty
         # sums over sequences must not be averaged over processes
         factor = self.team.size if penalty is not None and penalty.adds_up else 1
         weight = factor * self.penalty_weight
-        losses = self.objective.backward(
-            inputs,
-            targets,
-            num_parts=num_parts,
-            penalty_weight=weight,
-            lessons=self.lessons(inputs, num_parts),
-        )
+
+        def backward(parts: int) -> Losses:
+            lessons = self.lessons(inputs, parts)
+            return self.objective.backward(inputs, targets, num_parts=parts, penalty_weight=weight, lessons=lessons)
+
+        losses = self.micro_batch.in_parts(backward, len(inputs))
         parameters = list(self.objective.parameters())
         gradients = [value.grad for value in parameters if value.grad is not None]
         self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
@@ -276,6 +276,7 @@ class TrainingRun:
             progress=asdict(self.progress),
             weights=weights,
             optimizer=None if self.progress.outcome else state_tensors(self.objective, self.optimizers) | thresholds,
+            device=torch.device(self.device).type,
         )
         checkpoint.save(self.folder, written)
 
@@ -283,6 +284,7 @@ class TrainingRun:
         self.progress = decode(TrainingProgress, saved.progress, "the progress of a checkpoint")
         if saved.optimizer is None:  # an ended run does not need its weights
             return
+        log_another(saved.device, self.device)
         if self._gates is not None:
             self._gates.move(step=saved.step, num_steps=self.scale.num_steps)
         load_stored(self.objective.model, saved.weights)

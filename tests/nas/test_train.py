@@ -29,7 +29,7 @@ def test_trains_and_resumes_to_the_same_end(source_files, tmp_path, capsys):
     first = capsys.readouterr().out
     assert "1,024 tokens: validation perplexity" in first
     assert (folder / "metrics.csv").exists()
-    assert train.main(["--resume", str(folder)]) == 0
+    assert train.main(["--resume", str(folder), "--device", "cpu"]) == 0
     assert last_lines(first) == last_lines(capsys.readouterr().out)
     ngrams = read_training(folder).ngrams
     assert ngrams.tokens == 1024
@@ -84,13 +84,14 @@ def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, m
         ("SM --parent builtin --tokens 0", "`tokens` of a scale must be at least 1"),
         ("SM --normalised qk", "--normalised needs --normalisation"),
         ("SM --device cuda", "--device cuda needs a CUDA device"),
+        ("SM --recipe.precision float16", "--recipe.precision must be bfloat16, tf32 or float32, but got float16"),
         ("SM --seq-len 4096", "the context must cover a sequence"),
         ("SM --seed 99999999999999999999", "--seed must be from 0 to"),
         ("sys:exit", "but it raised SystemExit"),
         ("os:getpid", "must return an Architecture, but returned int; a torch module is only priced, by"),
         ("SM --data /no/such/path", "/no/such/path"),
         ("EReg(SM) --recipe.entropy.form published-code", "state --recipe.entropy.weight"),
-        ("SM --resume x", "--resume DIR takes everything from DIR"),
+        ("SM --resume x", "--resume DIR takes everything but --device from DIR"),
     ],
 )
 def test_bad_input_is_one_clear_line_and_nothing_written(args, message, tmp_path, monkeypatch, capsys):

@@ -1,110 +1,113 @@
-"""A device whose numbers are read some steps later trains, records and diverges as one that is waited for."""
+"""What a GPU changes in a training, checked on a CPU that claims to be one."""
 
-import csv
-import math
-from collections.abc import Callable, Iterator
+import json
 from dataclasses import replace
-from functools import partial
-from itertools import chain, repeat
-from pathlib import Path
 
 import pytest
 import torch
 
-from nas.corpus.corpus import Corpus
-from nas.recipe.candidate import Candidate
-from nas.recipe.recipe import EntropyRegularisation, Foldable
-from nas.training import checkpoint, device
+from nas.recipe.overrides import RecipeChanges
+from nas.recipe.recipe import Recipe
+from nas.training.device import on_device, usual_device
+from nas.training.memory import CONTEXT_BYTES, TooLargeError, training_memory
 from nas.training.objective import Objective
-from nas.training.outcome import Outcome, RungRecord
-from nas.training.trainer import TrainingRun, train
-from tests.nas.training.short_runs import SCALE, assert_resumes, before_every_step, candidate, timeless
-
-REGULARISED = EntropyRegularisation(warmup_share=0.5)
-LAG = 3
-
-
-def told(made: Candidate, corpus: Corpus, folder: Path) -> tuple[list[RungRecord | Outcome], object, object, object]:
-    """Events, metrics but for seconds, diagnoses and the last weights of a training."""
-    events = timeless(train(made, corpus, seed=0, folder=folder))
-    with (folder / "metrics.csv").open(newline="") as file:
-        rows = [row | {"seconds": ""} for row in csv.DictReader(file)]
-    weights = sorted((name, value.tolist()) for name, value in checkpoint.load_latest(folder).weights.items())
-    return events, rows, (folder / "diagnostics.jsonl").read_text(), weights
+from nas.training.trainer import train
+from tests.nas.training.short_runs import SCALE, assert_resumes, candidate
 
 
 @pytest.mark.parametrize(
-    "made",
+    ("asked", "device", "has_bfloat16", "expected"),
     [
-        candidate("SM(t)+ScFuFFN", entropy=REGULARISED, foldable=Foldable(every=5)),
-        candidate("SM+fLN+R", replace(SCALE, micro_batch=2), optimizer="muon"),
-        candidate("SM+LN+G", replace(SCALE, tokens=64 * 45)),
-    ],
-    ids=["regularised", "muon with frozen norms", "long"],
-)
-def test_numbers_that_are_read_later_are_the_same(monkeypatch, corpus, tmp_path, made):
-    at_once = told(made, corpus, tmp_path / "at once")
-    monkeypatch.setitem(device.LAG, "cpu", LAG)
-    assert told(made, corpus, tmp_path / "later") == at_once
-
-
-def test_steps_are_begun_before_earlier_ones_are_judged(monkeypatch, corpus):
-    monkeypatch.setitem(device.LAG, "cpu", LAG)
-    run = TrainingRun(
-        candidate("SM+LN+G", replace(SCALE, tokens=64 * 400)), corpus, seed=0, folder=None, device="cpu", initial={}
-    )
-    assert [[metrics.step for metrics in run.step()] for _ in range(5)] == [[], [], [], [1], [2]]
-    assert (run.begun, run.progress.step) == (5, 2)
-    assert [metrics.step for metrics in run.settle()] == [3, 4, 5]
-
-
-def infinite_from(objective: Objective, name: str) -> None:
-    objective.get_parameter(name).register_hook(partial(torch.full_like, fill_value=math.inf))
-
-
-def in_turn(acts: Iterator[Callable[[Objective], None]], objective: Objective) -> None:
-    next(acts)(objective)
-
-
-def break_weight(objective: Objective) -> None:
-    objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-@pytest.mark.parametrize(
-    ("act", "reason"),
-    [
-        (break_weight, "non-finite loss at step 11, first in layers.1.attention.qkv"),
-        (
-            partial(infinite_from, name="model.layers.0.ffn.fused.weight"),
-            "non-finite gradient at step 11, first in layers.0.ffn.fused",
-        ),
+        (None, "cpu", True, None),
+        ("bfloat16", "cpu", False, "bfloat16"),
+        (None, "cuda", True, "bfloat16"),
+        (None, "cuda:1", True, "bfloat16"),
+        ("float32", "cuda", True, "float32"),
+        ("tf32", "cuda", False, "tf32"),
+        (None, "cuda", False, "float32"),
+        ("bfloat16", "cuda", False, "float32"),
     ],
 )
-def test_a_diverged_step_is_named_and_moves_no_weight(
-    monkeypatch, corpus, tmp_path, act: Callable[[Objective], None], reason: str, optimizer: str
+def test_a_gpu_trains_in_bfloat16_unless_asked_otherwise_or_too_old(
+    monkeypatch, caplog, asked, device, has_bfloat16, expected
 ):
-    made = candidate("SM(t)+ScFuFFN", replace(SCALE, tokens=64 * 400), optimizer=optimizer)
-    results = []
-    for lag in (0, LAG):
-        with monkeypatch.context() as patched:
-            acts = chain(repeat(lambda objective: None, 10), [act], repeat(lambda objective: None))
-            before_every_step(patched, partial(in_turn, acts))
-            patched.setitem(device.LAG, "cpu", lag)
-            results.append(told(made, corpus, tmp_path / str(lag)))
-    assert results[0][0][-1].reason == reason
-    assert repr(results[0]) == repr(results[1])  # with a NaN that equals itself
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: has_bfloat16)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "V100")
+    caplog.set_level("INFO", "nas")
+    assert on_device(RecipeChanges(precision=asked), device).precision == expected
+    fell_back = device == "cuda" and not has_bfloat16 and asked != "tf32"
+    assert caplog.messages == ["V100 is too old for bfloat16 products; training in float32 instead"] * fell_back
 
 
-def test_a_loss_above_its_start_is_found_later_too(monkeypatch, corpus, tmp_path):
-    hot = candidate("SM+LN+R", replace(SCALE, learning_rate=30.0, tokens=64 * 400, rungs=(1.0,), warmup_share=0.005))
-    at_once = told(hot, corpus, tmp_path / "at once")
-    assert at_once[0][-1].reason.startswith("training loss above its initial value at step 12, steepest in ")
-    monkeypatch.setitem(device.LAG, "cpu", LAG)
-    assert told(hot, corpus, tmp_path / "later") == at_once
+@pytest.mark.parametrize(("num_gpus", "processes", "device"), [(0, 1, "cpu"), (1, 1, "cuda"), (1, 2, "cpu")])
+def test_the_default_device_is_a_gpu_where_each_process_has_one(monkeypatch, num_gpus, processes, device):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert usual_device() == device
 
 
-def test_a_stopped_run_resumes_to_the_same_numbers(monkeypatch, corpus, tmp_path):
-    monkeypatch.setitem(device.LAG, "cpu", LAG)
-    made = candidate("SM+LN+G", replace(SCALE, tokens=64 * 45), entropy=REGULARISED)
-    assert_resumes(partial(train, made, corpus, seed=0), tmp_path, stopped_after=13)
+def test_float16_is_refused_with_the_reason():
+    with pytest.raises(ValueError, match="must be bfloat16, tf32 or float32, but got float16, which loses gradients"):
+        Recipe(precision="float16")
+
+
+@pytest.mark.parametrize("frozen", ["SM+LN+G", "SM+fLN+R"])
+def test_memory_that_runs_out_once_halves_the_micro_batch_and_changes_only_rounding(
+    monkeypatch, caplog, corpus, tmp_path, frozen
+):
+    made = candidate(frozen)
+    *_, whole = train(made, corpus, seed=0)
+    original, parts = Objective.backward, []
+
+    def exhausted_once(self, inputs, targets, *, num_parts, **rest):
+        parts.append(num_parts)
+        losses = original(self, inputs, targets, num_parts=num_parts, **rest)
+        if len(parts) == 3:  # after gradients were added up
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return losses
+
+    monkeypatch.setattr(Objective, "backward", exhausted_once)
+    *_, halved = train(made, corpus, seed=0, folder=tmp_path)
+    (line,) = caplog.messages
+    assert line.startswith("out of memory with 4 sequences in a forward pass; training continues with 2")
+    assert parts == [1] * 3 + [2] * 14  # the third of 16 steps is taken twice
+    assert halved.val_loss == pytest.approx(whole.val_loss, rel=1e-5)
+
+
+def test_memory_that_runs_out_twice_ends_the_training(monkeypatch, corpus):
+    def exhausted(*args, **rest):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Objective, "backward", exhausted)
+    with pytest.raises(TooLargeError, match="lower `micro_batch`"):
+        list(train(candidate(), corpus, seed=0))
+    with pytest.raises(TooLargeError):  # a single sequence has no half
+        list(train(candidate(scale=replace(SCALE, micro_batch=1)), corpus, seed=0))
+
+
+@pytest.mark.parametrize("written_on", ["cuda", "cpu", None])
+def test_a_checkpoint_of_another_device_is_resumed_with_a_line(caplog, corpus, tmp_path, written_on):
+    def run(folder, **rest):
+        for path in folder.glob("checkpoints/*/state.json"):
+            state = json.loads(path.read_text())
+            assert state.pop("device") == "cpu"
+            path.write_text(json.dumps(state if written_on is None else state | {"device": written_on}))
+        return list(train(candidate(), corpus, seed=0, folder=folder, **rest))
+
+    assert_resumes(run, tmp_path, stopped_after=6)
+    assert [text.partition(";")[0] for text in caplog.messages] == (
+        ["the checkpoint was written on cuda and training continues on cpu"] if written_on == "cuda" else []
+    )
+
+
+def test_a_gpu_needs_memory_for_its_context_and_a_chunk_of_logits():
+    lowered, whole = (candidate(precision=precision) for precision in ("bfloat16", "float32"))
+    on_cpu, on_gpu = training_memory(lowered), training_memory(lowered, "cuda")
+    tokens = SCALE.micro_batch * SCALE.seq_len
+    assert on_gpu == replace(on_cpu, logits=tokens * 300 * 12, context=CONTEXT_BYTES)
+    assert training_memory(whole, "cuda").logits == tokens * 300 * 8
+    assert replace(on_cpu, activations=0) == replace(training_memory(whole), activations=0)  # masters in float32
+    assert "logits" not in on_cpu.line
+    many = replace(SCALE, batch=512, micro_batch=512, seq_len=16, vocab_size=16_384)
+    assert training_memory(candidate(scale=many), "cuda").logits == (1 << 26) * 8

@@ -1,0 +1,186 @@
+"""Measures how fast a candidate trains, alone and beside others on one GPU; kept per card and shape.
+
+Trainings that share a GPU are processes of their own, as the trials of a search are. They train on random tokens,
+without the parent, in the loop of every training.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Timer
+
+import numpy as np
+import torch
+
+from costmodel.config.bugs import default_cache_dir
+from costmodel.errors import StoppedError
+from nas.corpus.corpus import Corpus
+from nas.corpus.held_out import HeldOut
+from nas.corpus.tokenizer import id_type
+from nas.malloc import keep_freed_memory
+from nas.recipe.candidate import Candidate, candidate_id
+from nas.run.config import THREADS_PER_TRIAL
+from nas.storage import replace_file
+from nas.study.worker import worker_env
+from nas.training.trainer import TrainingRun
+
+WARM_UP = 3  # steps before the measured ones, in which kernels are compiled and optimizer states made
+WINDOW_S = 2.0
+LONGEST_S = 120.0  # for processes to start, compile and train
+SERVE = (sys.executable, "-c", "from nas.study.throughput import serve; serve()")
+FILE_NAME = "throughput.json"
+
+
+@contextmanager
+def threads(num: int) -> Iterator[None]:
+    """Set the number of torch's threads, so that the numbers of a search do not depend on the machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def training_rate(candidate: Candidate, device: str) -> float:
+    """Return the tokens a second of one training in this process, on the threads of a trial."""
+    keep_freed_memory()
+    with threads(THREADS_PER_TRIAL), TemporaryDirectory(prefix="nas-rate-") as folder:
+        return _rate(_run(candidate, device, Path(folder)))
+
+
+def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> dict[int, float]:
+    """Return the tokens a second of 1, 2, ... trainings at a time on one device, all together.
+
+    Raises StoppedError if a process ends, for want of memory for example, or takes longer than LONGEST_S.
+    """
+    with ExitStack() as stack:
+        env = {**os.environ, **worker_env(THREADS_PER_TRIAL)}
+        workers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    SERVE, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                )
+            )
+            for _ in range(max(counts))
+        ]
+        watchdog = Timer(LONGEST_S, _kill, (workers,))
+        stack.callback(watchdog.cancel)
+        stack.callback(_kill, workers)
+        watchdog.start()
+        try:
+            for worker in workers:
+                _send(worker, pickle.dumps((_alone(candidate), device)))
+            for worker in workers:
+                _answer(worker)
+            rates = {}
+            for count in counts:
+                for worker in workers[:count]:
+                    _send(worker, b"\n")
+                rates[count] = sum(_answer(worker) for worker in workers[:count])
+        except (OSError, ValueError) as error:
+            raise StoppedError("a training that was measured ended early, or took too long") from error
+    return rates
+
+
+def serve() -> None:
+    """Train in a process of `shared_rates`: a candidate and its device from stdin, then a rate for each line there."""
+    candidate, device = pickle.load(sys.stdin.buffer)
+    keep_freed_memory()
+    with threads(THREADS_PER_TRIAL), TemporaryDirectory(prefix="nas-rate-") as folder:
+        run = _run(candidate, device, Path(folder))
+        print(0.0, flush=True)
+        while sys.stdin.buffer.readline():
+            print(_rate(run), flush=True)
+
+
+def kept_rates(candidate: Candidate, card: str) -> dict[int, float] | None:
+    """Return rates that `keep_rates` wrote for the card and the shape of the candidate, or None."""
+    kept = _kept().get(_key(candidate, card))
+    return None if kept is None else {int(count): rate for count, rate in kept.items()}
+
+
+def keep_rates(candidate: Candidate, card: str, rates: Mapping[int, float]) -> None:
+    """Keep rates for later searches, unless the cache cannot be written."""
+    with suppress(OSError):
+        path = default_cache_dir() / FILE_NAME
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(_kept() | {_key(candidate, card): rates}))
+
+
+def _kept() -> dict[str, dict[str, float]]:
+    try:
+        kept = json.loads((default_cache_dir() / FILE_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return kept if isinstance(kept, dict) else {}
+
+
+def _key(candidate: Candidate, card: str) -> str:
+    recipe = _alone(candidate).recipe
+    shape = replace(recipe, data="", scale=replace(recipe.scale, tokens=1, validation_tokens=1, learning_rate=1.0))
+    text = f"{card}, torch {torch.__version__}, {candidate_id(replace(candidate, recipe=shape))}"
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _alone(candidate: Candidate) -> Candidate:
+    return replace(candidate, recipe=replace(candidate.recipe, distillation=None))
+
+
+def _run(candidate: Candidate, device: str, folder: Path) -> TrainingRun:
+    """A training on random tokens in a folder, after WARM_UP steps."""
+    scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
+    num_tokens = 4 * scale.batch * scale.seq_len + 1
+    corpus = Corpus(
+        folder=str(folder),
+        data="random",
+        fingerprint="random",
+        tokenizer="random",
+        vocab_size=vocab_size,
+        num_train_tokens=num_tokens,
+        num_validation_tokens=num_tokens,
+        unigram_loss=float(np.log(vocab_size)),
+        held_out=HeldOut(),
+    )
+    tokens = np.random.default_rng(0).integers(vocab_size, size=num_tokens)
+    corpus.file("train").write_bytes(tokens.astype(id_type(vocab_size)).tobytes())
+    run = TrainingRun(_alone(candidate), corpus, seed=0, folder=None, device=device, initial={})
+    for _ in range(WARM_UP):
+        run.step()
+    return run
+
+
+def _rate(run: TrainingRun) -> float:
+    """Tokens a second over WINDOW_S, at least one step."""
+    since_s, num_steps, elapsed_s = time.perf_counter(), 0, 0.0
+    while elapsed_s < WINDOW_S:
+        run.step()
+        if run.device != "cpu":
+            torch.cuda.synchronize()
+        num_steps, elapsed_s = num_steps + 1, time.perf_counter() - since_s
+    return num_steps * run.scale.batch * run.scale.seq_len / elapsed_s
+
+
+def _kill(workers: "list[subprocess.Popen[bytes]]") -> None:
+    for worker in workers:
+        worker.kill()
+
+
+def _send(worker: "subprocess.Popen[bytes]", message: bytes) -> None:
+    assert worker.stdin is not None
+    worker.stdin.write(message)
+    worker.stdin.flush()
+
+
+def _answer(worker: "subprocess.Popen[bytes]") -> float:
+    assert worker.stdout is not None
+    return float(worker.stdout.readline())

@@ -1,0 +1,89 @@
+"""What differs on a GPU: a training step waits for no number, so its losses are read and judged some steps later."""
+
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nas.model.decoder import Decoder
+from nas.model.norms import freezing_steps, frozen_norms
+from nas.recipe.recipe import Recipe
+from nas.training.divergence import WINDOW
+
+LAG = {"cpu": 0, "cuda": 4}  # steps that may be begun before the numbers of a step are read
+
+
+class Reading(NamedTuple):
+    """Numbers of a step. halted: 1 if this step or an earlier one broke a rule of divergence, so that nothing moved."""
+
+    loss: float
+    penalty: float
+    gradient_norm: float
+    halted: float
+
+
+class Readings:
+    """The numbers of steps on their way to the host.
+
+    Without a lag, the numbers of a step are read before anything moves. With one, the device applies the rules of
+    `nas.training.divergence` itself: `halted` becomes 1 with the first step that breaks one and stays so, and
+    optimizers that have it as their `found_inf` move nothing. The host finds out when it reads that step.
+
+    losses, initial_loss: of the steps before, as in `TrainingProgress`. least_initial: the smallest initial loss.
+    """
+
+    def __init__(
+        self, lag: int, device: str, losses: Sequence[float], initial_loss: float | None, least_initial: float
+    ) -> None:
+        self.lag, self._least_initial = lag, least_initial
+        self.halted = torch.zeros((), device=device)
+        known = [-math.inf] * (WINDOW - len(losses)) + list(losses)
+        self._window = torch.tensor(known, dtype=torch.float64, device=device)
+        self._initial = torch.tensor(
+            math.nan if initial_loss is None else initial_loss, dtype=torch.float64, device=device
+        )
+        self._queue: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def put(self, values: Tensor, *, settled: bool) -> None:
+        """Send a step's loss, penalty and gradient norm, float64. settled: whether a loss above the start counts."""
+        if self.lag:
+            loss, _, norm = values
+            self._window = torch.cat((self._window[1:], loss[None]))
+            self._initial = torch.where(self._initial.isnan(), loss.clamp(min=self._least_initial), self._initial)
+            broken = ~(loss.isfinite() & norm.isfinite())
+            if settled:
+                broken = broken | (self._window.min() > self._initial)
+            self.halted.copy_(torch.maximum(self.halted, broken))
+        values = torch.cat((values, self.halted.to(values.dtype)[None]))
+        event = None
+        if values.is_cuda:
+            values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._queue.append((values, event))
+
+    def take(self, *, everything: bool) -> Iterator[Reading]:
+        """Yield the numbers of the steps that are to be judged now, in order."""
+        while len(self._queue) > (0 if everything else self.lag):
+            values, event = self._queue.popleft()
+            if event is not None:
+                event.synchronize()
+            yield Reading(*values.tolist())
+
+
+def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
+    """Return the steps that are judged at once: rungs, and those after which more than the optimizers changes a model.
+
+    These are the freezing of a norm, the removal of a part and corrections that keep FFNs foldable.
+    """
+    num_steps = recipe.scale.num_steps
+    points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
+    if recipe.distillation is not None:
+        points.add(math.ceil(recipe.distillation.end_share * num_steps))
+    return points if recipe.foldable is None else points | set(range(0, num_steps + 1, recipe.foldable.every))

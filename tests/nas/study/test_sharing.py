@@ -1,0 +1,136 @@
+"""Where trials train: the rule, what it is decided from, and the measurement itself on a CPU."""
+
+import pytest
+
+from costmodel.errors import StoppedError
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import ScaleName
+from nas.run.config import StudyConfig, study_recipe
+from nas.study import sharing, throughput
+from nas.study.resolve import _on_devices
+from nas.study.resources import Node, study_resources
+from nas.study.sharing import best_share, choose_share, lowered
+from nas.study.throughput import keep_rates, kept_rates, shared_rates, training_rate
+from nas.training.memory import training_memory
+from search_spaces.bases import BASES
+
+NODE = Node(node_id="", name="here", num_cpus=16, num_gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_gpus", "on_cores", "share"),
+    [
+        ({1: 100.0, 2: 180.0, 4: 300.0}, 1, None, 0.25),  # small models gain
+        ({1: 100.0, 2: 105.0, 4: 109.0}, 1, None, 1.0),  # large ones do not
+        ({1: 100.0, 2: 105.0, 4: 130.0}, 1, None, 0.25),
+        ({1: 100.0, 2: 180.0, 4: 120.0}, 1, None, 0.5),
+        ({1: 100.0, 2: 180.0}, 1, 180.0, 0.0),  # never slower for a GPU's presence
+        ({1: 100.0, 2: 180.0}, 2, 180.0, 0.5),
+        ({1: 100.0}, 1, 99.0, 1.0),
+    ],
+)
+def test_trials_share_a_gpu_where_that_is_faster_than_fewer_and_than_all_cores(gpu, num_gpus, on_cores, share):
+    assert best_share(gpu, num_gpus, on_cores) == share
+
+
+def study(scale: ScaleName, **settings) -> tuple[StudyConfig, Candidate]:
+    config = StudyConfig(budget_latency="5min", scale=scale, **settings)
+    return config, Candidate(architecture=BASES["tiny"], recipe=study_recipe(config, None))
+
+
+@pytest.fixture
+def card(monkeypatch, tmp_path):
+    """A GPU that trains 1,000 tokens a second with one training, and 300 more with each further one."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
+    monkeypatch.setattr(sharing, "available_bytes", lambda device: 10**12)
+    measured = []
+
+    def rates(candidate, device, counts):
+        measured.append((candidate.recipe.precision, device, tuple(counts)))
+        return {count: 700.0 + 300.0 * count for count in counts}
+
+    monkeypatch.setattr(sharing, "shared_rates", rates)
+    return measured
+
+
+@pytest.mark.parametrize(
+    ("scale", "settings", "core", "share", "line"),
+    [
+        ("smoke", {}, 1.0, 0.0, "trials train on the CPU: H100 was not measured at this shape; --gpus-per-trial 1"),
+        ("proxy", {}, 1e6, 0.0, "trials train on the CPU: H100 was not measured"),  # too short to measure
+        ("proxy", {}, 400.0, 0.0, "trials train on the CPU: on H100, 1 at a time train 1,000 tokens/s, 2 at a time"),
+        ("proxy", {}, 100.0, 1 / 8, "8 trials train on each GPU: on H100, 1 at a time"),
+        ("proxy", {"time_budget": "9min"}, 100.0, 0.0, "trials train on the CPU: H100 was not measured"),
+        ("gpu", {}, None, 1 / 8, "8 trials train on each GPU"),
+        ("gpu", {"time_budget": "9min"}, None, 1.0, "1 trials train on each GPU: H100 was not measured"),
+    ],
+)
+def test_a_search_measures_where_it_is_worth_the_time_and_says_what_it_decided(
+    monkeypatch, caplog, card, scale, settings, core, share, line
+):
+    caplog.set_level("INFO", "nas")
+    monkeypatch.setattr(sharing, "training_rate", lambda candidate, device: core)
+    config, candidate = study(scale, **settings)
+    assert choose_share(config, NODE, candidate) == share
+    assert caplog.messages[-1].startswith(line)
+    is_measured = "was not measured" not in line
+    assert card == [("bfloat16", "cuda", (1, 2, 4, 8))] * is_measured
+    assert choose_share(config, NODE, candidate) == share  # measured once for a card and a shape
+    assert len(card) == is_measured
+    assert ("measured by an earlier search" in caplog.messages[-1]) == is_measured
+
+
+def test_no_more_trials_share_a_gpu_than_fit(monkeypatch, card):
+    config, candidate = study("gpu")
+    one = training_memory(lowered(candidate, config), "cuda").total
+    monkeypatch.setattr(sharing, "available_bytes", lambda device: int(2.5 * one / sharing.FREE_SHARE))
+    assert choose_share(config, NODE, candidate) == 0.5
+    monkeypatch.setattr(sharing, "available_bytes", lambda device: 1)
+    assert choose_share(config, NODE, candidate) == 1.0
+    assert [counts for *_, counts in card] == [(1, 2)]
+
+
+def test_a_measurement_that_fails_leaves_one_trial_to_a_gpu(monkeypatch, caplog, card):
+    def failed(*args):
+        raise StoppedError("a training that was measured ended early, or took too long")
+
+    caplog.set_level("INFO", "nas")
+    monkeypatch.setattr(sharing, "shared_rates", failed)
+    config, candidate = study("gpu")
+    assert choose_share(config, NODE, candidate) == 1.0
+    assert "no measurement: a training that was measured ended early" in caplog.text
+
+
+def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(throughput, "WINDOW_S", 0.05)
+    _, candidate = study("smoke", seq_len=16)
+    assert training_rate(candidate, "cpu") > 0
+    rates = shared_rates(candidate, "cpu", [1, 2])
+    assert set(rates) == {1, 2}
+    assert min(rates.values()) > 0
+    keep_rates(candidate, "card", rates)
+    assert kept_rates(candidate, "card") == rates
+    assert kept_rates(candidate, "another card") is None
+    assert kept_rates(study("smoke", seq_len=32)[1], "card") is None
+    assert kept_rates(study("smoke", seq_len=16, tokens=64)[1], "card") == rates  # the length is no shape
+    with pytest.raises(StoppedError, match="ended early"):
+        shared_rates(candidate, "no-such-device", [1])
+
+
+@pytest.mark.parametrize(("share", "precision"), [(0.5, "bfloat16"), (0.0, None)])
+def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(card, share, precision):
+    config, _ = study("gpu", gpus_per_trial=share)
+    made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
+    assert (made.gpus_per_trial, made.recipe.precision) == (share, precision)
+    assert study_recipe(made, None).precision == (precision or "float32")
+    assert (made == config) == (precision is None)
+
+
+def test_a_study_decides_where_nothing_is_asked(card):
+    config, _ = study("smoke")
+    made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
+    assert (made.gpus_per_trial, made.recipe.precision) == (0.0, None)
