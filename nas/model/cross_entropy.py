@@ -17,14 +17,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 26}  # logits in a chunk: 4 MiB of fp32 (smaller chunks are slower), 256 MiB
+CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 28}  # logits in a chunk: 4 MiB of fp32 (smaller chunks are slower), 1 GiB
 
 LEAST_ROWS = 128  # in a chunk: with fewer, adding up the gradient of a large vocabulary's table takes most of the time
 ROW_MULTIPLE = {"cpu": 1, "cuda": 128}  # of a table's rows in a product; Hopper's units need bf16 rows of 16 bytes
 LEAST_LEFT = 1e-6  # of a probability of one that single precision adds up to
 
-# Of a chunk's logits and rows: sums over the rows, of which the first is differentiated; leaves its gradient in logits.
-RowLosses: TypeAlias = Callable[[Tensor, slice], Tensor]
+# Of a chunk's logits and what is known of its rows: sums over the rows, of which the first is differentiated, and its
+# gradient with respect to the logits, which may be in their place.
+RowLosses: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
+Known: TypeAlias = Callable[[slice], tuple[Tensor, ...]]
+Runner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # of `losses_of_chunk` and its arguments, as compiled code
 
 
 class Distilled(NamedTuple):
@@ -42,7 +45,33 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
+def losses_of_chunk(
+    losses: RowLosses,
+    logits: Tensor,
+    known: tuple[Tensor, ...],
+    vocab_size: int,
+    cap: float | None,
+    num_rows: int,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Return sums over a chunk's rows, in fp64, and the gradient of the first over num_rows, with respect to logits.
+
+    logits: before their cap, rows x padded vocabulary; they are overwritten. known: what `losses` takes of the rows.
+    The gradient has the shape of logits, in dtype.
+    """
+    if torch.compiler.is_compiling():
+        logits = logits.clone()  # which compiled code leaves out, together with writing to the argument
+    logits = capped(logits, cap)
+    slopes = None if cap is None else 1 - (logits / cap).square()
+    logits[:, vocab_size:] = -math.inf
+    sums, gradient = losses(logits, *known)
+    gradient = gradient if slopes is None else gradient.mul_(slopes)
+    return sums.double(), gradient.div_(num_rows).to(dtype)
+
+
+def projected_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None, run: Runner = losses_of_chunk
+) -> Tensor:
     """Mean of -ln softmax(hidden @ weight.T)[target] over all rows, in nats; in fp32 but for fp64 inputs.
 
     hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. cap: of the logits.
@@ -50,7 +79,7 @@ def projected_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor, cap
     """
     if _in_one_piece(hidden, weight):  # where torch's own is as fast
         return functional.cross_entropy(_logits(hidden, padded(weight), len(weight), cap), targets)
-    return _projected(hidden, weight, partial(_cross_entropy, targets), cap)[0]
+    return _projected(hidden, weight, _cross_entropy, lambda rows: (targets[rows],), cap, run)[0]
 
 
 def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
@@ -71,6 +100,7 @@ def distilled(
     log_probabilities: Tensor,
     share: float,
     cap: float | None = None,
+    run: Runner = losses_of_chunk,
 ) -> Distilled:
     """Cross-entropy, as `projected_cross_entropy`, and divergence from p, which has `share` in the loss.
 
@@ -80,7 +110,16 @@ def distilled(
     left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
     theirs = torch.cat((log_probabilities, left.log()), dim=1)
     if not _in_one_piece(hidden, weight):
-        return Distilled(*_projected(hidden, weight, partial(_divergence, targets, likely, theirs, share), cap))
+        return Distilled(
+            *_projected(
+                hidden,
+                weight,
+                partial(_divergence, share=share),
+                lambda rows: (targets[rows], likely[rows], theirs[rows]),
+                cap,
+                run,
+            )
+        )
     logits = _logits(hidden, padded(weight), len(weight), cap)
     total = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (total - logits.gather(1, targets[:, None])).mean()
@@ -108,12 +147,14 @@ def fully_distilled(
     parent_logits: Callable[[slice], Tensor],
     share: float,
     cap: float | None = None,
+    run: Runner = losses_of_chunk,
 ) -> Distilled:
     """As `distilled`, with the divergence over the whole vocabulary; the parent's logits exist a chunk at a time too.
 
     parent_logits: of some of the rows, rows x vocab, in fp32 or fp64.
     """
-    return Distilled(*_projected(hidden, weight, partial(_full_divergence, targets, parent_logits, share), cap))
+    losses = partial(_full_divergence, share=share)
+    return Distilled(*_projected(hidden, weight, losses, lambda rows: (targets[rows], parent_logits(rows)), cap, run))
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
@@ -126,65 +167,75 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
     return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
 
 
-def _cross_entropy(targets: Tensor, logits: Tensor, rows: slice) -> Tensor:
-    picked = targets[rows].unsqueeze(1)
+def _cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    picked = targets.unsqueeze(1)
     lse = logits.logsumexp(dim=1, keepdim=True)
     total = (lse - logits.gather(1, picked)).sum()
-    logits.sub_(lse).exp_().scatter_add_(1, picked, -torch.ones_like(lse))
-    return total[None]
+    return total[None], _added(logits.sub_(lse).exp_(), picked, -1.0)
 
 
-def _divergence(targets: Tensor, likely: Tensor, theirs: Tensor, share: float, logits: Tensor, rows: slice) -> Tensor:
+def _added(source: Tensor, picked: Tensor, number: float) -> Tensor:
+    """Add a number to one column of each row: in place, or in compiled code by one pass over all columns."""
+    if torch.compiler.is_compiling():
+        columns = torch.arange(source.shape[1], device=source.device)
+        return torch.where(columns == picked, source + number, source)
+    return source.scatter_add_(1, picked, source.new_full(picked.shape, number))
+
+
+def _divergence(
+    logits: Tensor, targets: Tensor, likely: Tensor, theirs: Tensor, *, share: float
+) -> tuple[Tensor, Tensor]:
     """theirs: ln p of the likely tokens and, last, of all others together.
 
     With q of the model, q_r and p_r of the others, and P = sum p, d KL / d logit_j is P q_j - p_j of a likely token and
     (P - p_r / q_r) q_j of another.
     """
-    picked, known, log_p = targets[rows].unsqueeze(1), likely[rows], theirs[rows].to(logits.dtype)
+    picked, log_p = targets.unsqueeze(1), theirs.to(logits.dtype)
     lse = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (lse - logits.gather(1, picked)).sum()
-    log_q = logits.gather(1, known) - lse
-    logits.sub_(lse).exp_().scatter_(1, known, 0.0)
+    log_q = logits.gather(1, likely) - lse
+    logits.sub_(lse).exp_().scatter_(1, likely, 0.0)
     q_rest = logits.sum(dim=1, keepdim=True).clamp(min=torch.finfo(logits.dtype).tiny)
     p = log_p.exp()
     divergence = (p * (log_p - torch.cat((log_q, q_rest.log()), dim=1))).sum()
     whole = p.sum(dim=1, keepdim=True)
     logits.mul_(1 - share + share * (whole - p[:, -1:] / q_rest))
-    logits.scatter_(1, known, log_q.exp() * (1 - share + share * whole) - share * p[:, :-1])
-    logits.scatter_add_(1, picked, torch.full_like(lse, share - 1))
-    return torch.stack(((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence))
+    logits.scatter_(1, likely, log_q.exp() * (1 - share + share * whole) - share * p[:, :-1])
+    sums = torch.stack(((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence))
+    return sums, _added(logits, picked, share - 1)
 
 
-def _full_divergence(
-    targets: Tensor, parent_logits: Callable[[slice], Tensor], share: float, logits: Tensor, rows: slice
-) -> Tensor:
+def _full_divergence(logits: Tensor, targets: Tensor, parent_logits: Tensor, *, share: float) -> tuple[Tensor, Tensor]:
     """With q of the model, d KL / d logit_j is q_j - p_j. Columns of `logits` beyond p's are minus infinity."""
-    picked, log_p = targets[rows].unsqueeze(1), parent_logits(rows).to(logits.dtype).log_softmax(dim=1)
+    picked, log_p = targets.unsqueeze(1), parent_logits.to(logits.dtype).log_softmax(dim=1)
     lse = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (lse - logits.gather(1, picked)).sum()
     known = logits.sub_(lse)[:, : log_p.shape[1]]
     divergence = functional.kl_div(known, log_p, reduction="sum", log_target=True)
     logits.exp_()
     known.sub_(log_p.exp_(), alpha=share)
-    logits.scatter_add_(1, picked, torch.full_like(lse, share - 1))
-    return torch.stack(((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence))
+    sums = torch.stack(((1 - share) * cross_entropy + share * divergence, cross_entropy, divergence))
+    return sums, _added(logits, picked, share - 1)
 
 
 def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
-    return len(hidden) * len(weight) <= CHUNK_SIZE[hidden.device.type]
+    """On a GPU chunks are faster even if there is only one, since their losses are compiled."""
+    return hidden.device.type == "cpu" and len(hidden) * len(weight) <= CHUNK_SIZE["cpu"]
 
 
-def _projected(hidden: Tensor, weight: Tensor, losses: RowLosses, cap: float | None) -> tuple[Tensor, ...]:
+def _projected(
+    hidden: Tensor, weight: Tensor, losses: RowLosses, known: Known, cap: float | None, run: Runner
+) -> tuple[Tensor, ...]:
     """Means over rows; the first carries gradients."""
     kind = hidden.device.type
     lowered = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-    means: Tensor = _Projected.apply(hidden.to(lowered), weight, losses, cap)  # type: ignore[no-untyped-call]
+    means: Tensor = _Projected.apply(hidden.to(lowered), weight, partial(run, losses), known, cap)  # type: ignore[no-untyped-call]
     return means[0], *means[1:].detach()
 
 
 class _Projected(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, losses: RowLosses, cap: float | None) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, run: Runner, known: Known, cap: float | None) -> Tensor:
         wanted = any(ctx.needs_input_grad[:2])
         matrix, num_rows = padded(weight.to(hidden.dtype)), len(hidden)
         hidden_grad = torch.empty_like(hidden)
@@ -192,12 +243,10 @@ class _Projected(torch.autograd.Function):
         total: Tensor | int = 0
         with torch.autocast(hidden.device.type, enabled=False):
             for rows in _chunks(hidden, weight):
-                logits = capped(wide_product(hidden[rows], matrix.T), cap)
-                slopes = None if cap is None or not wanted else 1 - (logits / cap).square()
-                logits[:, len(weight) :] = -math.inf
-                total = total + losses(logits, rows).double()
+                logits = wide_product(hidden[rows], matrix.T)
+                sums, residual = run(logits, known(rows), len(weight), cap, num_rows, hidden.dtype)
+                total = total + sums
                 if wanted:
-                    residual = (logits if slopes is None else logits.mul_(slopes)).div_(num_rows).to(hidden.dtype)
                     torch.mm(residual, matrix, out=hidden_grad[rows])
                     if weight_grad is not None and weight_grad.dtype == hidden.dtype:
                         weight_grad.addmm_(residual.T, hidden[rows])
@@ -209,11 +258,12 @@ class _Projected(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
         return (
             hidden_grad * grads[0].to(hidden_grad.dtype),
             weight_grad if weight_grad is None else weight_grad * grads[0],
+            None,
             None,
             None,
         )
@@ -221,4 +271,6 @@ class _Projected(torch.autograd.Function):
 
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
     num_rows = max(LEAST_ROWS, CHUNK_SIZE[hidden.device.type] // len(weight))
+    if hidden.is_cuda:  # chunks of one size, of a usual batch, so that their losses are compiled once
+        num_rows = 1 << (num_rows.bit_length() - 1)
     return [slice(start, start + num_rows) for start in range(0, len(hidden), num_rows)]

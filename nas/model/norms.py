@@ -68,7 +68,8 @@ class FrozenNorm(nn.Module):
         """Takes what the forward passes of a training step have seen into the running mean."""
         total, count = self.seen
         seen = torch.stack(self._seen).mean(dim=0) if self._seen else torch.where(count > 0, total / count, self.sigma)
-        self.sigma.copy_(torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen))
+        followed = torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen)
+        self.sigma.copy_(torch.where(self.frozen > 0, self.sigma, followed))
         self.forget()
 
     @torch.no_grad()
@@ -94,7 +95,7 @@ class FrozenNorm(nn.Module):
 
     def forward(self, source: Tensor) -> Tensor:
         """source: batch x T x features."""
-        if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        if _is_recorded(source):
             return self._selected(source)
         if self.is_frozen:
             if self.bias is None:
@@ -138,6 +139,13 @@ class FrozenNorm(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if f"{prefix}frozen" in state_dict:
             self.is_frozen = bool(state_dict[f"{prefix}frozen"])
+
+
+def _is_recorded(source: Tensor) -> bool:
+    """Whether what is computed becomes code or a graph of a training, which holds before and after a norm is frozen."""
+    if torch.compiler.is_compiling():
+        return not torch.compiler.is_exporting()
+    return source.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 # norm -> its module, of its features, the epsilon of RMSNorms, and whether gain and bias are its own

@@ -1,9 +1,10 @@
-"""Compiled layers: on CUDA the layers of a training step run as fused code, one piece for each kind of layer."""
+"""Compiled code: on CUDA layers and losses of a training step run fused, one piece of code for each kind of layer."""
 
 import logging
 import os
+from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch._functorch.config
@@ -17,42 +18,52 @@ from nas.recipe.recipe import Recipe
 BACKENDS = {"cuda": "inductor"}  # by type of device; others are not compiled for
 MOST_KINDS = 1 << 10  # of layers, with shapes and precisions, in one process; torch's limit of 8 is for functions
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 logger = logging.getLogger(__name__)
 
 
 def layer_function(recipe: Recipe, device: str) -> LayerFunction:
-    """Return what runs the layers of a training step: compiled code where that is wanted and possible.
-
-    Layers that are computed again for their gradients are not compiled.
+    """Return what runs the layers of a training step. Layers that are computed again for their gradients are not
+    compiled.
     """
-    backend = BACKENDS.get(torch.device(device).type)
-    if recipe.compile == "off" or recipe.recompute or backend is None:
-        return nn.Module.__call__
-    function = compiled = _compiled(backend)
+    return nn.Module.__call__ if recipe.recompute else compiled(_layer, recipe, device, nn.Module.__call__)
 
-    def run(layer: nn.Module, stream: Tensor, with_entropies: bool) -> Any:
-        nonlocal function
+
+def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -> F:
+    """Return compiled code of a function where that is wanted and possible, else the function, or `eager`."""
+    backend, plain = BACKENDS.get(torch.device(device).type), eager or function
+    if recipe.compile == "off" or backend is None:
+        return plain
+    code = chosen = _compiled(function, backend)
+
+    def run(*args: Any) -> Any:
+        nonlocal chosen
         try:
-            return function(layer, stream, with_entropies)
+            return chosen(*args)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            if function is not compiled:
+            if chosen is not code:
                 raise
-            reason = " ".join(str(error).splitlines()[:2])
-            logger.warning("layers cannot be compiled, so that steps take longer: %s", reason)
-            function = nn.Module.__call__
-            return function(layer, stream, with_entropies)
+            _warn(" ".join(str(error).splitlines()[:2]))
+            chosen = plain
+            return chosen(*args)
 
-    return run
+    return cast(F, run)
 
 
 @cache
-def _compiled(backend: str) -> LayerFunction:
+def _compiled(function: Callable[..., Any], backend: str) -> Any:
     """Layers of one kind share their code, also between models; it is kept on disk for other processes and runs."""
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own_folder("inductor"))
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_KINDS
     torch._functorch.config.force_non_lazy_backward_lowering = True  # so that all errors of a compiler come forward
-    return torch.compile(_layer, fullgraph=True, dynamic=False, backend=backend)
+    return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
+
+
+@cache
+def _warn(reason: str) -> None:
+    logger.warning("layers cannot be compiled, so that steps take longer: %s", reason)
 
 
 def _layer(layer: nn.Module, stream: Tensor, with_entropies: bool) -> Any:

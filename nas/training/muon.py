@@ -28,7 +28,7 @@ class Muon(torch.optim.Optimizer):
 
     found_inf: Tensor | None = None
 
-    def __init__(self, weights: Iterable[tuple[nn.Parameter, int]], *, lr: float, weight_decay: float) -> None:
+    def __init__(self, weights: Iterable[tuple[nn.Parameter, int]], *, lr: float | Tensor, weight_decay: float) -> None:
         by_packed = sorted(weights, key=lambda pair: pair[1])
         groups = [
             {"params": [weight for weight, _ in group], "packed": packed}
@@ -57,9 +57,13 @@ class Muon(torch.optim.Optimizer):
             parts = torch.split(steps, [group["packed"] for _, _, group in members])
             for (weight, _, group), step in zip(members, parts, strict=True):
                 wide = step if weight.shape[0] // group["packed"] <= weight.shape[1] else step.mT
+                rate, change = group["lr"], wide.reshape(weight.shape)
                 target = weight if self.found_inf is None else weight.clone()
-                target.mul_(1 - group["lr"] * group["weight_decay"])
-                target.add_(wide.reshape(weight.shape), alpha=-group["lr"])
+                target.mul_(1 - rate * group["weight_decay"])
+                if isinstance(rate, Tensor):
+                    target.sub_(change * rate)
+                else:
+                    target.add_(change, alpha=-rate)
                 if self.found_inf is not None:
                     weight.copy_(torch.where(self.found_inf > 0, weight, target))
         return None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nas.model.cross_entropy import projected_cross_entropy
+from nas.model.cross_entropy import Runner, losses_of_chunk, projected_cross_entropy
 from nas.model.decoder import build
 from nas.model.weight_normalisation import normalise
 from nas.recipe.candidate import Candidate
@@ -54,6 +54,7 @@ class Objective(nn.Module):
         )
         if recipe.entropy is not None and most_heads:  # there is nothing to regularise without attention
             self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
+        self.loss_function: Runner = losses_of_chunk  # of a part of the logits, in place of which is compiled code
         self.lowered = recipe.precision == "bfloat16"
         self.prediction_weight = 0.0 if distillation is None else distillation.prediction_weight
         self.hidden_state_weight = 0.0 if distillation is None else distillation.hidden_state_weight
@@ -73,10 +74,10 @@ class Objective(nn.Module):
                 assert lesson is not None
                 assert lesson.distilled is not None
                 loss, *parts = lesson.distilled(
-                    hidden, weight, targets.flatten(), share=self.prediction_weight, cap=cap
+                    hidden, weight, targets.flatten(), share=self.prediction_weight, cap=cap, run=self.loss_function
                 )
             else:
-                loss = projected_cross_entropy(hidden, weight, targets.flatten(), cap)
+                loss = projected_cross_entropy(hidden, weight, targets.flatten(), cap, self.loss_function)
                 parts = [loss, loss.new_zeros(())]
         if lesson is not None and lesson.hidden_state_error is not None:
             loss = loss + self.hidden_state_weight * lesson.hidden_state_error(hidden_states)
@@ -90,7 +91,7 @@ class Objective(nn.Module):
         targets: Tensor,
         *,
         num_parts: int,
-        penalty_weight: float,
+        penalty_weight: float | Tensor,
         lessons: Iterable[Lesson] | None = None,
     ) -> Losses:
         """Compute gradients and losses of a batch in equal parts, so that only one part is in memory.

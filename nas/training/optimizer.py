@@ -25,7 +25,8 @@ def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer
         return (rest,)
     owners = {name: name.partition(".parametrizations.")[0].removesuffix(".weight") for name in linears}
     weights = [(weight, PACKED.get(owners[name].rpartition(".")[2], 1)) for name, weight in linears.items()]
-    return rest, Muon(weights, lr=recipe.scale.learning_rate, weight_decay=recipe.weight_decay)
+    rate = _rate(recipe, weights[0][0].is_cuda)
+    return rest, Muon(weights, lr=rate, weight_decay=recipe.weight_decay)
 
 
 def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
@@ -48,14 +49,31 @@ def decays(name: str, parameter: Tensor) -> bool:
 def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) -> torch.optim.AdamW:
     """Return AdamW with the recipe's settings for parameters, each with whether it decays."""
     pairs = list(parameters)
+    is_cuda = any(parameter.is_cuda for parameter, _ in pairs)  # where steps may be captured as a graph
     decayed, rest = ([parameter for parameter, its in pairs if its == is_decayed] for is_decayed in (True, False))
     return torch.optim.AdamW(
         [{"params": decayed, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}],
-        lr=recipe.scale.learning_rate,
+        lr=_rate(recipe, is_cuda),
         betas=(recipe.beta1, recipe.beta2),
         eps=recipe.eps,
         fused=True,
+        capturable=is_cuda,
     )
+
+
+def _rate(recipe: Recipe, is_cuda: bool) -> float | Tensor:
+    """Return the first learning rate, on a GPU as a tensor, so that a graph of the step reads it anew."""
+    return torch.tensor(recipe.scale.learning_rate, device="cuda") if is_cuda else recipe.scale.learning_rate
+
+
+def set_rate(moving: Sequence[torch.optim.Optimizer], rate: float) -> None:
+    """Set the learning rate of all parameters."""
+    for optimizer in moving:
+        for group in optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:

@@ -45,22 +45,28 @@ class Readings:
         self._initial = torch.tensor(
             math.nan if initial_loss is None else initial_loss, dtype=torch.float64, device=device
         )
+        self._settled = torch.zeros((), dtype=torch.bool, device=device)
         self._queue: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
     def __len__(self) -> int:
         return len(self._queue)
 
-    def put(self, values: Tensor, *, settled: bool) -> None:
-        """Send a step's loss, penalty and gradient norm, float64. settled: whether a loss above the start counts."""
+    def begin(self, *, settled: bool) -> None:
+        """Say of the next step whether a loss above the start counts."""
+        self._settled.fill_(settled)
+
+    def judged(self, values: Tensor) -> Tensor:
+        """Return a step's loss, penalty and gradient norm, float64, with `halted` behind them."""
         if self.lag:
             loss, _, norm = values
-            self._window = torch.cat((self._window[1:], loss[None]))
-            self._initial = torch.where(self._initial.isnan(), loss.clamp(min=self._least_initial), self._initial)
-            broken = ~(loss.isfinite() & norm.isfinite())
-            if settled:
-                broken = broken | (self._window.min() > self._initial)
+            self._window.copy_(torch.cat((self._window[1:], loss[None])))
+            self._initial.copy_(torch.where(self._initial.isnan(), loss.clamp(min=self._least_initial), self._initial))
+            broken = ~(loss.isfinite() & norm.isfinite()) | self._settled & (self._window.min() > self._initial)
             self.halted.copy_(torch.maximum(self.halted, broken))
-        values = torch.cat((values, self.halted.to(values.dtype)[None]))
+        return torch.cat((values, self.halted.to(values.dtype)[None]))
+
+    def send(self, values: Tensor) -> None:
+        """Send the result of `judged` to the host."""
         event = None
         if values.is_cuda:
             values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)

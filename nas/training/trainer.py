@@ -15,13 +15,14 @@ from torch import Tensor, nn
 
 from costmodel.config.schema import decode
 from nas.corpus.corpus import Corpus
-from nas.model.norms import followed_deviations, freeze_due
+from nas.model.cross_entropy import losses_of_chunk
+from nas.model.norms import followed_deviations, forget_seen, freeze_due
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
 from nas.training.batches import Prefetched, Validation, check, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint
-from nas.training.compilation import layer_function
+from nas.training.compilation import compiled, layer_function
 from nas.training.device import log_another
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
@@ -32,10 +33,11 @@ from nas.training.entropy import summarise
 from nas.training.memory import MicroBatch, raise_out_of_memory
 from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Losses, Objective
-from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, state_tensors
+from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, set_rate, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
 from nas.training.progress import TrainingProgress
 from nas.training.readings import LAG, Readings, turning_points
+from nas.training.step_graph import StepGraph
 
 CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
 CHECKPOINT_SHARE = 0.03  # unless checkpoints would take more than this share of the time
@@ -136,11 +138,18 @@ class TrainingRun:
         distillation = candidate.recipe.distillation
         model = self.objective.model
         model.layer_function = layer_function(self.recipe, device)
-        is_compiled = model.layer_function is not nn.Module.__call__
+        self.objective.loss_function = compiled(losses_of_chunk, self.recipe, device)
+        self._graph = StepGraph(self._take_on_device, self._undo_capture, self.recipe, device)
+        self._graph.is_wanted &= team.size == 1
+        as_tensor = model.layer_function is not nn.Module.__call__ or self._graph.is_wanted
         self._gates = (
-            None if distillation is None else Gates(model, candidate.trained, distillation, as_tensor=is_compiled)
+            None if distillation is None else Gates(model, candidate.trained, distillation, as_tensor=as_tensor)
         )
         self.optimizers = optimizers(self.objective, candidate.recipe)
+        penalty = self.objective.penalty
+        # sums over sequences must not be averaged over processes
+        self._penalty_factor = team.size if penalty is not None and penalty.adds_up else 1
+        self._penalty_weight = torch.zeros((), device=device)
         self.micro_batch = MicroBatch(self.scale.micro_batch, self.objective)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
@@ -159,39 +168,71 @@ class TrainingRun:
 
         From a diverged step on no weight changes; the outcome is set when it is judged.
         """
-        step, rate = self.begun + 1, learning_rate(self.recipe, self.begun)
-        inputs, targets = self.batch()
-        penalty = self.objective.penalty
-        # sums over sequences must not be averaged over processes
-        factor = self.team.size if penalty is not None and penalty.adds_up else 1
-        weight = factor * self.penalty_weight
+        step, (inputs, targets) = self.begun + 1, self.batch()
+        is_judged_now = step in self._turning_points or is_due(step, self.scale)
+        self._begin(step)
+        if not is_judged_now and (values := self._graph.take(inputs, targets)) is not None:
+            self._readings.send(values)
+            judged = self.settle()
+        else:
+            values, norm = self._differentiate(inputs, targets)
+            self._readings.send(values)
+            judged = self.settle(inputs, everything=is_judged_now)
+            if self.progress.outcome is None and self.begun == step:
+                self._move(norm)
+            self._clear_gradients()
+        if self.progress.outcome is None and self.begun == step:
+            self._change(step)
+        return judged
+
+    def _begin(self, step: int) -> None:
+        """Set the numbers that step 1, 2, ... is taken with."""
+        set_rate(self.optimizers, learning_rate(self.recipe, step - 1))
+        self._penalty_weight.fill_(self._penalty_factor * self.penalty_weight)
+        self._readings.begin(settled=step >= self._settled)
+
+    def _differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the gradients of a step; return its numbers for the host and their norm."""
 
         def backward(parts: int) -> Losses:
-            lessons = self.lessons(inputs, parts)
+            lessons, weight = self.lessons(inputs, parts), self._penalty_weight
             return self.objective.backward(inputs, targets, num_parts=parts, penalty_weight=weight, lessons=lessons)
 
         losses = self.micro_batch.in_parts(backward, len(inputs))
-        parameters = list(self.objective.parameters())
-        gradients = [value.grad for value in parameters if value.grad is not None]
+        gradients = [value.grad for value in self.objective.parameters() if value.grad is not None]
         self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
         norm = nn.utils.get_total_norm(gradients)
-        values = torch.stack((losses.cross_entropy, factor * losses.penalty, norm.double()))
-        self._readings.put(values, settled=step >= self._settled)
-        judged = self.settle(inputs, everything=step in self._turning_points or is_due(step, self.scale))
-        if self.progress.outcome is None and self.begun == step:
-            nn.utils.clip_grads_with_norm_(parameters, self.recipe.clip_norm, norm)
-            for optimizer in self.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = rate
-                optimizer.step()
-            model, num_steps = self.objective.model, self.scale.num_steps
-            freeze_due(model, self.recipe.freezing, step=step, num_steps=num_steps)
-            if self._gates is not None:
-                self._gates.move(step=step, num_steps=num_steps)
-            keep_foldable(model, self.recipe.foldable, step=step, num_steps=num_steps)
+        numbers = torch.stack((losses.cross_entropy, self._penalty_factor * losses.penalty, norm.double()))
+        return self._readings.judged(numbers), norm
+
+    def _move(self, norm: Tensor) -> None:
+        """Have the optimizers move the weights. norm: of the whole gradient."""
+        nn.utils.clip_grads_with_norm_(list(self.objective.parameters()), self.recipe.clip_norm, norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def _clear_gradients(self) -> None:
         for optimizer in self.optimizers:  # also of gated parts, which do not change without a gradient
             optimizer.zero_grad(set_to_none=True)
-        return judged
+
+    def _take_on_device(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Take a whole step without reading anything back; return its numbers."""
+        values, norm = self._differentiate(inputs, targets)
+        self._move(norm)
+        self._clear_gradients()
+        return values
+
+    def _undo_capture(self) -> None:
+        self._clear_gradients()
+        forget_seen(self.objective.model)
+
+    def _change(self, step: int) -> None:
+        """Change what more than the optimizers changes in the model after step 1, 2, ..."""
+        model, num_steps = self.objective.model, self.scale.num_steps
+        freeze_due(model, self.recipe.freezing, step=step, num_steps=num_steps)
+        if self._gates is not None and self._gates.move(step=step, num_steps=num_steps):
+            self._graph.drop()
+        keep_foldable(model, self.recipe.foldable, step=step, num_steps=num_steps)
 
     def settle(self, inputs: Tensor | None = None, *, everything: bool = True) -> list[StepMetrics]:
         """Judge steps whose numbers are read; the last one's `inputs` are given while its gradients are there.
@@ -202,6 +243,8 @@ class TrainingRun:
         for loss, penalty, norm, halted in self._readings.take(everything=everything):
             if halted and (inputs is None or self._readings):
                 self._readings = self._new_readings(lag=0)
+                self._graph.is_wanted = False
+                self._graph.drop()
                 self.objective.zero_grad(set_to_none=True)
                 if self._gates is not None:
                     self._gates.move(step=self.progress.step, num_steps=self.scale.num_steps)
@@ -294,7 +337,8 @@ class TrainingRun:
         load_state_tensors(self.objective, self.optimizers, moments)
 
     def close(self) -> None:
-        """Stop making batches."""
+        """Stop making batches, and free the memory of a graph."""
+        self._graph.drop()
         if self._prefetched:
             self._prefetched.close()
 

@@ -29,9 +29,13 @@ class Gates:
         self._tensor = torch.ones((), device=model.embed.weight.device) if as_tensor else None
         self._set(1.0)
 
-    def move(self, *, step: int, num_steps: int) -> None:
-        """Sets the gates as they are after step 0, 1, ..., num_steps; after the last the model is what is trained."""
-        if self.gate > 0:
+    def move(self, *, step: int, num_steps: int) -> bool:
+        """Sets the gates as they are after step 0, 1, ..., num_steps; after the last the model is what is trained.
+
+        Returns whether parts left the model.
+        """
+        was_open = self.gate > 0
+        if was_open:
             self._set(self.distillation.gate_at(step, num_steps))
             for block, kind in self._parts if self.gate == 0 else ():
                 del block.gates[kind]
@@ -39,6 +43,7 @@ class Gates:
                 setattr(block, MODULES[kind][0], nn.Identity())
         if step == num_steps:
             self.model.architecture = self.trained
+        return was_open and self.gate == 0 and bool(self._parts)
 
     def _set(self, gate: float) -> None:
         self.gate = gate

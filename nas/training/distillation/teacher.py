@@ -21,9 +21,19 @@ from torch.nn import functional
 
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
-from nas.model.cross_entropy import Distilled, capped, distilled, fully_distilled, wide_product
-from nas.model.decoder import Decoder
+from nas.model.cross_entropy import (
+    Distilled,
+    Runner,
+    capped,
+    distilled,
+    fully_distilled,
+    losses_of_chunk,
+    padded,
+    wide_product,
+)
+from nas.model.decoder import Decoder, LayerFunction
 from nas.recipe.recipe import Recipe
+from nas.training.compilation import layer_function
 
 LOGITS_AT_A_TIME = 1 << 22  # at least one sequence's: 16 MiB of fp32
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])
@@ -38,7 +48,8 @@ StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # of a model's hi
 class Lesson(NamedTuple):
     """How a model is compared with its parent on the sequences of a micro-batch; None for what is not wanted.
 
-    distilled: the losses of hidden, weight, targets, share and cap, as `nas.model.cross_entropy.distilled` takes them.
+    distilled: the losses of hidden, weight, targets, share, cap and run, as `nas.model.cross_entropy.distilled` takes
+        them.
     hidden_state_error: `Teacher.hidden_state_error` from the parent's.
     """
 
@@ -52,10 +63,18 @@ class Predictions(NamedTuple):
     tokens: Tensor
     log_probabilities: Tensor
 
-    def distill(self, hidden: Tensor, weight: Tensor, targets: Tensor, share: float, cap: float | None) -> Distilled:
+    def distill(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        share: float,
+        cap: float | None,
+        run: Runner = losses_of_chunk,
+    ) -> Distilled:
         """`nas.model.cross_entropy.distilled` from these predictions."""
         likely, log_probabilities = (part.flatten(0, 1) for part in self)
-        return distilled(hidden, weight, targets, likely, log_probabilities, share, cap)
+        return distilled(hidden, weight, targets, likely, log_probabilities, share, cap, run)
 
 
 class Kept:
@@ -198,16 +217,17 @@ class LiveTeacher(Teacher):
     """A parent that runs beside the model that learns from it. Nothing is stored; divergences are over all tokens.
 
     lowered: whether factors of products are in bf16; hidden states, norms and logits are in fp32 either way.
+    layer_function: runs the layers, as in `Decoder`.
     """
 
-    def __init__(self, model: Decoder, *, lowered: bool) -> None:
+    def __init__(self, model: Decoder, *, lowered: bool, layer_function: LayerFunction = nn.Module.__call__) -> None:
         super().__init__(model)
-        self.lowered = lowered
+        self.lowered, self.layer_function = lowered, layer_function
         for linear in model.modules() if lowered else ():
             if isinstance(linear, nn.Linear):  # its own copy, since a token table that is also read stays in fp32
                 for name, value in list(linear.named_parameters()):
                     setattr(linear, name, nn.Parameter(value.bfloat16(), requires_grad=False))
-        self.table = model.logits.weight
+        self.table = padded(model.logits.weight.detach())
 
     def lessons(
         self, indices: Sequence[int], inputs: Tensor, num_parts: int, *, predictions: bool, hidden_states: bool
@@ -222,9 +242,11 @@ class LiveTeacher(Teacher):
     @torch.no_grad()
     def _passed(self, inputs: Tensor, hidden_states: bool) -> tuple[Tensor, Tensor | None]:
         """Return what the logits are a projection of, rows x d_model, and what norms read (`normed`) if wanted."""
-        passed: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
-            features, _ = self.model.features(inputs, with_entropies=False, hidden_states=passed)
+            passed = [self.model.embedded(inputs)]
+            for layer in self.model.layers:
+                passed.append(self.layer_function(layer, passed[-1], False)[0])
+            features = self.model.read_out(passed[-1])
         return features.flatten(0, 1).to(self.table.dtype), self.normed(passed) if hidden_states else None
 
     @torch.no_grad()
@@ -255,7 +277,8 @@ def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> T
     the disk has room for them.
     """
     if torch.device(device).type != "cpu":
-        return LiveTeacher(parent.decoder().to(device), lowered=recipe.precision == "bfloat16")
+        lowered, function = recipe.precision == "bfloat16", layer_function(recipe, device)
+        return LiveTeacher(parent.decoder().to(device), lowered=lowered, layer_function=function)
     assert recipe.distillation is not None
     distillation, architecture, num_tokens = recipe.distillation, parent.model.architecture, recipe.scale.seen_tokens
     ending = f"{parent.digest}-{recipe.scale.seq_len}-cpu.bin"

@@ -1,0 +1,70 @@
+"""A training step as one CUDA graph: launched at once, where a small batch would wait for its kernels' launches."""
+
+import logging
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nas.recipe.recipe import Recipe
+
+MOST_CAPTURED = {"cuda": 1 << 14}  # tokens of a step by type of device; larger ones keep a GPU busy without a graph
+WARM_UP = 3  # steps before the capture, in which code is compiled and optimizers make their state
+
+logger = logging.getLogger(__name__)
+
+
+class StepGraph:
+    """Launches the work of a step as a graph, once it has been taken often enough.
+
+    The work must not read a number back, and whatever changes between steps must be in tensors that stay. Memory of
+    the graph is kept until it is dropped.
+
+    work: of inputs and targets, both batch x T; takes the step and returns its numbers.
+    undo: puts right what a capture that fails has left behind.
+    """
+
+    def __init__(
+        self, work: Callable[[Tensor, Tensor], Tensor], undo: Callable[[], None], recipe: Recipe, device: str
+    ) -> None:
+        self._work, self._undo, scale = work, undo, recipe.scale
+        most = MOST_CAPTURED.get(torch.device(device).type, 0)
+        self.is_wanted = recipe.compile == "auto" and scale.batch * scale.seq_len <= most
+        self.drop()
+
+    def drop(self) -> None:
+        """Forget the graph, because the work has changed; it is captured again after as many steps."""
+        self._num_taken = 0
+        self._replay: Callable[..., Tensor] | None = None
+
+    def take(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
+        """Take a step and return its numbers; None if it is to be taken kernel by kernel."""
+        if self._replay is None and self.is_wanted:
+            self._num_taken += 1
+            if self._num_taken > WARM_UP:
+                try:
+                    self._replay = captured(self._work, inputs, targets)
+                except RuntimeError as error:  # also of memory
+                    self.is_wanted = False
+                    reason = str(error).strip().partition("\n")[0]
+                    logger.warning("steps cannot be captured as a graph, so that they take longer: %s", reason)
+                if not self.is_wanted:  # after the handler, whose traceback keeps tensors of the capture
+                    self._undo()
+        return self._replay(inputs, targets) if self._replay else None
+
+
+def captured(work: Callable[[Tensor, Tensor], Tensor], *arguments: Tensor) -> Callable[..., Tensor]:
+    """Return a function that does the work on other arguments of the same shapes, without having done it yet."""
+    held = [argument.clone() for argument in arguments]
+    graph = torch.cuda.CUDAGraph()
+    # other threads may go on with their own calls, as they do for the next batches
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = work(*held)
+
+    def replay(*others: Tensor) -> Tensor:
+        for mine, other in zip(held, others, strict=True):
+            mine.copy_(other, non_blocking=True)
+        graph.replay()
+        return result
+
+    return replay
