@@ -251,7 +251,7 @@ def test_the_weight_of_the_penalty_follows_its_schedule(corpus, monkeypatch):
     original, weights = Objective.backward, []
 
     def backward(self, inputs, targets, *, penalty_weight, **rest):
-        weights.append(penalty_weight)
+        weights.append(float(penalty_weight))
         return original(self, inputs, targets, penalty_weight=penalty_weight, **rest)
 
     monkeypatch.setattr(Objective, "backward", backward)
