@@ -21,7 +21,7 @@ from rich.console import Console
 
 from costmodel.errors import StoppedError, UserError
 from experiments.bars import cpu_s
-from experiments.gpu_trainings import ENDLESS, LAYERS, Place, Sizes, from_parent, lowered, profiled, steps
+from experiments.gpu_trainings import ENDLESS, LAYERS, Place, Sizes, from_parent, lowered, profiled, steps, vocabulary
 from experiments.measured import Rows
 from nas.api import load_run
 from nas.conversion.parent import BUILTIN
@@ -38,10 +38,9 @@ from search_spaces.resolve import resolve
 
 CSV_FILE = "gpu.csv"
 TOTAL_S: dict[Device, float] = {"cpu": 600, "cuda": 240}  # of all parts that run, by their shares
-NUM_CANDIDATES = 8
 ENDING_S = 10  # in which a search whose time is over writes its results and ends Ray
 PROTOCOLS = "published", "semi2k", "sigma"
-SMALL_SEARCH = ("--scale", "smoke")
+SMALL_SEARCH = ("--scale", "smoke", "--tokens", "2048", "--num-trials", "2")
 SIZES: dict[ScaleName, Sizes] = {
     "smoke": Sizes(
         base_architecture("tiny", Dimensions(vocab=509)), (16, 32), 256, 2, 0.2, (64, 256), 32, 1_024, (1, 3),
@@ -52,9 +51,9 @@ SIZES: dict[ScaleName, Sizes] = {
         4_096, (2, 4), ("proxy", (1, 2)), "proxy", SMALL_SEARCH,
     ),
     "paper": Sizes(
-        base_architecture("gpt2-small", Dimensions(vocab=50_257)), (128, 1_024), 32_768, 3, 1.0, (4_096, 32_768), 128,
+        base_architecture("gpt2-small", Dimensions(vocab=50_257)), (128, 1_024), 32_768, 3, 0.7, (4_096, 32_768), 128,
         32_768, (4, 12), ("gpu", (1, 2, 4, 8)), "proxy",
-        ("--scale", "gpu", "--gpus-per-trial", "0.25", "--tokens", "1000000",
+        ("--scale", "gpu", "--num-trials", "8", "--gpus-per-trial", "0.25", "--tokens", "1000000",
          "--recipe.scale.validation-tokens", "65536"),
     ),
 }  # fmt: skip
@@ -69,7 +68,7 @@ class Settings:
         scale: smoke to try the script out; by default GPT-2 small's size on a GPU, and the proxy's on a CPU.
         output_dir: folder of the figures, by default runs/experiments/NAME.
         parent: GGUF file of SmolLM2, or another parent.
-        parts: what is measured, by default all that the device and the parent allow.
+        parts: what is measured, by default all that the device and the parent allow, but not `vocabulary`.
     """
 
     device: Device | None = None
@@ -99,7 +98,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     rows = Rows(folder / CSV_FILE, device, console)
     sizes = SIZES[settings.scale or ("paper" if device == "cuda" else "proxy")]
     place = Place(device, sizes, settings.parent, folder, rows)
-    left_out = {"smollm2"} if settings.parent is None else set()
+    left_out = {"vocabulary", *(("smollm2",) if settings.parent is None else ())}
     left_out |= {"pricing"} if device == "cuda" else set()
     chosen = [part for part in PARTS if part in (settings.parts or PARTS.keys() - left_out)]
     ends_s, all_shares = time.monotonic(), sum(PARTS[part].share for part in chosen)
@@ -143,16 +142,16 @@ def searched(place: Place) -> None:
         budget_s = max(1, round(rows.left_s - ENDING_S))
         command = (
             *(sys.executable, "-m", "nas.search", "--budget-latency", "5min", "--output-dir", str(target)),
-            *("--num-trials", str(NUM_CANDIDATES), "--num-proxy-evals", "0", "--finalist-seeds", "0"),
+            *("--num-proxy-evals", "0", "--finalist-seeds", "0"),
             *("--parent", "none", "--time-budget", f"{budget_s}s", *place.sizes.searched),
         )
         since_s = time.monotonic()
         code = _ended(command, budget_s + ENDING_S)
-        rows.add(f"search of {NUM_CANDIDATES} candidates to a front", time.monotonic() - since_s, "s")
+        rows.add("search to a front", time.monotonic() - since_s, "s")
         if code:
             raise StoppedError(f"{' '.join(command[1:])} ended with code {code}.")
         found = load_run(target)
-        rows.add("members of the front", len(found.front), "candidates")
+        rows.add("members of the front", len(found.front), f"of {found.config.num_trials} candidates")
         if not found.front:
             raise StoppedError("the search ended without a front.")
 
@@ -183,10 +182,11 @@ class Part(NamedTuple):
 
 
 PARTS = {
-    "step": Part(steps, 0.45),
-    "profile": Part(profiled, 0.05),
-    "smollm2": Part(from_parent, 0.2),
-    "sharing": Part(sharing, 0.1),
-    "search": Part(searched, 0.2),
-    "pricing": Part(pricing, 0.1),
+    "step": Part(steps, 0.42),
+    "profile": Part(profiled, 0.03),
+    "smollm2": Part(from_parent, 0.22),
+    "sharing": Part(sharing, 0.11),
+    "search": Part(searched, 0.22),
+    "pricing": Part(pricing, 0.05),
+    "vocabulary": Part(vocabulary, 0.2),
 }

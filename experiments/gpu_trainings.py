@@ -12,9 +12,10 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -23,6 +24,7 @@ from experiments.bars import median_ratio
 from experiments.measured import GIB, WARM_UP, Rows, Way, speeds
 from experiments.plain_gpt2 import plain_step
 from nas.conversion.parent import Parent, load_parent
+from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, changed
 from nas.recipe.papers import recipe_at, recipe_for
@@ -40,8 +42,7 @@ from search_spaces.notation import placement
 from search_spaces.resolve import resolve
 
 PROFILE_FILE = "profile.txt"
-PLAIN, COMPILED, UNPADDED = "plain", "plain compiled", "plain compiled, vocabulary as it is"
-OURS, REGULARISED = "ours", "ours, entropy regularised"
+PLAIN, COMPILED, OURS, REGULARISED = "plain", "plain compiled", "ours", "ours, entropy regularised"
 LAYERS = "SM+LN+G"
 NUM_STEPS_PROFILED, NUM_KERNELS = 3, 15
 ENDLESS = 10**12  # tokens, so that no training ends while it is measured
@@ -83,28 +84,32 @@ class Place(NamedTuple):
 
 
 def steps(place: Place) -> None:
-    """Measure training steps of GPT-2, plain and ours; what takes a compilation more comes last."""
+    """Measure training steps of GPT-2, plain and ours."""
     for seq_len in place.sizes.lengths:
         ways = [_plain(place, seq_len, COMPILED), *_ours(place, seq_len), _plain(place, seq_len, PLAIN)]
-        compared = _compare(place, ways, f"T={seq_len}")
-        if seq_len == place.sizes.lengths[0] and place.device == "cuda":
-            _compare(place, [_plain(place, seq_len, UNPADDED)], f"T={seq_len}", compared)
+        _compare(place, ways, f"T={seq_len}")
     if place.device == "cuda":
         free, total = torch.cuda.mem_get_info()
         place.rows.add("CUDA context", (total - free - torch.cuda.memory_reserved()) / GIB, "GiB")
         place.rows.add("CUDA context, predicted", CONTEXT_BYTES / GIB, "GiB")
 
 
-def _compare(
-    place: Place, ways: Sequence[Way], subject: str, before: Mapping[str, list[float]] | None = None
-) -> dict[str, list[float]]:
-    """Write rows of ways, with ratios to the plain compiled one; return the rates of all. before: as returned."""
-    sizes, add, rates = place.sizes, place.rows.add, dict(before or {})
+def vocabulary(place: Place) -> None:
+    """Measure the plain steps with a token table of as many rows as there are tokens, which is odd, and ours."""
+    seq_len = place.sizes.lengths[0]
+    ways = [*(_plain(place, seq_len, name, padded=False) for name in (COMPILED, PLAIN)), *_ours(place, seq_len)]
+    _compare(place, ways, f"T={seq_len}, vocabulary of {place.sizes.base.vocab_size}")
+
+
+def _compare(place: Place, ways: Sequence[Way], subject: str) -> None:
+    """Write rows of ways, with ratios to the plain compiled one, which comes first if it is there."""
+    sizes, add, rates = place.sizes, place.rows.add, dict[str, list[float]]()
     for way, speed in speeds(ways, place.device, rounds=sizes.rounds, burst_s=sizes.burst_s, rows=place.rows):
         name, rates[way.name] = f"{subject}, {way.name}", speed.rates
         add(name, statistics.median(speed.rates), "tokens/s")
-        if COMPILED in rates and way.name != COMPILED:
-            add(name, median_ratio(speed.rates, rates[COMPILED]), f"of {COMPILED}")
+        for other in (COMPILED, PLAIN, OURS):
+            if other in rates and other != way.name:
+                add(name, median_ratio(speed.rates, rates[other]), f"of {other}")
         add(f"{name}, until warm", speed.start_s, "s")
         add(f"{name}, compiled after the warm-up", speed.num_recompiled, "graphs")
         if way.predicted_bytes is not None:
@@ -113,13 +118,9 @@ def _compare(
             add(f"{name}, peak memory", speed.peak_bytes / GIB, "GiB")
             if way.predicted_bytes is not None:
                 add(f"{name}, predicted memory", way.predicted_bytes / speed.peak_bytes, "of peak")
-    for above, below in ((REGULARISED, OURS), (OURS, UNPADDED), (REGULARISED, UNPADDED)):
-        if rates.keys() >= {above, below} and not {above, below} <= (before or {}).keys():
-            add(f"{subject}, {above}", median_ratio(rates[above], rates[below]), f"of {below}")
-    return rates
 
 
-def _plain(place: Place, seq_len: int, name: str) -> Way:
+def _plain(place: Place, seq_len: int, name: str, *, padded: bool = True) -> Way:
     @contextmanager
     def start() -> Iterator[Callable[[], object]]:
         yield plain_step(
@@ -127,8 +128,8 @@ def _plain(place: Place, seq_len: int, name: str) -> Way:
             batch=place.sizes.tokens // seq_len,
             seq_len=seq_len,
             device=place.device,
-            compiled=name != PLAIN,
-            padded=place.device == "cuda" and name != UNPADDED,
+            compiled=name == COMPILED,
+            padded=padded and place.device == "cuda",
         )
 
     return Way(name, place.sizes.tokens, start)
@@ -152,23 +153,30 @@ def lowered(candidate: Candidate, device: Device) -> Candidate:
     return replace(candidate, recipe=changed(candidate.recipe, on_device(RecipeChanges(), device)))
 
 
-def _way(place: Place, name: str, candidate: Candidate, **more: Any) -> Way:
+def _way(
+    place: Place,
+    name: str,
+    candidate: Candidate,
+    initial: Mapping[str, Tensor] | None = None,
+    parent: Parent | None = None,
+) -> Way:
     memory, scale = training_memory(candidate, place.device), candidate.recipe.scale
-    start = partial(training, candidate, place.device, **more)
+    start = partial(training, candidate, place.device, initial, parent)
     return Way(name, scale.batch * scale.seq_len, start, memory.total - memory.context)
 
 
 @contextmanager
-def training(candidate: Candidate, device: str, **more: Any) -> Iterator[Callable[[], object]]:
+def training(
+    candidate: Candidate, device: str, initial: Mapping[str, Tensor] | None = None, parent: Parent | None = None
+) -> Iterator[Callable[[], object]]:
     """Give a function that takes a step of the trainer on random tokens. Raises StoppedError if the training diverged.
 
-    more: initial weights and the teacher, as in `TrainingRun`.
+    initial: weights to start from. parent: the teacher.
     """
     with TemporaryDirectory(prefix="nas-step-") as folder:
-        given = {"initial": {}} | more
-        run = TrainingRun(
-            candidate, random_corpus(candidate, Path(folder)), seed=0, folder=None, device=device, **given
-        )
+        corpus = random_corpus(candidate, Path(folder))
+        teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe, device)
+        run = TrainingRun(candidate, corpus, seed=0, folder=None, device=device, initial=initial or {}, teacher=teacher)
         try:
             yield run.step
             run.settle()
@@ -201,7 +209,8 @@ def profiled(place: Place) -> None:
     total_us = sum(map(time_us, kernels))
     lines = [f"{NUM_STEPS_PROFILED} steps of {candidate.name} in {elapsed_s:.4f} s"]
     if is_cuda:
-        spans = [event.time_range for event in profiler.events() or () if event.device_type == kind]
+        events = (event for event in profiler.events() or () if not event.is_user_annotation)
+        spans = (event.time_range for event in events if event.device_type == kind)
         busy = _union((span.start, span.end) for span in spans) / 1e6 / elapsed_s
         place.rows.add("time that the GPU is busy", 100 * busy, "%")
         lines.append(f"the GPU is busy {100 * busy:.1f} % of the time")
@@ -230,17 +239,16 @@ def from_parent(place: Place) -> None:
         taught = RecipeChanges(distillation=DistillationChanges(blockwise_tokens=sizes.blockwise_tokens))
         distilled = _of_parent(place, parent, replaced, taught, sizes.parent_tokens[0])
         corpus = random_corpus(distilled, Path(folder))
-        _library(place, parent, distilled, Path(folder))
         since_s = time.perf_counter()
         initial = initial_weights(parent, distilled, corpus, device=place.device)
         rows.add(f"library of {placement(replaced)} alone", time.perf_counter() - since_s, "s")
+        _library(place, parent, distilled, corpus)  # after another one, since the first loads kernels
         for tokens in sizes.parent_tokens:
             tuned = _of_parent(place, parent, own, UNTAUGHT, tokens)
             distilled = _of_parent(place, parent, replaced, taught, tokens)
-            teacher = teacher_of(parent, random_corpus(distilled, Path(folder)), distilled.recipe, place.device)
             ways = [
-                _way(place, "tuned", tuned, initial=parent.start(tuned, corpus)),
-                _way(place, f"distilled to {placement(replaced)}", distilled, initial=initial, teacher=teacher),
+                _way(place, "tuned", tuned, parent.start(tuned, corpus), parent),
+                _way(place, f"distilled to {placement(replaced)}", distilled, initial, parent),
             ]
             _compare(place, ways, f"{tokens} tokens a step")
 
@@ -268,7 +276,7 @@ def _of_parent(
     return lowered(Candidate(architecture=architecture, recipe=recipe), place.device)
 
 
-def _library(place: Place, parent: Parent, candidate: Candidate, folder: Path) -> None:
+def _library(place: Place, parent: Parent, candidate: Candidate, corpus: Corpus) -> None:
     """Measure a step of the block library: two alternatives for each attention and FFN, which the parent lacks."""
     own, recipe = parent.model.architecture, candidate.recipe
     kinds = dict.fromkeys(own.layers)
@@ -281,7 +289,7 @@ def _library(place: Place, parent: Parent, candidate: Candidate, folder: Path) -
     for num_steps in place.sizes.library_steps:
         place.rows.left_s  # noqa: B018  # raises
         few = replace(settings, batch=batch, tokens=num_steps * batch * seq_len, least_steps=num_steps)
-        library = Library(parent, random_corpus(candidate, folder), few, seq_len=seq_len, device=place.device)
+        library = Library(parent, corpus, few, seq_len=seq_len, device=place.device)
         since_s = time.perf_counter()
         for _ in library.trained(sorted(wanted - trained_sub_layers(own)), lambda *_: None):
             pass
