@@ -23,6 +23,7 @@ from costmodel.errors import StoppedError
 from experiments.bars import median_ratio
 from experiments.measured import GIB, WARM_UP, Rows, Way, speeds
 from experiments.plain_gpt2 import plain_step
+from experiments.smollm2 import UNTAUGHT
 from nas.conversion.parent import Parent, load_parent
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate
@@ -46,7 +47,6 @@ PLAIN, COMPILED, OURS, REGULARISED = "plain", "plain compiled", "ours", "ours, e
 LAYERS = "SM+LN+G"
 NUM_STEPS_PROFILED, NUM_KERNELS = 3, 15
 ENDLESS = 10**12  # tokens, so that no training ends while it is measured
-UNTAUGHT = RecipeChanges(distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0))
 
 
 class Sizes(NamedTuple):
@@ -86,8 +86,8 @@ class Place(NamedTuple):
 def steps(place: Place) -> None:
     """Measure training steps of GPT-2, plain and ours."""
     for seq_len in place.sizes.lengths:
-        ways = [_plain(place, seq_len, COMPILED), *_ours(place, seq_len), _plain(place, seq_len, PLAIN)]
-        _compare(place, ways, f"T={seq_len}")
+        plain = (_plain(place, seq_len, name) for name in (COMPILED, PLAIN))
+        _compare(place, [*plain, *_ours(place, seq_len)], f"T={seq_len}")
     if place.device == "cuda":
         free, total = torch.cuda.mem_get_info()
         place.rows.add("CUDA context", (total - free - torch.cuda.memory_reserved()) / GIB, "GiB")
@@ -97,12 +97,12 @@ def steps(place: Place) -> None:
 def vocabulary(place: Place) -> None:
     """Measure the plain steps with a token table of as many rows as there are tokens, which is odd, and ours."""
     seq_len = place.sizes.lengths[0]
-    ways = [*(_plain(place, seq_len, name, padded=False) for name in (COMPILED, PLAIN)), *_ours(place, seq_len)]
-    _compare(place, ways, f"T={seq_len}, vocabulary of {place.sizes.base.vocab_size}")
+    plain = (_plain(place, seq_len, name, padded=False) for name in (COMPILED, PLAIN))
+    _compare(place, [*plain, *_ours(place, seq_len)], f"T={seq_len}, vocabulary of {place.sizes.base.vocab_size}")
 
 
 def _compare(place: Place, ways: Sequence[Way], subject: str) -> None:
-    """Write rows of ways, with ratios to the plain compiled one, which comes first if it is there."""
+    """Write rows of ways, with ratios to earlier ones: the plain ones, and ours."""
     sizes, add, rates = place.sizes, place.rows.add, dict[str, list[float]]()
     for way, speed in speeds(ways, place.device, rounds=sizes.rounds, burst_s=sizes.burst_s, rows=place.rows):
         name, rates[way.name] = f"{subject}, {way.name}", speed.rates

@@ -45,10 +45,16 @@ class Rows:
         try:
             yield
         except Exception as error:
-            self.console.print("".join(traceback.format_exception(error)), soft_wrap=True, highlight=False)
-            self.failed.append(name)
-            self.add(" ".join(str(error).split())[:200] or type(error).__name__, None, "failed")
+            self.fail(error)
         self.add("the whole part", time.monotonic() - since_s, "s")
+
+    def fail(self, error: Exception, subject: str = "") -> None:
+        """Print an error and write a row of it, so that this part has failed."""
+        self.console.print("".join(traceback.format_exception(error)), soft_wrap=True, highlight=False)
+        if self._part not in self.failed:
+            self.failed.append(self._part)
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        self.add(f"{subject}: {reason}" if subject else reason, None, "failed")
 
     @property
     def left_s(self) -> float:
@@ -86,16 +92,20 @@ def speeds(ways: Iterable[Way], device: str, *, rounds: int, burst_s: float, row
     """Measure ways of training over rounds of some seconds.
 
     On a GPU they are measured one after the other, each with the memory for itself; on a CPU they take turns, so that
-    other work on the machine affects them equally.
+    other work on the machine affects them equally. If one fails, those after it are measured nevertheless.
     """
     groups = [(way,) for way in ways] if device == "cuda" else [tuple(ways)]
     for group in groups:
         rows.left_s  # noqa: B018  # raises
-        measured = _together(group, device, rounds, burst_s)
+        measured: list[Speed] = []
+        try:
+            measured = _together(group, device, rounds, burst_s)
+        except Exception as error:
+            rows.fail(error, ", ".join(way.name for way in group))
         release_freed_memory()
         if device == "cuda":
             torch.cuda.empty_cache()
-        yield from zip(group, measured, strict=True)
+        yield from zip(group, measured, strict=False)  # none of a group that failed
 
 
 def _together(ways: Sequence[Way], device: str, rounds: int, burst_s: float) -> list[Speed]:

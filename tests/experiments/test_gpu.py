@@ -15,6 +15,7 @@ from experiments.gpu import CSV_FILE, PARTS, SIZES, Part, Settings, _ended
 from experiments.gpu_trainings import PROFILE_FILE, training
 from experiments.measured import COLUMNS, Rows, Way, speeds
 from experiments.plain_gpt2 import PlainGpt2, plain_step
+from nas.training.trainer import TrainingRun
 
 BASE = SIZES["smoke"].base
 
@@ -47,8 +48,13 @@ def test_the_plain_model_sees_no_later_token():
 
 def test_our_step_is_the_trainers(monkeypatch, tmp_path):
     stepped = []
-    original = gpu_trainings.TrainingRun.step
-    monkeypatch.setattr(gpu_trainings.TrainingRun, "step", lambda self: (stepped.append(1), original(self))[1])
+    original = TrainingRun.step
+
+    def counted(run):
+        stepped.append(1)
+        return original(run)
+
+    monkeypatch.setattr(TrainingRun, "step", counted)
     place = gpu_trainings.Place("cpu", SIZES["smoke"], None, tmp_path, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
     (_, regularised) = gpu_trainings._ours(place, 16)
     with regularised.start() as step:
@@ -70,9 +76,13 @@ def test_ways_take_turns_on_a_cpu(tmp_path):
     turns = []
 
     def way(name):
+        def step():
+            turns.append(name)
+            time.sleep(0.002)
+
         @contextmanager
         def start():
-            yield lambda: (turns.append(name), time.sleep(0.002))
+            yield step
 
         return Way(name, 10, start)
 
@@ -81,6 +91,15 @@ def test_ways_take_turns_on_a_cpu(tmp_path):
     assert "".join(turns) == "aabb" + "abab"  # the warm-up, then the rounds
     assert all(len(speed.rates) == 2 and 0 < min(speed.rates) < 5_000 for speed in measured.values())
     assert all(speed.num_recompiled == 0 and speed.peak_bytes is None for speed in measured.values())
+
+
+def test_a_way_that_fails_is_a_row(tmp_path):
+    def fail():
+        raise RuntimeError("no compiler")
+
+    rows = Rows(tmp_path / CSV_FILE, "cpu", quiet())
+    assert not list(speeds([Way("a", 10, fail)], "cpu", rounds=1, burst_s=0.0, rows=rows))
+    assert [(row["name"], row["unit"]) for row in rows_of(tmp_path)] == [("a: no compiler", "failed")]
 
 
 def test_parts_write_rows_and_a_profile(monkeypatch, tmp_path):
