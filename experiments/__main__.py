@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -12,10 +13,11 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import bench, families, seconds, smollm2
+from experiments import families, gpu, seconds, smollm2
 from experiments.papers import run as papers
 from experiments.searchers import benchmark, prior, table
 from nas.recipe.recipe import ScaleName
+from nas.training.device import Device
 
 CONFIGS = Path(__file__).parent / "configs"
 ALL = "all"  # every experiment on the papers
@@ -25,8 +27,8 @@ PAPER = "paper"  # kind of the experiments on the papers
 # kind in an experiment's YAML -> module; the YAML is decoded to its `Settings`, which its `run` takes with the
 # experiment's name and a console
 KINDS: dict[str, ModuleType] = {
-    "bench": bench,
     "families": families,
+    "gpu": gpu,
     PAPER: papers,
     "prior": prior,
     "search-benchmark": benchmark,
@@ -59,19 +61,37 @@ def settings_of(name: str, **changes: Any) -> Any:
     return decode(KINDS[data.pop("kind")].Settings, data, f"experiment {name}")
 
 
-def run(name: str, scale: ScaleName | None = None) -> None:
+def run(
+    name: str,
+    scale: ScaleName | None = None,
+    device: Device | None = None,
+    output_dir: str | None = None,
+    parent: str | None = None,
+    parts: str | None = None,
+) -> None:
     """Run an experiment, or resume it if it was stopped.
 
     Args:
         name: one of `python -m experiments list`, or `all` for every experiment on the papers.
         scale: size, length and speed of the trainings; by default the experiment's own.
+        device: where to train; by default a GPU if there is one.
+        output_dir: folder of what is written, by default runs/experiments/NAME.
+        parent: trained model to start from, such as a GGUF file.
+        parts: the parts to run, separated by commas, such as step,profile; by default all.
     """
     names = list(definitions())
     if name not in names and name != ALL:
         near = difflib.get_close_matches(name, names, n=1)
         meant = f"; did you mean {near[0]}?" if near else "."
         raise UserError(f"experiment must be one of {', '.join(names)} or {ALL}, but got {name!r}{meant}")
-    changes = {"scale": scale} if scale else {}
+    some = None if parts is None else parts.split(",")
+    flags = {"scale": scale, "device": device, "output_dir": output_dir, "parent": parent, "parts": some}
+    changes = {flag: value for flag, value in flags.items() if value is not None}
+    taken = [field.name for field in fields(KINDS[PAPER if name == ALL else kind_of(name)].Settings)]
+    for flag in changes.keys() - taken:
+        able = ", ".join(f"--{other}" for other in flags if other in taken) or "none"
+        flag, able = flag.replace("_", "-"), able.replace("_", "-")
+        raise UserError(f"experiment {name} does not take --{flag}; flags that it takes: {able}.")
     console = table_console()
     if name == ALL:
         papers.run_all({name: settings_of(name, **changes) for name in names if kind_of(name) == PAPER}, console)

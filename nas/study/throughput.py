@@ -136,8 +136,8 @@ def _alone(candidate: Candidate) -> Candidate:
     return replace(candidate, recipe=replace(candidate.recipe, distillation=None))
 
 
-def _run(candidate: Candidate, device: str, folder: Path) -> TrainingRun:
-    """A training on random tokens in a folder, after WARM_UP steps."""
+def random_corpus(candidate: Candidate, folder: Path) -> Corpus:
+    """Write random tokens into a folder, as a corpus on which the candidate can be trained but not validated."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     num_tokens = 4 * scale.batch * scale.seq_len + 1
     corpus = Corpus(
@@ -153,6 +153,12 @@ def _run(candidate: Candidate, device: str, folder: Path) -> TrainingRun:
     )
     tokens = np.random.default_rng(0).integers(vocab_size, size=num_tokens)
     corpus.file("train").write_bytes(tokens.astype(id_type(vocab_size)).tobytes())
+    return corpus
+
+
+def _run(candidate: Candidate, device: str, folder: Path) -> TrainingRun:
+    """A training on random tokens in a folder, after WARM_UP steps."""
+    corpus = random_corpus(candidate, folder)
     run = TrainingRun(_alone(candidate), corpus, seed=0, folder=None, device=device, initial={})
     for _ in range(WARM_UP):
         run.step()

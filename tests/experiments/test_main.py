@@ -1,14 +1,11 @@
-"""Experiments by name, the bench, bars and ranks."""
+"""Experiments by name, their flags, bars and ranks."""
 
 import math
 import re
-from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
 from costmodel.errors import UserError
-from experiments import bench
 from experiments.__main__ import KINDS, definitions, kind_of, run, settings_of
 from experiments.bars import Figure
 from experiments.papers import run as papers
@@ -29,8 +26,7 @@ def test_an_unknown_experiment_is_refused_by_name_with_the_nearest(name, end):
     ("name", "change", "message"),
     [
         ("seconds-small", {"repeats": 1}, "`repeats` must be at least 2, to see a spread, but got 1"),
-        ("bench", {"rounds": 0}, "`rounds` must be positive, but got 0"),
-        ("bench", {"bars": 1}, "unknown key 'bars'"),
+        ("gpu", {"bars": 1}, "unknown key 'bars'"),
     ],
 )
 def test_bad_settings_are_refused(name, change, message):
@@ -46,26 +42,17 @@ def test_all_are_the_experiments_on_the_papers(monkeypatch):
     assert ran == [(name, "smoke") for name in definitions() if kind_of(name) == "paper"]
 
 
-SMALL = replace(settings_of("bench"), base="tiny", scale="smoke", rounds=1, burst_s=0.1, protocols=("published",))
-
-
-@pytest.mark.parametrize("way", [bench.PLAIN, bench.OURS, bench.REGULARISED])
-def test_a_step_learns(way):
-    step, tokens = bench.stepper(SMALL, way)
-    assert step() > [step() for _ in range(10)][-1]
-    assert tokens > 0
-
-
-def test_every_way_has_a_rate_and_every_protocol_its_seconds():
-    console = Console(width=120, record=True)
-    bench.run("bench", SMALL, console)
-    text = console.export_text()
-    assert all(name in text for name in (bench.PLAIN, bench.OURS, bench.REGULARISED, "published"))
-
-
-def test_no_rounds_are_refused():
-    with pytest.raises(UserError, match="`rounds` must be positive, but got 0"):
-        replace(SMALL, rounds=0)
+@pytest.mark.parametrize(
+    ("name", "flag", "message"),
+    [
+        ("aero-steps", {"device": "cpu"}, "aero-steps does not take --device; flags that it takes: --scale"),
+        ("all", {"output_dir": "x"}, "all does not take --output-dir; flags that it takes: --scale"),
+        ("prior", {"parts": "step"}, "prior does not take --parts; flags that it takes: none"),
+    ],
+)
+def test_a_flag_of_other_experiments_is_refused(name, flag, message):
+    with pytest.raises(UserError, match=message):
+        run(name, **flag)
 
 
 def test_a_figure_is_judged_by_its_bars_alone():

@@ -1,0 +1,143 @@
+"""Speeds of training steps measured side by side, and their rows: printed and written to a file one by one."""
+
+import csv
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from rich.console import Console
+from torch._dynamo.utils import counters
+
+from costmodel.errors import StoppedError
+from nas.malloc import release_freed_memory
+
+COLUMNS = ("part", "name", "value", "unit", "card", "torch", "date")
+WARM_UP = {"cpu": 2, "cuda": 12}  # steps before the measured ones: code is compiled, and kernels are chosen
+GIB = 2**30
+
+
+class Rows:
+    """The rows of an experiment, in a file. Its parts fail one by one, each at the latest when its time is over."""
+
+    def __init__(self, path: Path, device: str, console: Console) -> None:
+        self.path, self.console, self.failed = path, console, list[str]()
+        self._card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+        self._part, self._ends_s = "", float("inf")
+        path.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
+
+    def add(self, name: str, value: float | None, unit: str) -> None:
+        """Print a row of this part and write it. value: None if there is none, because the part failed."""
+        text = "" if value is None else f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+        self.console.print(f"{self._part}: {name}: {text} {unit}", soft_wrap=True, highlight=False)
+        with self.path.open("a", encoding="utf-8", newline="") as file:
+            written = self._part, name, text, unit, self._card, torch.__version__, datetime.now(UTC).date().isoformat()
+            csv.writer(file, lineterminator="\n").writerow(written)
+
+    @contextmanager
+    def part(self, name: str, ends_s: float) -> Iterator[None]:
+        """Measure a part until a time of `time.monotonic`; what it raises is printed, and becomes a row."""
+        self._part, self._ends_s, since_s = name, ends_s, time.monotonic()
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+        self.add("the whole part", time.monotonic() - since_s, "s")
+
+    def fail(self, error: Exception, subject: str = "") -> None:
+        """Print an error and write a row of it, so that this part has failed."""
+        self.console.print("".join(traceback.format_exception(error)), soft_wrap=True, highlight=False)
+        if self._part not in self.failed:
+            self.failed.append(self._part)
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        self.add(f"{subject}: {reason}" if subject else reason, None, "failed")
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left for this part. Raises StoppedError if there are none."""
+        if (left_s := self._ends_s - time.monotonic()) <= 0:
+            raise StoppedError(f"the time of part {self._part} is over; give it more with fewer --parts at a time.")
+        return left_s
+
+
+class Way(NamedTuple):
+    """A way of training. start: a context with a function that takes a step. tokens: of a step.
+
+    predicted_bytes: of memory, without the CUDA context.
+    """
+
+    name: str
+    tokens: int
+    start: Callable[[], AbstractContextManager[Callable[[], object]]]
+    predicted_bytes: int | None = None
+
+
+class Speed(NamedTuple):
+    """rates: tokens a second, by round. start_s: until the warm-up ended. num_recompiled: graphs after it.
+
+    peak_bytes: most memory of tensors on a GPU; None on a CPU.
+    """
+
+    rates: list[float]
+    start_s: float
+    num_recompiled: int
+    peak_bytes: int | None
+
+
+def speeds(ways: Iterable[Way], device: str, *, rounds: int, burst_s: float, rows: Rows) -> Iterator[tuple[Way, Speed]]:
+    """Measure ways of training over rounds of some seconds.
+
+    On a GPU they are measured one after the other, each with the memory for itself; on a CPU they take turns, so that
+    other work on the machine affects them equally. If one fails, those after it are measured nevertheless.
+    """
+    groups = [(way,) for way in ways] if device == "cuda" else [tuple(ways)]
+    for group in groups:
+        rows.left_s  # noqa: B018  # raises
+        measured: list[Speed] = []
+        try:
+            measured = _together(group, device, rounds, burst_s)
+        except Exception as error:
+            rows.fail(error, ", ".join(way.name for way in group))
+        release_freed_memory()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        yield from zip(group, measured, strict=False)  # none of a group that failed
+
+
+def _together(ways: Sequence[Way], device: str, rounds: int, burst_s: float) -> list[Speed]:
+    is_cuda = device == "cuda"
+    synchronize: Callable[[], None] = torch.cuda.synchronize if is_cuda else lambda: None
+    before = torch.cuda.memory_allocated() if is_cuda else 0
+    if is_cuda:
+        torch.cuda.reset_peak_memory_stats()
+    with ExitStack() as stack:
+        steps, starts_s = [], []
+        for way in ways:
+            since_s = time.perf_counter()
+            step = stack.enter_context(way.start())
+            for _ in range(WARM_UP[device]):
+                step()
+            synchronize()
+            steps.append(step)
+            starts_s.append(time.perf_counter() - since_s)
+        rates, num_recompiled = [list[float]() for _ in ways], [0] * len(ways)
+        for _ in range(rounds):
+            for index, (way, step) in enumerate(zip(ways, steps, strict=True)):
+                num_graphs, count, since_s = num_compiled(), 0, time.perf_counter()
+                while not count or time.perf_counter() - since_s < burst_s:
+                    step()
+                    count += 1
+                synchronize()
+                rates[index].append(count * way.tokens / (time.perf_counter() - since_s))
+                num_recompiled[index] += num_compiled() - num_graphs
+        peak = torch.cuda.max_memory_allocated() - before if is_cuda else None
+    return [Speed(*numbers, peak) for numbers in zip(rates, starts_s, num_recompiled, strict=True)]
+
+
+def num_compiled() -> int:
+    """Return the number of graphs that this process compiled."""
+    return int(counters["stats"]["unique_graphs"])
