@@ -79,11 +79,12 @@ def _gradients(
     """Return gradients of queries, keys, values and, for each batch and head, minus the log temperatures."""
     queries, keys, values, dout = (_featurewise(part) for part in (queries, keys, values, output_grad))
     temperature, dent = temperature.contiguous(), entropy_grad.contiguous()
-    offset = (dout.float() * output).sum(dim=-1) + dent * entropy
-    dq, dk, dv, heat = (torch.empty_like(part) for part in (queries, keys, values, lse))
+    dq, dk, dv, heat, offset = (torch.empty_like(part) for part in (queries, keys, values, lse, lse))
     parts, rows = (queries, keys, values, dout), (temperature, lse, offset, dent)
     strides, sizes, grid = _strides(*parts), _sizes(queries), _grid(queries)
-    _backward_queries[grid](*parts, *rows, dq, heat, *strides, *_strides(dq), *sizes, **OPTIONS)
+    _backward_queries[grid](
+        *parts, *rows, output, entropy, dq, heat, *strides, *_strides(output, dq), *sizes, **OPTIONS
+    )
     _backward_keys[grid](*parts, *rows, dk, dv, *strides, *_strides(dk, dv), *sizes, **OPTIONS)
     return dq, dk, dv, heat
 
@@ -141,18 +142,24 @@ def _forward(
 
 @triton.jit
 def _backward_queries(
-    queries, keys, values, output_grad, temperature, lse, offset, entropy_grad, dq, heat,
-    q_strides, k_strides, v_strides, o_strides, dq_strides,
+    queries, keys, values, output_grad, temperature, lse, offset, entropy_grad, output, entropy, dq, heat,
+    q_strides, k_strides, v_strides, o_strides, output_strides, dq_strides,
     num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of queries of one head, and in `heat` those of minus the log temperatures."""
+    """Gradients of a block of queries of one head, and in `heat` those of minus the log temperatures.
+
+    Leaves dO_i . O_i + dE_i E_i in `offset`, which the gradients of keys and values need.
+    """
     first, which = tl.program_id(1) * block, tl.program_id(0)
     head, rows = which % num_heads, first + tl.arange(0, block)
     q = _tile(queries, q_strides, which, num_heads, rows, length, head_dim, padded_dim)
     dout = _tile(output_grad, o_strides, which, num_heads, rows, length, head_dim, padded_dim)
+    mixed = _tile(output, output_strides, which, num_heads, rows, length, head_dim, padded_dim)
     dent = _row_values(entropy_grad, which, rows, length, 0.0)
     row_lse = _row_values(lse, which, rows, length, 0.0)
-    row_offset = _row_values(offset, which, rows, length, 0.0)
+    row_offset = tl.sum(dout.to(tl.float32) * mixed.to(tl.float32), axis=1)
+    row_offset += dent * _row_values(entropy, which, rows, length, 0.0)
+    _store_rows(offset, which, rows, length, row_offset)
     scaled = scale / _row_values(temperature, head, rows, length, 1.0)
     row_heat, total = tl.zeros([block], tl.float32), tl.zeros([block, padded_dim], tl.float32)
     for start in range(0, first + block, block):

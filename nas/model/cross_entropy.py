@@ -167,6 +167,16 @@ def wide_product(left: Tensor, right: Tensor) -> Tensor:
     return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
 
 
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a matrix product to a total, in the total's precision."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    else:
+        total += wide_product(left, right)
+
+
 def _cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     picked = targets.unsqueeze(1)
     lse = logits.logsumexp(dim=1, keepdim=True)
@@ -248,10 +258,8 @@ class _Projected(torch.autograd.Function):
                 total = total + sums
                 if wanted:
                     torch.mm(residual, matrix, out=hidden_grad[rows])
-                    if weight_grad is not None and weight_grad.dtype == hidden.dtype:
-                        weight_grad.addmm_(residual.T, hidden[rows])
-                    elif weight_grad is not None:  # added up in its own precision
-                        weight_grad += wide_product(residual.T, hidden[rows])
+                    if weight_grad is not None:
+                        _add_product(weight_grad, residual.T, hidden[rows])
         assert isinstance(total, Tensor)
         ctx.save_for_backward(hidden_grad, weight_grad if weight_grad is None else weight_grad[: len(weight)])
         return (total / num_rows).to(torch.promote_types(hidden.dtype, torch.float32))

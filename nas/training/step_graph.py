@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nas.recipe.recipe import Recipe
 
-MOST_CAPTURED = {"cuda": 1 << 14}  # tokens of a step by type of device; larger ones keep a GPU busy without a graph
+MOST_CAPTURED = {"cuda": 1 << 16}  # tokens of a step by type of device; larger ones keep a GPU busy without a graph
 WARM_UP = 3  # steps before the capture, in which code is compiled and optimizers make their state
 
 logger = logging.getLogger(__name__)
