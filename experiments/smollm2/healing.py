@@ -2,8 +2,7 @@
 
 First the model is trained on the text with several numbers of tokens; the best result is the parent. Then each
 placement starts from the parent and its block library, and learns from the parent with each number of tokens in a
-training of its own. Learning rates are searched with the first number of tokens; a training with another batch takes
-the best rate times the square root of the ratio of the batches (Malladi et al. 2022, arXiv 2205.10287).
+training of its own, at the best learning rate so far unless one is searched. A search may follow.
 
 Every result is printed and written to `healing.csv` at once. A stopped run continues with the trainings that are
 missing; results are used only while recipe, parent and corpus are unchanged.
@@ -22,7 +21,20 @@ from torch import Tensor
 
 from costmodel.errors import UserError
 from experiments.smollm2.corpora import ENGLISH, TEXT, english, text
-from experiments.smollm2.results import PARENT, Key, Trained, read_results, score_table, tokens_table, write_results
+from experiments.smollm2.results import (
+    PARENT,
+    Key,
+    Trained,
+    best,
+    rank_table,
+    read_results,
+    score_table,
+    tokens_table,
+    write_results,
+)
+from experiments.smollm2.search import SearchSettings, run_search
+from experiments.smollm2.settings import Length, Rate, Settings
+from experiments.smollm2.tables import kind_table, model_figure, model_table, models
 from experiments.trainings import DATA
 from nas.conversion.parent import Parent, load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
@@ -31,11 +43,12 @@ from nas.corpus.second import second_corpus, second_source
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate, candidate_id
-from nas.recipe.distillation import Trainable
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges, changed
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import ScaleName
+from nas.report.draw import draw_panels, save_figure
 from nas.storage import RUNS, locked
+from nas.study.blocks import BLOCKS_FILE
 from nas.training.batches import validate
 from nas.training.device import Device, on_device, usual_device
 from nas.training.distillation.library import initial_weights
@@ -50,64 +63,6 @@ UNMOVED = 1e-30  # learning rate of the one obligatory step of a training withou
 LIBRARY_BATCH = 4  # sequences of a step of the block library, as in `experiments run smollm2`
 MOST_MORE = 2  # rates that are tried beyond the given ones, while the best is the smallest or largest
 ALL_TEXT = 1 << 40  # tokens: prepares the whole text
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Length:
-    """One column of the table: training tokens and sequences per step; 0 tokens validate the initial weights.
-
-    Attributes:
-        trainable: The part of a placement that is trained; the parent is always trained as a whole.
-        again: Placements that are also trained with a second seed.
-    """
-
-    tokens: int
-    batch: int
-    trainable: Trainable = "changed"
-    again: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
-    """The experiment's YAML.
-
-    Attributes:
-        parent: File or folder of the model in the current folder.
-        placements: Placements to train, by a name for the table.
-        lengths, parent_lengths: Numbers of tokens in the order of their trainings; rates are searched with the first.
-        rates, parent_rates: Learning rates to try, and further ones while the best is the smallest or largest.
-        searched: Names of placements with a search of their own; the others take the last one's best rate.
-        micro_batch: Sequences per forward pass. Smaller batches are not compiled, since each size compiles anew.
-        library_tokens: Tokens on which each replaced sub-layer is first trained alone.
-        scores: File of block scores in `experiments/data`, to compare with trained perplexities.
-        most_s: Seconds after which no training starts that is expected to end later; None for no limit.
-        device: None for a GPU if there is one.
-    """
-
-    parent: str
-    placements: Mapping[str, str]
-    lengths: tuple[Length, ...]
-    parent_lengths: tuple[Length, ...]
-    rates: tuple[float, ...]
-    parent_rates: tuple[float, ...]
-    searched: tuple[str, ...]
-    micro_batch: int
-    seq_len: int = 128
-    validation_tokens: int = 32_768
-    library_tokens: int = 32_768
-    scores: str | None = None
-    most_s: float | None = None
-    device: Device | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("placements", "lengths", "parent_lengths", "rates", "parent_rates", "searched"):
-            if not getattr(self, name):
-                raise UserError(f"`{name}` must not be empty.")
-        names = {*self.searched, *(name for length in self.lengths for name in length.again)}
-        if unknown := names - self.placements.keys():
-            raise UserError(f"`searched` and `again` must name placements, but got {', '.join(sorted(unknown))}.")
-        if self.searched[0] != next(iter(self.placements)):
-            raise UserError(f"the first placement must be the first of `searched`, but got {self.searched[0]!r}.")
 
 
 class Start(NamedTuple):
@@ -125,6 +80,7 @@ class Setting:
     """What all trainings share; `results` and the `speeds` of trainings, in tokens per second, grow."""
 
     settings: Settings
+    source: Parent
     device: Device
     folder: Path
     console: Console
@@ -140,16 +96,36 @@ def run(name: str, settings: Settings, console: Console) -> None:
     since_s = time.perf_counter()
     if not Path(settings.parent).exists():
         raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
-    folder = RUNS / "experiments" / name
+    folder = RUNS / "experiments" / name if settings.output_dir is None else Path(settings.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        source = load_parent(settings.parent)
-        setting = _setting(settings, source, folder, console, since_s)
-        heal(setting, tuned(setting, source))
-        console.print(tokens_table(setting.results))
-        if settings.scores is not None:
-            scores = from_csv((DATA / settings.scores).read_text(encoding="utf-8"), settings.scores)
-            console.print(score_table(setting.results, scores, source.model.architecture))
+        setting = _setting(settings, load_parent(settings.parent), folder, console, since_s)
+        parent = tuned(setting)
+        if "table" in settings.parts:
+            heal(setting, parent)
+            console.print(tokens_table(setting.results))
+            if settings.scores is not None:
+                scores = from_csv((DATA / settings.scores).read_text(encoding="utf-8"), settings.scores)
+                console.print(score_table(setting.results, scores, parent.model.architecture))
+        if settings.search is not None and "search" in settings.parts:
+            rate = _rate_of_search(setting, settings.search)
+            searched = run_search(settings.search, rate, Path(parent.name), folder, console)
+            shown = models(searched)
+            console.print(model_table(shown))
+            written = save_figure(folder / name, draw_panels(model_figure(shown)))
+            console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
+            scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
+            console.print(kind_table(scores))
+            console.print(rank_table(searched.members, scores, parent.model.architecture))
+
+
+def _rate_of_search(setting: Setting, search: SearchSettings) -> float:
+    """Return the best rate of the first placement with the most tokens that a candidate has; the first rate if none."""
+    settings, name = setting.settings, setting.settings.searched[0]
+    known = [one for one in best(setting.results).values() if one.name == name and 0 < one.tokens <= search.tokens]
+    longest = max(known, key=lambda one: one.tokens, default=None)
+    rate = Rate(settings.learning_rate, settings.lengths[0].batch)
+    return (rate if longest is None else Rate(longest.learning_rate, longest.batch)).at(search.batch)
 
 
 def _setting(settings: Settings, source: Parent, folder: Path, console: Console, since_s: float) -> Setting:
@@ -169,6 +145,7 @@ def _setting(settings: Settings, source: Parent, folder: Path, console: Console,
     )
     return Setting(
         settings=settings,
+        source=source,
         device=settings.device or usual_device(),
         folder=folder,
         console=console,
@@ -179,9 +156,9 @@ def _setting(settings: Settings, source: Parent, folder: Path, console: Console,
     )
 
 
-def tuned(setting: Setting, source: Parent) -> Parent:
+def tuned(setting: Setting) -> Parent:
     """Return the model after the training on the text that ends with the lowest perplexity, saved in the folder."""
-    target = setting.folder / "parent"
+    target, source, settings = setting.folder / "parent", setting.source, setting.settings
     if not (target / CHECKSUMS_FILE).exists():  # written last
         least, weights = math.inf, dict[str, Tensor]()
 
@@ -191,62 +168,69 @@ def tuned(setting: Setting, source: Parent) -> Parent:
                 least, weights = perplexity, {n: w.cpu().clone() for n, w in deployed_weights(model).items()}
 
         start = Start(PARENT, source.distillation.placement, source, source.model.weights, None)
-        first, *rest = setting.settings.parent_lengths
-        rate = best_rate(setting, start, first, setting.settings.parent_rates, keep)
-        for length in rest:
-            train(setting, start, length, rate * math.sqrt(length.batch / first.batch), on_model=keep)
+        rate = Rate(settings.parent_rate, settings.parent_lengths[0].batch)
+        for length in settings.parent_lengths:
+            rate = best_rate(setting, start, length, rate, length.factors, keep)
         if not weights:
-            raise UserError("every training of the parent diverged; lower `parent_rates`.")
+            raise UserError("every training of the parent diverged; lower `parent_rate`.")
         write_pretrained(source.model._replace(weights=weights), target)
     return load_parent(str(target))
 
 
 def heal(setting: Setting, parent: Parent) -> None:
     """Train every placement with every length."""
-    settings, teacher = setting.settings, None
-    first, *rest = settings.lengths
-    starts, rates = list[Start](), dict[str, float]()
-    for name, placement in settings.placements.items():
-        since_s = time.perf_counter()
-        library = Length(tokens=1, batch=LIBRARY_BATCH)
-        candidate = candidate_of(setting, parent, placement, library, UNMOVED)
-        teacher = teacher or teacher_of(parent, setting.corpus, candidate.recipe, setting.device)
-        initial = initial_weights(parent, candidate, setting.corpus, device=setting.device)
-        setting.console.print(f"{name}: initial weights in {time.perf_counter() - since_s:.0f} s")
-        starts.append(start := Start(name, placement, parent, initial, teacher))
-        if name in settings.searched:
-            rates[name] = best_rate(setting, start, first, settings.rates)
-        else:
-            rates[name] = list(rates.values())[-1]
-            train(setting, start, first, rates[name])
-    for length in rest:
-        for start in starts:
-            rate = rates[start.name] * math.sqrt(length.batch / first.batch)
-            for seed in range(1 + (start.name in length.again)):
-                train(setting, start, length, rate, seed=seed)
+    settings = setting.settings
+    last = Rate(settings.learning_rate, settings.lengths[0].batch)
+    starts, rates = dict[str, Start](), dict[str, Rate]()
+    for length in settings.lengths:
+        for name, placement in settings.placements.items():
+            if name not in starts:
+                teacher = next(iter(starts.values())).teacher if starts else None
+                starts[name] = _start(setting, name, placement, parent, teacher)
+            is_searched = name in settings.searched
+            factors = length.factors if is_searched else (1.0,)
+            rates[name] = best_rate(setting, starts[name], length, rates.get(name, last), factors)
+            last = rates[name] if is_searched else last
+            if name in length.again:
+                train(setting, starts[name], length, rates[name].at(length.batch), seed=1)
+
+
+def _start(setting: Setting, name: str, placement: str, parent: Parent, teacher: Teacher | None) -> Start:
+    since_s = time.perf_counter()
+    candidate = candidate_of(setting, parent, placement, Length(tokens=1, batch=LIBRARY_BATCH), UNMOVED)
+    teacher = teacher or teacher_of(parent, setting.corpus, candidate.recipe, setting.device)
+    initial = initial_weights(parent, candidate, setting.corpus, device=setting.device)
+    setting.console.print(f"{name}: initial weights in {time.perf_counter() - since_s:.0f} s")
+    return Start(name, placement, parent, initial, teacher)
 
 
 def best_rate(
     setting: Setting,
     start: Start,
     length: Length,
-    rates: Sequence[float],
+    rate: Rate,
+    factors: Sequence[float],
     on_model: Callable[[float, Decoder], None] | None = None,
-) -> float:
-    """Return the best learning rate, of the given ones and a few beyond while the best is at an end."""
+) -> Rate:
+    """Return the best learning rate, of the given factors and a few beyond while the best is at an end.
 
-    def perplexity(rate: float) -> float:
-        trained = train(setting, start, length, rate, on_model=on_model)
+    One factor leaves the rate as it is.
+    """
+
+    def perplexity(factor: float) -> float:
+        trained = train(setting, start, length, factor * rate.at(length.batch), on_model=on_model)
         return math.inf if trained is None else trained.perplexity
 
-    tried = {rate: perplexity(rate) for rate in rates}
+    tried = {factor: perplexity(factor) for factor in factors}
+    if len(tried) == 1:
+        return rate
     for _ in range(MOST_MORE):
-        best = min(tried, key=lambda rate: tried[rate])
-        beyond = 2 * best if best == max(tried) else best / 2
-        if best not in (min(tried), max(tried)) or len(tried) == 1:
+        best_factor = min(tried, key=lambda factor: tried[factor])
+        if best_factor not in (min(tried), max(tried)) or tried[best_factor] == math.inf:
             break
+        beyond = 2 * best_factor if best_factor == max(tried) else best_factor / 2
         tried[beyond] = perplexity(beyond)
-    return min(tried, key=lambda rate: tried[rate])
+    return Rate(min(tried, key=lambda factor: tried[factor]) * rate.at(length.batch), length.batch)
 
 
 def train(

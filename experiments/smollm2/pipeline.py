@@ -17,7 +17,8 @@ from costmodel.errors import UserError
 from experiments.answers import answer_table, private_answers
 from experiments.bars import Figure, figure_table
 from experiments.ranking import spearman
-from experiments.smollm2.corpora import ENGLISH, TEXT, english, text
+from experiments.smollm2.corpora import TEXT, text
+from experiments.smollm2.search import SearchSettings, run_search, small_steps
 from experiments.smollm2.tables import (
     AGAIN,
     ALONE,
@@ -30,11 +31,10 @@ from experiments.smollm2.tables import (
     trained_table,
 )
 from experiments.trainings import Plan, Variant, candidate_of, train_all, training_folder
-from nas.api import Run, Study, load_run
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
 from nas.model.weights import deployed_weights
-from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges
+from nas.recipe.overrides import DistillationChanges, RecipeChanges
 from nas.recipe.recipe import SCALES, ScaleName
 from nas.report.draw import draw_panels, save_figure
 from nas.run.front import picked
@@ -44,7 +44,6 @@ from nas.study.verify_fold import trained_model
 from nas.training.checkpoint import load_latest
 from nas.training.distillation.sub_layers import from_csv
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 BASE = "smollm2-135m"
 SCALE: ScaleName = "parent"
 UNTAUGHT = RecipeChanges(distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0))
@@ -55,7 +54,7 @@ UNMOVED = 1e-30  # learning rate of a training's one obligatory step, which then
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class Settings(SearchSettings):
     """The experiment's YAML.
 
     Attributes:
@@ -70,17 +69,7 @@ class Settings:
 
     parent: str
     own: str
-    space: str
-    protocol: str
-    network: str
-    budget_latency: str
-    budget_comm: str
-    num_trials: int
-    num_proxy_evals: int
-    finalist_seeds: int
     parent_tokens: int
-    tokens: int
-    batch: int
     learning_rate: float
     further_rate: float
     assembled: tuple[str, ...]
@@ -103,7 +92,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         parent = _tuned(settings, folder, console)
-        searched = _searched(settings, parent, folder, console)
+        searched = run_search(settings, settings.learning_rate, parent, folder, console)
         shown = models(searched)
         console.print(model_table(shown))
         written = save_figure(folder / name, draw_panels(model_figure(shown)))
@@ -144,35 +133,9 @@ def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
     return target
 
 
-def _searched(settings: Settings, parent: Path, folder: Path, console: Console) -> Run:
-    place = folder / "search"
-    if (place / "meta.json").exists():
-        return load_run(place).resume(console=console)
-    study = Study(
-        parent=str(parent),
-        space=str(CONFIGS / settings.space),
-        protocol=settings.protocol,
-        network=settings.network,
-        budget_latency=settings.budget_latency,
-        budget_comm=settings.budget_comm,
-        data=str(text(folder / TEXT)),
-        second_eval_data=str(english(folder / ENGLISH)),
-        num_trials=settings.num_trials,
-        num_proxy_evals=settings.num_proxy_evals,
-        tokens=settings.tokens,
-        finalist_seeds=settings.finalist_seeds,
-        recipe=RecipeChanges(scale=_small_steps(settings)),
-    )
-    return study.run(output_dir=place, console=console)
-
-
-def _small_steps(settings: Settings) -> ScaleChanges:
-    return ScaleChanges(batch=settings.batch, micro_batch=settings.batch, learning_rate=settings.learning_rate)
-
-
 def _plan(settings: Settings, parent: Path, folder: Path, picks: Sequence[str]) -> Plan:
     """Return the trainings besides the search; `picks` are placements of members, none for an empty front."""
-    scale = _small_steps(settings)
+    scale = small_steps(settings.batch, settings.learning_rate)
     healing = RecipeChanges(scale=scale)
     unmoved = RecipeChanges(scale=replace(scale, learning_rate=UNMOVED))
     further = replace(UNTAUGHT, scale=replace(scale, learning_rate=settings.further_rate))

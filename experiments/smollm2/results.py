@@ -12,6 +12,7 @@ from costmodel.errors import UserError
 from experiments.bars import table
 from experiments.ranking import spearman
 from experiments.smollm2.tables import score_of
+from nas.run.members import TrainedMember
 from nas.storage import replace_file
 from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.architecture import Architecture
@@ -123,3 +124,12 @@ def score_table(results: Sequence[Trained], scores: BlockScores, base: Architect
         order = "" if len(sums) < 2 else f"{spearman(sums, perplexities):.2f}"
         rows.append((f"{tokens:,} tokens, {part} trained", str(len(sums)), order))
     return table(("Spearman of block scores and perplexities", "placements", ""), rows)
+
+
+def rank_table(members: Sequence[TrainedMember], scores: BlockScores, base: Architecture) -> Table:
+    """Tabulate block scores and trained perplexities of a search, best first, with their rank correlation."""
+    perplexities = {one.first.placement: one.perplexity for one in sorted(members, key=lambda one: one.perplexity)}
+    sums = {placement: score_of(scores, placement, base) for placement in perplexities}
+    rows = [(placement, f"{sums[placement]:.3f}", f"{value:.2f}") for placement, value in perplexities.items()]
+    title = f"Spearman {spearman(sums, perplexities):.2f}" if len(sums) > 1 else None
+    return table(("placement", "block scores, nats", "perplexity"), rows, title=title)
