@@ -13,9 +13,10 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import families, gpu, seconds, smollm2
+from experiments import families, gpu, seconds
 from experiments.papers import run as papers
 from experiments.searchers import benchmark, prior, table
+from experiments.smollm2 import healing, pipeline
 from nas.recipe.recipe import ScaleName
 from nas.training.device import Device
 
@@ -33,7 +34,8 @@ KINDS: dict[str, ModuleType] = {
     "prior": prior,
     "search-benchmark": benchmark,
     "seconds": seconds,
-    "smollm2": smollm2,
+    "smollm2": pipeline,
+    "smollm2-healing": healing,
     "table": table,
 }
 

@@ -1,0 +1,152 @@
+"""Tables and the figure of `experiments run smollm2`."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from rich.table import Table
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Price
+from experiments.bars import table
+from experiments.trainings import Ended, Job
+from nas.api import Run
+from nas.report.panels import LinePanel, PanelFigure, Series
+from nas.run.second import second_perplexity
+from nas.training.distillation.sub_layers import BlockScores, trained_sub_layers
+from search_spaces.architecture import Architecture
+from search_spaces.bases import base_architecture
+from search_spaces.notation import parse
+from search_spaces.pricing import price_architecture
+
+AGAIN, ALONE = "again", "alone"  # variants: a pick with a second seed, and one replaced sub-layer
+
+
+class Shown(NamedTuple):
+    """A model in the table and the figure; `name` is `parent` or its arch_id, `placement` is the folded one."""
+
+    name: str
+    placement: str
+    latency_s: float
+    sent_bytes: float
+    perplexity: float
+    second_perplexity: float | None
+
+
+def models(searched: Run) -> list[Shown]:
+    """Return the folded parent, then the front, cheapest first."""
+    parent, second = searched.parent, searched.meta.second
+    assert parent is not None
+    whole = _price_of(searched, parent.notation)
+    theirs = math.exp(second.parent_loss) if second and second.parent_loss is not None else None
+    shown = [Shown("parent", parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity, theirs)]
+    for member in searched.front:
+        record = member.most_expensive
+        runs_as = record.deployed or record.placement
+        perplexities = member.perplexity, second_perplexity(member)
+        shown.append(Shown(member.arch_id, runs_as, record.latency_s, record.sent_bytes, *perplexities))
+    return shown
+
+
+def _price_of(searched: Run, row: str) -> Price:
+    architecture = parse(row, searched.base).architecture
+    return price_architecture(architecture, searched.pricer, searched.workload, "folded").price
+
+
+def model_table(models: Sequence[Shown]) -> Table:
+    """Tabulate the models with their cost and perplexity relative to the parent's, which comes first."""
+    parent = models[0]
+
+    def beside(value: float | None, parents: float | None) -> str:
+        return "" if value is None or parents is None else f"{value:.2f} ({100 * (value / parents - 1):+.1f} %)"
+
+    rows = [
+        (
+            model.name,
+            f"{format_seconds(model.latency_s)} ({model.latency_s / parent.latency_s:.0%})",
+            f"{format_bytes(model.sent_bytes)} ({model.sent_bytes / parent.sent_bytes:.0%})",
+            beside(model.perplexity, parent.perplexity),
+            beside(model.second_perplexity, parent.second_perplexity),
+            model.placement,
+        )
+        for model in models
+    ]
+    columns = ("model", "seconds", "sent", "perplexity", "on the second corpus", "runs as")
+    return table(columns, rows, title="a token, and what of the parent's it is")
+
+
+def model_figure(models: Sequence[Shown]) -> PanelFigure:
+    """Plot perplexity on both corpora against the cost of a token, as a share of the parent's, which comes first."""
+    parent = models[0]
+    by_axis = {
+        f"bytes of all parties, % of the parent's {format_bytes(parent.sent_bytes)}": [m.sent_bytes for m in models],
+        f"predicted seconds, % of the parent's {format_seconds(parent.latency_s)}": [m.latency_s for m in models],
+    }
+    second = [model.second_perplexity for model in models if model.second_perplexity is not None]
+    by_corpus = {"": [model.perplexity for model in models]}
+    if len(second) == len(models):
+        by_corpus[", on the second corpus"] = second
+
+    def series(values: Sequence[float]) -> Iterator[Series]:
+        shares = tuple(100 * value / values[0] for value in values)
+        for words, perplexities in by_corpus.items():
+            yield Series(f"front{words}", shares[1:], tuple(perplexities[1:]))
+            yield Series(f"parent{words}", shares[:1], tuple(perplexities[:1]))
+
+    panels = (LinePanel("", axis, "perplexity", tuple(series(x))) for axis, x in by_axis.items())
+    return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", tuple(panels))
+
+
+def trained_table(searched: Run, ended: Mapping[Job, Ended]) -> Table:
+    """Tabulate the further trainings, with their cost relative to the parent's and the picks' first seed."""
+    parent = searched.parent
+    assert parent is not None
+    whole = _price_of(searched, parent.notation)
+    first = {member.first.placement: member.first.perplexity for member in searched.front}
+    rows = []
+    for job, end in ended.items():
+        if job.variant != ALONE:
+            price, nats = _price_of(searched, job.row), math.log(end.ranked / parent.perplexity)
+            shares = f"{price.latency_s / whole.latency_s:.0%}", f"{price.sent_bytes / whole.sent_bytes:.0%}"
+            perplexity = f"{end.ranked:.2f}"
+            if job.variant == AGAIN:
+                perplexity += f" (seed 0: {first[job.row]:.2f})"
+            rows.append((job.variant, *shares, perplexity, f"{nats:+.3f}", job.row))
+    columns = ("trained", "seconds", "sent", "perplexity", "nats above the parent", "placement")
+    return table(columns, rows, title="beside the search")
+
+
+def kind_table(scores: BlockScores) -> Table:
+    """Tabulate median block scores by what is replaced, for the first layer and each third of the depth."""
+    num_layers = 1 + max(sub_layer.depth for sub_layer in scores.divergences)
+    thirds = [range(place * num_layers // 3, (place + 1) * num_layers // 3) for place in range(3)]
+    by_kind: dict[tuple[str, str, str], dict[int, float]] = {}
+    for (depth, *kind), value in scores.divergences.items():
+        by_kind.setdefault((kind[0], kind[1], kind[2]), {})[depth] = value
+    rows = [
+        (" ".join(kind), *(f"{median(values[depth] for depth in part):.4f}" for part in (range(1), *thirds)))
+        for kind, values in sorted(by_kind.items())
+        if any(values.values())
+    ]
+    columns = ("block scores, medians in nats", "first layer", "first third", "second", "last")
+    return table(columns, rows)
+
+
+def score_of(scores: BlockScores, row: str, base: Architecture) -> float:
+    """Return the sum of a placement's block scores, nats; a sub-layer without a score counts as the parent's own."""
+    sub_layers = trained_sub_layers(parse(row, base).architecture)
+    return sum(scores.divergences.get(sub_layer, 0.0) for sub_layer in sub_layers)
+
+
+def singles(scores: BlockScores, ended: Mapping[Job, Ended], base: str) -> dict[str, tuple[float, float]]:
+    """Return the block score and the trained perplexity of each single replacement."""
+    alone = [job for job in ended if job.variant == ALONE]
+    return {job.row: (score_of(scores, job.row, base_architecture(base)), ended[job].ranked) for job in alone}
+
+
+def single_table(compared: Mapping[str, tuple[float, float]]) -> Table:
+    """Tabulate the single replacements, best first."""
+    best_first = sorted(compared.items(), key=lambda item: item[1][1])
+    rows = [(row, f"{score:.4f}", f"{perplexity:.3f}") for row, (score, perplexity) in best_first]
+    return table(("one sub-layer replaced", "block score, nats", "perplexity trained"), rows)
