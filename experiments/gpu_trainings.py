@@ -23,7 +23,7 @@ from costmodel.errors import StoppedError
 from experiments.bars import median_ratio
 from experiments.measured import GIB, WARM_UP, Rows, Way, speeds
 from experiments.plain_gpt2 import plain_step
-from experiments.smollm2 import UNTAUGHT
+from experiments.smollm2.pipeline import UNTAUGHT
 from nas.conversion.parent import Parent, load_parent
 from nas.corpus.corpus import Corpus
 from nas.recipe.candidate import Candidate

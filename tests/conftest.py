@@ -59,6 +59,7 @@ GROUPS = {
         "nas/private",
         "nas/conversion/test_families.py",
         "nas/conversion/test_folded_under_the_engine.py",
+        "experiments/test_private_gpu.py",
         "experiments/test_seconds.py",
     ),
     "search": ("nas/test_search.py",),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
@@ -20,13 +20,16 @@ _LENGTH = struct.Struct(">I")
 KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 UNACKNOWLEDGED_MS = 9_000  # likewise, of what was sent
 FAREWELL = "farewell"
+JOINED_BYTES = 1 << 16  # up to which a frame is copied into one piece, to be sent at once
+
+Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
 
 
 class Frame(NamedTuple):
     """header: plain data. blobs: bytes that go with it."""
 
     header: dict[str, Any]
-    blobs: tuple[bytes, ...] = ()
+    blobs: tuple[Blob, ...] = ()
 
 
 class GoneError(ConnectionError):
@@ -44,15 +47,16 @@ class Channel:
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self._connection, self.sent_bytes = connection, 0
 
-    def send(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    def send(self, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
         """Raises GoneError if nobody takes it."""
         head = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
-        data = b"".join([_LENGTH.pack(len(head)), head, *blobs])
+        parts, size = [_LENGTH.pack(len(head)), head, *blobs], _LENGTH.size + len(head) + sum(map(len, blobs))
         try:
-            self._connection.sendall(data)
+            for part in parts if size > JOINED_BYTES else [b"".join(parts)]:
+                self._connection.sendall(part)
         except OSError as error:
             raise GoneError(str(error)) from None
-        self.sent_bytes += len(data)
+        self.sent_bytes += size
 
     def receive(self, timeout_s: float | None = None, max_blob_bytes: float = math.inf) -> Frame:
         """The next frame. Raises GoneError if there is none, or not in time, or one of more bytes beside its header."""
@@ -74,14 +78,14 @@ class Channel:
     def close(self) -> None:
         self._connection.close()
 
-    def _exactly(self, num_bytes: int) -> bytes:
+    def _exactly(self, num_bytes: int) -> bytearray:
         received = bytearray(num_bytes)
         view, have = memoryview(received), 0
         while have < num_bytes:
             if not (got := self._connection.recv_into(view[have:])):
                 raise GoneError("the connection ended")
             have += got
-        return bytes(received)
+        return received
 
 
 class Peers:
@@ -106,12 +110,12 @@ class Peers:
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._channels))
 
-    def send(self, rank: int, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    def send(self, rank: int, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
         """Sends to one of them; that it is gone is the reader's to report."""
         with suppress(GoneError):
             self._channels[rank].send(header, blobs)
 
-    def send_all(self, header: dict[str, Any], blobs: Sequence[bytes] = ()) -> None:
+    def send_all(self, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
         """The same to each."""
         for rank in self:
             self.send(rank, header, blobs)

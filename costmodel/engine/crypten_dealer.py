@@ -22,7 +22,8 @@ import numpy as np
 import torch
 from torch import Size, Tensor
 
-from costmodel.engine.channel import Peers
+from costmodel.engine.channel import Blob, Peers
+from costmodel.engine.crypten_cuda import CardDraws, Place
 from costmodel.engine.runtime import Traffic
 from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
 
@@ -36,6 +37,8 @@ Product: TypeAlias = tuple[str, tuple[Sequence[int], ...]]  # its kind, and the 
 class Draws:
     """Random words from a seed, the same wherever the seed is. Source: FIPS 202, SHAKE-128, a call for each draw."""
 
+    device = torch.device("cpu")
+
     def __init__(self, seed: bytes) -> None:
         self.seed, self.num_draws = seed, 0
 
@@ -44,6 +47,21 @@ class Draws:
         self.num_draws += 1
         digest = hashlib.shake_128(self.seed + self.num_draws.to_bytes(8, "big")).digest(8 * prod(shape))
         return torch.frombuffer(bytearray(digest), dtype=torch.int64).reshape(tuple(shape))
+
+
+def draws_at(place: Place, seed: Blob) -> Draws | CardDraws:
+    """The draws of a seed, which depend on what kind of place all are at."""
+    return CardDraws(bytes(seed), place.device) if place.as_on_card else Draws(bytes(seed))
+
+
+def to_blob(tensor: Tensor) -> Blob:
+    """A tensor of integers as bytes, to travel."""
+    return tensor.contiguous().cpu().numpy().reshape(-1).view(np.uint8).data
+
+
+def from_blob(blob: Blob, shape: Sequence[int], device: torch.device) -> Tensor:
+    """The tensor that `to_blob` gave."""
+    return torch.frombuffer(blob, dtype=torch.int64).reshape(tuple(shape)).to(device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +130,9 @@ def _binary(share: Tensor) -> Any:
 class Masks(Provider):
     """A party's, from its seed and what the dealer sends the client."""
 
-    def __init__(self, rank: int, seed: bytes, peers: Peers) -> None:
-        self.rank, self.draws, self.peers = rank, Draws(seed), peers
-        self.dealt: deque[bytes] = deque()
+    def __init__(self, rank: int, draws: Draws | CardDraws, peers: Peers) -> None:
+        self.rank, self.draws, self.peers = rank, draws, peers
+        self.dealt: deque[Blob] = deque()
 
     def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
         masks, shape = [self.draws(shape) for shape in shapes], result_shape(kind, shapes)
@@ -122,7 +140,7 @@ class Masks(Provider):
             return [*masks, self.draws(shape)]
         if not self.dealt:
             self.dealt.extend(self.peers.receive(DEALER).blobs)
-        return [*masks, torch.frombuffer(bytearray(self.dealt.popleft()), dtype=torch.int64).reshape(tuple(shape))]
+        return [*masks, from_blob(self.dealt.popleft(), shape, self.draws.device)]
 
     def next_op(self) -> None:
         """Tells the dealer, who is some ops ahead."""
@@ -134,21 +152,23 @@ class Masks(Provider):
 class Zeros(Provider):
     """Masks of 0, of which it notes which are asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.products: list[Product] = []
 
     def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
         self.products.append((kind, shapes))
-        return [torch.zeros(tuple(shape), dtype=torch.int64) for shape in (*shapes, result_shape(kind, shapes))]
+        made = (*shapes, result_shape(kind, shapes))
+        return [torch.zeros(tuple(shape), dtype=torch.int64, device=self.device) for shape in made]
 
 
 class Dealer:
     """It draws what both parties draw, in the same order."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, place: Place, peers: Peers) -> None:
         self.peers, self.ahead = peers, 0
         seeds = [os.urandom(SEED_BYTES) for _ in range(NUM_PARTIES)]
-        self.draws = [Draws(seed) for seed in seeds]
+        self.draws = [draws_at(place, seed) for seed in seeds]
         for rank, seed in enumerate(seeds):
             peers.send(rank, {"kind": "seed"}, [seed])
 
@@ -169,8 +189,8 @@ class Dealer:
             self.peers.receive(CLIENT)
         self.ahead = 0
 
-    def _corrected(self, correlation: Correlation, shapes: Sequence[Sequence[int]]) -> bytes:
+    def _corrected(self, correlation: Correlation, shapes: Sequence[Sequence[int]]) -> Blob:
         first, second = self.draws
         masks = [correlation.opened(first(shape), second(shape)) for shape in shapes]
         result = correlation.function(*masks)
-        return correlation.corrected(result, second(result.shape)).contiguous().numpy().tobytes()
+        return to_blob(correlation.corrected(result, second(result.shape)))

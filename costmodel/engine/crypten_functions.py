@@ -78,9 +78,10 @@ def inverse_root(x: Any) -> Any:
 def _by_interval(x: Any, powers: range, guess: Callable[[int], float]) -> Any:
     """The guess of k where x is from 4^(k-1) to 4^k, which bits of comparisons choose."""
     guesses = np.array([guess(power) for power in (*powers, powers[-1] + 1)])
-    ends = torch.tensor([4.0**power for power in powers]).reshape(-1, *[1] * x.dim())
+    device = x.share.device
+    ends = torch.tensor([4.0**power for power in powers], device=device).reshape(-1, *[1] * x.dim())
     below = (type(x).stack([x] * len(powers)) - ends)._ltz()
-    steps = torch.tensor(np.rint((guesses[:-1] - guesses[1:]) * x.encoder.scale), dtype=torch.int64)
+    steps = torch.tensor(np.rint((guesses[:-1] - guesses[1:]) * x.encoder.scale), dtype=torch.int64, device=device)
     return type(x).from_shares((below.share * steps.reshape(ends.shape)).sum(0)) + float(guesses[-1])
 
 

@@ -9,6 +9,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from io import BytesIO
 from types import ModuleType
 from typing import Any
@@ -20,25 +21,41 @@ from torch import Tensor
 from costmodel import ops
 from costmodel.engine import crypten_functions
 from costmodel.engine.assignment import CLIENT, Assignment
-from costmodel.engine.channel import Peers
-from costmodel.engine.crypten_dealer import Dealer, Masks, Product, Zeros
+from costmodel.engine.channel import Blob, Peers
+from costmodel.engine.crypten_cuda import ExactProducts, UnwrappedLong, place_of, require_room
+from costmodel.engine.crypten_dealer import Dealer, Masks, Product, Zeros, draws_at, from_blob, to_blob
 from costmodel.engine.plan import variables
 from costmodel.engine.programs import operand_shapes, weight_variables
 from costmodel.engine.runtime import Runtime, Traffic
 from costmodel.execution.op_functions import FUNCTIONS, GELU_FORMS, Array, Library
 from costmodel.ops import Node, Op, OpGraph
+from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
 
 
 def imported_crypten() -> Any:
-    """CrypTen without its converter of ONNX, which imports what torch has no longer, and which nothing here needs."""
+    """CrypTen without its converter of ONNX, which imports what torch has no longer, and which nothing here needs.
+
+    Its integers on a card are plain tensors, and its shares of 0 are 0: both parties know the seeds of theirs.
+    """
     converter = ModuleType("crypten.nn.onnx_converter")
     names = ("from_onnx", "from_pytorch", "from_tensorflow", "TF_AND_TF2ONNX")
     vars(converter).update(dict.fromkeys(names))
     sys.modules.setdefault(converter.__name__, converter)
+    cuda = ModuleType("crypten.cuda")
+    vars(cuda).update(CUDALongTensor=UnwrappedLong)
+    sys.modules.setdefault(cuda.__name__, cuda)
     import crypten
+    from crypten.mpc.primitives import ArithmeticSharedTensor, BinarySharedTensor
+
+    for kind in (ArithmeticSharedTensor, BinarySharedTensor):
+        kind.PRZS = functools.partial(_shares_of_zero, kind)
 
     return crypten
+
+
+def _shares_of_zero(kind: Any, size: Sequence[int], device: torch.device | None = None) -> Any:
+    return kind.from_shares(torch.zeros(tuple(size), dtype=torch.int64, device=device))
 
 
 class Secret:
@@ -77,41 +94,44 @@ class Secret:
     def masked(self, mask: Tensor) -> "Secret":
         """Times public bits, which is exact."""
         masked = self.tensor.clone()
-        masked.share = masked.share * mask
+        masked.share = masked.share * mask.to(masked.share.device)
         return Secret(masked)
 
     def __neg__(self) -> "Secret":
         return Secret(-self.tensor)
 
     def __add__(self, other: Any) -> "Secret":
-        return Secret(self.tensor + _raw(other))
+        return Secret(self.tensor + self._raw(other))
 
     def __sub__(self, other: Any) -> "Secret":
-        return Secret(self.tensor - _raw(other))
+        return Secret(self.tensor - self._raw(other))
 
     def __mul__(self, other: Any) -> "Secret":
         """A public 1/n is rounded in few bits; division by n is not."""
         if isinstance(other, float) and other and abs((divisor := 1 / other) - round(divisor)) < 1e-9:
             return Secret(self.tensor.div(round(divisor)))
-        return Secret(self.tensor * _raw(other))
+        return Secret(self.tensor * self._raw(other))
 
     def __rtruediv__(self, numerator: int) -> "Secret":
         """The functions of ops divide by what is positive alone."""
         return Secret(crypten_functions.reciprocal(self.tensor)) * numerator
 
     def __lt__(self, other: Any) -> "Secret":
-        return Secret(self.tensor < _raw(other))
+        return Secret(self.tensor < self._raw(other))
 
     def __eq__(self, other: Any) -> "Secret":  # type: ignore[override]
-        return Secret(self.tensor.eq(_raw(other)))
+        return Secret(self.tensor.eq(self._raw(other)))
 
     __radd__, __rmul__ = __add__, __mul__
 
+    def matmul(self, right: Any) -> "Secret":
+        return Secret(self.tensor.matmul(self._raw(right)))
 
-def _raw(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return torch.tensor(value, dtype=torch.float64)
-    return value.tensor if isinstance(value, Secret) else value
+    def _raw(self, value: Any) -> Any:
+        """What CrypTen takes beside this tensor."""
+        if isinstance(value, np.ndarray):
+            return torch.tensor(value, dtype=torch.float64, device=self.tensor.share.device)
+        return value.tensor if isinstance(value, Secret) else value
 
 
 class SecretNumpy:
@@ -125,8 +145,8 @@ class SecretNumpy:
     @staticmethod
     def matmul(left: Array, right: Array) -> Array:
         if isinstance(left, Secret):
-            return Secret(left.tensor.matmul(_raw(right)))
-        return Secret(right.tensor.transpose(0, 1).matmul(_raw(left.T)).transpose(0, 1))
+            return left.matmul(right)
+        return right.transpose(1, 0).matmul(left.T).transpose(1, 0)
 
     @staticmethod
     def maximum(source: Secret, least: float) -> Secret:
@@ -156,7 +176,8 @@ class SecretNumpy:
 
     @staticmethod
     def repeat(source: Secret, times: int, axis: int) -> Secret:
-        return Secret(source.tensor.index_select(axis, torch.arange(source.shape[axis]).repeat_interleave(times)))
+        every = torch.arange(source.shape[axis], device=source.tensor.share.device)
+        return Secret(source.tensor.index_select(axis, every.repeat_interleave(times)))
 
 
 def _logistic(op: Any, library: Library, weights: Any, source: Secret) -> Secret:
@@ -199,13 +220,13 @@ class Link(Alone):
 
     def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
         own: list[Tensor] = input if batched else [input]
-        blobs = [tensor.contiguous().numpy().tobytes() for tensor in own]
+        blobs = list(map(to_blob, own))
         self.peers.send(NUM_PARTIES - 1 - self.rank, {"kind": "opened"}, blobs)
         self.sent_bytes, self.messages = self.sent_bytes + sum(map(len, blobs)), self.messages + 1
         others = self.peers.receive(NUM_PARTIES - 1 - self.rank).blobs
         is_sum, results = op == torch.distributed.ReduceOp.SUM, []
         for tensor, blob in zip(own, others, strict=True):
-            other = torch.frombuffer(bytearray(blob), dtype=torch.int64).reshape(tensor.shape)
+            other = from_blob(blob, tensor.shape, tensor.device)
             results.append(other.add_(tensor) if is_sum else other.bitwise_xor_(tensor))
         return results if batched else results[0]
 
@@ -215,6 +236,10 @@ class CryptenRuntime(Runtime):
 
     def __init__(self, assignment: Assignment, peers: Peers) -> None:
         self.rank, self.peers, self.setting = assignment.rank, peers, assignment.setting
+        assert isinstance(self.setting, CryptenSetting)
+        self.place = place_of(self.setting.device, self.rank)
+        self.on_machine = len(assignment.addresses) if isinstance(assignment.addresses[0], str) else 1  # processes
+        self.products_of = ExactProducts if self.place.as_on_card else nullcontext
         self.crypten = imported_crypten()
         self.crypten.cfg.encoder.precision_bits = self.setting.fraction_bits
         self.link = Link(self.rank, peers)
@@ -244,7 +269,7 @@ class CryptenRuntime(Runtime):
         np.save(buffer := BytesIO(), share, allow_pickle=False)
         return [buffer.getvalue()]
 
-    def unpacked(self, parts: Sequence[bytes]) -> Any:
+    def unpacked(self, parts: Sequence[Blob]) -> Any:
         return np.load(BytesIO(parts[0]), allow_pickle=False)
 
     def opened(self, shares: Sequence[Any]) -> Array:
@@ -252,20 +277,18 @@ class CryptenRuntime(Runtime):
         return (first + second) * 2.0**-self.setting.fraction_bits
 
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
+        require_room(steps, self.place, self.on_machine)
         self.pasts = [variables(graph) if step else {} for step, graph in enumerate(steps)]
 
     def connect(self) -> None:
         """The dealer's seeds are the only secrets of a party beside its shares."""
         torch.set_num_threads(self.setting.threads)
-        for name, number in {"prev": self.rank, "next": 1 - self.rank}.items():
-            # shares of 0 of two parties are known to both, so that they hide nothing, whatever they are drawn from
-            self.crypten.generators[name][torch.device("cpu")] = torch.Generator().manual_seed(number)
         if self.rank == DEALER:
-            self.dealer = Dealer(self.peers)
+            self.dealer = Dealer(self.place, self.peers)
             self.crypten.communicator.get = Alone
             return
         (seed,) = self.peers.receive(DEALER).blobs
-        self.masks = self._provide(Masks(self.rank, seed, self.peers))
+        self.masks = self._provide(Masks(self.rank, draws_at(self.place, seed), self.peers))
         self.crypten.communicator.get = lambda: self.link
 
     def _provide(self, provider: Any) -> Any:
@@ -278,14 +301,17 @@ class CryptenRuntime(Runtime):
     def _held(self, value: Array) -> Any:
         """Numbers that all parties see, or a share."""
         is_public = value.dtype == np.float64
-        return value if is_public else Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value)))
+        if is_public:
+            return value
+        return Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value).to(self.place.device)))
 
     def start(self) -> None:
         """Nothing is done once."""
 
     def run(self, step: int, index: int, node: Node) -> None:
         if self.dealer is not None:
-            self.done.append(self.dealer.deal(self._products(node)))
+            with self.products_of():
+                self.done.append(self.dealer.deal(self._products(node)))
             return
         assert self.masks is not None
         self.link.sent_bytes = self.link.messages = 0
@@ -296,13 +322,13 @@ class CryptenRuntime(Runtime):
         self.done.append(Traffic(self.link.sent_bytes, self.link.messages, self.link.messages))
 
     def _evaluated(self, op: Op, weights: Mapping[str, Any], sources: Sequence[Any]) -> Any:
-        with self.crypten.no_grad():
+        with self.crypten.no_grad(), self.products_of():
             return self.functions[type(op)](op, self.library, weights, *sources)
 
     def _products(self, node: Node) -> list[Product]:
         """Those that an op takes: what it asks for when it is run on zeros."""
         if node.op not in self.products:
-            zeros = self._provide(Zeros())
+            zeros = self._provide(Zeros(self.place.device))
             blank = {name: np.zeros(shape) for name, shape in operand_shapes(node).items()}
             weights = {name: self._held(self.shares(value, node.op)[0]) for name, value in blank.items()}
             if not node.op.is_local:
@@ -312,7 +338,7 @@ class CryptenRuntime(Runtime):
         return self.products[node.op]
 
     def share(self, variable: str) -> Any:
-        return None if self.rank == DEALER else self.known[variable].tensor.share.numpy()
+        return None if self.rank == DEALER else self.known[variable].tensor.share.cpu().numpy()
 
     def drop(self, variable: str) -> None:
         self.known.pop(variable, None)
@@ -323,6 +349,11 @@ class CryptenRuntime(Runtime):
         if self.dealer is not None:
             self.dealer.end_step()
         return done
+
+    def peak_bytes(self) -> int | None:
+        """Of the card, the most since the party began."""
+        on_card = self.place.device.type == "cuda"
+        return torch.cuda.max_memory_allocated(self.place.device) if on_card else super().peak_bytes()
 
     def stop(self) -> None:
         self.known.clear()

@@ -92,7 +92,7 @@ class Party:
             memory.reset_peak()
             start_s = time.monotonic()
             self.runtime.run(step, index, node)
-            times.append((start_s, time.monotonic(), memory.peak_bytes()))
+            times.append((start_s, time.monotonic(), self.runtime.peak_bytes()))
             for name in self.spent[step][node.name]:
                 self.runtime.drop(name)
         logits = self.runtime.share(nodes[-1].name)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from costmodel import ops
+from costmodel.engine.channel import Blob
 from costmodel.engine.plan import variables
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Weights
@@ -179,9 +180,9 @@ def to_blobs(compiled: Compiled) -> list[bytes]:
     return [json.dumps(table).encode(), *codes]
 
 
-def from_blobs(blobs: Sequence[bytes]) -> Compiled:
+def from_blobs(blobs: Sequence[Blob]) -> Compiled:
     """Reads what `to_blobs` gave."""
-    table, codes = json.loads(blobs[0]), blobs[1:]
+    table, codes = json.loads(bytes(blobs[0])), list(map(bytes, blobs[1:]))
 
     def program(name: str, inputs: list[str], output: str, code: int) -> Program:
         return Program(name=name, inputs=tuple(inputs), output=output, code=codes[code])

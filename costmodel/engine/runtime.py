@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from costmodel.engine import memory
+from costmodel.engine.channel import Blob
 from costmodel.execution.op_functions import Array
 from costmodel.ops import Node, Op, OpGraph
 
@@ -28,7 +30,7 @@ class Runtime(ABC):
         """A share as bytes, to travel."""
 
     @abstractmethod
-    def unpacked(self, parts: Sequence[bytes]) -> Any:
+    def unpacked(self, parts: Sequence[Blob]) -> Any:
         """The share that `packed` gave."""
 
     @abstractmethod
@@ -66,6 +68,10 @@ class Runtime(ABC):
     @abstractmethod
     def traffic(self, num_ops: int) -> list[Traffic]:
         """What it sent in each of the last so many ops."""
+
+    def peak_bytes(self) -> int | None:
+        """The most memory that it held in the last op; None where that is not known."""
+        return memory.peak_bytes()
 
     @abstractmethod
     def stop(self) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.engine.assignment import CLIENT, Assignment
-from costmodel.engine.channel import Peers
+from costmodel.engine.channel import Blob, Peers
 from costmodel.engine.children import PROGRESS
 from costmodel.engine.programs import Compiled, compile_steps, from_blobs, operand_visibility, to_blobs
 from costmodel.engine.runtime import Runtime, Traffic
@@ -79,8 +79,8 @@ class SpuRuntime(Runtime):
     def packed(self, share: Any) -> list[bytes]:
         return packed(share)
 
-    def unpacked(self, parts: Sequence[bytes]) -> Any:
-        return unpacked(parts)
+    def unpacked(self, parts: Sequence[Blob]) -> Any:
+        return unpacked(list(map(bytes, parts)))
 
     def opened(self, shares: Sequence[Any]) -> Array:
         return reconstruct(self.protocol, self.setting, shares)

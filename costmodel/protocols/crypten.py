@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from costmodel import ops
 from costmodel.errors import UnpricedOpError, UserError
@@ -62,6 +62,7 @@ class CryptenSetting:
     """Numbers modulo 2^64 with so many bits after the point, of a model whose weights are secret-shared.
 
     fraction_bits: 16, `precision_bits` of its configs/default.yaml.
+    device: what parties compute on; `emulated` computes on the CPU as a card does, for tests.
 
     Raises UserError for another ring, a fraction that it cannot encode, or weights that one party holds.
     """
@@ -73,6 +74,7 @@ class CryptenSetting:
     ring_bits: int = RING_BITS
     fraction_bits: int = 16
     weights: Holder = "secret"
+    device: Literal["cpu", "cuda", "emulated"] = "cpu"
 
     @property
     def of_first_run(self) -> "CryptenSetting":

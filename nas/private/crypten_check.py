@@ -69,7 +69,7 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
     choices = FRACTION_BITS if fraction_bits is None else (fraction_bits,)
     for bits in choices:
         if total * 2.0 ** (2 * bits - 64) <= MOST_WRONG:
-            return replace(setup, setting=CryptenSetting(fraction_bits=bits))
+            return replace(setup, setting=replace(setup.setting, fraction_bits=bits))
     worst = max(reaches, key=lambda name: reaches[name].truncated)
     length, wrong = min(NUM_TOKENS, setup.model.architecture.context), total * 2.0 ** (2 * choices[-1] - 64)
     raise UserError(

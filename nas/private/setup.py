@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine.assignment import CLIENT, RUN, Assignment, holds, ranks, role
+from costmodel.engine.crypten_cuda import check_device
 from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.plan import GraphOf, Plan, graphs
 from costmodel.engine.predicted import Prediction, predictions
@@ -94,6 +95,7 @@ def resolve_setup(
     weight_masks: WeightMasks = "fresh",
     ring_bits: int = 64,
     fraction_bits: int | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
     network: str | None = None,
     bandwidth: str | None = None,
     rtt: str | None = None,
@@ -114,6 +116,7 @@ def resolve_setup(
         ring_bits: bits of a secret-shared integer.
         fraction_bits: bits after the binary point; by default 18 in a ring of 64 bits, 8 in 32, 26 in 128, or 16 under
             crypten.
+        device: of protocol crypten, cpu, or cuda for parties on GPUs: one each, or all on the one that there is.
         network: predict seconds on this network, named or a .yaml file, instead of loopback.
         bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
         rtt: of that network, with a unit, such as 4ms, instead of its own.
@@ -128,7 +131,7 @@ def resolve_setup(
     if protocol not in RUN:
         known = ", ".join(RUN)
         raise UserError(f"no engine of private answers runs protocol {protocol!r}; choose one of {known}.")
-    setting = _setting(protocol, ring_bits, fraction_bits, weights, weight_masks)
+    setting = _setting(protocol, ring_bits, fraction_bits, weights, weight_masks, device)
     if (public_layers is None and client_layers is None) != (public_checkpoint is None):
         raise UserError(
             "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
@@ -155,7 +158,12 @@ def resolve_setup(
 
 
 def _setting(
-    protocol: str, ring_bits: int, fraction_bits: int | None, weights: Holder, weight_masks: WeightMasks
+    protocol: str,
+    ring_bits: int,
+    fraction_bits: int | None,
+    weights: Holder,
+    weight_masks: WeightMasks,
+    device: Literal["cpu", "cuda"],
 ) -> RunSetting:
     """Raises UserError for what the protocol does not have."""
     if protocol == "crypten":
@@ -163,8 +171,11 @@ def _setting(
             raise UserError(
                 f"`weight_masks` must be fresh under protocol crypten, but got {weight_masks}; leave it out."
             )
+        check_device(device)
         given = {} if fraction_bits is None else {"fraction_bits": fraction_bits}
-        return CryptenSetting(ring_bits=ring_bits, weights=weights, **given)
+        return CryptenSetting(ring_bits=ring_bits, weights=weights, device=device, **given)
+    if device != "cpu":
+        raise UserError(f"--device must be cpu under protocol {protocol}, but got {device}; choose protocol crypten.")
     fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
     setting = EngineSetting(ring_bits=ring_bits, fraction_bits=fraction, weights=weights, weight_masks=weight_masks)
     check_setting(protocol, setting)
@@ -184,7 +195,8 @@ def describe_setting(setting: RunSetting) -> str:
     """The numbers of a setting, and what is not usual about it."""
     weights = ", weights held by the server alone" if setting.weights == "server" else ""
     masks = ", masks of weights kept" if setting.weight_masks == "kept" else ""
-    return f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction{weights}{masks}"
+    on_card = ", on a GPU" if getattr(setting, "device", "cpu") == "cuda" else ""
+    return f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction{weights}{masks}{on_card}"
 
 
 def trust_lines(setup: Setup) -> list[str]:
@@ -222,6 +234,7 @@ def setup_document(setup: Setup) -> dict[str, Any]:
             "fraction_bits": setting.fraction_bits,
             "weights": setting.weights,
             "weight_masks": setting.weight_masks,
+            "device": getattr(setting, "device", "cpu"),
             "public_layers": setup.public_layers,
             "client_layers": setup.client_layers,
         },

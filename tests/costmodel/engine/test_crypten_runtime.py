@@ -2,6 +2,7 @@
 
 import hashlib
 import time
+from dataclasses import replace
 from threading import Thread
 
 import numpy as np
@@ -30,7 +31,9 @@ def crypten_client(decoder, weights):
 
 
 @pytest.mark.needs_crypten
-def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(crypten_client, weights):
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(crypten_client, weights, device):
+    crypten_client = replace(crypten_client, setting=CryptenSetting(device=device))
     steps = graphs(crypten_client.graph_of, crypten_client.plan)
     expected = predictions(steps, "crypten", crypten_client.setting, "loopback")
     with on_this_machine(crypten_client) as (session, ready):

@@ -190,6 +190,7 @@ def test_killing_one_command_ends_the_other(export, killed, peers):
         ("--prompt v --weights server", "`weights` must be secret under protocol crypten"),
         ("--prompt v --fraction-bits 24", "in 24 tokens would be wrong, most in logits, where"),
         ("--party 3 --peers a:1,b:3,c:5", "--party must be from 0 to 2 under crypten, but got 3"),
+        ("--prompt v --device cuda", "--device cuda needs a GPU with CUDA, but torch"),
         ("--party 2 --peers a:1,b:3,c:5", "peers on other machines, such as a, since they are not encrypted; set up a"),
         ("--party 2 --peers localhost:1,127.0.0.2:3", "--peers must be 3 comma-separated HOST:PORT"),
         (
@@ -220,6 +221,10 @@ def test_bad_input_under_crypten_is_one_line(run, export, args, line):
             "no engine of private answers runs protocol 'sigma'; choose one of semi2k, aby3",
         ),
         ("--prompt v --ring-bits 32", "`ring_bits` must be at least 64"),
+        (
+            "--prompt v --device cuda",
+            "--device must be cpu under protocol semi2k, but got cuda; choose protocol crypten",
+        ),
         ("--prompt " + "v" * 30, "must fit into the context of 24 tokens"),
         ("--prompt v --wait soon", "--wait must be a positive number with a unit"),
     ],

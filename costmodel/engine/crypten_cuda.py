@@ -1,0 +1,189 @@
+"""Parties of CrypTen on graphics cards: what a card lacks for their numbers, and how much of its memory they take.
+
+CUDA multiplies no matrices of 64-bit integers, so that products are exact ones of floating-point numbers here. CrypTen
+has its own (`CUDALongTensor`), as a class around tensors that lacks some of their functions; here tensors stay tensors,
+and it takes 6 products rather than 10. A card cannot draw masks from SHAKE-128 in useful time, so that they are a key
+stream of ChaCha20. Everything but the kernels also runs on a CPU, as setting `emulated`.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from costmodel.config.units import format_bytes
+from costmodel.engine.programs import operands
+from costmodel.errors import UserError
+from costmodel.execution.memory import last_readers
+from costmodel.ops import OpGraph, output_shapes
+
+DIGIT_BITS, NUM_DIGITS = 22, 3
+LONGEST = 2048  # products of digits, each at most 2^42, whose sum is exact in the 53 bits of a double
+BLOCK_BYTES = 64  # of ChaCha20
+BLOCKS = {"cuda": 1 << 19, "cpu": 1 << 10}  # made at once: a card is slow at little work
+CONSTANTS = b"expand 32-byte k"
+WORD_BYTES = 8
+PROCESS_BYTES = 1 << 30  # of a card, that a process takes by itself: CUDA's context, and masks made ahead
+COPIES = 16  # of what an op reads and writes: masks, opened numbers, digits, levels of a comparison
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Where a party computes. as_on_card: whether products and masks are those of a card."""
+
+    device: torch.device
+    as_on_card: bool
+
+
+def place_of(device: str, rank: int) -> Place:
+    """The place of a party by its setting. Parties of a machine with several cards take one each, by rank.
+
+    Raises UserError as `check_device`.
+    """
+    check_device(device)
+    if device == "cuda":
+        return Place(device=torch.device("cuda", rank % torch.cuda.device_count()), as_on_card=True)
+    return Place(device=torch.device("cpu"), as_on_card=device == "emulated")
+
+
+def exact_matmul(left: Tensor, right: Tensor) -> Tensor:
+    """The product of matrices of integers modulo 2^64, of exact products of doubles.
+
+    A number is three digits to base 2^22 from -2^21 to 2^21; of products of digits those below 2^64 count.
+    """
+    shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
+    total = torch.zeros(shape, dtype=torch.int64, device=left.device)
+    for start in range(0, left.shape[-1], LONGEST):
+        lefts = _digits(left[..., start : start + LONGEST])
+        rights = _digits(right[..., start : start + LONGEST, :])
+        for i in range(NUM_DIGITS):
+            for j in range(NUM_DIGITS - i):
+                total += torch.matmul(lefts[i], rights[j]).long() << DIGIT_BITS * (i + j)
+    return total
+
+
+def _digits(numbers: Tensor) -> list[Tensor]:
+    """Doubles, the lowest digit first. The last is right modulo 2^20, which is what counts of it."""
+    digits, half = [], 1 << DIGIT_BITS - 1
+    for _ in range(NUM_DIGITS - 1):
+        digit = ((numbers + half) & (1 << DIGIT_BITS) - 1) - half
+        digits.append(digit.double())
+        numbers = (numbers - digit) >> DIGIT_BITS
+    return [*digits, numbers.double()]
+
+
+class ExactProducts(TorchFunctionMode):
+    """Within it, matrix products of integers are those of `exact_matmul`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.matmul, Tensor.matmul, Tensor.__matmul__) and args[0].dtype == torch.int64:
+            return exact_matmul(*args)
+        return func(*args, **(kwargs or {}))
+
+
+class UnwrappedLong:
+    """In place of CrypTen's wrapper of integers on a card, which are plain tensors here."""
+
+    cat, stack = staticmethod(torch.cat), staticmethod(torch.stack)
+
+    def __new__(cls, tensor: Tensor) -> Any:
+        return tensor
+
+
+class CardDraws:
+    """Random words from a seed of 256 bits, made on a card: the key stream of ChaCha20, whatever is made at once.
+
+    Source: RFC 8439, section 2.3, with Bernstein's counter of 64 bits and no nonce: a seed serves one session.
+    """
+
+    def __init__(self, seed: bytes, device: torch.device) -> None:
+        self.device, self.counter, self.num_blocks = device, 0, BLOCKS[device.type]
+        words = struct.unpack("<12i", CONSTANTS + seed)
+        self.rows = torch.tensor(words, dtype=torch.int32, device=device).reshape(3, 4, 1)
+        self.left = torch.empty(0, dtype=torch.int64, device=device)
+
+    def __call__(self, shape: Sequence[int]) -> Tensor:
+        """Integers of 64 bits."""
+        missing, parts = prod(shape), list[Tensor]()
+        while missing > len(self.left):
+            parts.append(self.left)
+            missing -= len(self.left)
+            self.left = self._next_blocks()
+        parts.append(self.left[:missing])
+        self.left = self.left[missing:]
+        return torch.cat(parts).reshape(tuple(shape))
+
+    def _next_blocks(self) -> Tensor:
+        numbers = torch.arange(self.counter, self.counter + self.num_blocks, device=self.device)
+        self.counter += self.num_blocks
+        counters = torch.stack((numbers, numbers >> 32, *[torch.zeros_like(numbers)] * 2)).int()
+        first = [*(row.expand(4, self.num_blocks) for row in self.rows), counters]  # each 4 words x blocks
+        a, b, c, d = (row.clone() for row in first)
+        for _ in range(10):
+            b, d = _quarter_rounds(a, b, c, d)  # of columns
+            b, c, d = b.roll(-1, 0), c.roll(-2, 0), d.roll(-3, 0)
+            b, d = _quarter_rounds(a, b, c, d)  # of diagonals
+            b, c, d = b.roll(1, 0), c.roll(2, 0), d.roll(3, 0)
+        words = torch.cat([row + last for row, last in zip(first, (a, b, c, d), strict=True)])
+        return words.t().contiguous().view(torch.int64).flatten()  # block after block
+
+
+def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
+    """Four at once, one a word of the rows. It changes a and c, and returns the new b and d."""
+    for rotate_d, rotate_b in ((16, 12), (8, 7)):
+        a += b
+        d = _rotated(d ^ a, rotate_d)
+        c += d
+        b = _rotated(b ^ c, rotate_b)
+    return b, d
+
+
+def _rotated(words: Tensor, num_bits: int) -> Tensor:
+    return (words << num_bits) | ((words >> 32 - num_bits) & (1 << num_bits) - 1)
+
+
+def check_device(device: str) -> None:
+    """Raises UserError if the setting asks for a card, and torch finds none here."""
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"--device cuda needs a GPU with CUDA, but torch {torch.__version__} finds none; leave it out.")
+
+
+def require_room(steps: Iterable[OpGraph], place: Place, num_processes: int) -> None:
+    """Raises UserError if parties of a session would take more memory than their card has.
+
+    num_processes: parties of this machine, the dealer included.
+    """
+    if place.device.type != "cuda":
+        return
+    sharing = -(-num_processes // torch.cuda.device_count())
+    needed = sharing * card_bytes(tuple(steps))
+    if needed > (have := torch.cuda.get_device_properties(place.device).total_memory):
+        raise UserError(
+            f"a card must have {format_bytes(needed)} for {sharing} of the parties, but {place.device} has "
+            f"{format_bytes(have)}; leave --device out, or shorten the prompt."
+        )
+
+
+def card_bytes(steps: Sequence[OpGraph]) -> int:
+    """The most memory of a card that a party takes: shares, and several copies of what its largest op works on."""
+    held = sum(prod(operand.shape) for operand in operands(steps))
+    return PROCESS_BYTES + WORD_BYTES * (held + max(map(_working_elements, steps)))
+
+
+def _working_elements(graph: OpGraph) -> int:
+    sizes = {name: prod(shape) for name, shape in output_shapes(graph).items()}
+    spent, alive, most = last_readers(graph.nodes), 0, 0
+    for node in graph:
+        alive += sizes[node.name]
+        shapes = (*node.op.input_shapes, *node.op.weight_shapes.values())
+        most = max(most, alive + COPIES * (sizes[node.name] + sum(map(prod, shapes))))
+        alive -= sum(sizes[name] for name in spent[node.name])
+    return most

@@ -1,0 +1,134 @@
+"""Measures private answers of a model and a cheaper one under CrypTen, on a GPU: seconds, traffic, and equal tokens.
+
+    python -m experiments.private_gpu SmolLM2-135M-Instruct.Q4_1.gguf --device cuda
+
+The cheaper model has the weights of the given one as far as they fit, and is not trained: it costs what a trained one
+does, but its text is of no worth.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn, TypeAlias
+
+import torch
+
+from costmodel.config import cli
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.engine.session import on_this_machine
+from nas.conversion.fold import fold
+from nas.conversion.parent import load_initial
+from nas.conversion.transfer import transferred
+from nas.corpus.tokenizer import given_encoder
+from nas.model.decoder import Decoder
+from nas.model.weights import deployed_weights, load_deployed
+from nas.private.answer import Answer, answer
+from nas.private.crypten_check import with_precision
+from nas.private.model import PrivateModel
+from nas.private.prompt import Prompt
+from nas.private.setup import Setup, resolve_setup
+from search_spaces.notation import parse
+
+PROMPT = Path(__file__).parent / "configs" / "smollm2.yaml"
+PROMPT_TOKENS, NEW_TOKENS = 128, 8
+CHEAPER = (  # at 3.1 % more perplexity than SmolLM2-135M, docs/llama.md
+    "1xMBMQo-1xMSMQo-1xMSMWo-2xMBMQo-3xMPMQo-1xMBMQo-2xMPMQo-1xMPMWo-6xMPMQo-1xMBMQo-1xMPMQo-1xMSMQo-1xMPMQo-1xMBMQo-"
+    "1xMSMQo-2xMBMQo-1xMSMQo-1xMBMQo-2xMPMWo"
+)
+
+Device: TypeAlias = Literal["cpu", "cuda"]
+
+
+class Row(NamedTuple):
+    """A figure of a model."""
+
+    name: str
+    value: float
+    unit: str
+
+
+def measure(parent: Path, placement: str | None, device: Device) -> list[Row]:
+    """Return what answers of the parent and of a model of that placement cost. Raises UserError as `nas.private`."""
+    return list(figures(parent, placement, device, PROMPT_TOKENS, NEW_TOKENS))
+
+
+def figures(parent: Path, placement: str | None, device: Device, prompt_tokens: int, new_tokens: int) -> Iterator[Row]:
+    """Yield the rows of `measure` as they come."""
+    setup = with_precision(resolve_setup(str(parent), "knee", party=None, protocol="crypten", device=device), None)
+    yield Row("fraction", setup.setting.fraction_bits, "bits")
+    yield from _answered("parent", setup, prompt_tokens, new_tokens, is_trained=True)
+    if placement is not None:
+        member = replace(setup, model=_member(parent, placement, setup.model))
+        yield from _answered("member", member, prompt_tokens, new_tokens, is_trained=False)
+
+
+def _member(parent: Path, placement: str, model: PrivateModel) -> PrivateModel:
+    source = load_initial(str(parent))
+    architecture = parse(placement, source.architecture).architecture
+    member = Decoder(architecture)
+    load_deployed(member, transferred(source.architecture, source.weights, architecture))
+    folded = fold(architecture, deployed_weights(member))
+    weights = {name: value.double().numpy() for name, value in folded.weights.items()}
+    return replace(model, architecture=folded.architecture, weights=weights)
+
+
+def _answered(name: str, setup: Setup, prompt_tokens: int, new_tokens: int, *, is_trained: bool) -> Iterator[Row]:
+    """Yield what an answer costs; and of a trained model, how it agrees with the one in the clear."""
+    encoder = given_encoder(setup.model.tokenizer, None, None)
+    text = str(load_mapping(PROMPT)["prompt"])
+    ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids[:prompt_tokens])
+    prompt = Prompt(text=text, ids=ids, encoder=encoder)
+    done = answer(setup, prompt, new_tokens, on_this_machine, lambda ready: None, lambda token, expected: None)
+    yield from _costs(name, done)
+    if is_trained and (agreement := done.agreement) is not None:
+        yield Row(f"{name}, tokens of {agreement.num_positions} equal to the clear", agreement.num_equal, "")
+        yield Row(f"{name}, largest error of a logit", agreement.largest_error, "")
+
+
+def _costs(name: str, done: Answer) -> Iterator[Row]:
+    costs = [token.cost for token, _ in done.tokens]
+    sent, expected = (
+        sum(part.sent_bytes for part in parts) for parts in (costs, [wanted for _, wanted in done.tokens])
+    )
+    first, *later = costs
+    yield Row(f"{name}, prompt of {len(done.prompt.ids)}", first.seconds, "s")
+    yield Row(f"{name}, prompt of {len(done.prompt.ids)}", first.sent_bytes, "B")
+    if later:
+        yield Row(f"{name}, a token after it", sum(cost.seconds for cost in later) / len(later), "s")
+        yield Row(f"{name}, a token after it", sum(cost.sent_bytes for cost in later) / len(later), "B")
+    yield Row(f"{name}, meeting and sharing weights", done.ready.seconds, "s")
+    yield Row(f"{name}, sent over predicted", sent / expected, "")
+    yield Row(f"{name}, messages", sum(cost.messages for cost in costs), "")
+    peaks = [peak for cost in costs for peak in cost.peak_bytes if peak is not None]
+    yield Row(f"{name}, memory of a party", max(peaks, default=0), "B")
+
+
+def print_figures(
+    parent: Path,
+    placement: str | None = CHEAPER,
+    device: Device = "cuda",
+    prompt_tokens: int = PROMPT_TOKENS,
+    new_tokens: int = NEW_TOKENS,
+) -> None:
+    """Print what private answers cost under CrypTen.
+
+    Args:
+        parent: GGUF file of SmolLM2, or another model that nas.private takes.
+        placement: layers of a cheaper model of its dimensions; null for none.
+        device: cuda for parties on GPUs, or cpu.
+        prompt_tokens: length of the prompt, at most that of `experiments run smollm2`.
+        new_tokens: tokens to generate at most.
+    """
+    print(f"on {torch.cuda.get_device_name() if device == 'cuda' and torch.cuda.is_available() else 'CPU'}")
+    for row in figures(parent, placement, device, prompt_tokens, new_tokens):
+        value = f"{row.value:,.4g}" if row.value < 1000 else f"{row.value:,.0f}"
+        print(f"{row.name}: {value} {row.unit}", flush=True)
+
+
+def main(args: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line and exit with its code."""
+    cli.run(print_figures, prog="python -m experiments.private_gpu", args=args)
+
+
+if __name__ == "__main__":
+    main()
