@@ -9,7 +9,10 @@ from typing import Any, TypeVar, cast
 import torch
 import torch._functorch.config
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
+from torch._functorch.aot_autograd import make_boxed_func
+from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from nas.attention.compile_cpp import own_folder
 from nas.model.decoder import LayerFunction
@@ -51,8 +54,21 @@ def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -
     return cast(F, run)
 
 
+def counted_layer_function(recipe: Recipe) -> LayerFunction:
+    """Return what keeps as much for the gradients of a layer as compiled code does, on tensors without data."""
+    keeping = aot_autograd(
+        fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=min_cut_rematerialization_partition
+    )
+    is_compiled = recipe.compile == "auto" and not recipe.recompute
+    return cast(LayerFunction, _compiled(_layer, keeping)) if is_compiled else nn.Module.__call__
+
+
+def _as_it_is(graph: torch.fx.GraphModule, _: object) -> Any:
+    return make_boxed_func(graph.forward)
+
+
 @cache
-def _compiled(function: Callable[..., Any], backend: str) -> Any:
+def _compiled(function: Callable[..., Any], backend: Any) -> Any:
     """Layers of one kind share their code, also between models; it is kept on disk for other processes and runs."""
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own_folder("inductor"))

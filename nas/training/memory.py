@@ -15,6 +15,7 @@ from nas.malloc import free_bytes
 from nas.model.cross_entropy import CHUNK_SIZE
 from nas.model.norms import forget_seen
 from nas.recipe.candidate import Candidate
+from nas.training.compilation import counted_layer_function
 from nas.training.distillation.teacher import Lesson, Predictions
 from nas.training.objective import Losses, Objective
 from nas.training.optimizer import optimizers
@@ -23,9 +24,9 @@ _log = logging.getLogger(__name__)
 
 MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer stores per parameter
 CONTEXT_BYTES = 600 * 10**6  # of CUDA and its libraries, per process: a usual figure, not measured here
-# Bytes of a logit while its loss and gradient are computed: in single precision twice (logits, and their exponentials),
-# and with bfloat16 products also the product and the gradient that are rounded to it.
-LOGIT_BYTES = {"float32": 8, "tf32": 8, "bfloat16": 12}
+# Bytes of a logit in compiled losses: itself in single precision, and its gradient in the precision of products.
+LOGIT_BYTES = {"float32": 8, "tf32": 8, "bfloat16": 6}
+PARENT_LOGIT_BYTES = 4  # of the teacher's
 
 
 class TooLargeError(StoppedError):
@@ -63,12 +64,14 @@ class Memory:
 def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
     """Estimate the memory of one training, with attention as it is stored without entropies.
 
-    Only logits and context depend on the device; what fused kernels do not store on a GPU is counted nevertheless.
+    Activations, logits and context depend on the device: compiled layers keep less for their gradients.
     """
-    scale = candidate.recipe.scale
+    scale, is_cuda = candidate.recipe.scale, torch.device(device).type == "cuda"
     with FakeTensorMode():
         objective = Objective(candidate, torch.Generator())
         objective.penalty = None
+        if is_cuda:
+            objective.model.layer_function = counted_layer_function(candidate.recipe)
         parameter_storages = {value.untyped_storage()._cdata for value in objective.parameters()}
         tokens = torch.zeros(min(scale.micro_batch, scale.batch), scale.seq_len, dtype=torch.int64)
         lesson = None
@@ -94,14 +97,15 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
             for group in optimizer.param_groups
         )
         gradients = _size(value for value in objective.parameters() if value.requires_grad)
-        logits, is_cuda = tokens.numel() * candidate.trained.vocab_size, torch.device(device).type == "cuda"
+        logits = min(tokens.numel() * candidate.trained.vocab_size, CHUNK_SIZE["cuda"]) if is_cuda else 0
+        logit_bytes = LOGIT_BYTES[candidate.recipe.precision] + (0 if lesson is None else PARENT_LOGIT_BYTES)
     return Memory(
         parameters=parameters,
         parent=0 if lesson is None else parameters,
         gradients=gradients,
         moments=moments,
         activations=activations,
-        logits=min(logits, CHUNK_SIZE["cuda"]) * LOGIT_BYTES[candidate.recipe.precision] if is_cuda else 0,
+        logits=logits * logit_bytes,
         context=CONTEXT_BYTES if is_cuda else 0,
     )
 

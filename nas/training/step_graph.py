@@ -20,16 +20,28 @@ class StepGraph:
     The work must not read a number back, and whatever changes between steps must be in tensors that stay. Memory of
     the graph is kept until it is dropped.
 
+    is_alone: whether no other process trains the same model.
     work: of inputs and targets, both batch x T; takes the step and returns its numbers.
     undo: puts right what a capture that fails has left behind.
     """
 
     def __init__(
-        self, work: Callable[[Tensor, Tensor], Tensor], undo: Callable[[], None], recipe: Recipe, device: str
+        self,
+        work: Callable[[Tensor, Tensor], Tensor],
+        undo: Callable[[], None],
+        recipe: Recipe,
+        device: str,
+        *,
+        is_alone: bool,
     ) -> None:
         self._work, self._undo, scale = work, undo, recipe.scale
         most = MOST_CAPTURED.get(torch.device(device).type, 0)
-        self.is_wanted = recipe.compile == "auto" and scale.batch * scale.seq_len <= most
+        self.is_wanted = is_alone and recipe.compile == "auto" and scale.batch * scale.seq_len <= most
+        self.drop()
+
+    def close(self) -> None:
+        """Forget the graph, and capture none again."""
+        self.is_wanted = False
         self.drop()
 
     def drop(self) -> None:

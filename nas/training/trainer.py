@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from costmodel.config.schema import decode
 from nas.corpus.corpus import Corpus
 from nas.model.cross_entropy import losses_of_chunk
-from nas.model.norms import followed_deviations, forget_seen, freeze_due
+from nas.model.norms import freeze_due
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
@@ -30,13 +30,14 @@ from nas.training.distillation.gates import Gates
 from nas.training.distillation.teacher import Lesson, Teacher
 from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
-from nas.training.memory import MicroBatch, raise_out_of_memory
+from nas.training.memory import raise_out_of_memory
 from nas.training.metrics import MetricsLog, StepMetrics
-from nas.training.objective import Losses, Objective
-from nas.training.optimizer import learning_rate, load_state_tensors, optimizers, set_rate, state_tensors
+from nas.training.objective import Objective
+from nas.training.optimizer import learning_rate, load_state_tensors, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
 from nas.training.progress import TrainingProgress
 from nas.training.readings import LAG, Readings, turning_points
+from nas.training.step import OptimizerStep
 from nas.training.step_graph import StepGraph
 
 CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
@@ -139,18 +140,12 @@ class TrainingRun:
         model = self.objective.model
         model.layer_function = layer_function(self.recipe, device)
         self.objective.loss_function = compiled(losses_of_chunk, self.recipe, device)
-        self._graph = StepGraph(self._take_on_device, self._undo_capture, self.recipe, device)
-        self._graph.is_wanted &= team.size == 1
+        self._step = OptimizerStep(self.objective, self.recipe, team, device, self.lessons)
+        self._graph = StepGraph(self._step.take, self._step.undo, self.recipe, device, is_alone=team.size == 1)
         as_tensor = model.layer_function is not nn.Module.__call__ or self._graph.is_wanted
         self._gates = (
             None if distillation is None else Gates(model, candidate.trained, distillation, as_tensor=as_tensor)
         )
-        self.optimizers = optimizers(self.objective, candidate.recipe)
-        penalty = self.objective.penalty
-        # sums over sequences must not be averaged over processes
-        self._penalty_factor = team.size if penalty is not None and penalty.adds_up else 1
-        self._penalty_weight = torch.zeros((), device=device)
-        self.micro_batch = MicroBatch(self.scale.micro_batch, self.objective)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
         self._prefetched: Prefetched[tuple[Tensor, Tensor]] | None = None
@@ -160,7 +155,7 @@ class TrainingRun:
         if folder and (saved := checkpoint.load_latest(folder, self.identity)):
             self._restore(saved)
         self._turning_points = turning_points(self.recipe, model)
-        self._readings = self._new_readings(LAG[torch.device(device).type] if team.size == 1 else 0)
+        self._step.readings = self._new_readings(LAG[torch.device(device).type] if team.size == 1 else 0)
         self._since_s = time.perf_counter()
 
     def step(self) -> list[StepMetrics]:
@@ -170,61 +165,21 @@ class TrainingRun:
         """
         step, (inputs, targets) = self.begun + 1, self.batch()
         is_judged_now = step in self._turning_points or is_due(step, self.scale)
-        self._begin(step)
+        rate = learning_rate(self.recipe, self.begun)
+        self._step.begin(rate=rate, penalty_weight=self.penalty_weight, settled=step >= self._settled)
         if not is_judged_now and (values := self._graph.take(inputs, targets)) is not None:
             self._readings.send(values)
             judged = self.settle()
         else:
-            values, norm = self._differentiate(inputs, targets)
+            values, norm = self._step.differentiate(inputs, targets)
             self._readings.send(values)
             judged = self.settle(inputs, everything=is_judged_now)
             if self.progress.outcome is None and self.begun == step:
-                self._move(norm)
-            self._clear_gradients()
+                self._step.move(norm)
+            self._step.clear()
         if self.progress.outcome is None and self.begun == step:
             self._change(step)
         return judged
-
-    def _begin(self, step: int) -> None:
-        """Set the numbers that step 1, 2, ... is taken with."""
-        set_rate(self.optimizers, learning_rate(self.recipe, step - 1))
-        self._penalty_weight.fill_(self._penalty_factor * self.penalty_weight)
-        self._readings.begin(settled=step >= self._settled)
-
-    def _differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the gradients of a step; return its numbers for the host and their norm."""
-
-        def backward(parts: int) -> Losses:
-            lessons, weight = self.lessons(inputs, parts), self._penalty_weight
-            return self.objective.backward(inputs, targets, num_parts=parts, penalty_weight=weight, lessons=lessons)
-
-        losses = self.micro_batch.in_parts(backward, len(inputs))
-        gradients = [value.grad for value in self.objective.parameters() if value.grad is not None]
-        self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
-        norm = nn.utils.get_total_norm(gradients)
-        numbers = torch.stack((losses.cross_entropy, self._penalty_factor * losses.penalty, norm.double()))
-        return self._readings.judged(numbers), norm
-
-    def _move(self, norm: Tensor) -> None:
-        """Have the optimizers move the weights. norm: of the whole gradient."""
-        nn.utils.clip_grads_with_norm_(list(self.objective.parameters()), self.recipe.clip_norm, norm)
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def _clear_gradients(self) -> None:
-        for optimizer in self.optimizers:  # also of gated parts, which do not change without a gradient
-            optimizer.zero_grad(set_to_none=True)
-
-    def _take_on_device(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Take a whole step without reading anything back; return its numbers."""
-        values, norm = self._differentiate(inputs, targets)
-        self._move(norm)
-        self._clear_gradients()
-        return values
-
-    def _undo_capture(self) -> None:
-        self._clear_gradients()
-        forget_seen(self.objective.model)
 
     def _change(self, step: int) -> None:
         """Change what more than the optimizers changes in the model after step 1, 2, ..."""
@@ -242,9 +197,8 @@ class TrainingRun:
         judged: list[StepMetrics] = []
         for loss, penalty, norm, halted in self._readings.take(everything=everything):
             if halted and (inputs is None or self._readings):
-                self._readings = self._new_readings(lag=0)
-                self._graph.is_wanted = False
-                self._graph.drop()
+                self._step.readings = self._new_readings(lag=0)
+                self._graph.close()
                 self.objective.zero_grad(set_to_none=True)
                 if self._gates is not None:
                     self._gates.move(step=self.progress.step, num_steps=self.scale.num_steps)
@@ -318,7 +272,9 @@ class TrainingRun:
             identity=self.identity,
             progress=asdict(self.progress),
             weights=weights,
-            optimizer=None if self.progress.outcome else state_tensors(self.objective, self.optimizers) | thresholds,
+            optimizer=None
+            if self.progress.outcome
+            else state_tensors(self.objective, self._step.optimizers) | thresholds,
             device=torch.device(self.device).type,
         )
         checkpoint.save(self.folder, written)
@@ -334,11 +290,11 @@ class TrainingRun:
         moments = {name: value for name, value in saved.optimizer.items() if not name.startswith("value.")}
         thresholds = {name.removeprefix("value."): saved.optimizer[name] for name in saved.optimizer.keys() - moments}
         self.objective.load_state_dict(thresholds, strict=False)  # the model's values are loaded already
-        load_state_tensors(self.objective, self.optimizers, moments)
+        load_state_tensors(self.objective, self._step.optimizers, moments)
 
     def close(self) -> None:
         """Stop making batches, and free the memory of a graph."""
-        self._graph.drop()
+        self._graph.close()
         if self._prefetched:
             self._prefetched.close()
 
@@ -407,9 +363,13 @@ class TrainingRun:
     def _new_readings(self, lag: int) -> Readings:
         losses, initial_loss = self.progress.losses, self.progress.initial_loss
         readings = Readings(lag, self.device, losses, initial_loss, self.corpus.unigram_loss)
-        for optimizer in self.optimizers:
+        for optimizer in self._step.optimizers:
             vars(optimizer)["found_inf"] = readings.halted if lag else None
         return readings
+
+    @property
+    def _readings(self) -> Readings:
+        return self._step.readings
 
     @property
     def begun(self) -> int:

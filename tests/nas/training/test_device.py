@@ -105,7 +105,8 @@ def test_a_gpu_needs_memory_for_its_context_and_a_chunk_of_logits():
     lowered, whole = (candidate(precision=precision) for precision in ("bfloat16", "float32"))
     on_cpu, on_gpu = training_memory(lowered), training_memory(lowered, "cuda")
     tokens = SCALE.micro_batch * SCALE.seq_len
-    assert on_gpu == replace(on_cpu, logits=tokens * 300 * 12, context=CONTEXT_BYTES)
+    assert on_gpu == replace(on_cpu, logits=tokens * 300 * 6, context=CONTEXT_BYTES, activations=on_gpu.activations)
+    assert 0 < on_gpu.activations <= on_cpu.activations  # compiled layers keep no more
     assert training_memory(whole, "cuda").logits == tokens * 300 * 8
     assert replace(on_cpu, activations=0) == replace(training_memory(whole), activations=0)  # masters in float32
     assert "logits" not in on_cpu.line

@@ -1,0 +1,85 @@
+"""One optimizer step of a model: the gradients of a batch, and the movement of the weights."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor, nn
+
+from nas.model.norms import followed_deviations, forget_seen
+from nas.recipe.recipe import Recipe
+from nas.training.distillation.teacher import Lesson
+from nas.training.distributed import Team
+from nas.training.memory import MicroBatch
+from nas.training.objective import Losses, Objective
+from nas.training.optimizer import optimizers, set_rate
+from nas.training.readings import Readings
+
+
+class OptimizerStep:
+    """What a step does. It reads nothing back, so that on a GPU it can be captured as a graph.
+
+    lessons: of a batch and its number of parts, the parent's lessons for each; None without a parent.
+    readings: judge each step's numbers on their way to the host.
+    """
+
+    readings: Readings
+
+    def __init__(
+        self,
+        objective: Objective,
+        recipe: Recipe,
+        team: Team,
+        device: str,
+        lessons: Callable[[Tensor, int], Iterable[Lesson] | None],
+    ) -> None:
+        self.objective, self.team, self.lessons = objective, team, lessons
+        self.optimizers = optimizers(objective, recipe)
+        self._clip_norm = recipe.clip_norm
+        self._micro_batch = MicroBatch(recipe.scale.micro_batch, objective)
+        penalty = objective.penalty
+        # sums over sequences must not be averaged over processes
+        self._penalty_factor = team.size if penalty is not None and penalty.adds_up else 1
+        self._penalty_weight = torch.zeros((), device=device)
+
+    def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
+        """Set the numbers that the next step is taken with. settled: whether a loss above the start counts."""
+        set_rate(self.optimizers, rate)
+        self._penalty_weight.fill_(self._penalty_factor * penalty_weight)
+        self.readings.begin(settled=settled)
+
+    def differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the gradients; return the step's numbers for the host, and the norm of the whole gradient."""
+
+        def backward(parts: int) -> Losses:
+            lessons, weight = self.lessons(inputs, parts), self._penalty_weight
+            return self.objective.backward(inputs, targets, num_parts=parts, penalty_weight=weight, lessons=lessons)
+
+        losses = self._micro_batch.in_parts(backward, len(inputs))
+        gradients = [value.grad for value in self.objective.parameters() if value.grad is not None]
+        self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
+        norm = nn.utils.get_total_norm(gradients)
+        numbers = torch.stack((losses.cross_entropy, self._penalty_factor * losses.penalty, norm.double()))
+        return self.readings.judged(numbers), norm
+
+    def move(self, norm: Tensor) -> None:
+        """Have the optimizers move the weights. norm: of the whole gradient."""
+        nn.utils.clip_grads_with_norm_(list(self.objective.parameters()), self._clip_norm, norm)
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+    def clear(self) -> None:
+        """Drop the gradients, also of gated parts, which do not change without one."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def take(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Take the whole step; return its numbers."""
+        values, norm = self.differentiate(inputs, targets)
+        self.move(norm)
+        self.clear()
+        return values
+
+    def undo(self) -> None:
+        """Put right what a step leaves behind that was recorded in part, without moving anything."""
+        self.clear()
+        forget_seen(self.objective.model)
