@@ -38,7 +38,12 @@ def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -
     backend, plain = BACKENDS.get(torch.device(device).type), eager or function
     if recipe.compile == "off" or backend is None:
         return plain
-    code = chosen = _compiled(function, backend)
+    return _or_plain(_compiled(function, backend), plain)
+
+
+def _or_plain(code: F, plain: F) -> F:
+    """Return compiled code, in whose place is the plain function from where it cannot be compiled."""
+    chosen = code
 
     def run(*args: Any) -> Any:
         nonlocal chosen
@@ -56,11 +61,14 @@ def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -
 
 def counted_layer_function(recipe: Recipe) -> LayerFunction:
     """Return what keeps as much for the gradients of a layer as compiled code does, on tensors without data."""
-    keeping = aot_autograd(
-        fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=min_cut_rematerialization_partition
-    )
     is_compiled = recipe.compile == "auto" and not recipe.recompute
-    return cast(LayerFunction, _compiled(_layer, keeping)) if is_compiled else nn.Module.__call__
+    return _or_plain(_compiled(_layer, _keeping()), nn.Module.__call__) if is_compiled else nn.Module.__call__
+
+
+@cache
+def _keeping() -> Any:
+    """A backend that chooses what is kept for gradients, and compiles nothing."""
+    return aot_autograd(fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=min_cut_rematerialization_partition)
 
 
 def _as_it_is(graph: torch.fx.GraphModule, _: object) -> Any:

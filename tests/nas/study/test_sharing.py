@@ -1,6 +1,7 @@
 """Where trials train: the rule, what it is decided from, and the measurement itself on a CPU."""
 
 import pytest
+from torch import nn
 
 from costmodel.errors import StoppedError
 from nas.recipe.candidate import Candidate
@@ -11,6 +12,7 @@ from nas.study.resolve import _on_devices
 from nas.study.resources import Node, study_resources
 from nas.study.sharing import best_share, choose_share, lowered
 from nas.study.throughput import keep_rates, kept_rates, shared_rates, training_rate
+from nas.training import memory
 from nas.training.memory import training_memory
 from search_spaces.bases import BASES
 
@@ -45,6 +47,7 @@ def card(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
+    monkeypatch.setattr(memory, "counted_layer_function", lambda recipe: nn.Module.__call__)  # asks the card for more
     monkeypatch.setattr(sharing, "available_bytes", lambda device: 10**12)
     measured = []
 
