@@ -63,7 +63,7 @@ GROUPS = {
         "experiments/test_seconds.py",
     ),
     "search": ("nas/test_search.py",),
-    "ray": ("nas/study/test_cluster.py", "nas/study/test_ray_tune.py"),
+    "ray": ("experiments/test_gpu.py", "nas/study/test_cluster.py", "nas/study/test_ray_tune.py"),
     "docs": ("docs/test_commands.py", "docs/test_python.py"),
 }
 SECONDS: dict[type, float] = {ops.Gelu: 9.0, ops.Relu: 3.0, ops.LayerNorm: 4.0, ops.Linear: 1.0}

@@ -160,6 +160,7 @@ def test_cuda_needs_a_gpu():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # the compiler of torch warns of itself
 def test_the_whole_script_runs_at_a_small_scale(tmp_path):
     run("gpu", device="cpu", scale="smoke", parent="builtin", output_dir=str(tmp_path))
     rows = rows_of(tmp_path)
