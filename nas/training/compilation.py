@@ -38,7 +38,7 @@ def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -
     backend, plain = BACKENDS.get(torch.device(device).type), eager or function
     if recipe.compile == "off" or backend is None:
         return plain
-    return _or_plain(_compiled(function, backend), plain)
+    return _or_plain(cast(F, _compiled(function, backend)), plain)
 
 
 def _or_plain(code: F, plain: F) -> F:
