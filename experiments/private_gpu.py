@@ -6,19 +6,26 @@ The cheaper model has the weights of the given one as far as they fit, and is no
 does, but its text is of no worth.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, NamedTuple, NoReturn, TypeAlias
 
 import torch
+from torch import Tensor
 
 from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.engine.crypten_cuda import check_device
 from costmodel.engine.session import on_this_machine
+from costmodel.errors import UserError
+from costmodel.network import load_network
+from costmodel.protocols.crypten import CryptenSetting
 from nas.conversion.fold import fold
 from nas.conversion.parent import load_initial
+from nas.conversion.pretrained import Pretrained
 from nas.conversion.transfer import transferred
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.tokenizer import given_encoder
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights, load_deployed
@@ -26,7 +33,8 @@ from nas.private.answer import Answer, answer
 from nas.private.crypten_check import with_precision
 from nas.private.model import PrivateModel
 from nas.private.prompt import Prompt
-from nas.private.setup import Setup, resolve_setup
+from nas.private.setup import Setup
+from search_spaces.architecture import Architecture
 from search_spaces.notation import parse
 
 PROMPT = Path(__file__).parent / "configs" / "smollm2.yaml"
@@ -54,22 +62,30 @@ def measure(parent: Path, placement: str | None, device: Device) -> list[Row]:
 
 def figures(parent: Path, placement: str | None, device: Device, prompt_tokens: int, new_tokens: int) -> Iterator[Row]:
     """Yield the rows of `measure` as they come."""
-    setup = with_precision(resolve_setup(str(parent), "knee", party=None, protocol="crypten", device=device), None)
+    check_device(device)
+    source = load_initial(str(parent))
+    made = source.architecture, source.weights
+    if not source.architecture.folded:  # nas.private checks longer, which takes half a minute of a small machine
+        _, tokens = check_tokens(None, source.architecture.vocab_size, PROMPT_TOKENS)
+        made = fold_as_far_as(*made, tokens[:1]).folded[:2]
+    setting, network = CryptenSetting(device=device), load_network("loopback")
+    setup = Setup(protocol="crypten", setting=setting, network=network, model=_model(source, *made))
+    setup = with_precision(setup, None)
     yield Row("fraction", setup.setting.fraction_bits, "bits")
     yield from _answered("parent", setup, prompt_tokens, new_tokens, is_trained=True)
     if placement is not None:
-        member = replace(setup, model=_member(parent, placement, setup.model))
-        yield from _answered("member", member, prompt_tokens, new_tokens, is_trained=False)
+        architecture = parse(placement, source.architecture).architecture
+        member = Decoder(architecture)
+        load_deployed(member, transferred(source.architecture, source.weights, architecture))
+        setup = replace(setup, model=_model(source, *fold(architecture, deployed_weights(member))[:2]))
+        yield from _answered("member", setup, prompt_tokens, new_tokens, is_trained=False)
 
 
-def _member(parent: Path, placement: str, model: PrivateModel) -> PrivateModel:
-    source = load_initial(str(parent))
-    architecture = parse(placement, source.architecture).architecture
-    member = Decoder(architecture)
-    load_deployed(member, transferred(source.architecture, source.weights, architecture))
-    folded = fold(architecture, deployed_weights(member))
-    weights = {name: value.double().numpy() for name, value in folded.weights.items()}
-    return replace(model, architecture=folded.architecture, weights=weights)
+def _model(source: Pretrained, architecture: Architecture, weights: Mapping[str, Tensor]) -> PrivateModel:
+    if source.tokenizer is None:
+        raise UserError("the parent must come with its tokenizer; put its tokenizer.json beside the weights.")
+    arrays = {name: value.double().numpy() for name, value in weights.items()}
+    return PrivateModel(name="", architecture=architecture, weights=arrays, tokenizer=source.tokenizer, corpus=None)
 
 
 def _answered(name: str, setup: Setup, prompt_tokens: int, new_tokens: int, *, is_trained: bool) -> Iterator[Row]:

@@ -44,7 +44,7 @@ settings.load_profile("quick")
 # marker -> the packages a test of it needs, and where they come from
 EXTRAS = {
     "needs_engine": (("spu",), "the MPC engine: pip install 'spu==0.9.5'"),
-    "needs_crypten": (("crypten", "omegaconf"), f"the engine CrypTen: {INSTALL_CRYPTEN}"),
+    "needs_crypten": (("crypten",), f"the engine CrypTen: {INSTALL_CRYPTEN}"),
     "needs_hf": (("datasets", "transformers"), "the extra hf: pip install -e '.[hf]'"),
 }
 # Under xdist the tests of a file run in one process, and so do those of these folders and files, which share what is

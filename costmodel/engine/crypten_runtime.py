@@ -10,12 +10,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from importlib.util import find_spec
 from io import BytesIO
-from types import ModuleType
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from torch import Tensor
 
 from costmodel import ops
@@ -33,18 +36,26 @@ from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
 
 
+@functools.cache
 def imported_crypten() -> Any:
-    """CrypTen without its converter of ONNX, which imports what torch has no longer, and which nothing here needs.
+    """CrypTen without parts of it.
 
-    Its integers on a card are plain tensors, and its shares of 0 are 0: both parties know the seeds of theirs.
+    Its converter of ONNX imports what torch has no longer, and nothing here needs it. To look up its configuration took
+    half of a party's time; here that is plain data. Its integers on a card are plain tensors. Its shares of 0 are 0:
+    both parties know the seeds of theirs.
     """
-    converter = ModuleType("crypten.nn.onnx_converter")
-    names = ("from_onnx", "from_pytorch", "from_tensorflow", "TF_AND_TF2ONNX")
-    vars(converter).update(dict.fromkeys(names))
-    sys.modules.setdefault(converter.__name__, converter)
-    cuda = ModuleType("crypten.cuda")
-    vars(cuda).update(CUDALongTensor=UnwrappedLong)
-    sys.modules.setdefault(cuda.__name__, cuda)
+    found = find_spec("crypten")
+    assert found is not None
+    assert found.origin is not None
+    configuration = yaml.safe_load((Path(found.origin).parents[1] / "configs" / "default.yaml").read_text())
+    parts: dict[str, dict[str, Any]] = {
+        "nn.onnx_converter": dict.fromkeys(("from_onnx", "from_pytorch", "from_tensorflow", "TF_AND_TF2ONNX")),
+        "config": {"cfg": _plain(configuration)},
+        "cuda": {"CUDALongTensor": UnwrappedLong},
+    }
+    for name, content in parts.items():
+        vars(part := ModuleType(f"crypten.{name}")).update(content)
+        sys.modules.setdefault(part.__name__, part)
     import crypten
     from crypten.mpc.primitives import ArithmeticSharedTensor, BinarySharedTensor
 
@@ -52,6 +63,11 @@ def imported_crypten() -> Any:
         kind.PRZS = functools.partial(_shares_of_zero, kind)
 
     return crypten
+
+
+def _plain(value: Any) -> Any:
+    """Nested mappings as objects whose attributes are their entries."""
+    return SimpleNamespace(**{key: _plain(part) for key, part in value.items()}) if isinstance(value, dict) else value
 
 
 def _shares_of_zero(kind: Any, size: Sequence[int], device: torch.device | None = None) -> Any:

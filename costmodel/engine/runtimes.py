@@ -17,9 +17,7 @@ from costmodel.protocols.primitives import EngineSetting
 
 INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
 CRYPTEN_VERSION = "0.4.1"  # whose inner parts are replaced where `crypten_runtime` says so
-INSTALL_CRYPTEN = (
-    f"python -m pip install 'omegaconf>=2.3' && python -m pip install --no-deps crypten=={CRYPTEN_VERSION}"
-)
+INSTALL_CRYPTEN = f"python -m pip install --no-deps crypten=={CRYPTEN_VERSION}"
 NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
 SERVER, SHARED = 1, -1  # owners of a secret: the rank that holds the weights, or all together
 WAIT_MS = 600_000  # for a message of a peer that computes
@@ -29,7 +27,7 @@ CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties start apart, and some
 def check_installed(protocol: str) -> None:
     """Raises UserError, with the command to run, if the protocol's engine cannot be imported here."""
     if protocol == "crypten":
-        if not all(map(find_spec, ("crypten", "omegaconf", "torch"))):
+        if not all(map(find_spec, ("crypten", "torch"))):
             raise UserError(f"the engine CrypTen is not installed; run: {INSTALL_CRYPTEN}")
         if (have := version("crypten")) != CRYPTEN_VERSION:
             raise UserError(f"CrypTen must be {CRYPTEN_VERSION}, but {have} is installed; run: {INSTALL_CRYPTEN}")

@@ -256,7 +256,7 @@ def test_compare_refuses_what_is_of_the_other_engine(run, monkeypatch):
     assert "predicts no seconds of computing" in run("compare", "SM", *TINY, "--testbed", "x.yaml")[2]
     monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
     said = refused(run("compare", "SM", *TINY))
-    assert "the engine CrypTen is not installed; run: python -m pip install 'omegaconf>=2.3' && " in said
+    assert "the engine CrypTen is not installed; run: python -m pip install --no-deps crypten==0.4.1" in said
 
 
 if __name__ == "__main__":

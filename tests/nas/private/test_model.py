@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -143,6 +144,7 @@ def test_what_the_engine_makes_of_tanh_is_said_where_there_is_one(name, is_said,
     lines = gelu_lines(setup_of(name))
     assert [line for line in lines if "--gelu exact" in line] == lines
     assert bool(lines) == is_said
+    assert gelu_lines(replace(setup_of(name), protocol="crypten")) == []  # whose tanh is ours
 
 
 def test_a_perplexity_that_overflowed_is_null(setup_of):
