@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from nas.recipe.recipe import Recipe
+from nas.training.memory import available_bytes
 
 MOST_CAPTURED = {"cuda": 1 << 16}  # tokens of a step by type of device; larger ones keep a GPU busy without a graph
 WARM_UP = 3  # steps before the capture, in which code is compiled and optimizers make their state
@@ -34,7 +35,7 @@ class StepGraph:
         *,
         is_alone: bool,
     ) -> None:
-        self._work, self._undo, scale = work, undo, recipe.scale
+        self._work, self._undo, self._device, scale = work, undo, device, recipe.scale
         most = MOST_CAPTURED.get(torch.device(device).type, 0)
         self.is_wanted = is_alone and recipe.compile == "auto" and scale.batch * scale.seq_len <= most
         self.drop()
@@ -46,20 +47,27 @@ class StepGraph:
 
     def drop(self) -> None:
         """Forget the graph, because the work has changed; it is captured again after as many steps."""
-        self._num_taken = 0
+        self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None
+
+    def make_room(self) -> None:
+        """Drop the graph if its memory may be needed for a step beside it, kernel by kernel."""
+        if self._replay and (available_bytes(self._device) or 0) < self._num_bytes:
+            self.drop()
 
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Take a step and return its numbers; None if it is to be taken kernel by kernel."""
         if self._replay is None and self.is_wanted:
             self._num_taken += 1
             if self._num_taken > WARM_UP:
+                before = torch.cuda.memory_reserved()
                 try:
                     self._replay = captured(self._work, inputs, targets)
                 except RuntimeError as error:  # also of memory
                     self.is_wanted = False
                     reason = str(error).strip().partition("\n")[0]
                     logger.warning("steps cannot be captured as a graph, so that they take longer: %s", reason)
+                self._num_bytes = torch.cuda.memory_reserved() - before
                 if not self.is_wanted:  # after the handler, whose traceback keeps tensors of the capture
                     self._undo()
         return self._replay(inputs, targets) if self._replay else None

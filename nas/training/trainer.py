@@ -171,6 +171,7 @@ class TrainingRun:
             self._readings.send(values)
             judged = self.settle()
         else:
+            self._graph.make_room()
             values, norm = self._step.differentiate(inputs, targets)
             self._readings.send(values)
             judged = self.settle(inputs, everything=is_judged_now)

@@ -9,11 +9,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from nas.conversion.transfer import transferred
+from nas.model import cross_entropy
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.distillation import DistillationSchedule
-from nas.recipe.recipe import EntropyRegularisation, Freezing
+from nas.recipe.recipe import EntropyRegularisation, Freezing, Recipe
 from nas.training import compilation
 from nas.training.distillation.teacher import CachedTeacher
 from nas.training.trainer import train
@@ -93,6 +94,33 @@ def test_where_nothing_can_be_compiled_one_warning_is_given(monkeypatch, corpus,
     (warning,) = warned(caplog)
     assert warning.startswith("layers cannot be compiled, so that steps take longer: ")
     assert "no compiler" in warning
+
+
+@pytest.mark.parametrize("cap", [None, 3.0])
+def test_compiled_losses_have_the_numbers_and_gradients_of_others(monkeypatch, cap):
+    monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", 1)  # 128 rows a chunk
+    run = compilation.compiled(cross_entropy.losses_of_chunk, Recipe(), "cpu")
+    generator = torch.Generator().manual_seed(0)
+    hidden, theirs = torch.randn(2, 256, 8, generator=generator)
+    weight, targets = torch.randn(30, 8, generator=generator), torch.randint(30, (256,), generator=generator)
+
+    def parent_logits(rows: slice) -> torch.Tensor:
+        return theirs[rows] @ weight.detach().T
+
+    def alone(hidden: torch.Tensor, weight: torch.Tensor, run: cross_entropy.Runner) -> torch.Tensor:
+        return cross_entropy.projected_cross_entropy(hidden, weight, targets, cap, run)
+
+    def taught(hidden: torch.Tensor, weight: torch.Tensor, run: cross_entropy.Runner) -> torch.Tensor:
+        return cross_entropy.fully_distilled(hidden, weight, targets, parent_logits, 0.3, cap, run).loss
+
+    for loss in (alone, taught):
+        results = []
+        for runner in (cross_entropy.losses_of_chunk, run):
+            parts = [part.clone().requires_grad_() for part in (hidden, weight)]
+            value = loss(*parts, runner)
+            results.append([value.detach(), *torch.autograd.grad(value, parts)])
+        torch.testing.assert_close(*results)
+    assert num_graphs() == 2
 
 
 def test_only_what_is_asked_for_names_a_candidate():

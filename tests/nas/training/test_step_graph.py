@@ -60,6 +60,15 @@ def test_graphs_change_no_number(monkeypatch, corpus, tmp_path, captures, made):
     assert told(made, corpus, tmp_path / "at once") == later
 
 
+def test_a_graph_gives_way_to_a_step_beside_it_where_memory_is_scarce(monkeypatch, corpus, tmp_path, captures):
+    made = candidate("SM+LN+G", LONG)
+    events = timeless(train(made, corpus, seed=0, folder=tmp_path / "beside"))
+    assert captures.count("captured") == 1
+    monkeypatch.setattr(step_graph, "available_bytes", lambda device: -1)
+    assert timeless(train(made, corpus, seed=0, folder=tmp_path / "in turn")) == events
+    assert captures.count("captured") > 1
+
+
 def test_a_part_that_leaves_the_model_is_captured_anew(monkeypatch, corpus, captures):
     route = DistillationSchedule(
         parent="p", placement="2xLSLGo", prediction_weight=0.5, hidden_state_weight=1.0, end_share=0.4
