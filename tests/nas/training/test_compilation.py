@@ -117,7 +117,7 @@ def test_compiled_losses_have_the_numbers_and_gradients_of_others(monkeypatch, c
         results = []
         for runner in (cross_entropy.losses_of_chunk, run):
             parts = [part.clone().requires_grad_() for part in (hidden, weight)]
-            value = loss(*parts, runner)
+            value = loss(parts[0], parts[1], runner)
             results.append([value.detach(), *torch.autograd.grad(value, parts)])
         torch.testing.assert_close(*results)
     assert num_graphs() == 2
