@@ -63,7 +63,8 @@ def losses_of_chunk(
         logits = logits.clone()  # which compiled code leaves out, together with writing to the argument
     logits = capped(logits, cap)
     slopes = None if cap is None else 1 - (logits / cap).square()
-    logits[:, vocab_size:] = -math.inf
+    if logits.shape[1] > vocab_size:
+        logits[:, vocab_size:] = -math.inf
     sums, gradient = losses(logits, *known)
     gradient = gradient if slopes is None else gradient.mul_(slopes)
     return sums.double(), gradient.div_(num_rows).to(dtype)
@@ -137,7 +138,8 @@ def padded(weight: Tensor) -> Tensor:
 
 def _logits(hidden: Tensor, table: Tensor, vocab_size: int, cap: float | None) -> Tensor:
     """Logits of the true vocabulary in fp32, rows x vocab. table: a padded one."""
-    return capped(functional.linear(hidden, table)[:, :vocab_size].float(), cap)
+    logits = functional.linear(hidden, table)
+    return capped((logits if len(table) == vocab_size else logits[:, :vocab_size]).float(), cap)
 
 
 def fully_distilled(
