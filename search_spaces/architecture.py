@@ -89,7 +89,7 @@ class Positions:
 
     rotates: whether queries and keys are rotated, in a block whose positions are rotations.
     base, scaling: of the angles; a base of None is the architecture's `rotary_base`.
-    window: a query sees so many tokens, its own the last; None for all. Where it hides any, nothing is computed.
+    window: tokens that a query attends to, its own the last; None for all. Longer sequences are not computed.
     """
 
     rotates: bool = True

@@ -43,7 +43,7 @@ UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  
 class Region:
     """The place of a layer's FFN in the residual stream.
 
-    ahead: of the first live norm, the layer's own included, so that the embedding takes up changes of basis.
+    ahead: it precedes every live norm, also its own layer's, so the embedding absorbs changes of basis.
     behind: the last live norm, so that the vocabulary projection takes them up.
     """
 

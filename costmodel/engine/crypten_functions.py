@@ -1,4 +1,4 @@
-"""Functions of CrypTen's tensors that stand in for its own, which are worse on what models compute, or dearer.
+"""Replacements for CrypTen's own tensor functions, which are less accurate on models' values, or cost more.
 
 Range and error of each with 16 fraction bits; beyond a range results are wrong by any amount, so that a model is
 checked before it is run (`nas.private.crypten_check`).

@@ -186,7 +186,7 @@ class Reference(NamedTuple):
         return cls(architecture, weights, tokens, few, single.logits, exact, fixed)
 
     def check(self, folded: Folded, *, quick: bool = False, fixed: _Run | None = None) -> FoldCheck:
-        """quick: of the few sequences alone. fixed: of these in fixed point, where they were run before."""
+        """quick: check only the few sequences. fixed: their fixed-point run, if there already is one."""
         tokens, largest = self.few if quick else self.tokens, float(np.abs(self.exact).max())
         ours, theirs = _run(folded.architecture, folded.weights, tokens, SINGLE).logits, self.single[: tokens.size]
         fixed = fixed or _run(folded.architecture, folded.weights, self.few, FIXED)

@@ -80,6 +80,6 @@ class OptimizerStep:
         return values
 
     def undo(self) -> None:
-        """Put right what a step leaves behind that was recorded in part, without moving anything."""
+        """Drop the gradients and norm statistics of a partly captured step; change no weights."""
         self.clear()
         forget_seen(self.objective.model)

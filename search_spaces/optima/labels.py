@@ -98,7 +98,7 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
 
 
 def nondominated_rows(cost: Ints, score: Floats) -> Bools:
-    """Return which rows are nondominated by cost (rows x measures) and score; one of several equal rows."""
+    """Return a mask of the rows nondominated in cost (rows x measures) and score; of equal rows, one."""
     points = np.column_stack([cost.astype(np.float64), score])
     varied = points[:, np.ptp(points, axis=0) > 0] if len(points) > 1 else points[:, :0]
     if varied.shape[1] > 1:
