@@ -76,7 +76,7 @@ def test_placements_are_trained_with_every_length_and_not_again(setting, console
     assert again.learning_rate == min(searched, key=lambda one: one.perplexity).learning_rate
     (last,) = [one for one in results if (one.name, one.tokens) == ("cheap", 128)]
     assert last.trainable == "all"
-    assert last.learning_rate == pytest.approx(again.learning_rate / 2**0.5)
+    assert last.learning_rate == pytest.approx(again.learning_rate / 2**0.5, rel=1e-5)  # six digits in the file
     assert "both, all trained" in printed
     monkeypatch.setattr(healing, "TrainingRun", None)  # nothing is trained again
     healing.run("small", setting, console)

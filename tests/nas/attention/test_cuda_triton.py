@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 
 from nas.attention import cuda_triton
 
+pytestmark = pytest.mark.filterwarnings("ignore:AnnAssign.__init__ missing")  # Triton's own, under Python 3.13
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICES = [
     pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="runs in the interpreter's process")),

@@ -20,7 +20,10 @@ from nas.training.distillation.teacher import CachedTeacher
 from nas.training.trainer import train
 from tests.nas.training.short_runs import SCALE, candidate
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch's own, of every stream
+pytestmark = [  # torch's own: of every stream, and under Python 3.13.0
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
+    pytest.mark.filterwarnings("ignore:Guards may run slower on Python"),
+]
 REGULARISED = EntropyRegularisation()
 
 
