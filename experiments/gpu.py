@@ -21,10 +21,11 @@ from rich.console import Console
 
 from costmodel.errors import StoppedError, UserError
 from experiments.bars import cpu_s
-from experiments.gpu_trainings import ENDLESS, LAYERS, Place, Sizes, from_parent, lowered, profiled, steps, vocabulary
+from experiments.gpu_trainings import ENDLESS, LAYERS, Place, Sizes, from_parent, profiled, steps, vocabulary
 from experiments.measured import Rows
+from experiments.private_gpu import CHEAPER, CHEAPER_LAYERS, NEW_TOKENS, PROMPT_TOKENS, figures
 from nas.api import load_run
-from nas.conversion.parent import BUILTIN
+from nas.conversion.parent import BUILTIN, read_parent_architecture
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.recipe import ScaleName
@@ -32,7 +33,7 @@ from nas.run.config import THREADS_PER_TRIAL, StudyConfig
 from nas.storage import RUNS
 from nas.study.priced_study import price_study
 from nas.study.throughput import shared_rates, threads, training_rate
-from nas.training.device import Device, usual_device
+from nas.training.device import Device, lowered, usual_device
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.resolve import resolve
 
@@ -68,7 +69,7 @@ class Settings:
         scale: smoke to try the script out; by default GPT-2 small's size on a GPU, and the proxy's on a CPU.
         output_dir: folder of the figures, by default runs/experiments/NAME.
         parent: GGUF file of SmolLM2, or another parent.
-        parts: what is measured, by default all that the device and the parent allow, but not `vocabulary`.
+        parts: what is measured, by default all that the device and the parent allow, but not `vocabulary` or `private`.
     """
 
     device: Device | None = None
@@ -86,8 +87,9 @@ class Settings:
             raise UserError(f"--parts must be some of {','.join(PARTS)}, but got {odd[0]!r}.")
         if self.parent not in (None, BUILTIN) and not Path(self.parent).exists():
             raise UserError(f"--parent must be {BUILTIN}, a file or a folder, but {self.parent!r} does not exist.")
-        if self.parent is None and "smollm2" in (self.parts or ()):
-            raise UserError("part smollm2 needs --parent; docs/llama.md says where the file of SmolLM2 is.")
+        needing = [part for part in ("smollm2", "private") if part in (self.parts or ())]
+        if self.parent is None and needing:
+            raise UserError(f"part {needing[0]} needs --parent; docs/llama.md says where the file of SmolLM2 is.")
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
@@ -98,7 +100,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     rows = Rows(folder / CSV_FILE, device, console)
     sizes = SIZES[settings.scale or ("paper" if device == "cuda" else "proxy")]
     place = Place(device, sizes, settings.parent, folder, rows)
-    left_out = {"vocabulary", *(("smollm2",) if settings.parent is None else ())}
+    left_out = {"vocabulary", "private", *(("smollm2",) if settings.parent is None else ())}
     left_out |= {"pricing"} if device == "cuda" else set()
     chosen = [part for part in PARTS if part in (settings.parts or PARTS.keys() - left_out)]
     ends_s, all_shares = time.monotonic(), sum(PARTS[part].share for part in chosen)
@@ -167,6 +169,14 @@ def _ended(command: tuple[str, ...], limit_s: float) -> int:
         return process.wait()
 
 
+def private(place: Place) -> None:
+    """Measure private answers under CrypTen: of the parent and, if it is SmolLM2, of a cheaper model."""
+    assert place.parent is not None
+    placement = CHEAPER if read_parent_architecture(place.parent).num_layers == CHEAPER_LAYERS else None
+    for row in figures(place.parent, placement, place.device, PROMPT_TOKENS, NEW_TOKENS):
+        place.rows.add(*row)
+
+
 def pricing(place: Place) -> None:
     """Measure processor seconds of pricing the default space."""
     for protocol in PROTOCOLS:
@@ -187,6 +197,7 @@ PARTS = {
     "smollm2": Part(from_parent, 0.22),
     "sharing": Part(sharing, 0.11),
     "search": Part(searched, 0.22),
+    "private": Part(private, 0.25),
     "pricing": Part(pricing, 0.05),
     "vocabulary": Part(vocabulary, 0.2),
 }

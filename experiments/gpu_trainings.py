@@ -31,7 +31,7 @@ from nas.recipe.overrides import DistillationChanges, RecipeChanges, changed
 from nas.recipe.papers import recipe_at, recipe_for
 from nas.recipe.recipe import ScaleName
 from nas.study.throughput import random_corpus
-from nas.training.device import Device, on_device
+from nas.training.device import Device, lowered
 from nas.training.distillation.library import Library, initial_weights, settings_of
 from nas.training.distillation.sub_layers import sub_layers_of, trained_sub_layers
 from nas.training.distillation.teacher import teacher_of
@@ -146,11 +146,6 @@ def _gpt2(place: Place, seq_len: int, *, entropy_regularised: bool) -> Candidate
     scale = replace(recipe.scale, seq_len=seq_len, batch=batch, micro_batch=batch, tokens=ENDLESS)
     architecture = resolve(LAYERS, place.sizes.base).architecture
     return lowered(Candidate(architecture=architecture, recipe=replace(recipe, scale=scale)), place.device)
-
-
-def lowered(candidate: Candidate, device: Device) -> Candidate:
-    """Return a candidate in the usual precision of the device."""
-    return replace(candidate, recipe=changed(candidate.recipe, on_device(RecipeChanges(), device)))
 
 
 def _way(

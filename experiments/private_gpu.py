@@ -18,11 +18,10 @@ from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.engine.crypten_cuda import check_device
 from costmodel.engine.session import on_this_machine
-from costmodel.errors import UserError
 from costmodel.network import load_network
 from costmodel.protocols.crypten import CryptenSetting
 from nas.conversion.fold import fold
-from nas.conversion.parent import load_initial
+from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import Pretrained
 from nas.conversion.transfer import transferred
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
@@ -44,6 +43,8 @@ CHEAPER = (  # at 3.1 % more perplexity than SmolLM2-135M, docs/llama.md
     "1xMSMQo-2xMBMQo-1xMSMQo-1xMBMQo-2xMPMWo"
 )
 
+CHEAPER_LAYERS = 30
+
 Device: TypeAlias = Literal["cpu", "cuda"]
 
 
@@ -55,15 +56,10 @@ class Row(NamedTuple):
     unit: str
 
 
-def measure(parent: Path, placement: str | None, device: Device) -> list[Row]:
-    """Return what answers of the parent and of a model of that placement cost. Raises UserError as `nas.private`."""
-    return list(figures(parent, placement, device, PROMPT_TOKENS, NEW_TOKENS))
-
-
-def figures(parent: Path, placement: str | None, device: Device, prompt_tokens: int, new_tokens: int) -> Iterator[Row]:
-    """Yield the rows of `measure` as they come."""
+def figures(parent: str, placement: str | None, device: Device, prompt_tokens: int, new_tokens: int) -> Iterator[Row]:
+    """Yield what answers of the parent and of a model of that placement cost. Raises UserError as `nas.private`."""
     check_device(device)
-    source = load_initial(str(parent))
+    source = load_parent(parent).model
     made = source.architecture, source.weights
     if not source.architecture.folded:  # nas.private checks longer, which takes half a minute of a small machine
         _, tokens = check_tokens(None, source.architecture.vocab_size, PROMPT_TOKENS)
@@ -82,8 +78,7 @@ def figures(parent: Path, placement: str | None, device: Device, prompt_tokens: 
 
 
 def _model(source: Pretrained, architecture: Architecture, weights: Mapping[str, Tensor]) -> PrivateModel:
-    if source.tokenizer is None:
-        raise UserError("the parent must come with its tokenizer; put its tokenizer.json beside the weights.")
+    assert source.tokenizer is not None
     arrays = {name: value.double().numpy() for name, value in weights.items()}
     return PrivateModel(name="", architecture=architecture, weights=arrays, tokenizer=source.tokenizer, corpus=None)
 
@@ -92,7 +87,8 @@ def _answered(name: str, setup: Setup, prompt_tokens: int, new_tokens: int, *, i
     """Yield what an answer costs; and of a trained model, how it agrees with the one in the clear."""
     encoder = given_encoder(setup.model.tokenizer, None, None)
     text = str(load_mapping(PROMPT)["prompt"])
-    ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids[:prompt_tokens])
+    most = min(prompt_tokens, setup.model.architecture.context - new_tokens)
+    ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids[:most])
     prompt = Prompt(text=text, ids=ids, encoder=encoder)
     done = answer(setup, prompt, new_tokens, on_this_machine, lambda ready: None, lambda token, expected: None)
     yield from _costs(name, done)
@@ -120,7 +116,7 @@ def _costs(name: str, done: Answer) -> Iterator[Row]:
 
 
 def print_figures(
-    parent: Path,
+    parent: str,
     placement: str | None = CHEAPER,
     device: Device = "cuda",
     prompt_tokens: int = PROMPT_TOKENS,

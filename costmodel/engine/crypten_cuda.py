@@ -69,7 +69,7 @@ def exact_matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _digits(numbers: Tensor) -> list[Tensor]:
-    """Doubles, the lowest digit first. The last is right modulo 2^20, which is what counts of it."""
+    """Split integers into digits, as doubles, the lowest first. Of the last only the lowest 20 bits matter."""
     digits, half = [], 1 << DIGIT_BITS - 1
     for _ in range(NUM_DIGITS - 1):
         digit = ((numbers + half) & (1 << DIGIT_BITS) - 1) - half
@@ -173,7 +173,7 @@ def require_room(steps: Iterable[OpGraph], place: Place, num_processes: int) -> 
 
 
 def card_bytes(steps: Sequence[OpGraph]) -> int:
-    """The most memory of a card that a party takes: shares, and several copies of what its largest op works on."""
+    """Estimate the peak memory of a party on a card: its shares, and COPIES of the operands of its largest op."""
     held = sum(prod(operand.shape) for operand in operands(steps))
     return PROCESS_BYTES + WORD_BYTES * (held + max(map(_working_elements, steps)))
 

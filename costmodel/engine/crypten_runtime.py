@@ -144,7 +144,7 @@ class Secret:
         return Secret(self.tensor.matmul(self._raw(right)))
 
     def _raw(self, value: Any) -> Any:
-        """What CrypTen takes beside this tensor."""
+        """Return an operand as CrypTen takes it, on the device of this tensor."""
         if isinstance(value, np.ndarray):
             return torch.tensor(value, dtype=torch.float64, device=self.tensor.share.device)
         return value.tensor if isinstance(value, Secret) else value

@@ -92,7 +92,7 @@ class Setting:
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
-    """Run the trainings that are not done yet, and print the table; a UserError is raised without the model."""
+    """Run the trainings that are not done yet, and print the table. Raises UserError if the model's file is missing."""
     since_s = time.perf_counter()
     if not Path(settings.parent).exists():
         raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
@@ -254,9 +254,7 @@ def train(
     known = {one.key: one for one in setting.results}
     if key in known and on_model is None:
         return known[key]
-    expected_s = length.tokens / setting.speeds[-1] if setting.speeds else 0.0
-    most_s = setting.settings.most_s
-    if most_s is not None and since_s + expected_s > setting.since_s + most_s:
+    if not _in_time(setting, length):
         setting.console.print(f"{start.name}, {length.tokens:,} tokens: not trained, since the time is too short")
         return None
     training = TrainingRun(
@@ -268,15 +266,9 @@ def train(
         initial=start.initial,
         teacher=start.teacher,
     )
-    stamps_s = [time.perf_counter()]  # steps on a GPU end later, but the last one is read at once
-    try:
-        while training.progress.outcome is None:
-            training.step()
-            stamps_s.append(time.perf_counter())
-            training.validate_if_due()
-    finally:
-        training.close()
+    stamps_s = _taken(training)
     outcome, model = training.progress.outcome, training.objective.model
+    assert outcome is not None
     perplexity, on_english = outcome.perplexity or math.inf, math.inf
     if outcome.perplexity is not None:
         on_english = math.exp(validate(model, setting.second, scale).loss)
@@ -308,6 +300,28 @@ def train(
     total_s = time.perf_counter() - setting.since_s
     setting.console.print(f"{total_s:.0f} s: {line}{reason}", soft_wrap=True, highlight=False)
     return trained
+
+
+def _in_time(setting: Setting, length: Length) -> bool:
+    """Whether a training is expected to end within `most_s`, at the speed of the last one."""
+    expected_s = length.tokens / setting.speeds[-1] if setting.speeds else 0.0
+    most_s = setting.settings.most_s
+    return most_s is None or time.perf_counter() + expected_s <= setting.since_s + most_s
+
+
+def _taken(training: TrainingRun) -> list[float]:
+    """Train to the end; return the start and when each step was taken, s. On a GPU steps end later, but the last one
+    is read at once.
+    """
+    stamps_s = [time.perf_counter()]
+    try:
+        while training.progress.outcome is None:
+            training.step()
+            stamps_s.append(time.perf_counter())
+            training.validate_if_due()
+    finally:
+        training.close()
+    return stamps_s
 
 
 def candidate_of(

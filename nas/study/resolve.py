@@ -25,10 +25,10 @@ from nas.run.run import Run
 from nas.study.meta import checked_meta, new_meta, opening_lines
 from nas.study.priced_study import PricedStudy
 from nas.study.resources import Node, Resources, resolved, resource_lines, study_resources, this_machine
-from nas.study.sharing import choose_share, lowered
+from nas.study.sharing import choose_share
 from nas.study.throughput import threads
 from nas.study.trials import RunHaltedError
-from nas.training.device import on_device
+from nas.training.device import lowered, on_device
 from nas.training.memory import available_bytes, require_memory, training_memory
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, priced_anew
@@ -236,7 +236,7 @@ def memory_lines(priced: PricedStudy) -> list[str]:
     config, run = priced.config, priced.run
     recipe = run.meta.recipe if run is not None else study_recipe(config, priced.parent and priced.parent.distillation)
     largest = Candidate(architecture=priced.feasible.space.base, recipe=recipe)
-    on_gpu = largest if run is not None else lowered(largest, config)
+    on_gpu = largest if run is not None else lowered(largest, "cuda", config.recipe)
     memories = {"CPU": training_memory(largest), f"GPU, {on_gpu.recipe.precision}": training_memory(on_gpu, "cuda")}
     return [f"{memory.line}, each trial at most about that on a {device}" for device, memory in memories.items()]
 

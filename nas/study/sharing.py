@@ -3,7 +3,6 @@
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
@@ -13,7 +12,7 @@ from nas.recipe.recipe import SMALL_SCALES
 from nas.run.config import StudyConfig
 from nas.study.resources import Node
 from nas.study.throughput import keep_rates, kept_rates, shared_rates, training_rate
-from nas.training.device import on_device
+from nas.training.device import lowered
 from nas.training.memory import available_bytes, training_memory
 
 _log = logging.getLogger(__name__)
@@ -45,7 +44,7 @@ def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float
     candidate: the largest one, with the recipe of a CPU.
     """
     is_small, measuring = candidate.recipe.scale.name in SMALL_SCALES, config.time_budget_s or math.inf
-    on_gpu, on_cores = lowered(candidate, config), None
+    on_gpu, on_cores = lowered(candidate, "cuda", config.recipe), None
     if candidate.recipe.scale.name == "smoke":
         measuring = 0.0
     elif is_small:
@@ -71,12 +70,6 @@ def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float
     where = f"{round(1 / share)} trials train on each GPU" if share else "trials train on the CPU"
     _log.info(f"{where}: {why}; --gpus-per-trial {'0' if share else '1'} overrides this")
     return share
-
-
-def lowered(candidate: Candidate, config: StudyConfig) -> Candidate:
-    """Return a candidate of a new study in the precision that it has on a GPU."""
-    precision = on_device(config.recipe, "cuda").precision
-    return replace(candidate, recipe=replace(candidate.recipe, precision=precision))
 
 
 def _search_tokens(config: StudyConfig, candidate: Candidate) -> float:

@@ -31,9 +31,10 @@ from nas.recipe.candidate import Candidate, candidate_id
 from nas.run.config import THREADS_PER_TRIAL
 from nas.storage import replace_file
 from nas.study.worker import worker_env
+from nas.training import step_graph
 from nas.training.trainer import TrainingRun
 
-WARM_UP = 3  # steps before the measured ones, in which kernels are compiled and optimizer states made
+WARM_UP = step_graph.WARM_UP + 2  # steps before the measured ones, the capture of a graph on a GPU included
 WINDOW_S = 2.0
 LONGEST_S = 120.0  # for processes to start, compile and train
 SERVE = (sys.executable, "-c", "from nas.study.throughput import serve; serve()")

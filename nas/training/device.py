@@ -7,11 +7,13 @@ from typing import Literal
 
 import torch
 
+from nas.recipe.candidate import Candidate
 from nas.recipe.overrides import RecipeChanges
 
 _log = logging.getLogger(__name__)
 
 Device = Literal["cpu", "cuda"]
+UNCHANGED = RecipeChanges()
 
 
 def usual_device() -> Device:
@@ -31,6 +33,13 @@ def on_device(changes: RecipeChanges, device: str) -> RecipeChanges:
         _log.info(f"{torch.cuda.get_device_name()} is too old for bfloat16 products; training in float32 instead")
         return replace(changes, precision="float32")
     return replace(changes, precision="bfloat16")
+
+
+def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGED) -> Candidate:
+    """Return a candidate in the precision that it has on a device. changes: those asked for in its recipe."""
+    precision = on_device(changes, device).precision
+    recipe = candidate.recipe if precision is None else replace(candidate.recipe, precision=precision)
+    return replace(candidate, recipe=recipe)
 
 
 def log_another(began_on: str | None, device: str) -> None:

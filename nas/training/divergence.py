@@ -29,7 +29,7 @@ def above_start(losses: Sequence[float], initial: float) -> bool:
 def nonfinite_step(
     objective: nn.Module, batches: Iterable[Tensor], loss: float, gradient_norm: float
 ) -> tuple[str, str] | None:
-    """Return what is not finite in a step, as a format string of step and layer, and the layer; None if all is finite.
+    """Return a reason, as a format string with step and layer, and the layer; None if the whole step is finite.
 
     objective: with the gradients of the step. batches: its tokens.
     """

@@ -26,7 +26,7 @@ class Reading(NamedTuple):
 
 
 class Readings:
-    """The numbers of steps on their way to the host.
+    """A queue of the numbers of steps that the host has not read yet.
 
     Without a lag, the numbers of a step are read before anything moves. With one, the device applies the rules of
     `nas.training.divergence` itself: `halted` becomes 1 with the first step that breaks one and stays so, and

@@ -21,9 +21,9 @@ class StepGraph:
     The work must not read a number back, and whatever changes between steps must be in tensors that stay. Memory of
     the graph is kept until it is dropped.
 
+    work: takes a step on inputs and targets, both batch x T, and returns its numbers.
+    undo: clears what a failed capture leaves behind.
     is_alone: whether no other process trains the same model.
-    work: of inputs and targets, both batch x T; takes the step and returns its numbers.
-    undo: puts right what a capture that fails has left behind.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class StepGraph:
         self._replay: Callable[..., Tensor] | None = None
 
     def make_room(self) -> None:
-        """Drop the graph if its memory may be needed for a step beside it, kernel by kernel."""
+        """Drop the graph if less memory is free than it holds, so that a step without it fits."""
         if self._replay and (available_bytes(self._device) or 0) < self._num_bytes:
             self.drop()
 
@@ -60,6 +60,7 @@ class StepGraph:
         if self._replay is None and self.is_wanted:
             self._num_taken += 1
             if self._num_taken > WARM_UP:
+                torch.cuda.empty_cache()  # which the capture would do, so that only the graph's memory is counted
                 before = torch.cuda.memory_reserved()
                 try:
                     self._replay = captured(self._work, inputs, targets)

@@ -47,7 +47,7 @@ def priceable(
 
 
 def _reason(prices: LayerPrices, kind: str, choice: str, usual: Mapping[str, str], cost_of: CostForm) -> str | None:
-    """usual: an attention that has a price, and the cheapest of what is inside sub-layers."""
+    """Return why a choice has no price, or None. usual: choices that have one, for the rest of the layer."""
     # a layer whose other parts always have a cost; a norm is the same op before either sub-layer
     place = "norm2" if kind == "norm1" else kind
     bare: dict[str, Any] = {

@@ -145,6 +145,7 @@ def test_the_union_of_intervals():
         ({"parts": ("step", "moon")}, "--parts must be some of step,profile,.* but got 'moon'"),
         ({"parent": "missing.gguf"}, "--parent must be builtin, a file or a folder, but 'missing.gguf' does not exist"),
         ({"parts": ("smollm2",)}, "part smollm2 needs --parent"),
+        ({"parts": ("private",)}, "part private needs --parent"),
         ({"scale": "gpu"}, "--scale of this experiment must be one of smoke, proxy, paper, but got 'gpu'"),
     ],
 )

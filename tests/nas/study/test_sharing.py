@@ -10,9 +10,10 @@ from nas.run.config import StudyConfig, study_recipe
 from nas.study import sharing, throughput
 from nas.study.resolve import _on_devices
 from nas.study.resources import Node, study_resources
-from nas.study.sharing import best_share, choose_share, lowered
+from nas.study.sharing import best_share, choose_share
 from nas.study.throughput import keep_rates, kept_rates, shared_rates, training_rate
 from nas.training import memory
+from nas.training.device import lowered
 from nas.training.memory import training_memory
 from search_spaces.bases import BASES
 
@@ -88,7 +89,7 @@ def test_a_search_measures_where_it_is_worth_the_time_and_says_what_it_decided(
 
 def test_no_more_trials_share_a_gpu_than_fit(monkeypatch, card):
     config, candidate = study("gpu")
-    one = training_memory(lowered(candidate, config), "cuda").total
+    one = training_memory(lowered(candidate, "cuda", config.recipe), "cuda").total
     monkeypatch.setattr(sharing, "available_bytes", lambda device: int(2.5 * one / sharing.FREE_SHARE))
     assert choose_share(config, NODE, candidate) == 0.5
     monkeypatch.setattr(sharing, "available_bytes", lambda device: 1)
