@@ -114,7 +114,7 @@ def cost_figure(run: Run) -> PanelFigure:
     series = sorted(
         ((kind, tuple(values)) for kind, values in minutes.items() if any(values)), key=lambda one: -sum(one[1])
     )
-    panel = BarPanel("", "predicted latency per token (minutes)", tuple(forms), tuple(series), stacked=True)
+    panel = BarPanel("", "predicted latency per token (minutes)", tuple(forms), tuple(series))
     return PanelFigure("", (panel,), row_height=0.8 + 0.3 * len(forms))
 
 

@@ -7,9 +7,8 @@ the rest is in closed form.
 
 The global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
 counts as half), and attention gaps: the share of pairs of layers with no attention from the first to the second, so
-that no token mixing happens. Prior means, relative to the parent, are a least-squares fit over four parents. `python -m
-experiments run prior` prints this fit, the fits without each of the four, and how well they explain parents that are in
-none. Block scores of attentions add nothing to gaps, so their weight is near 0.
+that no token mixing happens. Prior means, relative to the parent, are a least-squares fit over four parents
+(docs/proxies.md). Block scores of attentions add nothing to gaps, so their weight is near 0.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """
