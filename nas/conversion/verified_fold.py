@@ -40,7 +40,7 @@ RESOLUTION = 2.0**-FRACTION_BITS
 # is at most a twentieth. One row in a thousand may be outside, by up to BEYOND, where the error is a third.
 LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "power8": (-7.8, 10.2)}
 BEYOND, ROWS_WITHIN = 2.0, 0.999
-LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product: 62 bits before truncation, with twice the fraction
+LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product, at most 62 bits before truncation
 ROOT_LIMIT = 2.0**FRACTION_BITS  # of the argument of an inverse root; SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
 
 Tokens = NDArray[np.integer[Any]]

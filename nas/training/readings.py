@@ -30,7 +30,7 @@ class Readings:
 
     Without a lag, the numbers of a step are read before weights change. With one, the device applies the rules of
     `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks one and stays 1, and optimizers
-    whose `found_inf` it is change nothing. The host finds out when it reads that step.
+    with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
 
     losses, initial_loss: of the earlier steps, as in `TrainingProgress`. least_initial: the smallest initial loss.
     """
