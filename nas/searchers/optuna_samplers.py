@@ -2,7 +2,7 @@
 
 Every choice of every layer is a categorical parameter; latency and log-perplexity are minimised together. The Optuna
 study is rebuilt from the results for every generation, so that proposals depend on nothing else. A suggestion that is
-over budget or was made before is reported to Optuna as failed. After SUGGESTIONS of them, a random draw replaces them.
+over budget or was made before is reported to Optuna as failed. After SUGGESTIONS such failures, a random draw is used.
 """
 
 import warnings
