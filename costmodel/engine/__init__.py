@@ -1,4 +1,4 @@
-"""The MPC engine: processes that run it, the links between them, and what it sends and takes.
+"""The MPC engine: the processes of parties, the links between them, and measurements of costs.
 
-`costmodel.engine.spu` is how to use it.
+Start with `costmodel.engine.spu`.
 """
