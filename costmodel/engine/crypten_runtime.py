@@ -66,7 +66,7 @@ def imported_crypten() -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Nested mappings as objects whose attributes are their entries."""
+    """Return nested mappings as objects whose attributes are their entries."""
     return SimpleNamespace(**{key: _plain(part) for key, part in value.items()}) if isinstance(value, dict) else value
 
 
