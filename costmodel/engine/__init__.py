@@ -1,4 +1,1 @@
-"""The MPC engine: the processes of parties, the links between them, and measurements of costs.
-
-Start with `costmodel.engine.spu`.
-"""
+"""The MPC engine: processes of parties, links between them, and measurements of costs; start with `spu`."""

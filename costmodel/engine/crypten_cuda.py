@@ -42,10 +42,7 @@ class Place:
 
 
 def place_of(device: str, rank: int) -> Place:
-    """Return the place of a party. On a machine with several GPUs, each party gets one by its rank.
-
-    Raise UserError as `check_device`.
-    """
+    """Return the place of a party; several GPUs are taken by rank. Raise UserError as `check_device`."""
     check_device(device)
     if device == "cuda":
         return Place(device=torch.device("cuda", rank % torch.cuda.device_count()), as_on_card=True)

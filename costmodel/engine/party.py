@@ -178,10 +178,7 @@ def _taken(name: str) -> Any:
 
 
 def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], runtime: Runtime, weights: Weights) -> dict[str, Any]:
-    """Send every party its shares of the weights, and return the server's own shares by variable.
-
-    Raise UserError if a weight is missing or has another shape.
-    """
+    """Send every party its shares of the weights; return the server's. Raise UserError if a weight does not fit."""
     kept = {}
     for operand in operands(steps):
         shares = runtime.shares(operand.of(weights), operand.node.op)

@@ -147,10 +147,7 @@ class Session:
 
 @contextmanager
 def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
-    """Yield a session with a process for each of these parties; the processes end with the block.
-
-    Raise UserError if the engine is not installed.
-    """
+    """Yield a session with a process per party until the block ends. Raise UserError if the engine is not installed."""
     check_installed(assignments[0].protocol)
     with ExitStack() as stack:
         children = {}

@@ -185,7 +185,6 @@ def passes(job: Job, link: Link, conditions: Sequence[Condition]) -> tuple[tuple
 
 
 def _pass(by_party: Sequence[Sequence[OpCost]]) -> Pass:
-    """Return the cost of a pass, over all parties."""
     by_op, ended_s = list[Measured](), float("-inf")
     for costs in zip(*by_party, strict=True):
         start_s, end_s = max(min(cost.start_s for cost in costs), ended_s), max(cost.end_s for cost in costs)

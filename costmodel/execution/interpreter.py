@@ -20,10 +20,7 @@ from costmodel.ops import Node, Op, OpGraph
 
 
 def execute(graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> Array:
-    """Return the logits (projected tokens x vocab), in plaintext and double precision.
-
-    Arguments and errors are as for `values`.
-    """
+    """Return logits (projected tokens x vocab), in plaintext and double precision; arguments and errors as `values`."""
     return values(graph, weights, tokens, caches)[graph.nodes[-1].name]
 
 

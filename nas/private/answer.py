@@ -170,7 +170,6 @@ def _token_document(prompt: Prompt, token: PrivateToken, expected: Prediction) -
 
 
 def _costs(tokens: Sequence[tuple[PrivateToken, Prediction]]) -> dict[str, dict[str, Any]]:
-    """Return the measured and predicted costs of all tokens together."""
     costs, expected = [token.cost for token, _ in tokens], [prediction for _, prediction in tokens]
     seconds = [prediction.seconds for prediction in expected if prediction.seconds is not None]
     by_party = zip(*(cost.peak_bytes for cost in costs), strict=True)

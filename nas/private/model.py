@@ -117,7 +117,6 @@ def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel
 
 
 def _folded(source: str, model: Pretrained, corpus: str | None, notes: tuple[str, ...]) -> PrivateModel:
-    """Return a model, folded if it was not yet."""
     if not model.architecture.folded:
         _, tokens = check_tokens(known_corpus(corpus), model.architecture.vocab_size, model.architecture.context)
         folded, check = fold_as_far_as(model.architecture, model.weights, tokens)

@@ -165,7 +165,6 @@ def _setting(
     weight_masks: WeightMasks,
     device: Literal["cpu", "cuda"],
 ) -> RunSetting:
-    """Return the setting. Raise UserError for a choice that the protocol does not have."""
     if protocol == "crypten":
         if weight_masks != "fresh":
             raise UserError(
