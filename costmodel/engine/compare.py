@@ -87,8 +87,8 @@ def compare(
     drawn with seed 0 if None. delays_s: one-way delays at which rounds are measured, in more runs. testbed: file for
     predicted seconds, in place of the committed one.
 
-    Raises UserError if the engine is not installed, or a weight or the testbed does not fit; StoppedError if the engine
-    fails.
+    Raises UserError if the engine is not installed, a weight or the testbed does not fit, or an op cannot be run;
+    StoppedError if the engine fails.
     """
     engine = engine_of(protocol)
     pricer, memory = None, None
@@ -106,8 +106,8 @@ def compare(
     used = drawn if weights is None else weights
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
     assert not isinstance(setting, SigmaSetting)
+    clear = interpreter.execute(graph, used, tokens, caches)  # first: it refuses a graph that cannot be run
     run = spu.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
-    clear = interpreter.execute(graph, used, tokens, caches)
     rounds = None
     if delays_s is not None:
         assert isinstance(setting, EngineSetting)

@@ -5,6 +5,7 @@ or server computes in plaintext before the run happens in `operands` and `inputs
 """
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from costmodel.errors import UserError
 from costmodel.execution.op_functions import Array as Array
 from costmodel.execution.op_functions import Weights as Weights
 from costmodel.execution.op_functions import evaluate, numpy_library
-from costmodel.ops import Node, Op, OpGraph
+from costmodel.ops import Node, Op, OpGraph, output_shapes
 
 
 def execute(graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> Array:
@@ -35,12 +36,23 @@ def values(
     caches: the graph's other inputs by name, if it has any.
 
     Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside the
-    vocabulary, or an op without a function.
+    vocabulary, an op without a function, or an op of a traced model that reads a part of a value that no op selects.
     """
-    library = numpy_library()
+    library, shapes = numpy_library(), output_shapes(graph)
     known = inputs(graph, tokens, caches)
     for node in graph:
-        known[node.name] = evaluate(node.op, library, operands(node, weights), *(known[name] for name in node.inputs))
+        read, values = [known[name] for name in node.inputs], operands(node, weights)
+        try:
+            known[node.name] = evaluate(node.op, library, values, *read)
+            fits = known[node.name].size == prod(shapes[node.name])
+        except ValueError:  # of numpy, for shapes that do not go together
+            fits = False
+        if not fits:
+            given = ", ".join(f"{name!r} of shape {value.shape}" for name, value in zip(node.inputs, read, strict=True))
+            raise UserError(
+                f"{type(node.op).__name__} {node.name!r} must read {given} as {node.op.input_shapes}, but no op takes "
+                "that part of it; use a linear of its own for each part in the module, or only `estimate` its cost."
+            )
     return known
 
 

@@ -265,6 +265,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.Add: lambda op, library, weights, stream, branch: stream + branch,
     ops.ScaledAdd: lambda op, library, weights, stream, branch: stream * weights["beta"] + branch * weights["alpha"],
     ops.TakeRows: lambda op, library, weights, source: source[op.first : op.first + op.taken],
+    ops.TakeColumns: lambda op, library, weights, source: source[:, op.first : op.first + op.taken],
     ops.JoinRows: lambda op, library, weights, *parts: library.numpy.concatenate(parts, axis=0),
     ops.JoinColumns: lambda op, library, weights, *parts: library.numpy.concatenate(parts, axis=1),
     ops.VocabProjection: lambda op, library, weights, source: library.numpy.matmul(source, weights["weight"]),
