@@ -1,9 +1,9 @@
 """Changes of basis of the residual stream that turn linear FFNs into the identity.
 
-Besides what it adds, a layer maps the stream X to `S X + c`, where S is beta, plus W if its FFN is linear. With X_i =
-B_i z + o_i before layer i, B_(i+1) = S_i B_i and o_(i+1) = S_i o_i + c_i, the layer leaves the coordinates z unchanged.
-Linears that read the stream take up B and o, those that write to it B^-1, the embedding tables B_0^-1, the vocabulary
-projection the last B, and the last linear that writes to the stream adds the last o.
+Apart from what attention and nonlinear FFNs add, a layer maps the stream X to `S X + c`, where S is beta, plus W if its
+FFN is linear. With X_i = B_i z + o_i before layer i, B_(i+1) = S_i B_i and o_(i+1) = S_i o_i + c_i, the layer leaves
+the coordinates z unchanged. Linears that read the stream take up B and o, those that write to it B^-1, the embedding
+tables B_0^-1, the vocabulary projection the last B, and the last linear that writes to the stream adds the last o.
 
 Where a live norm reads the stream, B is 1 and o is 0. A model without live norms leaves B_0 free; see `balanced`.
 
@@ -57,7 +57,7 @@ def rebase(
 
     Returns the layers, with `none` for a folded FFN; the condition, the largest factor by which a vector written in one
     layer's basis grows in another's; and the FFNs and betas that stay, with the reason. Linear FFNs must be fused,
-    alphas 1, and norms that are not live folded before.
+    alphas 1, and norms that are not live already folded.
     """
     layers, left, condition = list(architecture.layers), [], 1.0
     for stretch in _stretches(architecture):
@@ -176,7 +176,7 @@ def _origins(steps: list[_Step]) -> list[Tensor]:
 
 
 def _move(architecture: Architecture, weights: Weights, start: int, steps: list[_Step], bases: list[Basis]) -> None:
-    """Rewrite the layers' linears in the bases. Where a live norm lies between, the basis is 1 and the origin 0."""
+    """Rewrite the layers' linears in the bases. Where they read a live norm, the basis is 1 and the origin 0."""
     for index, (step, origin, before, after) in enumerate(zip(steps, _origins(steps), bases, bases[1:], strict=False)):
         at = start + index
         layer = architecture.layers[at]
@@ -262,7 +262,7 @@ def add_constant(architecture: Architecture, weights: Weights, num_layers: int, 
 
 
 def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
-    """Return the nodes that add to the stream in the first layers, in order: tables, linears, norms after these."""
+    """Return, in order, the nodes that add to the stream in the first layers: tables, and linears or their norms."""
     writers = list(architecture.block_facts.tables)
     for index, layer in enumerate(architecture.layers[:num_layers]):
         attention = "attention.norm" if "attention.norm" in inner_norms(architecture, layer) else "attention.out"

@@ -8,7 +8,7 @@ from nas.malloc import free_bytes
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
-COPIES = 2  # of every weight in single precision: as transformers reads it, and under our name
+COPIES = 2  # of every weight in single precision: as it is read, and under our name
 
 
 def require_memory(architecture: Architecture, path: str) -> None:
@@ -22,6 +22,6 @@ def require_memory(architecture: Architecture, path: str) -> None:
 
 
 def num_weights(architecture: Architecture) -> int:
-    """Return the number of weights in all nodes of the op graph; a tied table counts twice, as it is stored."""
+    """Return the number of weights of all nodes of the op graph; a tied table is stored, and counted, twice."""
     graph = lower(architecture, 1)
     return sum(math.prod(shape) for node in graph for shape in node.op.weight_shapes.values())

@@ -94,7 +94,7 @@ def fold(
 
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
-    """Return the folded architecture with the dimensions of another one, such as those that costs are for."""
+    """Return the folded architecture with the dimensions of `priced`, such as those that costs are predicted for."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", "norm_epsilon")
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 

@@ -56,7 +56,7 @@ def load_gguf(path: str) -> Pretrained:
 
 
 def read_gguf_architecture(path: str) -> Architecture:
-    """Return the architecture in a file. Raises UserError as `load_gguf` does, but not for weights."""
+    """Return the architecture in a file. Raises UserError as `load_gguf` does, but not for non-finite weights."""
     return _checked(path)[1]
 
 

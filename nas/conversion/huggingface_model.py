@@ -32,8 +32,8 @@ class DecoderConfig(PretrainedConfig):
     join: `sequential` if the FFN reads the sum with attention, `parallel` if both read the stream, `shaped` if
         attention has no skip connection. rotary_share: one in this many features of a head is rotated; None for a
         position table. packs_qkv: whether queries, keys and values are one linear. biases: linears with a bias if
-        others have none. query_key_norm: of queries and keys: none, per head, or over the width. norms_after: whether
-        attention and FFN end with a norm. A layer's `inner1` and `inner2` say which norms and caps it has.
+        others have none. query_key_norm: norms of queries and keys: none, by head, or over the width. norms_after:
+        whether attention and FFN end with a norm. A layer's `inner1` and `inner2` say which norms and caps it has.
     """
 
     model_type = "private-inference-decoder"
@@ -130,7 +130,7 @@ def _attend(
 def _rotated(heads: Tensor, first: int, width: int, base: float, scaling: dict[str, Any] | None) -> Tensor:
     """Rotate the first features of positions from `first` on, by angles that grow with the position.
 
-    scaling: divides rates with fewer than `low` turns in the former context; see costmodel.rotary.
+    scaling: divides rates, fully below `low` turns in the former context and not above `high` (costmodel.rotary).
     """
     length = heads.shape[-2]
     rates = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
@@ -364,7 +364,7 @@ class _Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Map tokens to logits. made: `architecture` of a `DecoderConfig`, with the properties of its block as `block`."""
+    """Maps tokens to logits. made: `architecture` of a `DecoderConfig`, with the facts of its block as `block`."""
 
     def __init__(self, made: dict[str, Any]) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ from search_spaces.forms import POLYNOMIAL_GATES
 
 RIDGE = 1e-3  # of the mean square of the inputs, which nearly ignores directions that hardly vary
 LEAST = 1e-12  # replaces a mean square of 0
-LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # of queries for eighth powers, times the first
+LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # factors on the initial length of queries
 
 
 @torch.no_grad()

@@ -2,8 +2,8 @@
 
 The sum over a row of exp(score - bound) must be neither too large nor too small for fixed point. A head's bound is the
 midpoint between the logarithms of its largest and its smallest row sum. If these are too far apart, the softmax stays
-exact: the model computes the same at a higher cost. Eighth powers do not change if queries and bound are multiplied by
-the same number: the one that moves the midpoint to the middle of the fixed-point range is used.
+exact: the model computes the same at a higher cost. Attention with eighth powers does not change if queries and bound
+are multiplied by the same number, so they get the one that moves the midpoint to the middle of the fixed-point range.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ FIT_TOKENS = 1 << 11  # for fitting the length of queries
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
     """Return the sequences to set bounds from: those checked, and `BOUNDING_TOKENS` spread over the training text.
 
-    A few tokens do not have the widest rows. checked: sequences x T.
+    The widest rows are not found in a few tokens. checked: sequences x T.
     """
     tokens = torch.from_numpy(checked)
     if corpus is None:

@@ -1,12 +1,12 @@
 """Initialises one architecture with weights of another of the same dimensions, to linearise a trained model.
 
 Parts that both have are kept: linears whatever the activation between them, norms, tables. Parts that the target lacks
-(norms, a removed attention or FFN) are dropped; half of the heads are those that write most into the residual stream. A
-norm that training will freeze starts with the gain and bias of the live norm and normalises each row until then; one
-that is frozen in the source stays frozen. A fused FFN starts as the product of the two linears, and a temperature at 1,
-which changes no score. Scalars of a scaled residual, slopes and norms that the source lacks get their usual values. A
-polynomial gate starts as the odd part of the source's activation, with about its even part as the square; in an FFN
-without a gate, x becomes half of x^2 + x. Queries for eighth powers start at a sixteenth of their length.
+(norms, a removed attention or FFN) are dropped. If it has half of the heads, those that write most into the residual
+stream stay. A norm that training will freeze starts with the gain and bias of the live norm and normalises each row
+until then; one that is frozen in the source stays so. A fused FFN starts as the product of the two linears, and a
+temperature at 1, which changes no score. Scalars of a scaled residual, slopes and norms that the source lacks get their
+usual values. A polynomial gate starts as the odd part of the source's activation, with about its even part as the
+square; without a gate in the source, x becomes (x^2 + x) / 2. Queries for eighth powers start at a sixteenth.
 """
 
 from collections.abc import Mapping, Sequence

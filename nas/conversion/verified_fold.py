@@ -31,7 +31,7 @@ FIXED_POSITIONS = 512  # at least this many are also compared in fixed point, wh
 MAX_FLOAT_ERROR = 1e-4  # relative to the largest logit
 MIN_AGREEMENT = 0.999  # share of positions
 MAX_FIXED_RATIO = 2.0  # folding may cost one bit of the engine's precision
-MAX_DIVERGENCE = 1e-3  # nats per token: a thousandth of perplexity, too small to show
+MAX_DIVERGENCE = 1e-3  # nats per token: 0.1 % of perplexity, too little to show
 CHECK_POSITIONS = 4096  # enough to tell 99.9 % from 100 %
 CHECK_LOGITS = 1 << 26  # at most this many are compared, to limit memory
 RESOLUTION = 2.0**-FRACTION_BITS
@@ -162,7 +162,7 @@ def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[
 
 
 class Reference(NamedTuple):
-    """A trained model with a scaled stream, and its logits: of all tokens in single precision, of few also others."""
+    """A trained model with a scaled stream. single: logits of all tokens; exact, fixed: those of `few` sequences."""
 
     architecture: Architecture
     weights: Mapping[str, Tensor]
@@ -242,7 +242,7 @@ def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:
 
 
 def _sums_share(op: ops.Softmax, scores: Array) -> float:
-    """Return how far log row sums are from mid-range, relative to the limit of ROWS_WITHIN, or of all."""
+    """Return the largest distance of log row sums from mid-range, relative to its limits (ROWS_WITHIN, and all)."""
     least, most = LOG_SUMS[op.form]
     seen = np.tri(scores.shape[-1], dtype=bool)
     with np.errstate(over="ignore", divide="ignore"):

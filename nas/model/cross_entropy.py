@@ -161,7 +161,7 @@ def fully_distilled(
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return a product in fp32 (or fp64) even of half-precision factors; half-precision sums are percents off."""
+    """Return a matrix product in fp32 (or fp64); sums in half precision would make gradients wrong by percents."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
     # a product of two bf16 numbers is exact in fp32, so both branches differ only in the order of the sums
@@ -230,7 +230,7 @@ def _full_divergence(logits: Tensor, targets: Tensor, parent_logits: Tensor, *, 
 
 
 def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether one piece is faster. On a GPU it never is, since only the losses of chunks are compiled."""
+    """Whether to compute all logits at once. On a GPU chunks are faster, even a single one, as they are compiled."""
     return hidden.device.type == "cpu" and len(hidden) * len(weight) <= CHUNK_SIZE["cpu"]
 
 

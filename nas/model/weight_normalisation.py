@@ -111,7 +111,7 @@ class _SpectralNorm(nn.Module):
         return torch.cat(((matrices / largest).flatten(0, 1), weight[self.num_rows :]))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Return a weight that is assigned, after computing its singular vectors."""
+        """Compute the singular vectors of a newly assigned weight, and return the weight."""
         for _ in range(FIRST_ITERATIONS):
             self._follow(self._matrices(weight))
         return weight

@@ -4,8 +4,8 @@ A layer with a linear FFN maps the residual stream X to `M X + c`, M = beta I + 
 all of them folded into changes of the stream's basis. Training leaves some directions of M close to 0, so that the
 inverse of the basis, a product over layers, grows along them and fixed point loses its digits. Therefore every few
 steps each singular value of M below a floor is raised to it, by the smallest change of W or, with two linears, of
-`down`. The floor is relative to 1, the value without FFN: relative to the largest singular value, it would raise the
-values that define it, and first layers, whose largest values are far above the others, would run away.
+`down`. The floor is relative to 1, the value without FFN. Relative to the largest singular value, it would raise the
+values that define it, and the first layers, whose largest values are far above the others, would diverge.
 
 It depends on weights and step only, so that a resumed run does not differ. It costs an SVD in double precision per
 layer. With frozen norms before the FFN there is no M until they freeze; such layers are not changed.
