@@ -33,7 +33,7 @@ from costmodel.estimate import estimate
 from costmodel.ops import OpGraph
 from costmodel.protocols.compute_testbed import dump_compute, op_name
 from costmodel.protocols.derived import Derived, load
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from experiments.bars import table
 from nas.storage import RUNS, replace_file
 from search_spaces.bases import Dimensions, base_architecture
@@ -119,9 +119,9 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
     A StoppedError is raised if a bound is missed or the engine fails; run it again to resume.
     """
-    check_engine()
     missed, judged = [], list[Line]()
     for case in settings.cases:
+        check_engine(case.protocol)
         lines, loads = measured_case(settings, case, name, console)
         console.print(case_table(case, lines))
         console.print(f"{_disturbed(loads)}\n")
@@ -144,7 +144,7 @@ def measured_case(settings: Settings, case: Case, name: str, console: Console) -
     folder.mkdir(parents=True, exist_ok=True)
     committed = load(case.protocol, "loopback")
     console.print(f"{case.protocol}: {case.layers} layers, every op by itself", style="dim")
-    testbed = measured_model([graph], case.protocol, EngineSetting(), folder / "timings.jsonl")
+    testbed = measured_model([graph], case.protocol, committed.setting, folder / "timings.jsonl")
     path = folder / "testbed.yaml"
     path.write_text(dump_compute(testbed))
     runs = whole_runs(graph, case.protocol, settings.repeats, folder / "runs.jsonl", console)
@@ -184,7 +184,7 @@ def drawn_job(graph: OpGraph, protocol: str) -> Job:
     # in the engine's precision, to save memory: three parties hold GPT-2
     weights = {key: value.astype(np.float32) for key, value in drawn_weights(graph, generator).items()}
     tokens = drawn_tokens(graph, generator)
-    return graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting())
+    return graph_job(graph, weights, tokens, protocol=protocol, setting=ENGINE_PROTOCOLS[protocol].setting())
 
 
 def compared(

@@ -264,6 +264,7 @@ class CryptenRuntime(Runtime):
         self.products: dict[Op, list[Product]] = {}  # that each kind of op takes; the dealer's
         self.known: dict[str, Any] = {}
         self.pasts: list[dict[str, str]] = []
+        self.steps: tuple[OpGraph, ...] = ()
         self.done: list[Traffic] = []
         self.functions = FUNCTIONS | OWN_FUNCTIONS
         self.library = Library(
@@ -295,6 +296,7 @@ class CryptenRuntime(Runtime):
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
         require_room(steps, self.place, self.on_machine)
         self.pasts = [variables(graph) if step else {} for step, graph in enumerate(steps)]
+        self.steps = steps
 
     def connect(self) -> None:
         """The dealer's seeds are the only secrets of a party beside its shares."""
@@ -322,7 +324,9 @@ class CryptenRuntime(Runtime):
         return Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value).to(self.place.device)))
 
     def start(self) -> None:
-        """Nothing is done once."""
+        """The dealer finds out what every op takes, so that no step waits for that."""
+        for node in (node for graph in self.steps for node in graph if self.dealer is not None):
+            self._products(node)
 
     def run(self, step: int, index: int, node: Node) -> None:
         if self.dealer is not None:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from costmodel.config.units import format_seconds
 from costmodel.engine.channel import Channel, GoneError
 from costmodel.errors import UserError
-from costmodel.protocols import RunSetting
 from costmodel.protocols.identity import COST_MODEL_VERSION
+from costmodel.protocols.primitives import EngineSetting
 
 INTRODUCTION_S = 2.0  # who calls and says nothing for so long is no party
 RETRY_S = 0.1  # between two attempts to reach a party that does not listen yet
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def terms(protocol: str, setting: RunSetting) -> dict[str, str]:
+def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
     """The terms that parties must have in common, in words, before they know what is to be run."""
     return {
         "package": _version("private-inference-nas"),

@@ -25,7 +25,7 @@ from costmodel.engine.session import on_this_machine
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Input, Node, Op, OpGraph
-from costmodel.protocols import RunSetting
+from costmodel.protocols.primitives import EngineSetting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +72,7 @@ class Job:
     """A measurement to make: a graph on inputs by name, with weights by `<node>.<suffix>`."""
 
     protocol: str
-    setting: RunSetting
+    setting: EngineSetting
     graph: OpGraph
     inputs: Mapping[str, Array]
     weights: Weights
@@ -100,7 +100,7 @@ def graph_job(
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
-    setting: RunSetting,
+    setting: EngineSetting,
 ) -> Job:
     """One forward pass of a sequence; weights, tokens and caches as `interpreter.execute` takes them.
 
@@ -110,7 +110,7 @@ def graph_job(
     return Job(protocol=protocol, setting=setting, graph=graph, inputs=inputs, weights=weights)
 
 
-def ops_job(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> Job:
+def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
     """Each op by itself, on random numbers."""
     generator = np.random.default_rng(0)
     nodes: list[Node] = []
@@ -147,7 +147,7 @@ def run(
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
-    setting: RunSetting,
+    setting: EngineSetting,
 ) -> EngineRun:
     """One forward pass of a sequence under the engine; where masks of weights are kept, the second of two.
 
@@ -160,7 +160,7 @@ def run(
     return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)), peak_bytes=peaks)
 
 
-def measure(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> tuple[Measured, ...]:
+def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tuple[Measured, ...]:
     """Measures each op by itself, on random numbers: for calibration, and to check formulas.
 
     Preprocessing that the engine does once, at the first op that needs it, is in that op's cost. Raises as `passes`.

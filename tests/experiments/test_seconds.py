@@ -36,7 +36,7 @@ def of_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
         cost = Measured(sent_bytes=0, messages=0, seconds=3.0 * (1 + 0.1 * (len(runs) - 1)))
         return (Pass(seconds=cost.seconds * len(job.graph.nodes), by_op=(cost,) * len(job.graph.nodes)),), None
 
-    monkeypatch.setattr(seconds, "check_engine", lambda: None)
+    monkeypatch.setattr(seconds, "check_engine", lambda protocol: None)
     monkeypatch.setattr(seconds, "measured_model", measured_model)
     monkeypatch.setattr(seconds, "passes", passes)
     monkeypatch.setattr(seconds, "RUNS", tmp_path)
