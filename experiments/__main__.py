@@ -13,7 +13,7 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import families, gpu, seconds
+from experiments import engines, families, gpu, seconds
 from experiments.papers import run as papers
 from experiments.searchers import benchmark, prior, table
 from experiments.smollm2 import healing, pipeline
@@ -28,6 +28,7 @@ PAPER = "paper"  # kind of the experiments on the papers
 # kind in an experiment's YAML -> module; the YAML is decoded to its `Settings`, which its `run` takes with the
 # experiment's name and a console
 KINDS: dict[str, ModuleType] = {
+    "engines": engines,
     "families": families,
     "gpu": gpu,
     PAPER: papers,

@@ -191,7 +191,7 @@ class PricedModel:
 
     @cached_property
     def without_dealer(self) -> tuple[GeneratorCost, ...]:
-        """The costs of making the dealer's randomness in other ways; empty if there is no dealer."""
+        """The costs of making semi2k's randomness without its dealer; empty under other protocols."""
         if not isinstance(self.pricer, Derived) or self.pricer.protocol != "semi2k":
             return ()
         return alternatives([node.op for run in self.runs for node in run], self.pricer.setting, self.pricer.link)
