@@ -13,7 +13,7 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import families, gpu
+from experiments import engines, families, gpu
 from experiments.searchers import benchmark, table
 from experiments.smollm2 import healing, pipeline
 from nas.recipe.recipe import ScaleName
@@ -24,6 +24,7 @@ CONFIGS = Path(__file__).parent / "configs"
 # kind in an experiment's YAML -> module; the YAML is decoded to its `Settings`, which its `run` takes with the
 # experiment's name and a console
 KINDS: dict[str, ModuleType] = {
+    "engines": engines,
     "families": families,
     "gpu": gpu,
     "search-benchmark": benchmark,

@@ -1,6 +1,6 @@
 """Private answers of several models, each in its own process, saved as `nas.private` writes them and not run again.
 
-Each is reported on one line: agreement with plaintext, bytes and their prediction, seconds and memory.
+Each is reported on one line: agreement with plaintext, bytes, messages, seconds and memory, and their predictions.
 """
 
 import json
@@ -20,7 +20,10 @@ from costmodel.errors import UserError
 from experiments.bars import table
 from nas.storage import replace_file
 
-COLUMNS = ("model", "protocol", "as in the clear", "bytes sent", "predicted", "seconds", "predicted", "memory")
+COLUMNS = (
+    "model", "protocol", "as in the clear", "error", "bytes sent", "predicted", "messages", "seconds", "predicted",
+    "memory",
+)  # fmt: skip
 
 
 def private_answers(
@@ -47,23 +50,43 @@ def private_answers(
     return answers
 
 
-def answer_table(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> Table:
-    """Tabulate the answers; memory is the most of any party."""
-    rows = []
+def answer_records(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a record per answer, in SI units; memory is the most of any process, None if it is not known."""
+    records = []
     for (name, protocol), document in answers.items():
         measured, predicted = document["total"]["measured"], document["total"]["predicted"]
-        same = sum(bool(token["top1_agrees"]) for token in document["tokens"])
-        seconds = (costs["latency_s"] for costs in (measured, predicted))
-        peaks = [peak for peak in measured["peak_bytes"] if peak is not None]
-        rows.append(
-            (
-                name,
-                protocol,
-                f"{same} of {len(document['tokens'])}",
-                f"{measured['sent_bytes']:,}",
-                "equal" if measured["sent_bytes"] == predicted["sent_bytes"] else f"{predicted['sent_bytes']:,}",
-                *("?" if value is None else format_seconds(value) for value in seconds),
-                format_bytes(max(peaks)) if peaks else "?",
-            )
+        records.append(
+            {
+                "model": name,
+                "protocol": protocol,
+                "tokens": len(document["tokens"]),
+                "as_in_the_clear": sum(bool(token["top1_agrees"]) for token in document["tokens"]),
+                "largest_logit_error": document["agreement"]["largest_logit_error"],
+                "sent_bytes": measured["sent_bytes"],
+                "predicted_bytes": predicted["sent_bytes"],
+                "messages": measured["messages"],
+                "seconds": measured["latency_s"],
+                "predicted_s": predicted["latency_s"],
+                "peak_bytes": max((peak for peak in measured["peak_bytes"] if peak is not None), default=None),
+            }
         )
+    return records
+
+
+def answer_table(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> Table:
+    """Tabulate the answers."""
+    rows = [
+        (
+            row["model"],
+            row["protocol"],
+            f"{row['as_in_the_clear']} of {row['tokens']}",
+            f"{row['largest_logit_error']:.2g}",
+            f"{row['sent_bytes']:,}",
+            "equal" if row["sent_bytes"] == row["predicted_bytes"] else f"{row['predicted_bytes']:,}",
+            f"{row['messages']:,}",
+            *("?" if row[key] is None else format_seconds(row[key]) for key in ("seconds", "predicted_s")),
+            "?" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"]),
+        )
+        for row in answer_records(answers)
+    ]
     return table(COLUMNS, rows, title="answered privately, the parties on this machine")

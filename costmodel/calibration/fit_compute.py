@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -63,7 +62,7 @@ def new_testbed(
     threads = "one thread" if setting.threads == 1 else f"{setting.threads} threads"
     return ComputeTestbed(
         protocol=protocol,
-        engine=f"SecretFlow-SPU {version('spu')}",
+        engine=setting.formulas_of,
         threads=setting.threads,
         machine=f"{_processor()}, {len(os.sched_getaffinity(0))} cores, a process of {threads} per party",
         measured_on=datetime.now(UTC).date().isoformat(),

@@ -16,10 +16,7 @@ from costmodel.engine.compare import SEED, drawn_caches, drawn_tokens, drawn_wei
 from costmodel.errors import StoppedError
 from costmodel.execution.memory import FEATURES, MemoryFit, MemoryTestbed, features
 from costmodel.ops import OpGraph
-from costmodel.protocols.identity import ENGINE
-from costmodel.protocols.primitives import EngineSetting
-
-SETTING = EngineSetting()
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
 
 def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[str], None]) -> MemoryTestbed:
@@ -30,7 +27,9 @@ def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[
             peaks.append(_peaks(graph, protocol))
         sizes = ", ".join(f"{peak / 1e6:.0f} MB" for peak in peaks[-1])
         report(f"{protocol}: {index} of {len(graphs)} models, {sizes}")
-    return fit_memory(protocol, [features(graph, protocol, SETTING) for graph in graphs], peaks)
+    return fit_memory(
+        protocol, [features(graph, protocol, ENGINE_PROTOCOLS[protocol].setting()) for graph in graphs], peaks
+    )
 
 
 def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
@@ -38,7 +37,8 @@ def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
     generator = np.random.default_rng(SEED)
     weights = drawn_weights(graph, generator)
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
-    run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=SETTING)
+    setting = ENGINE_PROTOCOLS[protocol].setting()
+    run = spu.run(graph, weights, tokens, caches, protocol=protocol, setting=setting)
     peaks = tuple(peak for peak in run.peak_bytes if peak is not None)
     if len(peaks) < len(run.peak_bytes):
         raise StoppedError("this system does not tell a process its peak memory; calibrate it on Linux.")
@@ -47,10 +47,11 @@ def _peaks(graph: OpGraph, protocol: str) -> tuple[int, ...]:
 
 def fit_memory(protocol: str, counts: Sequence[dict[Any, int]], peaks: Sequence[tuple[int, ...]]) -> MemoryTestbed:
     """Fit features of models (`counts`) to the peak bytes of every party (`peaks`, the client's first)."""
+    setting = ENGINE_PROTOCOLS[protocol].setting()
     return MemoryTestbed(
         protocol=protocol,
-        engine=ENGINE,
-        ring_bits=SETTING.ring_bits,
+        engine=setting.formulas_of,
+        ring_bits=setting.ring_bits,
         machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         measured_on=datetime.now(UTC).date().isoformat(),
         num_points=len(peaks),

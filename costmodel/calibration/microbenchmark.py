@@ -90,11 +90,20 @@ class Timing:
 
 
 def plan(protocol: str) -> tuple[Series, ...]:
-    """Return a series for every kind that the engine runs; kinds with weights twice, shared and held by the server."""
+    """Return a series for every kind that the protocol prices; with weights two, shared and held by the server."""
     sizes = [_sizes(op_type, forms) for op_type in OP_TYPES for forms in _forms(op_type)]
     secret = [_series(protocol, "secret", ops_of_kind) for ops_of_kind in sizes]
     server = [_series(protocol, "server", ops_of_kind) for ops_of_kind in sizes if ops_of_kind[0].weights == "hidden"]
-    return (*secret, *server)
+    return tuple(series for series in (*secret, *server) if _is_priced(protocol, series))
+
+
+def _is_priced(protocol: str, series: Series) -> bool:
+    engine = ENGINE_PROTOCOLS[protocol]
+    try:
+        engine.comm(series.sizes[0], engine.setting(weights=series.weights))
+    except UserError:
+        return False
+    return True
 
 
 def _forms(op_type: type[Op]) -> list[dict[str, Any]]:

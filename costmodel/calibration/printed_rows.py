@@ -30,9 +30,9 @@ from costmodel.calibration import crypten_own
 from costmodel.calibration.sigma_rows import attention_ops, linear
 from costmodel.calibration.validate_sigma import GIBIBYTE
 from costmodel.config.units import BYTES
-from costmodel.engine.engines import engine_of
+from costmodel.engine.engines import walk
 from costmodel.ops import Op
-from costmodel.protocols import SETTINGS, crypten_primitives
+from costmodel.protocols import crypten_primitives
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import Comm, total_comm
 
@@ -48,8 +48,8 @@ PARTS: dict[str, tuple[type, ...]] = {
     "": (Op,),
 }
 ACTIVATIONS: dict[str, Callable[..., Op]] = {
-    "crypten": ops.Silu,
     **dict.fromkeys(ENGINE_PROTOCOLS, partial(ops.Gelu, form="piecewise")),
+    "crypten": ops.Silu,
 }
 
 
@@ -114,7 +114,8 @@ def own_bytes(row: PrintedRow) -> int:
     """Return the bytes of all parties by formula, online and offline; for `crypten` the first party is the dealer."""
     some = [op for op in model_ops(row) if isinstance(op, PARTS[row.part])]
     theirs = (SHAFT_FUNCTIONS if row.group == SHAFT else OWN_FUNCTIONS) if row.protocol == "crypten" else {}
-    priced = engine_of(row.protocol).walk([op for op in some if type(op) not in theirs], SETTINGS[row.protocol]())
+    ours = [op for op in some if type(op) not in theirs]
+    priced = walk(row.protocol, ours, ENGINE_PROTOCOLS[row.protocol].setting())
     cost = total_comm([*priced, *(theirs[type(op)](op) for op in some if type(op) in theirs)])
     return cost.online_bytes if row.protocol == "crypten" else cost.sent_bytes
 

@@ -9,16 +9,17 @@ from rich.progress import Progress, TimeElapsedColumn
 
 from costmodel.calibration.microbenchmark import Series, Timing, measure, save, saved
 from costmodel.config.units import format_seconds
+from costmodel.engine.assignment import CRYPTEN
 from costmodel.engine.runtimes import INSTALL, check_installed
 from costmodel.errors import StoppedError, UserError
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 
 
-def check_engine() -> None:
+def check_engine(protocol: str) -> None:
     """Check that the engine is installed and has the version of the formulas; a UserError is raised if not."""
-    check_installed("semi2k")
-    if (engine := f"SecretFlow-SPU {version('spu')}") != ENGINE:
+    check_installed(protocol)
+    if protocol != CRYPTEN and (engine := f"SecretFlow-SPU {version('spu')}") != ENGINE:
         raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {engine}; run: {INSTALL}")
 
 

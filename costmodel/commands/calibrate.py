@@ -56,8 +56,8 @@ FITTED: dict[str, tuple[Path, Callable[[], str]]] = {
 
 
 def calibrate(
-    protocol: Literal["published", "semi2k", "aby3", "cheetah", "sigma"] = "published",
-    engine: Literal["spu"] | None = None,
+    protocol: Literal["published", "semi2k", "aby3", "cheetah", "sigma", "crypten"] = "published",
+    engine: Literal["spu", "crypten"] | None = None,
     output: Path | None = None,
     for_: str | None = None,
     weights: Holder = "secret",
@@ -73,7 +73,7 @@ def calibrate(
 
     Args:
         protocol: protocol whose testbed is fitted.
-        engine: spu, to measure a protocol of the engine; leave it out for published and sigma.
+        engine: spu or crypten, to measure a protocol of that engine; leave it out for published and sigma.
         output: file to write; for published and sigma, the committed one by default.
         for_: model to measure, as for `estimate`; all other flags but --threads then describe it.
         weights: secret-shared, or held by the server alone.
@@ -83,12 +83,14 @@ def calibrate(
     options = ModelOptions(context=None, **model)
     if for_ is None and (options, weights) != (ModelOptions(), "secret"):
         raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
-    if (protocol in FITTED) != (engine is None):
-        raise UserError(f"--protocol {protocol} must be fitted with{'out' if engine else ''} --engine spu.")
+    wanted = None if protocol in FITTED else ENGINE_PROTOCOLS[protocol].engine
+    if engine != wanted:
+        how = f"with --engine {wanted}" if wanted else f"without --engine {engine}"
+        raise UserError(f"--protocol {protocol} must be fitted {how}.")
     if engine is None:
         if (for_, threads, memory) != (None, 1, False):
             raise UserError(
-                "--for, --threads and --memory are of an engine; give --engine spu and its --protocol with them."
+                "--for, --threads and --memory are of an engine; give --engine and its --protocol with them."
             )
         path, fitted = FITTED[protocol]
         return write(output or path, fitted())
@@ -96,7 +98,7 @@ def calibrate(
         if (for_, weights, threads) != (None, "secret", 1):
             raise UserError("--memory is measured of models of its own, on one thread; leave all other flags out.")
         to = _writable(protocol, output)
-        check_engine()
+        check_engine(protocol)
         graphs = [
             resolve_model(
                 "SM+LN+R",
@@ -108,12 +110,14 @@ def calibrate(
     asked = None if for_ is None else resolve_model(for_, options)
     measured = [] if asked is None else [asked, asked.folded]  # `estimate` also prices the folded model
     graphs = [part.graph for part in measured if part is not None]
-    return _calibrate_engine(protocol, EngineSetting(weights=weights, threads=threads), graphs, output)
+    return _calibrate_engine(
+        protocol, ENGINE_PROTOCOLS[protocol].setting(weights=weights, threads=threads), graphs, output
+    )
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:
     to = _writable(protocol, output)
-    check_engine()
+    check_engine(protocol)
     if graphs:
         files = [timings_file(to, protocol, setting)]
         testbed = measured_model(graphs, protocol, setting, *files)

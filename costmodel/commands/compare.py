@@ -19,8 +19,9 @@ from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
 from costmodel.pricing.model_spec import resolve_model
 from costmodel.pricing.price import PriceOptions
-from costmodel.protocols import SETTINGS, load_pricer
-from costmodel.protocols.primitives import total_comm
+from costmodel.protocols import load_pricer
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.primitives import EngineSetting, total_comm
 from costmodel.report import comparisons
 
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
@@ -52,10 +53,11 @@ def compare(
     asked = resolve_model(arch, given)
     graph, deployment = asked.graph, asdict(asked.deployment)
     engine = engine_of(protocol)
-    setting = given.setting or SETTINGS[protocol]()
+    setting = given.setting or ENGINE_PROTOCOLS[protocol].setting()
+    assert isinstance(setting, EngineSetting)
     other, testbed = given.link, given.testbed
     on_network = None if other is None else price_graph(graph, load_pricer(protocol, other, testbed, setting))
-    if delays is not None and not engine.is_timed:
+    if delays is not None and engine.counts_rounds:
         raise UserError(f"--delays measures rounds, which {engine.package} counts itself; leave it out.")
     delays_s = None if delays is None else parse_delays(delays)
     predicted = predict(graph, protocol, setting)

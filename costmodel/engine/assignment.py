@@ -7,12 +7,13 @@ from costmodel.engine.plan import GraphOf, Plan
 from costmodel.engine.runtimes import SERVER
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
-from costmodel.protocols import TRUST, RunSetting
+from costmodel.protocols import TRUST
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.primitives import EngineSetting
 
 CLIENT = 0  # the rank that has the prompt, compiles the programs, and sees the logits
 CRYPTEN = "crypten"
-RUN = (*ENGINE_PROTOCOLS, CRYPTEN)  # protocols that are run here
+RUN = tuple(ENGINE_PROTOCOLS)  # protocols that are run here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -28,7 +29,7 @@ class Assignment:
 
     rank: int = CLIENT
     protocol: str
-    setting: RunSetting
+    setting: EngineSetting
     graph_of: GraphOf
     plan: Plan | None = None
     weights: Weights | None = None
@@ -70,7 +71,7 @@ def role(rank: int, protocol: str) -> str:
     return {CLIENT: "client", SERVER: "server"}.get(rank, last)
 
 
-def holds(rank: int, protocol: str, setting: RunSetting) -> str:
+def holds(rank: int, protocol: str, setting: EngineSetting) -> str:
     """Describe what a party knows, and of what it has only shares."""
     at_server = setting.weights == "server"
     by_role = {

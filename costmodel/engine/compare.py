@@ -12,15 +12,14 @@ import numpy as np
 
 from costmodel import ops
 from costmodel.engine import spu
-from costmodel.engine.engines import engine_of
+from costmodel.engine.engines import walk
 from costmodel.engine.measured_rounds import MeasuredRounds, measured_rounds
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.execution.memory import PeakMemory, load_memory, peak_memory
 from costmodel.ops import Node, Op, OpGraph
-from costmodel.protocols import Setting, derived
+from costmodel.protocols import derived
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
-from costmodel.protocols.sigma_primitives import SigmaSetting
 
 SEED = 0
 SPREAD = 0.1  # standard deviation: of gains and scalars around 1, of biases and slopes around 0
@@ -41,7 +40,7 @@ class Comparison:
     """
 
     protocol: str
-    setting: Setting
+    setting: EngineSetting
     drawn_weights: bool
     by_op: tuple[tuple[Node, Comm, spu.Measured], ...]
     logits_max_abs_error: float
@@ -62,13 +61,13 @@ class Comparison:
         return spu.total_measured(cost for _, _, cost in self.by_op)
 
 
-def predict(graph: OpGraph, protocol: str, setting: Setting) -> tuple[Comm, ...]:
+def predict(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[Comm, ...]:
     """Return the predicted cost of every op, in order; this needs no engine.
 
     Raise UserError if no engine runs the protocol, an op has no formula, the protocol lacks the setting, or the ring is
     too small for an op.
     """
-    return engine_of(protocol).walk([node.op for node in graph], setting)
+    return walk(protocol, [node.op for node in graph], setting)
 
 
 def compare(
@@ -76,7 +75,7 @@ def compare(
     predicted: tuple[Comm, ...],
     *,
     protocol: str,
-    setting: Setting,
+    setting: EngineSetting,
     weights: Weights | None = None,
     delays_s: Sequence[float] | None = None,
     testbed: Path | None = None,
@@ -90,27 +89,20 @@ def compare(
     Raises UserError if the engine is not installed, a weight or the testbed does not fit, or an op cannot be run;
     StoppedError if the engine fails.
     """
-    engine = engine_of(protocol)
-    pricer, memory = None, None
-    if engine.is_timed:
-        assert isinstance(setting, EngineSetting)
-        memory = peak_memory(graph, setting, load_memory(protocol))
-        pricer = (
-            derived.load_if_measured(protocol, "loopback", setting)
-            if testbed is None
-            else derived.load(protocol, "loopback", testbed, setting)
-        )
+    pricer = (
+        derived.load_if_measured(protocol, "loopback", setting)
+        if testbed is None
+        else derived.load(protocol, "loopback", testbed, setting)
+    )
     predicted_s = None if pricer is None else tuple(pricer.price(node.op).latency_s for node in graph)
     generator = np.random.default_rng(SEED)
     drawn = drawn_weights(graph, generator)
     used = drawn if weights is None else weights
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
-    assert not isinstance(setting, SigmaSetting)
     clear = interpreter.execute(graph, used, tokens, caches)  # first: it refuses a graph that cannot be run
     run = spu.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
     rounds = None
     if delays_s is not None:
-        assert isinstance(setting, EngineSetting)
         job = spu.graph_job(graph, used, tokens, caches, protocol=protocol, setting=setting)
         rounds = measured_rounds(job, delays_s=delays_s)
     return Comparison(
@@ -124,7 +116,7 @@ def compare(
         range_s=None if pricer is None else pricer.latency_s_range(graph),
         testbed=testbed,
         rounds=rounds,
-        memory=memory,
+        memory=peak_memory(graph, setting, load_memory(protocol)),
         peak_bytes=run.peak_bytes,
     )
 

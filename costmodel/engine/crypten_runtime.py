@@ -264,6 +264,7 @@ class CryptenRuntime(Runtime):
         self.products: dict[Op, list[Product]] = {}  # products that each kind of op takes, for the dealer
         self.known: dict[str, Any] = {}
         self.pasts: list[dict[str, str]] = []
+        self.steps: tuple[OpGraph, ...] = ()
         self.done: list[Traffic] = []
         self.functions = FUNCTIONS | OWN_FUNCTIONS
         self.library = Library(
@@ -295,6 +296,7 @@ class CryptenRuntime(Runtime):
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
         require_room(steps, self.place, self.on_machine)
         self.pasts = [variables(graph) if step else {} for step, graph in enumerate(steps)]
+        self.steps = steps
 
     def connect(self) -> None:
         """Get the dealer's seed, which is a party's only secret besides its shares; or start the dealer."""
@@ -322,7 +324,9 @@ class CryptenRuntime(Runtime):
         return Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value).to(self.place.device)))
 
     def start(self) -> None:
-        """Do nothing, because no work is done once for all steps."""
+        """Have the dealer find out what every op needs, so that no step waits for it."""
+        for node in (node for graph in self.steps for node in graph if self.dealer is not None):
+            self._products(node)
 
     def run(self, step: int, index: int, node: Node) -> None:
         if self.dealer is not None:

@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 from costmodel.config.units import format_seconds
 from costmodel.engine.channel import Channel, GoneError
 from costmodel.errors import UserError
-from costmodel.protocols import RunSetting
 from costmodel.protocols.identity import COST_MODEL_VERSION
+from costmodel.protocols.primitives import EngineSetting
 
 INTRODUCTION_S = 2.0  # whoever connects and sends nothing for so long is not a party
 RETRY_S = 0.1  # between two attempts to connect to a party that does not listen yet
@@ -48,7 +48,7 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def terms(protocol: str, setting: RunSetting) -> dict[str, str]:
+def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
     """Return, in words, the terms that all parties must share before they know what to run."""
     return {
         "package": _version("private-inference-nas"),

@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from costmodel.engine.compare import predict
-from costmodel.engine.engines import engine_of
+from costmodel.engine.engines import walk
 from costmodel.network import Network
 from costmodel.ops import OpGraph
-from costmodel.protocols import RunSetting, derived
+from costmodel.protocols import derived
 from costmodel.protocols.compute_testbed import seconds_of
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
@@ -26,14 +25,14 @@ class Prediction:
 
 
 def predictions(
-    steps: Sequence[OpGraph], protocol: str, setting: RunSetting, network: str | Network
+    steps: Sequence[OpGraph], protocol: str, setting: EngineSetting, network: str | Network
 ) -> tuple[Prediction, ...]:
     """Return the prediction of every step, in the order in which one session runs them.
 
     Raise UserError if the protocol lacks the setting, an op has no formula, or the ring is too small for an op.
     """
     comms = _comms(steps, protocol, setting)
-    pricer = derived.load_if_measured(protocol, network, setting) if isinstance(setting, EngineSetting) else None
+    pricer = derived.load_if_measured(protocol, network, setting)
     return tuple(
         Prediction(
             sent_bytes=comm.sent_bytes,
@@ -44,10 +43,10 @@ def predictions(
     )
 
 
-def _comms(steps: Sequence[OpGraph], protocol: str, setting: RunSetting) -> list[Comm]:
+def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> list[Comm]:
     """Return communication by step: preprocessing in the step that needs it, making of kept masks in the first."""
-    first = total_comm(predict(steps[0], protocol, setting.of_first_run))
-    by_op = iter(engine_of(protocol).walk([node.op for graph in steps for node in graph], setting))
+    first = total_comm(walk(protocol, [node.op for node in steps[0]], setting.of_first_run))
+    by_op = iter(walk(protocol, [node.op for graph in steps for node in graph], setting))
     return [first, *[total_comm(next(by_op) for _ in graph) for graph in steps][1:]]
 
 

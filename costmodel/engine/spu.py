@@ -23,7 +23,7 @@ from costmodel.engine.session import on_this_machine
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Input, Node, Op, OpGraph
-from costmodel.protocols import RunSetting
+from costmodel.protocols.primitives import EngineSetting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,7 @@ class Job:
     """A measurement to make: an op graph, its inputs by name, and its weights by `<node>.<suffix>`."""
 
     protocol: str
-    setting: RunSetting
+    setting: EngineSetting
     graph: OpGraph
     inputs: Mapping[str, Array]
     weights: Weights
@@ -99,7 +99,7 @@ def graph_job(
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
-    setting: RunSetting,
+    setting: EngineSetting,
 ) -> Job:
     """Return the job of one forward pass of a sequence; arguments are as for `interpreter.execute`.
 
@@ -109,7 +109,7 @@ def graph_job(
     return Job(protocol=protocol, setting=setting, graph=graph, inputs=inputs, weights=weights)
 
 
-def ops_job(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> Job:
+def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
     """Return a job that runs each op by itself on random numbers."""
     generator = np.random.default_rng(0)
     nodes: list[Node] = []
@@ -146,7 +146,7 @@ def run(
     caches: Mapping[str, Array] | None = None,
     *,
     protocol: str,
-    setting: RunSetting,
+    setting: EngineSetting,
 ) -> EngineRun:
     """Run one forward pass of a sequence under the engine; with kept weight masks, run two and return the second.
 
@@ -159,7 +159,7 @@ def run(
     return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)), peak_bytes=peaks)
 
 
-def measure(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> tuple[Measured, ...]:
+def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tuple[Measured, ...]:
     """Measure each op by itself on random numbers, for calibration and to check formulas.
 
     Preprocessing that the engine does once, at the first op that needs it, is part of that op's cost. Errors are as for

@@ -45,7 +45,8 @@ class MemoryFit:
 class MemoryTestbed:
     """A fit on the peaks of processes that ran whole models, with one process per party.
 
-    client: the first party, which also compiles the ops and shares everything beforehand. party: each other party.
+    client: the first party, which also shares everything beforehand and, under SPU, compiles the ops. party: each other
+        process, including the dealer of crypten.
     greatest: most bytes of each feature in any model of the fit; num_points: number of these models.
     """
 
@@ -82,8 +83,10 @@ def load_memory(protocol: str) -> MemoryTestbed:
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
-    """Peaks of a run of one thread; None where masks of weights are kept or in another ring, which nobody measured."""
+    """Peaks of a run of one thread; None with kept masks of weights, another ring or a card: nobody measured them."""
     if setting.weight_masks == "kept" or setting.threads != 1 or setting.ring_bits != testbed.ring_bits:
+        return None
+    if getattr(setting, "device", "cpu") != "cpu":
         return None
     num_bytes = features(graph, testbed.protocol, setting)
     beyond = [count / testbed.greatest[name] for name, count in num_bytes.items() if testbed.greatest[name]]

@@ -33,7 +33,6 @@ from search_spaces.architecture import arch_id
 from search_spaces.notation import placement
 
 UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
-LEAST = "it is the least that it can be"
 WIDER = "these do so many times more than what was measured, and the range is wider for it"
 
 
@@ -192,8 +191,8 @@ class PricedModel:
 
     @cached_property
     def without_dealer(self) -> tuple[GeneratorCost, ...]:
-        """The costs of making the dealer's randomness in other ways; empty if there is no dealer."""
-        if not (self.trust.dealer and isinstance(self.pricer, Derived)):
+        """The costs of making semi2k's randomness without its dealer; empty under other protocols."""
+        if not isinstance(self.pricer, Derived) or self.pricer.protocol != "semi2k":
             return ()
         return alternatives([node.op for run in self.runs for node in run], self.pricer.setting, self.pricer.link)
 
@@ -289,14 +288,11 @@ class PricedModel:
         if tokens is not None:
             lines.append(tokens_line(tokens))
         if priced.extrapolated:
-            of_parts = WIDER if self.total.compute_s is not None else LEAST
-            lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.network_s is None else of_parts}")
+            lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.network_s is None else WIDER}")
         if self.total.network_s is not None:
-            computed_s = self.total.compute_s
-            computing = "left out" if computed_s is None else format_seconds(computed_s)
             unpaid = " between them, what a dealer makes not counted" if self.trust.dealer else ""
             lines.append(
-                f"of it computing {computing}, on the network "
+                f"of it computing {format_seconds(self.total.compute_s or 0.0)}, on the network "
                 f"{format_seconds(self.total.network_s)}, one after the other; {self.total.rounds:,} rounds, "
                 f"set-up {format_bytes(self.total.setup_bytes or 0)}"
                 f"{' from the dealer' if priced.protocol == 'crypten' else unpaid}"
@@ -318,9 +314,7 @@ class PricedModel:
             )
         lines.append(f"trust: {described(self.trust)}{self.asked.whose}")
         if self.setting is not None:
-            lines.append(
-                f"formulas{'' if self.total.compute_s is None else ' and seconds'} of {self.setting.formulas_of}"
-            )
+            lines.append(f"formulas and seconds of {self.setting.formulas_of}")
         if priced.latency_s_range is not None:
             low, high = map(format_seconds, priced.latency_s_range)
             lines.append(f"latency range, {priced.range_over}: {low} to {high}")
@@ -347,7 +341,7 @@ class PricedModel:
 def _memory_line(memory: PeakMemory) -> str:
     beyond = f", {memory.extrapolation:.1f}x beyond what was measured" if memory.extrapolation > 1 else ""
     return (
-        f"peak memory of a party {format_bytes(memory.party_bytes)}, of the first one, which also compiles and shares, "
+        f"peak memory of a party {format_bytes(memory.party_bytes)}, of the first one, which also prepares the run, "
         f"{format_bytes(memory.client_bytes)}; shares of it {format_bytes(memory.held_bytes)} "
         f"(held-out error {memory.held_out_error:.0%}{beyond})"
     )

@@ -10,15 +10,13 @@ from typing import Any, TypeAlias
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import Network
-from costmodel.protocols import crypten, derived, published, sigma
-from costmodel.protocols.crypten import CryptenSetting
+from costmodel.protocols import derived, published, sigma
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.trust import Trust
 
-Setting: TypeAlias = EngineSetting | SigmaSetting | CryptenSetting
-RunSetting: TypeAlias = EngineSetting | CryptenSetting  # protocols that an engine runs here
+Setting: TypeAlias = EngineSetting | SigmaSetting
 Loader: TypeAlias = Callable[[str | Network | None, Path | None, Any], Pricer]
 
 
@@ -38,20 +36,17 @@ LOADERS: dict[str, Loader] = {
     "published": _published,
     **{name: partial(derived.load, name) for name in ENGINE_PROTOCOLS},
     "sigma": sigma.load,
-    "crypten": crypten.load,
 }
 PROTOCOLS = tuple(LOADERS)
 TRUST: dict[str, Trust] = {
     "published": published.TRUST,
     **{name: protocol.trust for name, protocol in ENGINE_PROTOCOLS.items()},
     "sigma": sigma.TRUST,
-    "crypten": crypten.TRUST,
 }
 # protocol -> the class of its settings; `published` has none, because its settings are fitted in
 SETTINGS: dict[str, type[Setting]] = {
-    **dict.fromkeys(ENGINE_PROTOCOLS, EngineSetting),
+    **{name: protocol.setting for name, protocol in ENGINE_PROTOCOLS.items()},
     "sigma": SigmaSetting,
-    "crypten": CryptenSetting,
 }
 
 

@@ -211,5 +211,6 @@ def _measured(op: Op, weights: str, testbed: ComputeTestbed) -> KindSeconds:
 
 
 def _remedy(testbed: ComputeTestbed) -> str:
+    engine = ENGINE_PROTOCOLS[testbed.protocol].engine
     again = " with --for and the model it is in" if testbed.ops else ""
-    return f"measure it with `python -m costmodel calibrate --engine spu --protocol {testbed.protocol}`{again}."
+    return f"measure it with `python -m costmodel calibrate --engine {engine} --protocol {testbed.protocol}`{again}."

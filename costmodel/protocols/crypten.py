@@ -2,11 +2,8 @@
 
 Parties and dealer are semi-honest.
 
-    latency = waited bytes x 8 / bandwidth + rounds x RTT / 2
-
 Bytes and rounds are exact: of the steps that CrypTen's tensors take when the op's function in `execution.op_functions`
-asks them. Seconds of computing were not measured and are in no number, so a latency is the least that it can be, and
-has no range; every estimate says so where others say what is extrapolated.
+asks them.
 
 Weights are secret-shared; what `execution.interpreter` calls public is local, and so are all truncations, which its two
 parties make alone: one of them is wrong by 2^48 now and then, more often the larger the number.
@@ -15,18 +12,15 @@ Exponentials, reciprocals and roots come out right in a range alone (`engine.cry
 Source: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from costmodel import ops
 from costmodel.errors import UnpricedOpError, UserError
-from costmodel.network import Network, load_network
-from costmodel.ops import Node, Op
+from costmodel.ops import Op
 from costmodel.protocols.crypten_primitives import (
-    NUM_PARTIES,
     exponential,
     inverse_root,
     is_negative,
@@ -38,54 +32,40 @@ from costmodel.protocols.crypten_primitives import (
     reciprocal,
     square,
 )
-from costmodel.protocols.derived import ByFormula
-from costmodel.protocols.identity import cost_model_id
-from costmodel.protocols.primitives import NOTHING, Comm, Holder, WeightMasks, refuse_public, total_comm
-from costmodel.trust import Trust
+from costmodel.protocols.primitives import NOTHING, Comm, EngineSetting, refuse_public, total_comm
 
 RING_BITS = 64  # arithmetic.py: shares are torch.long
 MOST_FRACTION_BITS = 24  # of what a party encodes, in single precision
-UNMEASURED = "latency, from the network's part alone, since computing was not measured"
 OTHERS = "choose protocol semi2k, aby3 or cheetah"
 NUM_PIECES = 3  # thresholds of the piecewise GELU
-# Knott et al. 2021, section 3; provider TTP. Its default, TFP, where the first party is the dealer and could unmask
-# everything, is not run here. More than two parties truncate together, which no formula here has.
-TRUST = Trust(
-    num_parties=NUM_PARTIES,
-    randomness="a dealer, a process of its own, which sees no number of a run but with either party could unmask all",
-    dealer=True,
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CryptenSetting:
+class CryptenSetting(EngineSetting):
     """Numbers modulo 2^64 with so many bits after the point, of a model whose weights are secret-shared.
 
     fraction_bits: 16, `precision_bits` of its configs/default.yaml.
     device: what parties compute on; `emulated` computes on the CPU as a card does, for tests.
 
-    Raises UserError for another ring, a fraction that it cannot encode, or weights that one party holds.
+    Raises UserError for another ring, a fraction that it cannot encode, weights that one party holds, masks of weights
+    that are kept, or several threads.
     """
 
     formulas_of: ClassVar[str] = "CrypTen 0.4.1"
-    weight_masks: ClassVar[WeightMasks] = "fresh"
-    threads: ClassVar[int] = 1
 
-    ring_bits: int = RING_BITS
     fraction_bits: int = 16
-    weights: Holder = "secret"
     device: Literal["cpu", "cuda", "emulated"] = "cpu"
 
     @property
-    def of_first_run(self) -> "CryptenSetting":
-        """The first of several runs is like the others."""
-        return self
+    def of_testbed(self) -> dict[str, int]:
+        """No step depends on the bits after the point."""
+        return {"threads": self.threads, "ring_bits": self.ring_bits}
 
     def __post_init__(self) -> None:
-        if self.weights != "secret":
-            raise UserError(f"`weights` must be secret under protocol crypten, but got {self.weights}; leave it out.")
-        if self.ring_bits != RING_BITS:
-            raise UserError(f"`ring_bits` must be {RING_BITS} under protocol crypten, but got {self.ring_bits}.")
+        only = {"weights": "secret", "weight_masks": "fresh", "ring_bits": RING_BITS, "threads": 1}
+        for name, value in only.items():
+            if (given := getattr(self, name)) != value:
+                raise UserError(f"`{name}` must be {value} under protocol crypten, but got {given}; leave it out.")
         if not 1 <= self.fraction_bits <= MOST_FRACTION_BITS:
             raise UserError(
                 f"`fraction_bits` must be from 1 to {MOST_FRACTION_BITS} under protocol crypten, which encodes numbers "
@@ -198,47 +178,3 @@ PROGRAMS: dict[type, Formula] = {
     ops.ScaledAdd: _by_element(*[lambda elements: product(elements, 1)] * 2),
     ops.VocabProjection: lambda op, setting: _matmul(op.rows, op.features, op.vocab),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Crypten(ByFormula):
-    """Formulas of the protocol, on a network."""
-
-    protocol: str = "crypten"
-    range_over: str = "nothing"
-    setting: CryptenSetting
-
-    @property
-    def trust(self) -> Trust:
-        return TRUST
-
-    def comm(self, op: Op) -> Comm:
-        return comm(op, self.setting)
-
-    def op_s(self, op: Op, cost: Comm) -> None:
-        return None
-
-    def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        return (UNMEASURED,)
-
-
-def load(
-    network: str | Network | None = None,
-    testbed: Path | None = None,
-    setting: CryptenSetting | None = None,
-) -> Crypten:
-    """Loads the pricer on a network (default `lan`).
-
-    Raises UserError for a network file that is not valid, a testbed, or a setting that the protocol does not have.
-    """
-    if testbed is not None:
-        raise UserError(f"protocol crypten predicts no seconds of computing, but got testbed {testbed}; leave it out.")
-    link, chosen = load_network(network), setting or CryptenSetting()
-    return Crypten(
-        network=link.name,
-        cost_model_id=cost_model_id(
-            b"", "crypten", link.bandwidth_bits_per_s, link.rtt_s, link.duplex, chosen.fraction_bits
-        ),
-        setting=chosen,
-        link=link,
-    )

@@ -1,4 +1,4 @@
-"""Costs under the engine's protocols: bytes and rounds by formula, compute seconds from a testbed, and a network's
+"""Costs under the engines' protocols: bytes and rounds by formula, compute seconds from a testbed, and a network's
 link.
 
     latency = compute seconds + waited bytes x 8 / bandwidth + rounds x RTT / 2
@@ -30,7 +30,7 @@ from costmodel.protocols.compute_testbed import (
     seconds_of,
 )
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import ENGINE, cost_model_id
+from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import Comm, EngineSetting
 from costmodel.trust import Trust
 
@@ -55,8 +55,8 @@ class ByFormula(Pricer):
         """Return the rounds, messages and bytes of an op; a UserError is raised if there is no formula for it."""
 
     @abstractmethod
-    def op_s(self, op: Op, cost: Comm) -> float | None:
-        """Return the compute seconds of an op, or None if they are not known."""
+    def op_s(self, op: Op, cost: Comm) -> float:
+        """Return the compute seconds of an op."""
 
     def error_s(self, op: Op, cost: Comm) -> float:
         """Return the absolute error to expect of `op_s`, in seconds."""
@@ -70,11 +70,9 @@ class ByFormula(Pricer):
         return self._price(op, self.comm(op))
 
     def _price(self, op: Op, cost: Comm) -> Price:
-        own_s = self.op_s(op, cost)
-        compute_s = None if own_s is None else on_grid(own_s + self.start_s(op))
-        on_wire_s = on_grid(self.wire_s(cost))
+        compute_s, on_wire_s = on_grid(self.op_s(op, cost) + self.start_s(op)), on_grid(self.wire_s(cost))
         return Price(
-            latency_s=(compute_s or 0.0) + on_wire_s,
+            latency_s=compute_s + on_wire_s,
             sent_bytes=cost.sent_bytes,
             rounds=cost.rounds,
             messages=cost.messages,
@@ -90,22 +88,20 @@ class ByFormula(Pricer):
         pair_bytes = cost.sent_bytes / math.comb(self.trust.num_parties, 2)
         return network_s(self.link, rounds=cost.rounds, waited_bytes=cost.waited_bytes, pair_bytes=pair_bytes)
 
-    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
-        """Return the latency minus and plus the errors of compute seconds; None if the seconds of an op are unknown."""
+    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
+        """Return the latency minus and plus the errors of compute seconds."""
         low_s = high_s = 0.0
         for op, count in Counter(node.op for node in graph).items():
             cost = self.comm(op)
-            if (own_s := self.op_s(op, cost)) is None:
-                return None
             latency_s, error_s = self._price(op, cost).latency_s, self.error_s(op, cost)
-            low_s += count * (latency_s - min(own_s, error_s))  # compute seconds cannot fall below 0
+            low_s += count * (latency_s - min(self.op_s(op, cost), error_s))  # compute seconds cannot fall below 0
             high_s += count * (latency_s + error_s)
         return max(0.0, low_s), high_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Derived(ByFormula):
-    """A protocol of the engine, on a testbed and a network; `setting` states the ring and who holds the weights."""
+    """A protocol of an engine, on a testbed and a network; `setting` states the ring and who holds the weights."""
 
     range_over: str = "errors of the compute seconds"
     setting: EngineSetting
@@ -148,15 +144,9 @@ def load(
             number of threads.
     """
     path, link = testbed or TESTBEDS / f"{protocol}.yaml", load_network(network)
-    measured, setting = load_compute(path), setting or EngineSetting()
+    measured, setting = load_compute(path), setting or ENGINE_PROTOCOLS[protocol].setting()
     check_setting(protocol, setting)
-    wanted = {
-        "engine": ENGINE,
-        "protocol": protocol,
-        "threads": setting.threads,
-        "ring_bits": setting.ring_bits,
-        "fraction_bits": setting.fraction_bits,
-    }
+    wanted = {"engine": setting.formulas_of, "protocol": protocol, **setting.of_testbed}
     for name, value in wanted.items():
         if (actual := getattr(measured, name)) != value:
             why = ", as the formulas are," if name == "engine" else ","
@@ -180,8 +170,8 @@ def load(
 
 def load_if_measured(protocol: str, network: str | Network, setting: EngineSetting) -> Derived | None:
     """Return a protocol on a network and its committed testbed; None if that was measured in another setting."""
-    usual = EngineSetting(weights=setting.weights, weight_masks=setting.weight_masks)
-    return load(protocol, network, setting=setting) if setting == usual else None
+    is_usual = setting.of_testbed == type(setting)().of_testbed and getattr(setting, "device", "cpu") == "cpu"
+    return load(protocol, network, setting=setting) if is_usual else None
 
 
 def check_setting(protocol: str, setting: EngineSetting) -> None:

@@ -1,14 +1,15 @@
-"""The protocols that the engine runs: the formulas of each, and whom you must trust.
+"""The protocols that an engine runs: the formulas of each, and whom you must trust.
 
-Sources of trust: SecretFlow-SPU 0.9.5, docs/reference/mpc_status.rst (https://github.com/secretflow/spu), the
+Sources of trust: of SecretFlow-SPU 0.9.5, docs/reference/mpc_status.rst (https://github.com/secretflow/spu), the
 configuration used for runs, and the protocols' own papers.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from costmodel.ops import Op
-from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, semi2k
+from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, crypten, crypten_primitives, semi2k
 from costmodel.protocols.op_programs import matrix_work
 from costmodel.protocols.primitives import Calls, Comm, EngineSetting, one_by_one
 from costmodel.trust import Trust
@@ -16,9 +17,11 @@ from costmodel.trust import Trust
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineProtocol:
-    """A protocol of the engine.
+    """A protocol of an engine.
 
     Attributes:
+        engine: Name of its package.
+        setting: The class of its settings.
         trust: Whom you must trust; its number of parties is the engine's.
         comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
         in_order: Return those of each op in a fresh run, where they depend on the ops before it; None if they do not.
@@ -28,8 +31,10 @@ class EngineProtocol:
         is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
     """
 
+    engine: str = "spu"
+    setting: type[EngineSetting] = EngineSetting
     trust: Trust
-    comm: Callable[[Op, EngineSetting], Comm]
+    comm: Callable[[Op, Any], Comm]
     in_order: Callable[[Sequence[Op], EngineSetting], tuple[Comm, ...]] | None = None
     num_shares: int
     keeps_masks: bool = False
@@ -78,5 +83,19 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
         num_shares=1,
         matrix_work=cheetah.matrix_work,
         is_slow=True,
+    ),
+    # Knott et al. 2021, section 3; provider TTP. Its default, TFP, where the first party is the dealer and could unmask
+    # everything, is not run here. More than two parties truncate together, which no formula here has.
+    "crypten": EngineProtocol(
+        engine="crypten",
+        setting=crypten.CryptenSetting,
+        trust=Trust(
+            num_parties=crypten_primitives.NUM_PARTIES,
+            randomness="a dealer, a process of its own, which sees no number of a run but with either party could "
+            "unmask all",
+            dealer=True,
+        ),
+        comm=crypten.comm,
+        num_shares=1,
     ),
 }

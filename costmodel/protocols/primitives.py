@@ -61,6 +61,11 @@ class EngineSetting:
         """The setting of the first of several runs, which makes and opens the masks that later runs reuse."""
         return replace(self, weight_masks="fresh")
 
+    @property
+    def of_testbed(self) -> dict[str, int]:
+        """What seconds depend on, so that a testbed is of it, by its fields."""
+        return {"threads": self.threads, "ring_bits": self.ring_bits, "fraction_bits": self.fraction_bits}
+
     def __post_init__(self) -> None:
         if self.weight_masks == "kept" and self.weights == "server":
             raise UserError("`weight_masks` kept goes with weights that are secret, but the server holds them.")

@@ -171,7 +171,7 @@ def _elsewhere(priced: Estimate) -> str:
 def _predicted_seconds(comparison: Comparison) -> str:
     whole, range_s = _whole(comparison.predicted_s), comparison.range_s
     if whole is None or range_s is None:
-        return f"not predicted{' in this ring' if engine_of(comparison.protocol).is_timed else ''}"
+        return "not predicted in this ring"
     low, high = map(format_seconds, range_s)
     testbed = "the committed testbed" if comparison.testbed is None else f"testbed {comparison.testbed}"
     return f"predicted on {testbed} {format_seconds(whole)} ({low} to {high})"
@@ -195,7 +195,7 @@ def _memory_line(memory: PeakMemory | None, measured: Sequence[int | None]) -> s
     if len(known) < 2:
         return "peak memory: not measured on this system"
     was = f"measured {format_bytes(max(known[1:]))} and {format_bytes(known[0])}"
-    where = "peak memory of a party, and of the first one, which also compiles and shares"
+    where = "peak memory of a party, and of the first one, which also prepares the run"
     if memory is None:
         return f"{where}: {was}; none predicted with these flags"
     errors = [memory.party_bytes / max(known[1:]) - 1, memory.client_bytes / known[0] - 1]

@@ -20,7 +20,6 @@ from costmodel.engine.plan import Plan
 from costmodel.engine.runtimes import check_installed
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
 from costmodel.errors import UserError
-from costmodel.protocols.primitives import EngineSetting
 from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line
 from nas.private.crypten_check import with_precision
 from nas.private.fixed_point import (
@@ -161,7 +160,7 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
     context, vocab_size = model.architecture.context, model.architecture.vocab_size
     corpus = corpus_for(model.tokenizer, model.corpus, data, vocab_size=vocab_size, context=context)
     tokens = validation_sequences(corpus, num_tokens, context)
-    is_usual = isinstance(setting, EngineSetting) and (setting.ring_bits, setting.fraction_bits) == (
+    is_usual = setup.protocol != "crypten" and (setting.ring_bits, setting.fraction_bits) == (
         USUAL,
         FRACTION_BITS[USUAL],
     )

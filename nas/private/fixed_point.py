@@ -22,7 +22,7 @@ from costmodel.engine.plan import Plan
 from costmodel.engine.session import on_this_machine
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
-from costmodel.protocols import RunSetting
+from costmodel.protocols.primitives import EngineSetting
 from nas.corpus.corpus import Corpus, known_corpus, prepare
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sequences import gather, held_out_targets
@@ -43,7 +43,7 @@ class Scored:
     `predicted_s` is None if the committed testbed has no seconds for the setting.
     """
 
-    setting: RunSetting
+    setting: EngineSetting
     perplexity: float
     agreement: Agreement
     sent_bytes: int
@@ -56,7 +56,7 @@ class Scored:
 class Unscored:
     """An arithmetic in which the model cannot run, and the reason."""
 
-    setting: RunSetting
+    setting: EngineSetting
     reason: str
 
 

@@ -17,7 +17,7 @@ from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
 from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
-from costmodel.protocols import TRUST, RunSetting
+from costmodel.protocols import TRUST
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.derived import check_setting
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
@@ -41,7 +41,7 @@ class Setup:
 
     model: PrivateModel
     protocol: str
-    setting: RunSetting
+    setting: EngineSetting
     network: Network
     public_layers: str | None = None
     client_layers: int | None = None
@@ -164,15 +164,11 @@ def _setting(
     weights: Holder,
     weight_masks: WeightMasks,
     device: Literal["cpu", "cuda"],
-) -> RunSetting:
+) -> EngineSetting:
     if protocol == "crypten":
-        if weight_masks != "fresh":
-            raise UserError(
-                f"`weight_masks` must be fresh under protocol crypten, but got {weight_masks}; leave it out."
-            )
         check_device(device)
         given = {} if fraction_bits is None else {"fraction_bits": fraction_bits}
-        return CryptenSetting(ring_bits=ring_bits, weights=weights, device=device, **given)
+        return CryptenSetting(ring_bits=ring_bits, weights=weights, weight_masks=weight_masks, device=device, **given)
     if device != "cpu":
         raise UserError(f"--device must be cpu under protocol {protocol}, but got {device}; choose protocol crypten.")
     fraction = FRACTION_BITS.get(ring_bits, 1) if fraction_bits is None else fraction_bits
@@ -190,7 +186,7 @@ def _client_graph(architecture: Architecture, num_layers: int, num_tokens: int, 
     return halves(lower(architecture, num_tokens, deployment), num_layers).client
 
 
-def describe_setting(setting: RunSetting) -> str:
+def describe_setting(setting: EngineSetting) -> str:
     """Return the numbers of a setting in words, and what is not usual about it."""
     weights = ", weights held by the server alone" if setting.weights == "server" else ""
     masks = ", masks of weights kept" if setting.weight_masks == "kept" else ""

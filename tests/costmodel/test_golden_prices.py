@@ -29,12 +29,12 @@ from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.ops import OP_TYPES, Node, Op, OpGraph
-from costmodel.protocols import crypten, load_pricer, published, sigma_programs
+from costmodel.protocols import load_pricer, published, sigma_programs
 from costmodel.protocols.compute_testbed import kind
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import COST_MODEL_VERSION
-from costmodel.protocols.primitives import EngineSetting, Holder
+from costmodel.protocols.primitives import Holder
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -101,15 +101,18 @@ CASES = {
 HOLDERS: tuple[Holder, ...] = get_args(Holder)
 SETTINGS: dict[str, tuple[str, Holder | None]] = {
     "published": ("published", None),
-    **{f"{protocol} {weights}": (protocol, weights) for protocol in ENGINE_PROTOCOLS for weights in HOLDERS},
+    **{
+        f"{protocol} {weights}": (protocol, weights)
+        for protocol in ENGINE_PROTOCOLS
+        for weights in HOLDERS
+        if (protocol, weights) != ("crypten", "server")
+    },
     "sigma": ("sigma", None),
-    "crypten": ("crypten", None),
 }
 # protocol of no testbed of the engine -> what it prices, and which of that no case has, as it cannot be priced whole
 PRICED: dict[str, tuple[Iterable[type], set[str]]] = {
     "published": (published.COUNTS, set()),
     "sigma": (sigma_programs.PROGRAMS, {"Scale", "Square", "JoinRows"}),
-    "crypten": (crypten.PROGRAMS, set()),
 }
 
 
@@ -165,7 +168,8 @@ GRAPHS |= traced_graphs("small", 9, 16) | traced_graphs("large", 128, 768)
 def prices_of(setting: str) -> Prices:
     """The prices of every case; none for a case with an op that the protocol does not price."""
     protocol, weights = SETTINGS[setting]
-    pricer = load_pricer(protocol, setting=None if weights is None else EngineSetting(weights=weights))
+    setting_of = None if weights is None else ENGINE_PROTOCOLS[protocol].setting(weights=weights)
+    pricer = load_pricer(protocol, setting=setting_of)
     prices: Prices = {}
     for name, graph in GRAPHS.items():
         try:

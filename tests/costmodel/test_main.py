@@ -136,7 +136,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         ("estimate SM --base gpt5", "base must be one of gpt2-small"),
         (
             "estimate SM --protocol x",
-            "protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got 'x'",
+            "protocol must be one of published, semi2k, aby3, cheetah, crypten, sigma, but got 'x'",
         ),
         ("estimate SM --network lan", "protocol published has its network fitted in"),
         ("estimate SM --rtt 4ms", "protocol published has its network fitted in, but got network 'lan 4ms'"),
@@ -146,7 +146,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         ),
         ("estimate SM --egress-price=-1", "--egress-price must be at least 0 and finite"),
         ("diff SM", "arguments are required"),
-        ("diff SM SM --versus x", "protocol must be one of published, semi2k, aby3, cheetah, sigma, crypten, but got"),
+        ("diff SM SM --versus x", "protocol must be one of published, semi2k, aby3, cheetah, crypten, sigma, but got"),
         ("estimate SM --protocol aby3 --network ''", "or a .yaml file, but got ''"),
         ("estimate SM --weights server", "its weights fitted in, but got --weights server; leave it out"),
         ("estimate SM --weight-masks=kept", "published has its weight-masks fitted in, but got --weight-masks"),
@@ -162,6 +162,8 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         ),
         ("calibrate --output absent/x.yaml", "--output absent/x.yaml cannot be written"),
         ("calibrate --protocol aby3", "--protocol aby3 must be fitted with --engine spu"),
+        ("calibrate --protocol crypten --engine spu", "--protocol crypten must be fitted with --engine crypten"),
+        ("calibrate --engine spu", "--protocol published must be fitted without --engine spu"),
         ("calibrate --protocol aby3 --engine spu", "--output is required for protocol aby3"),
         (
             "calibrate --protocol aby3 --engine spu --output absent/x.yaml",
@@ -169,7 +171,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         ),
         ("calibrate --layers 3", "flags of a model need --for ARCH, the model to measure; give it or leave"),
         *(
-            (f"calibrate {flag}", "--for, --threads and --memory are of an engine; give --engine spu and its")
+            (f"calibrate {flag}", "--for, --threads and --memory are of an engine; give --engine and its")
             for flag in ("--for SM", "--threads 2", "--memory")
         ),
         (
@@ -253,8 +255,14 @@ def test_a_testbed_of_one_model_prices_it_as_written_and_as_deployed(run, tmp_pa
     )
 
 
-@pytest.mark.needs_engine
-def test_kinds_are_measured_twice_and_the_faster_runs_count(run, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("protocol", "engine"),
+    [
+        pytest.param("aby3", "spu", marks=pytest.mark.needs_engine),
+        pytest.param("crypten", "crypten", marks=pytest.mark.needs_crypten),
+    ],
+)
+def test_kinds_are_measured_twice_and_the_faster_runs_count(run, tmp_path, monkeypatch, protocol, engine):
     num_passes = 0
 
     def measured(plan, protocol, setting, known):
@@ -265,8 +273,9 @@ def test_kinds_are_measured_twice_and_the_faster_runs_count(run, tmp_path, monke
             yield Timing(kind=series.name, start_s=9.0, seconds=(seconds,) * sum(series.repeats))
 
     monkeypatch.setattr(timed_run, "measure", measured)
-    assert run("calibrate", "--protocol", "aby3", "--engine", "spu", "--output", "mine.yaml")[0] == 0
+    assert run("calibrate", "--protocol", protocol, "--engine", engine, "--output", "mine.yaml")[0] == 0
     assert num_passes == 2
+    assert estimated(run, "SM+LN+R", "--protocol", protocol, "--testbed", "mine.yaml")["total"]["compute_s"] > 0
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
     assert {kind.fixed_s for kind in load_compute(tmp_path / "mine.yaml").kinds.values()} == {1.0}
 

@@ -56,7 +56,8 @@ def first_words(names: Iterable[str], separator: str) -> set[str]:
 
 def of_testbed(protocol: str) -> Table:
     file = f"costmodel/testbeds/{protocol}.yaml"
-    holds = f"its fitted seconds: `python -m costmodel calibrate --engine spu --protocol {protocol}`"
+    engine = ENGINE_PROTOCOLS[protocol].engine
+    holds = f"its fitted seconds: `python -m costmodel calibrate --engine {engine} --protocol {protocol}`"
     return table(
         file, "kinds", holds, first_words(load_mapping(ROOT / file)["kinds"], ".") - {POOL}, PRODUCTS | SIMILAR
     )
@@ -101,7 +102,7 @@ def tables() -> list[Table]:
             LOCAL,
         ),
         *map(of_testbed, ENGINE_PROTOCOLS),
-        *map(of_measured, ENGINE_PROTOCOLS),
+        *map(of_measured, (name for name, protocol in ENGINE_PROTOCOLS.items() if protocol.engine == "spu")),
         of_golden(),
     ]
 

@@ -1,16 +1,23 @@
 """Private answers are kept, and stand in a line each."""
 
+import csv
 import json
+from pathlib import Path
 from subprocess import CompletedProcess
 
 import pytest
 from rich.console import Console
 
 from costmodel.errors import UserError
+from experiments import engines
+from experiments.__main__ import settings_of
 from experiments.answers import answer_table, private_answers
+from nas.private.model import load_model
+from search_spaces.notation import name_of
 
 DOCUMENT = {
     "tokens": [{"top1_agrees": True}, {"top1_agrees": False}, {"top1_agrees": True}],
+    "agreement": {"largest_logit_error": 0.0123},
     "total": {
         "measured": {"sent_bytes": 1_000, "messages": 4, "latency_s": 2.0, "peak_bytes": [3_000_000, 2_000_000]},
         "predicted": {"sent_bytes": 1_000, "messages": 4, "latency_s": None},
@@ -60,4 +67,23 @@ def test_a_line_has_what_agrees_and_what_it_took():
     with console.capture() as printed:
         console.print(answer_table({("parent", "semi2k"): DOCUMENT}))
     line = " ".join(printed.get().splitlines()[-1].split())
-    assert line == "parent semi2k 2 of 3 1,000 equal 2 s ? 3.00 MB"
+    assert line == "parent semi2k 2 of 3 0.012 1,000 equal 4 2 s ? 3.00 MB"
+
+
+def test_engines_answer_for_both_models_and_leave_their_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "experiments.answers.subprocess.run",
+        lambda command, **settings: CompletedProcess(command, 0, stdout=json.dumps(DOCUMENT), stderr=""),
+    )
+    settings = settings_of("engines", output_dir=str(tmp_path))
+    engines.run("engines", settings, Console(quiet=True))
+    with (tmp_path / "engines.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["model"], row["protocol"]) for row in rows] == [
+        (model, protocol) for model in ("parent", "member") for protocol in ("semi2k", "aby3", "crypten")
+    ]
+    assert (rows[0]["as_in_the_clear"], rows[0]["messages"], rows[0]["peak_bytes"]) == ("2", "4", "3000000")
+    committed = Path(engines.__file__).parent / "data" / "engines.csv"
+    assert committed.read_text().partition("\n")[0] == ",".join(rows[0])
+    member = load_model(str(tmp_path / "member"), "knee")
+    assert name_of(member.architecture) == "SM+R"  # five layers are left of it

@@ -24,6 +24,7 @@ from costmodel.execution.memory import (
     peak_memory,
 )
 from costmodel.ops import Node, OpGraph
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -141,7 +142,7 @@ def test_what_nobody_measured_is_not_predicted_and_what_is_beyond_is_told():
     assert memory.extrapolation == 1
 
 
-@pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
+@pytest.mark.parametrize("protocol", list(ENGINE_PROTOCOLS))
 def test_committed_fits_are_within_the_bar_on_models_that_were_left_out(protocol):
     testbed = load_memory(protocol)
     assert testbed.protocol == protocol

@@ -12,7 +12,6 @@ from costmodel.protocols import load_pricer
 from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, dump_compute, fitted_kind
 from costmodel.protocols.derived import load
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.report.estimates import estimate_tables
 from search_spaces.bases import BASES
@@ -42,8 +41,8 @@ def testbeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             for series in plan(protocol)
         }
         testbed = ComputeTestbed(
-            protocol=protocol, engine=ENGINE, threads=1, machine="m", measured_on="d", ring_bits=64, fraction_bits=18,
-            start_s=10.0, kinds=kinds,
+            protocol=protocol, engine=ENGINE_PROTOCOLS[protocol].setting.formulas_of, threads=1, machine="m",
+            measured_on="d", ring_bits=64, fraction_bits=18, start_s=10.0, kinds=kinds,
         )  # fmt: skip
         paths[protocol] = folder / f"{protocol}.yaml"
         paths[protocol].write_text(dump_compute(testbed))
