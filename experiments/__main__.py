@@ -15,7 +15,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from experiments import engines, families, gpu
 from experiments.searchers import benchmark, table
-from experiments.smollm2 import healing, own_text, pipeline
+from experiments.smollm2 import healing, pipeline
 from nas.recipe.recipe import ScaleName
 from nas.training.device import Device
 
@@ -27,7 +27,6 @@ KINDS: dict[str, ModuleType] = {
     "engines": engines,
     "families": families,
     "gpu": gpu,
-    "own-text": own_text,
     "search-benchmark": benchmark,
     "smollm2": pipeline,
     "smollm2-healing": healing,

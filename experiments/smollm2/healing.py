@@ -99,7 +99,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder = RUNS / "experiments" / name if settings.output_dir is None else Path(settings.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        setting = setting_of(settings, load_parent(settings.parent), folder, console, since_s)
+        setting = _setting(settings, load_parent(settings.parent), folder, console, since_s)
         parent = tuned(setting)
         if "table" in settings.parts:
             heal(setting, parent)
@@ -128,8 +128,7 @@ def _rate_of_search(setting: Setting, search: SearchSettings) -> float:
     return (rate if longest is None else Rate(longest.learning_rate, longest.batch)).at(search.batch)
 
 
-def setting_of(settings: Settings, source: Parent, folder: Path, console: Console, since_s: float) -> Setting:
-    """Return the setting of trainings on the text of these experiments."""
+def _setting(settings: Settings, source: Parent, folder: Path, console: Console, since_s: float) -> Setting:
     model = source.model
     corpus = prepare(
         str(text(folder / TEXT)),
@@ -187,7 +186,7 @@ def heal(setting: Setting, parent: Parent) -> None:
         for name, placement in settings.placements.items():
             if name not in starts:
                 teacher = next(iter(starts.values())).teacher if starts else None
-                starts[name] = start_of(setting, name, placement, parent, teacher)
+                starts[name] = _start(setting, name, placement, parent, teacher)
             is_searched = name in settings.searched
             factors = length.factors if is_searched else (1.0,)
             rates[name] = best_rate(setting, starts[name], length, rates.get(name, last), factors)
@@ -196,8 +195,7 @@ def heal(setting: Setting, parent: Parent) -> None:
                 train(setting, starts[name], length, rates[name].at(length.batch), seed=1)
 
 
-def start_of(setting: Setting, name: str, placement: str, parent: Parent, teacher: Teacher | None) -> Start:
-    """Train the block library of a placement, and return what its trainings start from."""
+def _start(setting: Setting, name: str, placement: str, parent: Parent, teacher: Teacher | None) -> Start:
     since_s = time.perf_counter()
     candidate = candidate_of(setting, parent, placement, Length(tokens=1, batch=LIBRARY_BATCH), UNMOVED)
     teacher = teacher or teacher_of(parent, setting.corpus, candidate.recipe, setting.device)
