@@ -1,5 +1,3 @@
-"""What surrounds the code: programs, metadata, workflow, and documentation that names only what is there."""
-
 import pkgutil
 import re
 import tomllib

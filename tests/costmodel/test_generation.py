@@ -1,5 +1,3 @@
-"""New tokens one after the other: the sum of their runs. What the engine sends for them: test_session.py."""
-
 import json
 from dataclasses import replace
 from functools import partial

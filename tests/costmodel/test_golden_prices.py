@@ -77,11 +77,7 @@ CASES = {
         forms=Dimensions(softmax="2quad", gelu="piecewise"),
         deployment=Deployment(embedding="lookup"),
     ),
-    "rotary decode": Case(
-        notation="6xLSoGo-6xoToRs",
-        base="pythia-70m",
-        deployment=Deployment(phase="decode"),
-    ),
+    "rotary decode": Case(notation="6xLSoGo-6xoToRs", base="pythia-70m", deployment=Deployment(phase="decode")),
     "simplified": Case(notation="HH(SM(t)+ScFuFFN)", folded=True),
     "simplified decode": Case(
         notation="HH(SM+LR)", forms=Dimensions(softmax="relu"), deployment=Deployment(phase="decode")
@@ -264,10 +260,7 @@ def test_a_changed_price_is_told_and_not_written_over():
     before: Prices = {"case": {"total": row(1, 2.0), "Relu": row(1, 2.0)}}
     after: Prices = {"case": {"total": row(1, 2.0), "Relu": row(2, 2.5)}}
     assert differences(before, before) == differences({}, {}) == []
-    assert differences(before, after) == [
-        "case, Relu: num_ops was 1, is 2",
-        "case, Relu: latency_s was 2.0, is 2.5",
-    ]
+    assert differences(before, after) == ["case, Relu: num_ops was 1, is 2", "case, Relu: latency_s was 2.0, is 2.5"]
     assert differences({"case": {}}, {"case": {"total": row(1, 2.0)}}) == [f"case, total: was None, is {row(1, 2.0)}"]
     file = {"cost_model_version": 3, "prices": {"semi2k": before}}
     with pytest.raises(UserError, match="2 prices differ from those of version 3, .* raise COST_MODEL_VERSION"):

@@ -1,5 +1,3 @@
-"""`nas.load_run` and `nas.Study`: runs through Python."""
-
 import csv
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""An export for transformers is evaluated by lm-evaluation-harness as it is."""
-
 import json
 import os
 import re

@@ -1,5 +1,3 @@
-"""A Llama of transformers from its folder to a private answer: search, fold, export, parties."""
-
 import json
 import re
 import shutil

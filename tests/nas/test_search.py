@@ -1,5 +1,3 @@
-"""The command people know, on a small space: run, break, resume, extend, look, export."""
-
 import csv
 import json
 import re

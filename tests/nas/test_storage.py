@@ -1,5 +1,3 @@
-"""Files and locks of a run, Ctrl-C, and versions."""
-
 import fcntl
 import os
 import signal

@@ -157,10 +157,7 @@ def test_impossible_architectures_are_refused(make, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            ("block: gpt2", "block: gpt3"),
-            "`block` of PATH must be one of gpt2, opt, pythia, neox, sas, llama, qwen2, ",
-        ),
+        (("block: gpt2", "block: gpt3"), "`block` of PATH must be one of gpt2, opt, pythia, neox, sas, llama, qwen2, "),
         (("d_ff: 64", "d_ff: 64\nwidth: 3"), "PATH has the unknown key 'width'; known keys are block, num_heads, "),
         (("num_heads: 2", "num_heads: 3"), "PATH: `num_heads` must divide `d_model`, but got num_heads=3, d_model=16."),
         (

@@ -1,5 +1,3 @@
-"""A form is one record: every choice has one, and a new one needs no other file but that of exported code."""
-
 import subprocess
 import sys
 from typing import get_args

@@ -1,5 +1,3 @@
-"""What a workload runs, and what it costs."""
-
 import pytest
 
 from costmodel.deployment.deploy import Deployment

@@ -1,5 +1,3 @@
-"""A deployed graph computes what the plain one does: last tokens, blocks, batches."""
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Layers that are public, and layers that the client computes."""
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What the interpreter reads, and the piecewise GELU that it computes, against the fit that its coefficients are of."""
-
 from math import erf, sqrt
 
 import numpy as np
@@ -13,10 +11,7 @@ from costmodel.ops import Node, OpGraph
 
 STEP = 2.0**-18  # coefficients are multiples of it
 NUM_POINTS = 1001
-SEGMENTS = {
-    "cubic": (THRESHOLDS[:2], (0, 1, 2, 3), 0.0, CUBIC),
-    "even": (THRESHOLDS[1:], (0, 2, 4, 6), 0.5, EVEN),
-}
+SEGMENTS = {"cubic": (THRESHOLDS[:2], (0, 1, 2, 3), 0.0, CUBIC), "even": (THRESHOLDS[1:], (0, 2, 4, 6), 0.5, EVEN)}
 
 
 def gelu(source: np.ndarray) -> np.ndarray:

@@ -1,5 +1,3 @@
-"""`costmodel.price`, and that the command `estimate` says the same."""
-
 import json
 import sys
 

@@ -1,5 +1,3 @@
-"""Prices of cheetah: arithmetic written out, and the accounts of what is made ahead."""
-
 from math import ceil, inf
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""What ops do, and what is said of ops that do more than any that was measured."""
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any

@@ -1,5 +1,3 @@
-"""What must hold of the prices of every derived protocol, for every op and shape, and of what is asked of several."""
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any

@@ -1,5 +1,3 @@
-"""Prices of `published`: counts written out, constants, ranges, and the fit they come from."""
-
 import math
 from dataclasses import MISSING, fields, replace
 

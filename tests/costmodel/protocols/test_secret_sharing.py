@@ -1,5 +1,3 @@
-"""Prices of semi2k and aby3: arithmetic written out, and what must hold for every shape."""
-
 from dataclasses import replace
 from typing import Any, get_args
 

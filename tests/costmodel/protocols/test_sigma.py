@@ -1,5 +1,3 @@
-"""Protocol `sigma`: bytes, keys and rounds with their arithmetic, and against every public row."""
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,5 +1,3 @@
-"""Variants of whole decoders under the engine: the clear logits, and the predicted bytes and messages."""
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""The C++ kernel against textbook formulas in float64, at the edges of its tiles, strips and blocks."""
-
 import math
 import platform
 import shutil

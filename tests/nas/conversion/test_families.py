@@ -1,5 +1,3 @@
-"""Families of transformers: their logits, our op graph and model, and the family again."""
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

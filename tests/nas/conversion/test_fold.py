@@ -1,5 +1,3 @@
-"""Folding changes the architecture as the rule says, and never the logits."""
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

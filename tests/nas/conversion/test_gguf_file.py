@@ -1,5 +1,3 @@
-"""A GGUF file is the model that transformers would run on its weights, as `gguf` itself dequantises them."""
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -212,10 +210,7 @@ def test_its_tokenizer_is_that_of_the_metadata_or_beside_it(tmp_path: Path) -> N
         ({"attention__head_count": 0}, "`attention.head_count` of .* must divide the width, 32, but is 0"),
         ({"rope__scaling__type": "yarn"}, "must be 'default', 'linear' or 'llama3', but is 'yarn' .YaRN."),
         ({"rope__dimension_count": 4}, "`rope.dimension_count` of .* must be 8, but is 4"),
-        (
-            {"tokenizer__ggml__pre": "viking"},
-            "kind 'gpt2', cut as 'viking', is not known; put the model's tokeniz",
-        ),
+        ({"tokenizer__ggml__pre": "viking"}, "kind 'gpt2', cut as 'viking', is not known; put the model's tokeniz"),
         ({"tokenizer__ggml__model": "llama", "tokenizer__ggml__add_space_prefix": False}, "'smollm' without a space"),
         ({"tokenizer__ggml__model": "bert"}, "the tokenizer in .* must be one that can be read, but: kind 'bert'"),
     ],

@@ -1,5 +1,3 @@
-"""Our models are transformers' models: the same logits with the same weights, in both directions."""
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-"""Linears in place of a parent's FFNs, or of activations in them, by least squares."""
-
 from dataclasses import replace
 
 import pytest

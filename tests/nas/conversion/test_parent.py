@@ -1,5 +1,3 @@
-"""The model that candidates start from: what it must be, what it starts, and that nobody edited it."""
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,15 +8,7 @@ import torch
 
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from nas.conversion.parent import (
-    BUILTIN,
-    BUILTIN_FOLDER,
-    Parent,
-    keep_parent,
-    kept_parent,
-    load_parent,
-    require_fit,
-)
+from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER, Parent, keep_parent, kept_parent, load_parent, require_fit
 from nas.conversion.pretrained import TRAINED_FILE
 from nas.corpus import local_files
 from nas.corpus.corpus import Corpus, prepare

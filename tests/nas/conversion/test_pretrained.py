@@ -1,5 +1,3 @@
-"""A training that starts from weights: of an export of ours, and of a folder of transformers."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""A corpus that the parent generates: the same for a seed, resumable, refused without a parent."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Bounds lie in the middle of the rows that they were set by, and a check tells where they do not hold."""
-
 import numpy as np
 import pytest
 import torch

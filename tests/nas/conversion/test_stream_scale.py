@@ -1,5 +1,3 @@
-"""A smaller stream computes the same, and takes the squares of massive activations into the ring."""
-
 import numpy as np
 import pytest
 import torch

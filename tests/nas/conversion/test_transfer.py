@@ -1,5 +1,3 @@
-"""A trained placement as the start of another one."""
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""A folded model is what was trained, or its check says that it is not."""
-
 from dataclasses import replace
 from typing import Any
 

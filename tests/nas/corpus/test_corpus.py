@@ -1,5 +1,3 @@
-"""Corpora: split without leakage, cached once, whole or prepared again."""
-
 import math
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Documents: split without leakage, every row once, and one clear line for what cannot be read."""
-
 import json
 import sysconfig
 from collections import Counter

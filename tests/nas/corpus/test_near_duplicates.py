@@ -1,5 +1,3 @@
-"""What repeats training text, or a parent's, does not validate."""
-
 import json
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""N-gram models, and the baseline that they are for a corpus."""
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""The papers' corpora: from the hub (here a local folder, read by the same calls) or from a local copy."""
-
 import json
 import sys
 from collections.abc import Iterator

@@ -1,5 +1,3 @@
-"""Tokenizers, token files and the sequences in them."""
-
 import errno
 import json
 import os

@@ -1,5 +1,3 @@
-"""The decoder, and its loss in parts."""
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,5 +1,3 @@
-"""When norms are frozen, and that a run with them resumes and ends frozen."""
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,5 +1,3 @@
-"""Norms and the forms of nonlinearities."""
-
 import math
 from collections.abc import Callable
 from typing import TypeVar

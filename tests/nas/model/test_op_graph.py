@@ -1,5 +1,3 @@
-"""The op graph in the clear is the torch model: what is priced is what is trained."""
-
 from collections import Counter
 from dataclasses import replace
 from itertools import product

@@ -1,5 +1,3 @@
-"""Sampling token by token predicts what the whole sequence does, in every block and form."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""Normalised linears train as torch's own parametrisations do, and leave nothing behind in the deployed model."""
-
 from collections.abc import Callable
 from itertools import product
 from typing import Literal, TypeAlias

@@ -1,5 +1,3 @@
-"""The command: what it prints, and two of it that play a party each."""
-
 import json
 import re
 import shutil

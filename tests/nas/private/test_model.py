@@ -1,5 +1,3 @@
-"""What `nas.private` reads: models, prompts, and the ring their numbers must fit."""
-
 import json
 import math
 import shutil

@@ -1,5 +1,3 @@
-"""Routes from a parent: what is trained deploys as the target does, and what goes."""
-
 from dataclasses import replace
 
 import pytest

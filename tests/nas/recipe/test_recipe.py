@@ -1,5 +1,3 @@
-"""Recipes: defaults, the papers', changes of them, and what names a candidate."""
-
 import math
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""What the perplexity-latency figures show, without a pixel."""
-
 import math
 
 import numpy as np

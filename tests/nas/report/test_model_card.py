@@ -1,5 +1,3 @@
-"""The card of an export says what its run measured."""
-
 import math
 import re
 import shutil

@@ -1,5 +1,3 @@
-"""What is shown while a run goes on, and that names are printed as users wrote them."""
-
 import math
 from io import StringIO
 

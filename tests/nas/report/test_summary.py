@@ -5,13 +5,7 @@ import pytest
 
 from costmodel.estimate import outside_data
 from costmodel.protocols import load_pricer
-from nas.report.summary import (
-    against_parent,
-    closing_lines,
-    parent_lines,
-    price_line,
-    searcher_lines,
-)
+from nas.report.summary import against_parent, closing_lines, parent_lines, price_line, searcher_lines
 from nas.run.folder import ParentResult
 from nas.run.members import members
 from search_spaces.bases import Dimensions, base_architecture

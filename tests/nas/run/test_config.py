@@ -1,5 +1,3 @@
-"""The recipe that a study gives its candidates."""
-
 from dataclasses import replace
 
 import pytest

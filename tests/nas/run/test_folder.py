@@ -1,5 +1,3 @@
-"""A run keeps the files of the user's own that its prices and its space rest on."""
-
 import json
 from dataclasses import replace
 from pathlib import Path

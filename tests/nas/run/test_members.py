@@ -1,5 +1,3 @@
-"""Means over seeds, what they show, and the front of them."""
-
 import csv
 import math
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""A run under other prices: the front is found again, nothing else moves."""
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""The tables of a run: means and spread over seeds, the floor, and the second corpus."""
-
 import csv
 import math
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The parts of `trellis` against what defines them, and the whole on losses that are made up."""
-
 import os
 import subprocess
 import sys
@@ -57,9 +55,7 @@ def prior(features, worth):
 def trained(problem, members):
     return [
         Observation(
-            member=member,
-            latency_s=price_of(problem.feasible.priced, member).latency_s,
-            log_perplexity=loss_of(member),
+            member=member, latency_s=price_of(problem.feasible.priced, member).latency_s, log_perplexity=loss_of(member)
         )
         for member in members
     ]

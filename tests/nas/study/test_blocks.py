@@ -1,5 +1,3 @@
-"""Scores of sub-layers: against the parent with that sub-layer replaced by hand; and what is kept of them."""
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -221,10 +219,7 @@ def test_streams_of_layers_are_those_of_the_whole_parent(parent, texts):
     for depth in (0, 1):
         assert [
             stream[3].equal(whole) for stream, whole in zip(streams_by_depth[depth], expected[depth:], strict=False)
-        ] == [
-            True,
-            True,
-        ]
+        ] == [True, True]
 
 
 def test_a_large_stream_is_in_a_file_that_goes(monkeypatch, tmp_path):

@@ -1,5 +1,3 @@
-"""Which members of the front get one more seed, and that it depends on results alone."""
-
 import random
 from dataclasses import replace
 

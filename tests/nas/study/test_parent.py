@@ -1,5 +1,3 @@
-"""Which parent a study has, what a trial takes from it, and what a study says of both."""
-
 import math
 from dataclasses import replace
 from pathlib import Path

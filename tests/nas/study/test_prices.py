@@ -1,5 +1,3 @@
-"""A search under several protocols, and with layers that are no secret."""
-
 import csv
 from dataclasses import replace
 from typing import Any

@@ -1,5 +1,3 @@
-"""Ends that are expected after a short training: by the prior alone, and as results move it."""
-
 import numpy as np
 import pytest
 

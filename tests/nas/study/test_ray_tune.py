@@ -1,5 +1,3 @@
-"""Ray: its session, its errors, and what a trial takes of the machines."""
-
 import os
 import socket
 

@@ -1,5 +1,3 @@
-"""Where trials train: the rule, what it is decided from, and the measurement itself on a CPU."""
-
 import pytest
 from torch import nn
 

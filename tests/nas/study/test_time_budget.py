@@ -1,5 +1,3 @@
-"""A time budget: when it begins, what it was spent on, and what it lasts for."""
-
 import time
 from contextlib import nullcontext
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""What a worker does with a trial, and what the ledger says of its fold."""
-
 import errno
 import os
 import threading

@@ -1,5 +1,3 @@
-"""What a GPU changes in a training, checked on a CPU that claims to be one."""
-
 import json
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Two gloo processes train as one does."""
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,5 +1,3 @@
-"""Divergence: the rule for a loss above its start, and that every kind ends a run with step, layer and reason."""
-
 import math
 from dataclasses import replace
 from functools import partial
@@ -55,11 +53,7 @@ def test_a_non_finite_loss_ends_the_run_and_names_the_layer(monkeypatch, corpus,
         ("model.layers.0.ffn.up.weight", INFINITE, "non-finite gradient at step 1, first in layers.0.ffn.up"),
         ("penalty.thresholds", INFINITE, "non-finite gradient at step 1, first in penalty"),
         # 1e20 is finite, but its square is not
-        (
-            "model.layers.1.ffn.down.weight",
-            LARGE,
-            "gradient norm too large at step 1, steepest in layers.1.ffn.down",
-        ),
+        ("model.layers.1.ffn.down.weight", LARGE, "gradient norm too large at step 1, steepest in layers.1.ffn.down"),
     ],
 )
 def test_a_gradient_without_a_norm_ends_the_run_and_names_the_layer(monkeypatch, corpus, parameter, poison, reason):

@@ -1,5 +1,3 @@
-"""The regulariser by hand, and the diagnosis of collapse and overload."""
-
 import math
 from typing import Any
 

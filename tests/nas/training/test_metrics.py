@@ -1,5 +1,3 @@
-"""What a training writes: metrics, diagnoses; and the memory it takes."""
-
 import json
 import math
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Muon: its steps against the formula written out, and what packs several matrices."""
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,5 +1,3 @@
-"""The learning-rate schedule by hand, what decays, batches made ahead, and the loss."""
-
 import threading
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""A device whose numbers are read some steps later trains, records and diverges as one that is waited for."""
-
 import csv
 import math
 from collections.abc import Callable, Iterator

@@ -1,5 +1,3 @@
-"""A step that is captured as a graph trains as one that is taken kernel by kernel."""
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

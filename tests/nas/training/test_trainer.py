@@ -1,5 +1,3 @@
-"""TrainingManifest end to end on a tiny model: records, divergence, determinism, interruption."""
-
 import csv
 import errno
 import json

@@ -17,20 +17,8 @@ from costmodel.protocols import load_pricer
 from search_spaces.bases import MAX_LAYERS, Dimensions
 from search_spaces.budget import cost_counts
 from search_spaces.budget import feasible as feasible_module
-from search_spaces.budget.cost_counts import (
-    Cost,
-    Sums,
-    Way,
-    prolonged,
-    single,
-)
-from search_spaces.budget.feasible import (
-    Bounded,
-    FeasibleSpace,
-    check_feasible,
-    price_slices,
-    within_budget,
-)
+from search_spaces.budget.cost_counts import Cost, Sums, Way, prolonged, single
+from search_spaces.budget.feasible import Bounded, FeasibleSpace, check_feasible, price_slices, within_budget
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.definition import Definition, load_definition
 from search_spaces.notation import parse

@@ -8,14 +8,7 @@ from costmodel.deployment.deploy import Deployment
 from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import load_pricer
-from search_spaces.budget.priced_space import (
-    CostForm,
-    cheapest,
-    most_expensive,
-    price_by_part,
-    price_of,
-    price_space,
-)
+from search_spaces.budget.priced_space import CostForm, cheapest, most_expensive, price_by_part, price_of, price_space
 from search_spaces.definition import SHIPPED
 from search_spaces.deployed import deployed
 from search_spaces.lower import lower

@@ -1,5 +1,3 @@
-"""A checkpoint is priced from its settings: lowered where its family is known, else traced."""
-
 from pathlib import Path
 from typing import Any
 

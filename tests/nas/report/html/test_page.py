@@ -1,5 +1,3 @@
-"""The page of a run, without a browser: what it says, that it says it safely, and that it asks for nothing."""
-
 import math
 import shutil
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""Placements for the eye: letters, words and what folds."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""Singular values of linear FFNs are floored as the recipe says, and only there; runs with it resume."""
-
 import pytest
 import torch
 from torch import Tensor, nn

@@ -1,5 +1,3 @@
-"""Gates: a model begins as its parent, ends as what is trained, and passes through what the formulas say."""
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

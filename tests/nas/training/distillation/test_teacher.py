@@ -1,5 +1,3 @@
-"""What a parent predicts, and the parts of a model that are trained to it."""
-
 from dataclasses import replace
 from functools import partial
 
