@@ -50,7 +50,6 @@ COLUMNS = ("num_ops", *MEASURES)
 SMALL = Dimensions(layers=12, heads=2, d_model=16, vocab=50, context=32)
 LARGE = Dimensions(layers=12, heads=12, d_model=768, vocab=50_000, context=1024)  # GPT-2 small
 SIZES = {"small": (SMALL, 9), "large": (LARGE, 128)}
-
 Prices: TypeAlias = dict[str, dict[str, Any]]  # case -> kind of op, or `total` -> one value per column
 
 
