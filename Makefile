@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On two cores, the tests of a group in one process (`GROUPS` in tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 2 --durations 60 --junitxml build/tests.xml
 
-.PHONY: setup search test test-all check docs
+.PHONY: setup search test tests test-all check docs
 
 setup: $(VENV)/.installed
 
@@ -35,7 +35,10 @@ check: $(VENV)/.installed-dev
 docs: $(VENV)/.installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-test: check docs
+test: check docs tests
+
+# The tests alone, also under another interpreter: make tests PYTHON=python3.13 VENV=.venv-3.13
+tests: $(VENV)/.installed-dev
 	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: check docs

@@ -13,27 +13,20 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import families, gpu, seconds
-from experiments.papers import run as papers
-from experiments.searchers import benchmark, prior, table
+from experiments import families, gpu
+from experiments.searchers import benchmark, table
 from experiments.smollm2 import healing, pipeline
 from nas.recipe.recipe import ScaleName
 from nas.training.device import Device
 
 CONFIGS = Path(__file__).parent / "configs"
-ALL = "all"  # every experiment on the papers
-PAPER = "paper"  # kind of the experiments on the papers
-
 
 # kind in an experiment's YAML -> module; the YAML is decoded to its `Settings`, which its `run` takes with the
 # experiment's name and a console
 KINDS: dict[str, ModuleType] = {
     "families": families,
     "gpu": gpu,
-    PAPER: papers,
-    "prior": prior,
     "search-benchmark": benchmark,
-    "seconds": seconds,
     "smollm2": pipeline,
     "smollm2-healing": healing,
     "table": table,
@@ -74,7 +67,7 @@ def run(
     """Run an experiment, or resume it if it was stopped.
 
     Args:
-        name: one of `python -m experiments list`, or `all` for every experiment on the papers.
+        name: one of `python -m experiments list`.
         scale: size, length and speed of the trainings; by default the experiment's own.
         device: where to train; by default a GPU if there is one.
         output_dir: folder of what is written, by default runs/experiments/NAME.
@@ -82,23 +75,19 @@ def run(
         parts: the parts to run, separated by commas, such as step,profile; by default all.
     """
     names = list(definitions())
-    if name not in names and name != ALL:
+    if name not in names:
         near = difflib.get_close_matches(name, names, n=1)
         meant = f"; did you mean {near[0]}?" if near else "."
-        raise UserError(f"experiment must be one of {', '.join(names)} or {ALL}, but got {name!r}{meant}")
+        raise UserError(f"experiment must be one of {', '.join(names)}, but got {name!r}{meant}")
     some = None if parts is None else parts.split(",")
     flags = {"scale": scale, "device": device, "output_dir": output_dir, "parent": parent, "parts": some}
     changes = {flag: value for flag, value in flags.items() if value is not None}
-    taken = [field.name for field in fields(KINDS[PAPER if name == ALL else kind_of(name)].Settings)]
+    taken = [field.name for field in fields(KINDS[kind_of(name)].Settings)]
     for flag in changes.keys() - taken:
         able = ", ".join(f"--{other}" for other in flags if other in taken) or "none"
         flag, able = flag.replace("_", "-"), able.replace("_", "-")
         raise UserError(f"experiment {name} does not take --{flag}; flags that it takes: {able}.")
-    console = table_console()
-    if name == ALL:
-        papers.run_all({name: settings_of(name, **changes) for name in names if kind_of(name) == PAPER}, console)
-    else:
-        KINDS[kind_of(name)].run(name, settings_of(name, **changes), console)
+    KINDS[kind_of(name)].run(name, settings_of(name, **changes), table_console())
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

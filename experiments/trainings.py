@@ -13,7 +13,6 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import mean
@@ -30,7 +29,7 @@ from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
-from nas.recipe.recipe import Normalisation, Recipe, ScaleName, SlopeSharing
+from nas.recipe.recipe import Recipe, ScaleName
 from nas.storage import replace_file
 from nas.study.worker import worker_env
 from nas.training.distillation.library import initial_weights
@@ -51,8 +50,6 @@ class Variant:
     Attributes:
         parent: Where candidates start, `builtin` or a folder; the changes then apply to the recipe from a parent.
         recipe: As `nas.train --recipe.*`; a batch is always one forward pass.
-        normalisation: Normalisation of the weights of linears, which a UserError refuses with a parent.
-        slopes: Sharing of the slopes of leaky ReLUs.
     """
 
     seeds: tuple[int, ...]
@@ -60,12 +57,6 @@ class Variant:
     tokens: int | None = None
     seq_len: int | None = None
     recipe: RecipeChanges = field(default_factory=RecipeChanges)
-    normalisation: Normalisation | None = None
-    slopes: SlopeSharing = "layer"
-
-    def __post_init__(self) -> None:
-        if self.parent is not None and self.normalisation is not None:
-            raise UserError(f"`normalisation` does not go with a parent, but got parent {self.parent!r}; drop one.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,8 +140,7 @@ def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_re
     given = variant.recipe
     if given.scale.batch is not None:
         given = replace(given, scale=replace(given.scale, micro_batch=given.scale.batch))
-    recipe = changed(recipe, given)
-    return replace(recipe, normalisation=variant.normalisation, slopes=variant.slopes)
+    return changed(recipe, given)
 
 
 def candidate_of(plan: Plan, job: Job, parent: Parent | None) -> Candidate:
@@ -211,11 +201,8 @@ def _num_workers() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None = None) -> dict[Job, Ended]:
-    """Train in the order of the YAML, in parallel on the usable cores, and report each result.
-
-    `pool` may be shared by several plans, so that its processes load torch only once.
-    """
+def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
+    """Train in the order of the YAML, in parallel on the usable cores, and report each result."""
     jobs = [
         Job(name, seed, row)
         for name, variant in plan.variants.items()
@@ -235,7 +222,7 @@ def train_all(plan: Plan, folder: Path, console: Console, pool: Executor | None 
             console.print(f"{name}: {num} of {sum(job.variant == name for job in jobs)} trainings are committed")
     ended = before | ended
     new = dict[Job, Ended]()
-    with nullcontext(pool) if pool else training_pool() as workers:
+    with training_pool() as workers:
         futures = {workers.submit(training, plan, job, folder): job for job in jobs if job not in ended}
         try:
             for future in as_completed(futures):

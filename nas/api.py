@@ -21,7 +21,7 @@ from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
 from search_spaces.budget.feasible import check_feasible
 
-# A resumed run may change only these. Its results do not depend on them, except that devices compute other numbers.
+# A resumed run may change only these. Its results do not depend on them, except through the device that trains.
 RESUMABLE = (
     "budget_latency",
     "budget_comm",
@@ -120,14 +120,14 @@ class Run(PlainRun):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RepricedRun:
-    """A run's members at other costs, and the front there. what_if: both fronts, and the costs."""
+    """A run's members at other costs, with the front at these costs. what_if: both fronts, and the costs."""
 
     run: Run
     what_if: WhatIf
 
     @property
     def lines(self) -> list[str]:
-        """What changes, one line each."""
+        """The changes, one line each."""
         return what_if_lines(self.what_if)
 
     @property
@@ -175,7 +175,7 @@ class Calls:
         self._call("trial_ended", lambda callback: callback.trial_ended(record))
 
     def ended(self) -> None:
-        """Does nothing if the run never started."""
+        """Call `run_ended`, unless the run never started."""
         if (folder := self._folder) is not None:
             self._call("run_ended", lambda callback: callback.run_ended(load_run(folder)))
 
@@ -195,7 +195,7 @@ class Calls:
 @final
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study(StudyConfig):
-    """What to search, within which budget, on what: the fields of `StudyConfig`, which are the flags of `nas.search`.
+    """The space, budget and data of a search: the fields of `StudyConfig`, which are the flags of `nas.search`.
 
     Raises UserError for an invalid value of a field.
     """

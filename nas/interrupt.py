@@ -8,7 +8,7 @@ from types import FrameType
 
 @contextmanager
 def deferred_interrupt() -> Iterator[Callable[[], bool]]:
-    """Yield a function that says whether Ctrl-C was pressed; a second one interrupts at once. Main thread only."""
+    """Yield a function that returns whether Ctrl-C was pressed; a second one interrupts at once. Main thread only."""
     pressed = False
 
     def note(number: int, frame: FrameType | None) -> None:

@@ -98,7 +98,7 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         tokens=last.step * scale.batch * scale.seq_len,
         seed=training.seed,
         flags=() if rung is None else rung.entropy.flags,
-        ngrams=training.ngrams if last.step == scale.num_steps else None,  # these count all of its tokens
+        ngrams=training.ngrams if last.step == scale.num_steps else None,  # they count the tokens of the whole training
     )
     corpus, workload = known_corpus(training.corpus), Workload(prompt_len=scale.seq_len)
     pricer = _pricer(candidate.architecture, workload)
@@ -126,7 +126,7 @@ def _pricer(architecture: Architecture, workload: Workload) -> Pricer:
 
 
 def _windows(corpus: str, parents: list[KeptWindows | None]) -> KeptWindows | None:
-    """Windows of a cached corpus' training text and of the parents'; None if any is unknown."""
+    """Return the windows of a cached corpus' training text and of the parents'; None if any is unknown."""
     known = known_corpus(corpus)
     parts = [None if known is None else trained_on(Path(known.folder)), *parents]
     of_text = [part for part in parts if part is not None]
@@ -180,7 +180,7 @@ def _prepared(
 
 
 def _per_token(whole: Estimate, num_tokens: int) -> Estimate:
-    """Average over the new tokens, which keeps the ops of all of them."""
+    """Return the average over the new tokens, with the ops of all of them."""
     bounds = whole.latency_s_range
     return replace(
         whole,

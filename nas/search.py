@@ -26,7 +26,7 @@ from search_spaces.budget.feasible import check_feasible
 
 
 def parse(args: Sequence[str]) -> dict[str, Any]:
-    """Return what a command line states, by name. Raises UserError (or the parser's own error) for bad input."""
+    """Return the options of a command line, by name. Raises UserError (or the parser's own error) for bad input."""
     parser = cli.Parser(prog="python -m nas.search", description=__doc__)
     parser.add_argument("--config", action="config")
     parser.add_argument("--budget_latency", type=str, help="most seconds per token: 5min, or 60% of --parent's")
@@ -68,7 +68,7 @@ def search(given: dict[str, Any], console: Console) -> None:
             return
         priced = study.priced()
     lines = priced.lines
-    if priced.config.scale not in SMALL_SCALES:  # of which it is too little to wait for torch
+    if priced.config.scale not in SMALL_SCALES:  # they need too little memory to wait for torch
         from nas.study.resolve import memory_lines
 
         lines = [*lines, *memory_lines(priced)]

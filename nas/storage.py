@@ -1,4 +1,4 @@
-"""Files of this package: its runs, their lock, and how a file is replaced."""
+"""Files of this package: the folder of runs, locks, and safe replacement of files."""
 
 import fcntl
 import os
@@ -11,7 +11,7 @@ from costmodel.errors import UserError
 
 RUNS = Path("runs")
 LOCK_FILE = ".lock"
-LOCK_PATIENCE_S = 1.0  # a reader that checks the lock takes it for a moment
+LOCK_PATIENCE_S = 1.0  # a reader that checks the lock holds it for a moment
 
 
 def newest(file: str) -> Path | None:

@@ -72,7 +72,7 @@ BASE = "gpt2-small"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """The configuration of a training: what to train and how far.
+    """The configuration of a training: what to train, and for how long.
 
     Args:
         base: the model whose dimensions the notation uses; by default gpt2-small, or that of --init-from.

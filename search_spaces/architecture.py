@@ -1,4 +1,4 @@
-"""`Architecture`: everything about a decoder-only model that private inference is charged for, and nothing else.
+"""`Architecture`: everything about a decoder-only model that its cost under private inference depends on.
 
 Training choices that leave the deployed model unchanged (entropy regularisation, weight normalisation,
 optimizer) belong to a recipe, not here; two models with equal `arch_id` cost the same.
@@ -39,21 +39,22 @@ from search_spaces.inner import inner_norms, require_inner
 class Layer:
     """The choices of one decoder layer.
 
-    norm1, norm2: normalisation before attention and before the feed-forward network (FFN). A `frozen-` norm is trained
-        with its deviation frozen at a constant late in training, so that it is linear from then on.
-    attention: softmax; `softmax-temperature`, with a learned temperature per head and query position; `softmax-half`,
-        with half of the groups of heads that share a key and a value head, one at least; `2quad`, `power8`, `relu` and
-        `bounded`, forms that are cheaper in private; `none` removes the attention.
-    ffn: the activation between two linears, `gelu` in the architecture's form; `fused` is one trained d x d linear;
-        `swiglu`, `geglu`, `reglu`, `quadglu` and `bilinear` are gated: two linears side by side, one of them through
-        SiLU, GELU in the architecture's form, ReLU, x^2 - 1 or nothing, multiplied; the gate of the last two always has
-        a bias; `none` removes the FFN.
-    stabiliser: `scaled` gives the FFN sub-block `beta * A + FFN(A) / alpha` with one learned pair.
-    inner1, inner2: what attention and FFN have of the block's norms of queries and keys, its norms after sub-layers and
-        its cap of scores: all, all `uncapped`, or norms that are `frozen` as others are, and no cap; `none` when these
-        are folded. In a space, the cap of logits goes with the last cap of scores (`implied_logit_cap`).
+    norm1, norm2: norm before attention and before the feed-forward network (FFN). The deviation of a `frozen-` norm
+        becomes a constant late in training, so that the norm is linear from then on.
+    attention: softmax; `softmax-temperature` has a learned temperature per head and query position; `softmax-half` has
+        half of the key heads (at least one) with their query heads; `2quad`, `power8`, `relu` and `bounded` are cheaper
+        forms of softmax; `none` removes the attention.
+    ffn: activation between two linears (`gelu` in the architecture's form); `fused` is one trained d x d linear;
+        `swiglu`, `geglu`, `reglu`, `quadglu` and `bilinear` are gated: the product of two parallel linears, one of
+        which passes through SiLU, GELU, ReLU, x^2 - 1 or nothing; the gate of the last two always has a bias; `none`
+        removes the FFN.
+    stabiliser: `scaled` makes the FFN sub-layer `beta * A + FFN(A) / alpha`, with learned alpha and beta.
+    inner1, inner2: which inner norms (of queries and keys, and after sub-layers) and caps attention and FFN keep: `own`
+        keeps all of the block's, `uncapped` all but the score cap, `frozen` has frozen norms and no cap, and `none` is
+        what folding leaves of `frozen`. In a space, the logit cap is removed with the last score cap
+        (`implied_logit_cap`).
 
-    Raises UserError if attention or FFN is removed but something of it is kept.
+    Raises UserError if attention or FFN is removed but a part of it is kept.
     """
 
     norm1: Norm = "none"
@@ -85,11 +86,11 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Positions:
-    """How attention knows positions, and which it sees.
+    """Positions of a layer's attention, and its window.
 
-    rotates: whether queries and keys are rotated, in a block whose positions are rotations.
-    base, scaling: of the angles; a base of None is the architecture's `rotary_base`.
-    window: tokens that a query attends to, its own the last; None for all. Longer sequences are not computed.
+    rotates: whether queries and keys are rotated, in a block with rotary positions.
+    base, scaling: base and scaling of the angles; None for the architecture's `rotary_base`, and for no scaling.
+    window: number of tokens that a query attends to, up to its own; None for all. Longer sequences are not supported.
     """
 
     rotates: bool = True
@@ -107,29 +108,28 @@ LEAST = {"rotary_base": 1.0, **dict.fromkeys(("norm_epsilon", "score_scale", *SC
 class Architecture:
     """A decoder-only language model, in elements and counts.
 
-    block: its name in `search_spaces.block.BLOCKS`, whose facts are `block_facts`.
-    num_kv_heads: heads of keys and of values, each shared by a group of query heads; None for as many as those.
+    block: name of the block in `search_spaces.block.BLOCKS`, whose facts are `block_facts`.
+    num_kv_heads: number of key heads, and of value heads; each is shared by a group of query heads. None for one per
+        query head.
     head_size: features of a head; None for d_model / num_heads.
-    context: longest sequence the position table (or rotary cache) covers, in tokens, and no window hides any of.
-    longest_context: of the model that this was imported from, where a window is shorter; None for `context`.
+    context: longest sequence in tokens: within the position table or rotary cache, and within every window.
+    longest_context: context of the imported model if a window is shorter; None for `context`.
     final_norm: norm before the vocabulary projection.
-    embedding_scale, residual_scale, logit_scale: what rows of the table, what attention and FFN add to the stream, and
-        the logits are multiplied by.
-    score_scale: what products of queries and keys are multiplied by; None for 1/sqrt(head_dim).
-    score_cap, logit_cap: scores and logits x become cap * tanh(x / cap); None leaves them as they are.
-    bias: whether linears carry a bias; those that do anyway are told by `has_bias`.
-    rotary_base: of the angles of rotary positions, where the block has them.
-    rotary_features: of a head that are rotated; None for the share that the block rotates.
-    positions: the kinds of positions that its layers have; empty for the block's.
-    layer_positions: of every layer, which of those; empty for the first in all layers.
-    norm_epsilon: what RMSNorms add to a mean square; LayerNorms have a constant of their own.
-    gelu: which form GELU is computed in, wherever a layer has one.
-    softmax: the attention's normalisation, in every layer: softmax itself, or a form that is cheaper in private.
+    embedding_scale, residual_scale, logit_scale: factors of the embedding rows, of the outputs of attention and FFN
+        before they are added to the residual stream, and of the logits.
+    score_scale: factor of the products of queries and keys; None for 1/sqrt(head_dim).
+    score_cap, logit_cap: scores and logits x become cap * tanh(x / cap); None for no cap.
+    bias: whether linears have a bias; `has_bias` names the linears that always have one.
+    rotary_base: base of the rotary angles, if the block has rotary positions.
+    rotary_features: number of rotated features of a head; None for the block's share.
+    positions: distinct kinds of positions in the layers; empty for the block's own kind.
+    layer_positions: index into `positions` for every layer; empty if all layers have the first kind.
+    norm_epsilon: constant that RMSNorms add to the mean square; LayerNorms have a fixed one.
+    gelu: form of GELU in every layer that has one.
+    softmax: softmax, or a cheaper form, in every layer.
+    folded: whether the weights of linears include the gains and biases of norms, the scales and the score factor.
 
-    folded: whether the linears have taken up the gains and biases of the blocks' LayerNorms, the scales, and the factor
-        of the scores.
-
-    Raises UserError if a dimension is below 1, heads do not divide what they share, or the block lacks what is chosen.
+    Raises UserError if a dimension is below 1, the heads do not divide evenly, or the block lacks a chosen part.
     """
 
     block: BlockName = "gpt2"
@@ -210,7 +210,7 @@ class Architecture:
 
     @property
     def norms(self) -> frozenset[Norm]:
-        """Those of its layers and the last, `none` included."""
+        """All norms of its layers and the final norm, including `none`."""
         inner = {norm for layer in self.layers for norm in inner_norms(self, layer).values()}
         return frozenset(
             {self.final_norm, *inner, *(norm for layer in self.layers for norm in (layer.norm1, layer.norm2))}
@@ -218,7 +218,7 @@ class Architecture:
 
     @property
     def num_layers(self) -> int:
-        """How many decoder layers there are."""
+        """Number of decoder layers."""
         return len(self.layers)
 
     @property
@@ -228,22 +228,22 @@ class Architecture:
 
     @property
     def score_factor(self) -> float:
-        """What products of queries and keys are multiplied by, unless the queries have taken it up."""
+        """Factor of the products of queries and keys; 1 if the weights of the queries include it."""
         return self.head_dim**-0.5 if self.score_scale is None else self.score_scale
 
 
 def reader_norms(layer: Layer) -> list[Norm]:
-    """The norms, or `none`, before what reads the residual stream in a layer."""
+    """Return the norms, or `none`, before the sub-layers of a layer."""
     return [layer.norm1] * (layer.attention != "none") + [layer.norm2] * (layer.ffn != "none")
 
 
 def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
-    """The norm of highest rank that any layer has, as in GPT-2; a norm-free decoder keeps no norm at all.
+    """Return the norm of highest rank in any layer, as in GPT-2; `none` if no layer has a norm.
 
-    least: the rank of the norms that its block has anyway (`least_rank`).
+    least: rank of the norms that the block always has (`least_rank`).
 
-    A frozen LayerNorm only where every block takes the mean away, else a frozen RMSNorm: only then can the bias of a
-    final norm be folded (see `search_spaces.deployed`).
+    The result is a frozen LayerNorm only if all norms subtract the mean, since only then can the bias of a frozen final
+    norm be folded (see `search_spaces.deployed`); else it is a frozen RMSNorm.
     """
     norms = [norm for layer in layers for norm in reader_norms(layer)]
     highest = max(least, *(NORMS[norm].rank for norm in norms), 0)
@@ -251,46 +251,46 @@ def default_final_norm(layers: Iterable[Layer], least: int = 0) -> Norm:
 
 
 def least_rank(block: Block) -> int:
-    """The rank of the norms after sub-layers, if a block has any."""
+    """Return the rank of a block's norms after sub-layers, if it has any."""
     return NORMS["rmsnorm"].rank if block.norms_after else 0
 
 
 def implied_final_norm(highest_rank: int, *, centred: bool) -> Norm:
-    """The final norm of layers whose norms have this rank at most. centred: whether all of them take the mean away."""
+    """Return the final norm for layers with norms of at most this rank. centred: whether all subtract the mean."""
     norm = {form.rank: norm for norm, form in NORMS.items()}[highest_rank]
     return "frozen-rmsnorm" if norm == "frozen-layernorm" and not centred else norm
 
 
 def is_live(layer: Layer) -> bool:
-    """Whether a layer keeps a norm that depends on the data when it is deployed."""
+    """Whether a layer has a norm that still depends on the data after folding."""
     return layer.norm1 in LIVE_NORMS or layer.norm2 in LIVE_NORMS
 
 
 def has_frozen_norms(architecture: Architecture) -> bool:
-    """Whether a norm is frozen late in training."""
+    """Whether any norm is frozen late in training."""
     return not architecture.norms.isdisjoint(FROZEN_NORMS)
 
 
 def num_kv_heads(architecture: Architecture, layer: Layer) -> int:
-    """Key heads of a layer, as many as value heads: all of them, or half, at least one."""
+    """Return the number of key heads of a layer, which is also that of value heads: all, or half but at least one."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return max(1, whole // 2) if layer.attention == "softmax-half" else whole
 
 
 def num_heads(architecture: Architecture, layer: Layer) -> int:
-    """Attention heads of a layer: as many for each of its key heads as the architecture has."""
+    """Return the number of query heads of a layer, which has as many per key head as the architecture."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return num_kv_heads(architecture, layer) * (architecture.num_heads // whole)
 
 
 def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
-    """Whether a linear of a layer, `ffn.up` for one, carries a bias; a gate that is a polynomial does in any block."""
+    """Whether a linear of a layer, such as `ffn.up`, has a bias; polynomial gates have one in every block."""
     is_polynomial = linear == "ffn.gate" and layer.ffn in POLYNOMIAL_GATES
     return architecture.bias or is_polynomial or linear in architecture.block_facts.biases
 
 
 def positions_of(architecture: Architecture, index: int) -> Positions:
-    """The positions of a layer's attention."""
+    """Return the positions of a layer's attention."""
     if architecture.block_facts.rotary_share is None:
         return Positions(rotates=False)
     kinds = architecture.positions or (Positions(),)
@@ -298,14 +298,14 @@ def positions_of(architecture: Architecture, index: int) -> Positions:
 
 
 def with_layers(architecture: Architecture, layers: Iterable[Layer], places: Iterable[int]) -> Architecture:
-    """Other layers, of which each attention has the positions of that of the layer in its place."""
+    """Return the architecture with other layers, whose positions are those of the former layers at `places`."""
     layers = tuple(layers)
     kept = [architecture.layer_positions[place] for place in places] if architecture.layer_positions else []
     return replace(architecture, layers=layers, layer_positions=tuple(kept))
 
 
 def rotary_dim(architecture: Architecture) -> int:
-    """Features of a head that are rotated, where a block's positions are rotations.
+    """Return the number of rotated features of a head, for a block with rotary positions.
 
     Raises UserError if they are odd or more than the head has.
     """
@@ -321,22 +321,22 @@ def rotary_dim(architecture: Architecture) -> int:
 
 
 def softmax_form(architecture: Architecture, layer: Layer) -> SoftmaxForm:
-    """The form of a layer's softmax: its own, or the architecture's."""
+    """Return the form of a layer's softmax: its own, or the architecture's."""
     return ATTENTIONS[layer.attention].softmax or architecture.softmax
 
 
 def has_bound(form: SoftmaxForm) -> bool:
-    """Whether a learned, public number of each head is taken from its scores before."""
+    """Whether a learned public bound per head is subtracted from the scores before this softmax."""
     return form in ("bounded", "power8")
 
 
 def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
-    """The form of a layer's GELU, its own or the architecture's; None if it has none."""
+    """Return the form of a layer's GELU, its own or the architecture's; None if it has no GELU."""
     form = FFNS[layer.ffn].gelu
     return architecture.gelu if form == "own" else form
 
 
-# fields from after there were ids
+# fields that are newer than `arch_id`
 SINCE = (
     "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon", "rotary_features", "positions",
     "layer_positions", "longest_context", *SCALES, "score_scale", *CAPS,
@@ -344,9 +344,9 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """The architecture as plain data: a GELU form only where a layer has a GELU, and nothing of `SINCE` at its default.
+    """Return the architecture as plain data, without a GELU form that no layer uses and without defaults of `SINCE`.
 
-    What is left out keeps the `arch_id` of every architecture from before there were these fields.
+    Leaving these out keeps the `arch_id` of architectures from before those fields existed.
     """
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
@@ -363,7 +363,7 @@ def canonical(architecture: Architecture) -> dict[str, Any]:
 
 
 def _stated(data: Any) -> dict[str, Any]:
-    """The fields of a dataclass that are not at their defaults, as plain data."""
+    """Return the fields of a dataclass that differ from their defaults, as plain data."""
     values = {
         field.name: getattr(data, field.name) for field in fields(data) if getattr(data, field.name) != field.default
     }
@@ -371,13 +371,13 @@ def _stated(data: Any) -> dict[str, Any]:
 
 
 def arch_id(architecture: Architecture) -> str:
-    """Twelve hexadecimal digits that name an architecture: SHA-256 of its canonical form."""
+    """Return twelve hexadecimal digits of the SHA-256 of the canonical form, which identify the architecture."""
     text = json.dumps(canonical(architecture), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context: int) -> Architecture:
-    """The same placement at another width, as a proxy trains it; d_ff and heads keep their ratio to d_model."""
+    """Return the architecture at another width; d_ff and the head size keep their ratio to d_model."""
 
     def resized(width: int) -> int:
         return max(1, width * d_model // architecture.d_model)
@@ -390,10 +390,10 @@ def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context
 
 
 def load_architecture(path: Path) -> Architecture:
-    """The architecture in a YAML file, written by `dump_architecture`. Raises UserError, naming the file."""
+    """Return the architecture in a YAML file of `dump_architecture`. Raises UserError, naming the file."""
     return decode(Architecture, load_mapping(path), str(path))
 
 
 def dump_architecture(architecture: Architecture) -> str:
-    """YAML text that `load_architecture` reads back to an architecture of the same `arch_id`."""
+    """Return YAML text, which `load_architecture` reads back as an architecture of the same `arch_id`."""
     return dump(canonical(architecture))

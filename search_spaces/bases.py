@@ -1,4 +1,4 @@
-"""The base models whose placements are searched: dimensions and block, with the choices of each in every layer."""
+"""The base models: dimensions, block and layers of GPT-2, Pythia, SmolLM2 and others, by name."""
 
 from dataclasses import asdict, dataclass, replace
 
@@ -92,7 +92,7 @@ FIELDS = {"heads": "num_heads", "kv_heads": "num_kv_heads", "vocab": "vocab_size
 
 
 def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Architecture:
-    """The named base with free dimensions.
+    """Return the base model of this name, with the given dimensions.
 
     Raises UserError for an unknown base or an impossible dimension.
     """

@@ -1,7 +1,7 @@
-"""`BLOCKS`: what is particular to each block, whatever its layers choose. A new block is an entry of the table.
+"""`BLOCKS`: the facts in which blocks differ, independent of the choices of their layers. A new block is a new entry.
 
-Lowering, decoder, folding and transformers' layout read these facts; none of them asks which block it has. X is the
-residual stream, A what the FFN's result is added to, Y what leaves the layer.
+Lowering, decoder, folding and the layout of transformers read these facts and never compare names of blocks. X is the
+residual stream before a layer, A the stream to which the FFN's output is added, and Y the stream after the layer.
 """
 
 from dataclasses import dataclass, replace
@@ -20,19 +20,19 @@ class Block:
     """Facts of a block.
 
     join: `sequential` is A = X + MHA(Norm1(X)), Y = A + FFN(Norm2(A)); `parallel` is Y = X + MHA(Norm1(X)) +
-        FFN(Norm2(X)); `shaped` is A = shaped MHA(Norm1(X)) without a skip, its V and O the identity but for layer 0's
-        V, and Y = A + FFN(Norm2(A)).
-    rotary_share: positions are rotations of one in so many features of a head; None has a learned table of positions.
-    packs_qkv: whether queries, keys and values are one linear, or three.
-    query_key_norm: an RMSNorm of queries and one of keys, before they are rotated: of each `head`, with one gain for
-        all, or over the whole `width` of the heads; only where they are linears of their own.
-    norms_after: whether an RMSNorm follows attention, and one the FFN, before their results join the stream.
-    biases: the linears that carry a bias although the architecture has none.
-    has_centred_norms: whether a norm may take the mean away; its bias, folded, gives one to every linear.
-    keeps_final_norm: whether a norm follows the last layer where the layers have one, unless a name says otherwise.
-    wrapper: what notation puts around the names of its placements, for a block that a base model does not have.
-    first_norm: before layer 0's attention, whatever the rest of a paper's name says; None for what the name says.
-    branch_gain: of an FFN's result at the start of training.
+        FFN(Norm2(X)); `shaped` is A = shaped MHA(Norm1(X)) without a skip, where V and O are the identity except for
+        layer 0's V, and Y = A + FFN(Norm2(A)).
+    rotary_share: one in `rotary_share` features of a head is rotated; None for a learned table of positions.
+    packs_qkv: whether queries, keys and values are one linear instead of three.
+    query_key_norm: RMSNorms of queries and keys before the rotation: per `head`, with a common gain, or over the whole
+        `width` of all heads; only for blocks with three linears.
+    norms_after: whether RMSNorms follow attention and FFN, before their outputs are added to the stream.
+    biases: linears that have a bias even if the architecture has none.
+    has_centred_norms: whether norms may subtract the mean; folding their biases gives every linear a bias.
+    keeps_final_norm: whether a model with norms in its layers also has a final one, unless its name says otherwise.
+    wrapper: text that notation puts around names of its placements, for a block that no base model has.
+    first_norm: norm before layer 0's attention, whatever a paper's name says; None for what the name says.
+    branch_gain: initial gain of an FFN's output.
     """
 
     join: Join
@@ -49,33 +49,33 @@ class Block:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether heads pass on slices of the stream itself, so that no layer can do without one of them, only a
-        multiple of the identity changes the stream's coordinates, and queries start at 0.
+        """Whether values are slices of the stream itself: then no head can be removed, the only possible change of
+        basis is a multiple of the identity, and queries start at 0.
         """
         return self.join == "shaped"
 
     @property
     def tables(self) -> tuple[str, ...]:
-        """The nodes of the tables whose sum the stream starts as."""
+        """The nodes of the embedding tables, whose sum is the initial residual stream."""
         return ("embed", "position") if self.rotary_share is None else ("embed",)
 
     @property
     def queries(self) -> str:
-        """The linear whose first rows are the queries."""
+        """The linear whose first rows give the queries."""
         if self.is_shaped:
             return "attention.qk"
         return "attention.qkv" if self.packs_qkv else "attention.q"
 
     def passes_values(self, depth: int) -> bool:
-        """Whether attention reads its values from the norm before it without a linear between."""
+        """Whether the values of this layer's attention are the output of the norm before it, without a linear."""
         return self.is_shaped and depth > 0
 
     def makes_stream(self, depth: int) -> bool:
-        """Whether attention's values, through a linear, replace the stream."""
+        """Whether the values of this layer's attention, after a linear, replace the stream."""
         return self.is_shaped and depth == 0
 
     def norm1_readers(self, depth: int) -> tuple[str, ...]:
-        """The linears that take up the norm before attention; none where it is read without a linear, too."""
+        """Return the linears into which the norm before attention folds; none if values are read from it directly."""
         if self.passes_values(depth):
             return ()
         if not self.packs_qkv:

@@ -1,21 +1,14 @@
-"""The deployed form, which exact algebra leaves of a trained architecture: what is run, and so what is paid for.
+"""The folded form of an architecture, which is deployed and priced. `nas.conversion.fold` does the same to weights.
 
-Attention reads the residual stream through linears, so between two nonlinear readers of the stream (norms that depend
-on the data, and the head behind a final one) a linear FFN `X' = beta X + W X + c` is only a change of the stream's
-coordinates. A change ahead of the first live norm goes into the embedding tables, one behind the last live norm of a
-net without a final one into the vocabulary projection; each linear between takes up its part. Frozen norms are linear
-and go into the linears that read them, as gain and bias of live ones do. What a change of basis adds behind the last
-live norm goes into the bias of the last linear that writes to the stream.
-
-A frozen final norm goes into the vocabulary projection. That has no bias, so the norm's own must come from the stream:
-by its mean, which is free where every reader takes the mean away. Elsewhere a frozen final LayerNorm stays.
-
-Of a shaped block no FFN is absorbed: its heads pass on slices of the stream itself, which only a multiple of the
-identity leaves alone; and the norm before attention stays in later layers, where values are read from it. A temperature
-that depends on the position stays; one scalar a head would fold, but that is a matter of weights, not of the
-architecture.
-
-`nas.conversion.fold` does the same to weights.
+- A linear FFN, X' = beta X + W X + c, is a change of basis of the residual stream, since attention reads the stream
+  through linears. Before the first live norm (one that depends on the data) it folds into the embedding tables; after
+  the last live norm of a model without a live final norm it folds into the vocabulary projection. The linears between
+  take up their part of the change of basis, and the bias of the last one that writes to the stream takes up the offset.
+- Frozen norms are linear, and fold into the linears that read them, as gains and biases of live norms do.
+- A frozen final norm folds into the vocabulary projection. This has no bias, so the norm's bias is moved to the mean of
+  the stream, which is possible only if every norm subtracts the mean. Otherwise a frozen final LayerNorm stays.
+- In a shaped block no FFN folds, since values are slices of the stream, and the norm before attention stays in later
+  layers, whose values are read from it. Temperatures that depend on the position stay.
 """
 
 from collections.abc import Iterable
@@ -36,15 +29,15 @@ from search_spaces.architecture import (
 from search_spaces.block import Block
 from search_spaces.forms import CENTRED_NORMS, LINEAR_FFNS, LIVE_NORMS, Ffn, Inner
 
-UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  # what linears take up
+UNSCALED: dict[str, Any] = {**dict.fromkeys(SCALES, 1.0), "score_scale": None}  # factors that fold into linears
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Region:
-    """The place of a layer's FFN in the residual stream.
+    """Whether a layer's FFN comes before or after all live norms.
 
-    ahead: it precedes every live norm, also its own layer's, so the embedding absorbs changes of basis.
-    behind: the last live norm, so that the vocabulary projection takes them up.
+    ahead: before all of them, those of its own layer included, so that a change of basis folds into the embedding.
+    behind: after the last one, so that a change of basis folds into the vocabulary projection.
     """
 
     ahead: bool
@@ -56,9 +49,9 @@ class Region:
 
 
 def deployed(architecture: Architecture) -> Architecture:
-    """The folded architecture, in its one form: no empty layer, tables untied, biases everywhere.
+    """Return the folded architecture, without empty layers, with untied tables and with biases everywhere.
 
-    Equal results are the same model to run, whatever was trained; a folded architecture is its own deployed form.
+    Trained architectures with equal results run as the same model. A folded architecture is returned unchanged.
     """
     if architecture.folded:
         return architecture
@@ -78,17 +71,17 @@ def deployed(architecture: Architecture) -> Architecture:
 
 
 def deploys_biases(architecture: Architecture) -> bool:
-    """Whether every linear carries a bias once a norm may have left its own; else those that did before."""
+    """Whether every linear has a bias after folding, since norms may have biases; else only those that had one."""
     return architecture.bias or architecture.block_facts.has_centred_norms
 
 
 def deployed_id(architecture: Architecture) -> str:
-    """The `arch_id` of the deployed form: equal for all that are the same model to run."""
+    """Return the `arch_id` of the folded form, which is equal for all that run as the same model."""
     return arch_id(deployed(architecture))
 
 
 def folds_final_norm(architecture: Architecture) -> bool:
-    """Whether the vocabulary projection and the stream can take up the final norm, if there is one."""
+    """Whether the final norm, if there is one, folds into the vocabulary projection and the stream."""
     if architecture.final_norm != "frozen-layernorm":
         return architecture.final_norm not in LIVE_NORMS
     readers = [norm for layer in architecture.layers for norm in reader_norms(layer)]
@@ -96,29 +89,29 @@ def folds_final_norm(architecture: Architecture) -> bool:
 
 
 def regions(architecture: Architecture) -> list[Region]:
-    """Returns the place of every layer's FFN."""
+    """Return the region of every layer's FFN."""
     block = architecture.block_facts
     live = [reads_live_norm(block, index, layer) for index, layer in enumerate(architecture.layers)]
     last = max((index for index, its in enumerate(live) if its), default=-1)
-    if block.norms_after:  # what a linear FFN makes is not added as it is
+    if block.norms_after:  # the output of a linear FFN is normalised before it is added
         return [Region(ahead=False, behind=False)] * architecture.num_layers
     open_end = folds_final_norm(architecture) and not block.is_shaped
     return [Region(ahead=not any(live[: index + 1]), behind=open_end and index >= last) for index in range(len(live))]
 
 
 def reads_live_norm(block: Block, depth: int, layer: Layer) -> bool:
-    """Whether a norm that stays live reads the stream in a layer, and not only what becomes the stream."""
+    """Whether a live norm in this layer reads the stream; not counting one whose output becomes the stream."""
     return is_live(replace(layer, norm1="none") if block.makes_stream(depth) else layer)
 
 
 def absorbs(block: Block, layer: Layer, region: Region) -> bool:
-    """Whether a layer's FFN vanishes into a change of basis of the stream."""
+    """Whether a layer's FFN folds into a change of basis of the stream."""
     foldable = not (block.is_shaped or block.norms_after)
     return foldable and region.is_free and layer.ffn in LINEAR_FFNS and layer.norm2 not in LIVE_NORMS
 
 
 def absorbed_layers(architecture: Architecture) -> list[int]:
-    """The layers of a trained architecture whose FFN vanishes; none of one that is folded already."""
+    """Return the layers of a trained architecture whose FFN folds away; none if it is folded already."""
     if architecture.folded:
         return []
     around = enumerate(zip(architecture.layers, regions(architecture), strict=True))
@@ -126,7 +119,7 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
 
 
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
-    """Returns what is left of a layer: maybe neither attention nor FFN."""
+    """Return what folding leaves of a layer, possibly neither attention nor FFN."""
     is_absorbed = absorbs(architecture.block_facts, layer, region)
     keeps_scale = architecture.block_facts.norms_after or not region.is_free
     return Layer(
@@ -141,12 +134,12 @@ def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, 
 
 
 def deployed_inner(inner: Inner) -> Inner:
-    """What is left of a sub-layer's inner norms and caps: frozen norms go into the linears before them."""
+    """Return what folding leaves of inner norms and caps: frozen norms fold into the linears before them."""
     return "none" if inner == "frozen" else inner
 
 
 def _is_usual_softmax(architecture: Architecture, layer: Layer) -> bool:
-    """Whether the form that a layer names is that of the architecture."""
+    """Whether the attention form of a layer is the architecture's own."""
     if layer.attention == "softmax-half":
         return num_heads(architecture, layer) == architecture.num_heads
     return layer.attention == architecture.softmax
@@ -159,16 +152,15 @@ def _deployed_ffn(architecture: Architecture, layer: Layer) -> Ffn:
 
 
 def joined_layers(block: Block, layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """The same sub-blocks in as few layers as can be: one empty layer where there are none.
+    """Return the sub-layers in as few layers as possible, at least one, which may be empty.
 
-    Attention without an FFN and an FFN without attention behind it are one layer where they follow one another, not
-    where they stand side by side (`parallel`).
+    An attention without an FFN and a following FFN without attention become one layer, except in a parallel block.
     """
     return tuple(layer for _, layer in _joined(block, layers)) or (Layer(attention="none", ffn="none"),)
 
 
 def joined_places(block: Block, layers: Iterable[Layer]) -> tuple[int, ...]:
-    """Of each of the `joined_layers`, the place that its attention had, or else its FFN."""
+    """Return the former index of each of the `joined_layers`: that of its attention, or else of its FFN."""
     return tuple(place for place, _ in _joined(block, layers)) or (0,)
 
 

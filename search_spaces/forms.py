@@ -1,7 +1,7 @@
 """The forms that a norm, an attention and an FFN can have: one record each, from which everything else follows.
 
-To add an FFN whose activation is a known op, add its name to `Ffn` and its record to `FFNS`, and say in
-`nas.conversion.huggingface_model`, which is copied into exports and imports nothing from here, what it computes.
+To add an FFN whose activation is a known op, add its name to `Ffn` and its record to `FFNS`, and its function to
+`nas.conversion.huggingface_model`, which is copied into exports and therefore imports nothing from here.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,9 @@ class NormForm(NamedTuple):
 
     Attributes:
         letter: its layer code.
-        label: what reports call it.
-        name: what the papers' names call it, behind a `+`.
-        rank: a model without a final norm of its own ends with the norm of highest rank that its layers have.
+        label: its name in reports.
+        name: its name in the papers, after a `+`.
+        rank: the default final norm is the norm of highest rank in the layers.
         is_centred: whether it subtracts the mean, and has a bias.
     """
 
@@ -40,17 +40,17 @@ class NormForm(NamedTuple):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether its deviation becomes a constant in training, so that it is linear from then on and folds."""
+        """Whether its deviation becomes a constant in training, so that it is linear and folds."""
         return self.name.startswith("f")
 
     @property
     def is_live(self) -> bool:
-        """Whether it depends on the data when the model is deployed."""
+        """Whether it still depends on the data after folding."""
         return bool(self.name) and not self.is_frozen
 
 
 class AttentionForm(NamedTuple):
-    """An attention. name: of the papers' names, or empty. softmax: its own form of softmax; None for the model's."""
+    """An attention. name: in the papers, or empty. softmax: its own form of softmax; None for the model's."""
 
     letter: str
     label: str
@@ -64,11 +64,11 @@ class FfnForm(NamedTuple):
     Attributes:
         letter: its layer code.
         label: what reports call it.
-        name: what the papers' names call it, behind a `+`; empty if they have no name for it.
-        activation: the op of its activation or of its gate, of rows and features; None for a linear one.
-        gelu: the form of its GELU, where it is one; `own` for that of the model.
+        name: its name in the papers, after a `+`; empty if it has none.
+        activation: the op of its activation or gate for rows x features; None for a linear one.
+        gelu: the form of its GELU, if it has one; `own` for the model's form.
         is_gated: whether the activation of one linear is multiplied by another linear.
-        degree: of the polynomial that stands in for an activation, fitted channel by channel; None for others.
+        degree: degree of the polynomial that replaces an activation, fitted per channel; None for others.
         is_linear: whether it has no nonlinearity, and folds into its neighbours.
         replaces: whether a search from a parent offers it in place of the parent's activation.
     """
@@ -90,7 +90,7 @@ class InnerForm(NamedTuple):
     Attributes:
         letter: its layer code.
         label: what reports call it.
-        norm: what these norms are; `none` where linears have taken them up.
+        norm: the kind of these norms; `none` if they are folded.
         is_capped: whether scores keep the architecture's cap.
     """
 

@@ -1,5 +1,6 @@
-"""What a block has beside a norm before each sub-layer: norms of queries and keys, norms after attention and FFN, and
-caps of scores; and what a layer has of them, as its `inner1` and `inner2` say.
+"""Inner norms and caps: norms of queries and keys, norms after attention and FFN, and caps of scores.
+
+A block may have them, and the choices `inner1` and `inner2` of a layer say which of them it keeps.
 """
 
 from collections.abc import Iterable
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
-    """What `inner1` and `inner2` of a layer can be in training, the block's own first."""
+    """Return the possible values of `inner1` and `inner2` in training, the block's own first."""
     block = architecture.block_facts
     after: tuple[Inner, ...] = ("frozen",) if block.norms_after else ()
     inside: tuple[Inner, ...] = after or (("frozen",) if block.query_key_norm != "none" else ())
@@ -23,7 +24,7 @@ def inner_choices(architecture: "Architecture") -> dict[str, tuple[Inner, ...]]:
 
 
 def require_inner(architecture: "Architecture") -> None:
-    """Raises UserError if a layer has something of this kind that its block does not have."""
+    """Raise UserError if a layer has inner norms or caps that its block does not have."""
     for name, offered in inner_choices(architecture).items():
         chosen = {getattr(layer, name) for layer in architecture.layers}
         if odd := chosen.difference(offered, ("none",) * ("frozen" in offered)):
@@ -34,7 +35,7 @@ def require_inner(architecture: "Architecture") -> None:
 
 
 def with_cheapest_inner(architecture: "Architecture", layer: "Layer") -> "Layer":
-    """The layer with as little of its block's inner norms and caps as it can have in training."""
+    """Return the layer with the fewest inner norms and caps that it can have in training."""
     inner1, inner2 = (offered[-1] for offered in inner_choices(architecture).values())
     return replace(
         layer,
@@ -44,7 +45,7 @@ def with_cheapest_inner(architecture: "Architecture", layer: "Layer") -> "Layer"
 
 
 def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]:
-    """The norms of a layer's queries and keys, and those after its attention and FFN, by node; none that are folded."""
+    """Return the inner norms of a layer by node, without folded ones."""
     block, inside, behind = architecture.block_facts, INNERS[layer.inner1].norm, INNERS[layer.inner2].norm
     kinds: dict[str, Norm] = {}
     if layer.attention != "none" and inside != "none":
@@ -56,25 +57,25 @@ def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]
 
 
 def keeps_cap(layer: "Layer") -> bool:
-    """Whether a layer has scores with a cap, if its architecture has one."""
+    """Whether a layer keeps the score cap, if its architecture has one."""
     return layer.attention != "none" and INNERS[layer.inner1].is_capped
 
 
 def implied_logit_cap(architecture: "Architecture", layers: Iterable["Layer"]) -> float | None:
-    """The cap of logits of a model of these layers: where an architecture caps scores, it goes with the last such cap.
+    """Return the logit cap of a model with these layers: it is removed with the last score cap.
 
-    The order of the logits is the same without it.
+    Removing it does not change the order of the logits.
     """
     stays = architecture.score_cap is None or any(map(keeps_cap, layers))
     return architecture.logit_cap if stays else None
 
 
 def score_cap(architecture: "Architecture", layer: "Layer") -> float | None:
-    """The cap of a layer's scores, if it keeps the architecture's."""
+    """Return the score cap of a layer, or None."""
     return architecture.score_cap if keeps_cap(layer) else None
 
 
 def queries(architecture: "Architecture", layer: "Layer") -> str:
-    """What the first rows of are a layer's queries: a linear, or the gain of their norm."""
+    """Return the node whose first rows of weights scale the queries: their linear, or their norm."""
     normed = "attention.q_norm"
     return normed if normed in inner_norms(architecture, layer) else architecture.block_facts.queries

@@ -1,7 +1,7 @@
 """`lower`: the op graph of an architecture at a sequence length, in a deployment.
 
-As the papers run it, the prompt of `seq_len` tokens goes through embedding, every layer and the vocabulary projection
-(all positions), and one token comes out; `costmodel.deployment` rewrites that as it is asked to be run.
+As in the papers, a prompt of `seq_len` tokens passes the embedding, every layer and the vocabulary projection at all
+positions, and yields one token. `costmodel.deployment` rewrites the graph for other deployments.
 """
 
 from collections.abc import Callable
@@ -42,9 +42,9 @@ NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
 
 @dataclass
 class _Builder:
-    """Collects nodes of the layer under construction; every method returns the name of the node it added.
+    """Collects the nodes of a layer; every method returns the name of the node that it adds.
 
-    rows: tokens of the prompt.
+    rows: number of tokens of the prompt.
     """
 
     architecture: Architecture
@@ -92,7 +92,7 @@ class _Builder:
         return self.add(f"{name}.capped", ops.Scale(**size, factor=cap), source)
 
     def branch(self, name: str, layer: Layer, source: str) -> str:
-        """What attention or FFN adds to the stream, from what they make."""
+        """Add the norm and scale between the output of attention or FFN and the residual addition."""
         kind = inner_norms(self.architecture, layer).get(f"{name}.norm")
         if kind is not None:
             source = self.add(f"{name}.norm", NORM_OPS[kind](self.size, self.architecture.norm_epsilon, True), source)
@@ -100,7 +100,7 @@ class _Builder:
 
 
 def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHOLE_PROMPT) -> OpGraph:
-    """The op graph of `architecture` for `seq_len` tokens: a prompt, or in phase `decode` the last of them.
+    """Return the op graph of an architecture for a prompt of `seq_len` tokens, or in phase `decode` for its last token.
 
     Raises UserError if seq_len is below 1 or beyond the model's context, or rotary positions do not fit its heads.
     """
@@ -124,7 +124,7 @@ def lower(architecture: Architecture, seq_len: int, deployment: Deployment = WHO
 
 
 def _layer(builder: _Builder, layer: Layer, stream: str) -> str:
-    """Attention and FFN, joined as the block does."""
+    """Add attention and FFN, joined as in the block."""
     attended = stream
     if layer.attention != "none":
         normed = builder.norm("norm1", layer.norm1, stream)
@@ -152,7 +152,7 @@ def _shaped_attention(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
-    """Queries are as wide as the layer's heads together; keys and values that heads share are repeated for it."""
+    """Add attention; key and value heads that query heads share are repeated."""
     architecture, rows, head_dim = builder.architecture, builder.rows, builder.architecture.head_dim
     heads, key_heads = num_heads(architecture, layer), num_kv_heads(architecture, layer)
     fewer = key_heads if key_heads < heads else None
@@ -171,7 +171,7 @@ def _self_attention(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def _queries_keys_values(builder: _Builder, layer: Layer, source: str, width: int, key_width: int) -> str:
-    """Side by side: of one linear, or of three."""
+    """Add queries, keys and values side by side, from one linear or three."""
     d_model = builder.architecture.d_model
     if builder.block.packs_qkv:
         return builder.linear("attention.qkv", source, d_model, width + 2 * key_width)
@@ -230,7 +230,7 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
 
 
 def activation_op(architecture: Architecture, layer: Layer, rows: int) -> Op | None:
-    """The op of the activation of a layer's FFN, or of its gate, for so many tokens; None for a linear one."""
+    """Return the op of the activation or gate of a layer's FFN for `rows` tokens; None for a linear FFN."""
     form, size = FFNS[layer.ffn], {"rows": rows, "features": architecture.d_ff}
     if form.activation is None:
         return None

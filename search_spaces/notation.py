@@ -91,7 +91,7 @@ class Member:
 
 
 def parse(text: str, base: Architecture) -> Member:
-    """The named model on the dimensions of `base` (its own layer choices are replaced).
+    """Return the model of a name, on the dimensions of `base`, whose layers are replaced.
 
     Raises UserError for a name outside the grammar, `_ip` with p above the number of layers, or a placement
     that does not tile the layers.
@@ -119,9 +119,9 @@ def parse(text: str, base: Architecture) -> Member:
 
 
 def parse_deployed(text: str, base: Architecture) -> Architecture:
-    """The folded architecture of a placement, of as many layers as it spells out.
+    """Return the folded architecture of a placement, with as many layers as the placement lists.
 
-    Raises UserError for anything else, names of the papers included: they do not say how many layers there are.
+    Raises UserError for anything else, including the papers' names, which do not give the number of layers.
     """
     num_layers = sum(count for count, _ in _groups(_final_norm(text)[0]))
     if not num_layers:
@@ -133,7 +133,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
-    """The papers' name where there is one, else the placement.
+    """Return the papers' name if there is one, else the placement.
 
     `parse` on the same base gives the architecture back.
     """
@@ -144,7 +144,7 @@ def name_of(architecture: Architecture, *, entropy_regularised: bool = False) ->
 
 
 def placement(architecture: Architecture) -> str:
-    """The typed string of an architecture's layers, equal neighbours run-length encoded, and of its final norm."""
+    """Return the layer codes of an architecture, run-length encoded, and the code of its final norm if it is needed."""
     words = ("".join(table[getattr(layer, kind)] for kind, table in LETTERS.items()) for layer in architecture.layers)
     words = (word[:USUAL] if word[USUAL:] == "oo" else word for word in words)
     groups = [f"{len(list(run))}x{letters}" for letters, run in groupby(words)]
@@ -159,7 +159,7 @@ def _implied_final_norm(architecture: Architecture) -> Norm:
 
 
 def _final_norm(text: str) -> tuple[str, Norm | None]:
-    """A name and the final norm that it states, if it does."""
+    """Split a name into the layers and the final norm that it states, or None."""
     rest, _, letter = text.rpartition("-")
     norm = next((norm for norm, its_letter in NORM_LETTERS.items() if its_letter == letter), None)
     return (rest, norm) if rest and norm else (text, None)
@@ -183,7 +183,7 @@ def _named_layers(text: str, kept: Layer, pruned: int, num_layers: int, first_no
 
 
 def _groups(text: str) -> list[tuple[int, str]]:
-    """The count and letters of every group of a placement; empty if the text is not one."""
+    """Return count and letters of every group of a placement; empty if the text is no placement."""
     matches = [_GROUP.fullmatch(group) for group in text.split("-")]
     return [(int(match["count"] or 1), match["letters"]) for match in matches if match] if all(matches) else []
 
@@ -212,7 +212,7 @@ def _layer(letters: str, text: str) -> Layer:
 
 
 def _paper_name(architecture: Architecture) -> str | None:
-    """The one paper name whose parse gives these layers, or None."""
+    """Return the papers' name that parses to these layers, or None."""
     if architecture.final_norm != _implied_final_norm(architecture):
         return None
     pruned = sum(layer.ffn == "none" for layer in architecture.layers)

@@ -230,6 +230,7 @@ SIZES: dict[type[Op], Callable[..., tuple[Op, ...]]] = {
     ops.AttentionMix: lambda: _by_heads(ops.AttentionMix),
     ops.Scale: lambda: _by_elements(partial(ops.Scale, factor=0.5)),
     ops.TakeRows: lambda: tuple(ops.TakeRows(rows=m, features=n, taken=max(1, m // 2)) for m, n in ELEMENTS),
+    ops.TakeColumns: lambda: tuple(ops.TakeColumns(rows=m, features=n, taken=n // 2) for m, n in ELEMENTS),
     ops.JoinRows: lambda: tuple(ops.JoinRows(rows=m, features=n, part=max(1, m // 2)) for m, n in ELEMENTS),
     ops.JoinColumns: lambda: tuple(ops.JoinColumns(rows=m, features=n, part=n // 2) for m, n in ELEMENTS),
     ops.VocabProjection: lambda: tuple(ops.VocabProjection(rows=t, vocab=v, features=d) for t, v, d in TABLES),

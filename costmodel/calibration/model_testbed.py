@@ -1,10 +1,9 @@
 """Makes a testbed of one model: each distinct op is measured at its full size, so that no cost is extrapolated.
 
-Each op runs several times in its own engine session, after a warm-up, and the fastest run counts; a model's first op in
-a session for every run, since a model too runs it before memory of its size is in use. Under cheetah, the
-batches of oblivious transfers (OTs) that a run made are subtracted, and the share that the op uses is added as
-preprocessing. Under semi2k and aby3 there is no preprocessing, or it is part of every call. For cheetah with several
-threads it is not known.
+Each op runs several times in its own engine session, after a warm-up, and the fastest run counts. A model's first op
+gets a session per run, since a model runs it before memory of its size is in use. Under cheetah, the batches of
+oblivious transfers (OTs) of a run are subtracted, and the share that the op uses is added as preprocessing. Under
+semi2k and aby3 there is no preprocessing, or it is part of every call. For cheetah with several threads, it is unknown.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +40,8 @@ BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
     """Return a series for each distinct op of the graphs, preceded by series that measure start-up and OT batches.
 
-    A graph's first op is cold, unless the graph has it again, or OT batches would be taken off every run of it.
+    A graph's first op gets a new session for every run (`cold`), unless the graph has it again or OT batches are
+    counted.
     """
     repeats = MORE_REPEATS[ENGINE_PROTOCOLS[protocol].is_slow]
     probe = {BATCH_PROBE: PROBE_REPEATS} if counts_batches(protocol, setting) else {}

@@ -51,7 +51,7 @@ STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
 
 
 class _Debug(Action):
-    """The flag --debug, which is not part of the configuration; `guarded` is told of it."""
+    """The flag --debug, which is not part of the configuration; `run` passes it to `guarded`."""
 
     def __call__(self, *args: Any, **rest: Any) -> None:
         """Do nothing."""

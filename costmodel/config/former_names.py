@@ -37,7 +37,7 @@ def present_value(name: str, value: Any) -> Any:
 
 
 def with_present_names(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Return plain data under present names. within: former names around it, each with a point."""
+    """Return plain data under present names. `within` are the former names around it, each followed by a point."""
     present: dict[str, Any] = {}
     for key, value in data.items():
         name = present_name(f"{within}{key}")
@@ -48,7 +48,7 @@ def with_present_names(data: Mapping[str, Any], within: str = "") -> dict[str, A
 
 
 def with_former_names(data: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-    """Return plain data under former names, from which identifiers are computed. within: as above, present names."""
+    """Return plain data under former names, for identifiers. `within` are present names, each followed by a point."""
     former = {present: name for name, present in RENAMED.items()}
     return {
         former.get(f"{within}{key}", key).rpartition(".")[2]: (

@@ -1,4 +1,4 @@
-"""Agreement of private logits with those in the clear."""
+"""Agreement of private logits with logits in plaintext."""
 
 import math
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ import numpy as np
 
 from costmodel.execution.interpreter import Array
 
-Z_95 = 1.959963984540054  # quantile of the normal distribution that leaves 2.5 % above
+Z_95 = 1.959963984540054  # 0.975 quantile of the standard normal distribution
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """num_equal of num_positions have the same most likely token; largest_error: of any logit."""
+    """Number of positions with the same most likely token, and the largest absolute error of any logit."""
 
     num_positions: int
     num_equal: int
@@ -20,17 +20,17 @@ class Agreement:
 
     @property
     def top1(self) -> float:
-        """The share, 0 to 1."""
+        """Share of positions with the same most likely token, from 0 to 1."""
         return self.num_equal / self.num_positions
 
     @property
     def interval(self) -> tuple[float, float]:
-        """The interval of the share at 95 %. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953."""
+        """95 % confidence interval of `top1`. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953."""
         return wilson(self.num_equal, self.num_positions)
 
 
 def compared(private: Array, clear: Array) -> Agreement:
-    """Both positions x vocab."""
+    """Return the agreement of two arrays of logits, each positions x vocab."""
     return Agreement(
         num_positions=len(clear),
         num_equal=int((private.argmax(axis=-1) == clear.argmax(axis=-1)).sum()),
@@ -39,7 +39,7 @@ def compared(private: Array, clear: Array) -> Agreement:
 
 
 def joined(parts: list[Agreement]) -> Agreement:
-    """The agreement over all positions together."""
+    """Return the agreement over the positions of all parts."""
     return Agreement(
         num_positions=sum(part.num_positions for part in parts),
         num_equal=sum(part.num_equal for part in parts),
@@ -48,7 +48,7 @@ def joined(parts: list[Agreement]) -> Agreement:
 
 
 def wilson(successes: int, trials: int) -> tuple[float, float]:
-    """The interval of a share at 95 %."""
+    """Return the 95 % confidence interval of a share (Wilson score interval)."""
     share, spread = successes / trials, Z_95**2 / trials
     centre = (share + spread / 2) / (1 + spread)
     half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)

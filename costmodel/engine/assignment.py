@@ -1,4 +1,4 @@
-"""Assignments, by which whoever starts a session tells each party its part. Free of the engine itself."""
+"""Assignments, which tell each party its part in a session. This module does not import the engine."""
 
 from dataclasses import dataclass, replace
 
@@ -10,20 +10,20 @@ from costmodel.execution.interpreter import Weights
 from costmodel.protocols import TRUST, RunSetting
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
-CLIENT = 0  # the rank that has the prompt, compiles, and sees the logits
+CLIENT = 0  # the rank that has the prompt, compiles the programs, and sees the logits
 CRYPTEN = "crypten"
 RUN = (*ENGINE_PROTOCOLS, CRYPTEN)  # protocols that are run here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Assignment:
-    """plan: the client's alone; weights: the server's alone.
+    """One party's part in a session. Only the client has the plan, and only the server has the weights.
 
-    addresses: where each party waits for the others, by rank; of parties of one machine, given when they are started.
-    links: what it knows every rank by on the engine's own link; of parties of several machines, ports after addresses.
-    wait_s: how long to wait for a party to come.
+    addresses: where each party waits for the others, by rank; set at the start if all parties run on one machine.
+    links: addresses of all ranks on the engine's own link; if empty, the port after each of `addresses`.
+    wait_s: how long to wait for another party.
 
-    Raises UserError for a protocol that no engine runs.
+    A UserError is raised if no engine runs the protocol.
     """
 
     rank: int = CLIENT
@@ -50,7 +50,7 @@ class Assignment:
 
 
 def part_of(client: Assignment, rank: int) -> Assignment:
-    """One party's assignment. client: who knows everything: the plan stays the client's alone, weights the server's."""
+    """Return one party's assignment, given a client with all data. The server gets the weights, the client the plan."""
     return replace(
         client,
         rank=rank,
@@ -60,18 +60,18 @@ def part_of(client: Assignment, rank: int) -> Assignment:
 
 
 def ranks(protocol: str) -> range:
-    """Those of the processes that take part: parties, and a dealer of its own after them."""
+    """Return the ranks of all processes: the parties, then the dealer if it is a separate process."""
     return range(TRUST[protocol].num_parties + (protocol == CRYPTEN))
 
 
 def role(rank: int, protocol: str) -> str:
-    """The role of a party besides computing."""
+    """Return the name of a party's role."""
     last = "dealer" if protocol == CRYPTEN else "helper"
     return {CLIENT: "client", SERVER: "server"}.get(rank, last)
 
 
 def holds(rank: int, protocol: str, setting: RunSetting) -> str:
-    """Describes what a party knows and what it sees only shares of."""
+    """Describe what a party knows, and of what it has only shares."""
     at_server = setting.weights == "server"
     by_role = {
         "client": f"has the prompt and the new tokens, sees the logits; {'nothing' if at_server else 'a share'} of the "

@@ -1,7 +1,7 @@
-"""Channels between parties beside the engine's own link: frames of a JSON header and bytes, over stream sockets.
+"""Channels between parties, besides the engine's own link: frames of a JSON header and bytes, over stream sockets.
 
-Programs, shares and results travel here, each between the two whom they concern. A channel that ends without a
-farewell means that the peer is gone, which the engine itself would only notice minutes later.
+They carry programs, shares and results, each between the two parties concerned. A channel that ends without a farewell
+means that the peer is gone, which the engine itself would notice only minutes later.
 """
 
 import json
@@ -16,31 +16,31 @@ from typing import Any, NamedTuple, TypeAlias
 
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
-# of a peer whose machine is gone without a word: it is asked after 3 s, every 2 s, and given up after 3 more silences
+# A silent peer is probed after 3 s, then every 2 s, and given up after 3 unanswered probes: its machine may be gone.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-UNACKNOWLEDGED_MS = 9_000  # likewise, of what was sent
+UNACKNOWLEDGED_MS = 9_000  # likewise, for data that was sent
 FAREWELL = "farewell"
-JOINED_BYTES = 1 << 16  # up to which a frame is copied into one piece, to be sent at once
+JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece and sent at once
 
 Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
 
 
 class Frame(NamedTuple):
-    """header: plain data. blobs: bytes that go with it."""
+    """A message: a header of plain data, and blobs of bytes that go with it."""
 
     header: dict[str, Any]
     blobs: tuple[Blob, ...] = ()
 
 
 class GoneError(ConnectionError):
-    """The peer has left, or does not speak as we do."""
+    """The peer has left, or sends something other than frames."""
 
 
 class Channel:
-    """One end of a connection. sent_bytes: so far, headers included."""
+    """One end of a connection. `sent_bytes` counts what was sent so far, headers included."""
 
     def __init__(self, connection: socket.socket) -> None:
-        if connection.family != socket.AF_UNIX:  # whose other end cannot vanish without a word
+        if connection.family != socket.AF_UNIX:  # there, the other end cannot vanish unnoticed
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in {**KEEP_ALIVE, "TCP_USER_TIMEOUT": UNACKNOWLEDGED_MS, "TCP_NODELAY": 1}.items():
                 if hasattr(socket, name):  # Linux has all of them
@@ -48,7 +48,7 @@ class Channel:
         self._connection, self.sent_bytes = connection, 0
 
     def send(self, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
-        """Raises GoneError if nobody takes it."""
+        """Send a frame. Raise GoneError if the peer does not receive it."""
         head = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
         parts, size = [_LENGTH.pack(len(head)), head, *blobs], _LENGTH.size + len(head) + sum(map(len, blobs))
         try:
@@ -59,7 +59,7 @@ class Channel:
         self.sent_bytes += size
 
     def receive(self, timeout_s: float | None = None, max_blob_bytes: float = math.inf) -> Frame:
-        """The next frame. Raises GoneError if there is none, or not in time, or one of more bytes beside its header."""
+        """Return the next frame. Raise GoneError if none comes in time, or its blobs exceed `max_blob_bytes`."""
         self._connection.settimeout(timeout_s)
         try:
             (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
@@ -89,10 +89,10 @@ class Channel:
 
 
 class Peers:
-    """The other parties as one of them sees them: channels by rank, each read by a thread of its own as frames come.
+    """The other parties, as one party sees them: channels by rank, each read by its own thread as frames come.
 
-    So nobody waits for a party that is gone. on_gone: is told the rank of one that left without a farewell, at once
-    and from that thread.
+    So no party waits for one that is gone. `on_gone` is called at once, in that thread, with the rank of a peer that
+    left without a farewell.
     """
 
     def __init__(self, channels: Mapping[int, Channel], on_gone: Callable[[int], None]) -> None:
@@ -104,28 +104,28 @@ class Peers:
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes sent to all of them so far."""
+        """Bytes sent to all peers so far."""
         return sum(channel.sent_bytes for channel in self._channels.values())
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._channels))
 
     def send(self, rank: int, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
-        """Sends to one of them; that it is gone is the reader's to report."""
+        """Send a frame to one peer; if that peer is gone, its reader reports it."""
         with suppress(GoneError):
             self._channels[rank].send(header, blobs)
 
     def send_all(self, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
-        """The same to each."""
+        """Send the same header to every peer."""
         for rank in self:
             self.send(rank, header, blobs)
 
     def receive(self, rank: int) -> Frame:
-        """The next that this one sent; waits for it."""
+        """Wait for the next frame of a peer, and return it."""
         return self._frames[rank].get()
 
     def close(self) -> None:
-        """Once all have said farewell: who closes earlier could take one from another's hands."""
+        """Close the channels once all peers have said farewell; to close earlier could cut off what they still read."""
         for reader in self._readers:
             reader.join()
         for channel in self._channels.values():

@@ -1,4 +1,4 @@
-"""Processes that run the engine, one a party: started, or kept from an earlier job, told what to do, and ended."""
+"""Child processes that run the engine, one per party: started or reused, told what to do, and ended."""
 
 import json
 import os
@@ -20,10 +20,10 @@ from typing import Any, TextIO
 # The engine asks for 4 OpenMP threads in every matrix product of integers (linalg.h, matmul), which wait by spinning:
 # with as many parties as cores, a product took up to 40 times as long as on one thread.
 THREAD_LIMIT = "OMP_THREAD_LIMIT"
-# The engine makes its arrays anew in every op. glibc by default returns the large ones to the kernel, which pages them
-# in again, 4 KiB at a time: 3 to 4 of 6 s of a product with 28 million weights (SmolLM2's logits), a quarter of one
-# with 900,000. `mallopt` knows no huge pages, so that it takes the environment; what a user states there comes after
-# these, and holds.
+# The engine allocates new arrays in every op. By default, glibc returns large ones to the kernel, which pages them in
+# again, 4 KiB at a time: this took 3 to 4 of the 6 s of a product with 28 million weights (SmolLM2's logits), and a
+# quarter of the time of one with 900,000. `mallopt` cannot set huge pages, hence the environment variable; a user's own
+# settings come after these, and so take precedence.
 TUNABLES = "GLIBC_TUNABLES"
 KEPT_MEMORY = (
     "glibc.malloc.hugetlb=1",
@@ -31,16 +31,16 @@ KEPT_MEMORY = (
     f"glibc.malloc.trim_threshold={1 << 40}",
     "glibc.malloc.arena_max=1",
 )
-LOG, JOB = "log", "job"  # in the folder of a child: its output, and all that its job leaves
-PROGRESS = "progress"  # in the folder of a job: which op the party is in
+LOG, JOB = "log", "job"  # in the folder of a child: its output, and the files of its job
+PROGRESS = "progress"  # in the folder of a job: the op that the party runs
 
-# By threads, children that wait for their next job; None where none is kept.
+# Children that wait for a job, by their number of threads; None outside `kept_children`.
 _idle: ContextVar["dict[int, list[Child]] | None"] = ContextVar("idle", default=None)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Child:
-    """answers: where it writes lines of JSON. ending: ends it. is_free: whether it waits for a job."""
+    """A child process. `answers` are its lines of JSON, `ending` ends it, `is_free` is whether it waits for a job."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -54,18 +54,18 @@ class Child:
 
     @property
     def log(self) -> str:
-        """Its output since it got its job."""
+        """Output since its job began."""
         return (self.folder / LOG).read_text(errors="replace")
 
     @property
     def at(self) -> str:
-        """The op that it is in, or was in when it ended, in words."""
+        """The op that it runs, or ran when it ended, in words; empty if unknown."""
         with suppress(FileNotFoundError):
             return f" in op {(self.job_folder / PROGRESS).read_text()!r}"
         return ""
 
     def begin(self, files: dict[str, Any]) -> None:
-        """Gives it a job: files that it finds in the job's folder, pickled by name."""
+        """Begin a job, with its files (content by name) pickled into the job's folder."""
         shutil.rmtree(self.job_folder, ignore_errors=True)
         self.job_folder.mkdir()
         os.truncate(self.folder / LOG, 0)
@@ -75,7 +75,7 @@ class Child:
         self.tell("begin")
 
     def tell(self, *command: Any) -> None:
-        """A child that has ended is not told, and heard to have."""
+        """Send a command. Nothing is raised if the child has ended, because its reader reports that."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps(command).encode() + b"\n")
@@ -84,9 +84,9 @@ class Child:
 
 @contextmanager
 def kept_children() -> Iterator[None]:
-    """Within the block, who has done its job well waits for another, rather than each start importing the engine.
+    """Within the block, reuse children that finished a job, so that not every job has to import the engine.
 
-    A block in another leaves its children to that one.
+    In a nested block, children belong to the outer one.
     """
     if _idle.get() is not None:
         yield
@@ -104,7 +104,7 @@ def kept_children() -> Iterator[None]:
 
 @contextmanager
 def own_children() -> Iterator[None]:
-    """Within the block, every process is started anew and ends with its job, also inside `kept_children`."""
+    """Within the block, start a new process for every job, which ends with it, even inside `kept_children`."""
     token = _idle.set(None)
     try:
         yield
@@ -114,7 +114,7 @@ def own_children() -> Iterator[None]:
 
 @contextmanager
 def child_of(threads: int) -> Iterator[Child]:
-    """A child for a job; it ends with the block, come what may, unless it is free again and children are kept."""
+    """Yield a child for a job; it ends with the block, unless it is free again and children are kept."""
     idle = _idle.get()
     waiting = [] if idle is None else idle.setdefault(threads, [])
     while waiting and waiting[-1].process.poll() is not None:
@@ -124,7 +124,7 @@ def child_of(threads: int) -> Iterator[Child]:
         yield child
     finally:
         if idle is not None and child.is_free:
-            shutil.rmtree(child.job_folder, ignore_errors=True)  # a prompt, logits, masks
+            shutil.rmtree(child.job_folder, ignore_errors=True)  # it holds a prompt, logits and masks
             waiting.append(child)
         else:
             child.ending.close()
@@ -151,7 +151,7 @@ def _started(threads: int) -> Child:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """What a child is started in. It can import what this process can, wherever it has gone: jobs name functions."""
+    """Return the environment of a child. It can import what this process can, since jobs refer to functions by name."""
     return os.environ | {
         THREAD_LIMIT: str(threads),
         TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),
@@ -160,7 +160,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def commands_of_parent() -> SimpleQueue[list[Any]]:
-    """Commands that a child is told. It ends with its stdin, whatever it is doing: its parent is done, or dead."""
+    """Return a queue of the parent's commands. The process ends with its stdin, as its parent is then done or dead."""
     commands: SimpleQueue[list[Any]] = SimpleQueue()
     Thread(target=_read, args=(commands,), daemon=True).start()
     return commands
@@ -173,7 +173,7 @@ def _read(commands: SimpleQueue[list[Any]]) -> None:
 
 
 def last_words(log: str) -> str:
-    """The line of an error, else the last line of the log that is not the profile's."""
+    """Return the line of an error, or else the last line of the log that is not part of the profile."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and "[info]" not in line]
     errors = [line for line in lines if re.search(r"Enforce fail|Error\b|error:", line)]
     return f"{(errors or lines or ['no output'])[-1]:.300}"

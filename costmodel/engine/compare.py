@@ -1,7 +1,7 @@
-"""`compare`: what a protocol's formulas predict for an op graph against what the engine measures on it.
+"""`compare`: the costs that a protocol's formulas predict for an op graph, next to costs measured under the engine.
 
-The graph runs twice on the same weights and tokens, in the clear and under the engine, so that the price and the logits
-are checked together.
+The graph runs twice on the same weights and tokens, in plaintext and under the engine, so that costs and logits are
+checked together.
 """
 
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 from costmodel.protocols.sigma_primitives import SigmaSetting
 
 SEED = 0
-SPREAD = 0.1  # of gains and scalars about 1, and of biases and slopes about 0
+SPREAD = 0.1  # standard deviation: of gains and scalars around 1, of biases and slopes around 0
 ABOUT_ZERO = ("bias", "slope")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """A graph's predicted and measured costs, op by op, and how far its logits are from those in the clear.
+    """Predicted and measured costs of a graph, op by op, and how far its logits are from plaintext ones.
 
-    logits_max_abs_error: greatest difference over all tokens and the vocabulary.
-    top1_agreement: share of the tokens, 0 to 1, whose greatest logit is that of the same vocabulary entry.
-    predicted_s: of every op on the testbed, starting in the first; None where that has none for the setting. range_s:
-        of the whole, from the errors of its parts. testbed: its file, None the committed one.
-    rounds: None if not asked for.
-    memory: predicted, None where nobody measured what a process takes; peak_bytes: measured, of each process.
-    drawn_weights: whether the weights are those of `drawn_weights`.
+    logits_max_abs_error: largest absolute error over all tokens and the vocabulary.
+    top1_agreement: share of tokens, 0 to 1, with the same most likely entry of the vocabulary.
+    predicted_s: seconds of every op on the testbed, with start-up in the embedding; None if it was measured in another
+        setting. range_s: of their sum, from the errors of its parts. testbed: its file; None for the committed one.
+    rounds: None if they were not asked for.
+    memory: predicted peaks; None if nobody measured them in this setting. peak_bytes: measured peak of each process.
+    drawn_weights: whether `drawn_weights` made the weights.
     """
 
     protocol: str
@@ -63,10 +63,10 @@ class Comparison:
 
 
 def predict(graph: OpGraph, protocol: str, setting: Setting) -> tuple[Comm, ...]:
-    """The cost of every op, in order; needs no engine.
+    """Return the predicted cost of every op, in order; this needs no engine.
 
-    Raises UserError for a protocol without engine, an op without formula, a setting that the protocol does not have, or
-    a ring too small for an op.
+    Raise UserError if no engine runs the protocol, an op has no formula, the protocol lacks the setting, or the ring is
+    too small for an op.
     """
     return engine_of(protocol).walk([node.op for node in graph], setting)
 
@@ -81,14 +81,14 @@ def compare(
     delays_s: Sequence[float] | None = None,
     testbed: Path | None = None,
 ) -> Comparison:
-    """One forward pass in the clear and one under the engine, on tokens of seed 0.
+    """Compare prediction and measurement of one forward pass, and its logits with plaintext, on tokens of seed 0.
 
-    predicted: what `predict` says of the same graph, protocol and setting. weights: as `interpreter.execute`
-    takes them; drawn with seed 0 if None. delays_s: one-way delays to measure rounds at, by more runs. testbed: what
-    seconds are predicted on, instead of the committed one.
+    predicted: result of `predict` for the same graph, protocol and setting. weights: as for `interpreter.execute`;
+    drawn with seed 0 if None. delays_s: one-way delays at which rounds are measured, in more runs. testbed: file for
+    predicted seconds, in place of the committed one.
 
-    Raises UserError if the engine is not installed, or a weight or the testbed does not fit; StoppedError if the engine
-    fails.
+    Raises UserError if the engine is not installed, a weight or the testbed does not fit, or an op cannot be run;
+    StoppedError if the engine fails.
     """
     engine = engine_of(protocol)
     pricer, memory = None, None
@@ -106,8 +106,8 @@ def compare(
     used = drawn if weights is None else weights
     tokens, caches = drawn_tokens(graph, generator), drawn_caches(graph, generator)
     assert not isinstance(setting, SigmaSetting)
+    clear = interpreter.execute(graph, used, tokens, caches)  # first: it refuses a graph that cannot be run
     run = spu.run(graph, used, tokens, caches, protocol=protocol, setting=setting)
-    clear = interpreter.execute(graph, used, tokens, caches)
     rounds = None
     if delays_s is not None:
         assert isinstance(setting, EngineSetting)
@@ -130,11 +130,11 @@ def compare(
 
 
 def drawn_weights(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
-    """Weights by `<node>.<suffix>`, normally distributed, node after node; tied tables are drawn apart.
+    """Return normally distributed weights by `<node>.<suffix>`, drawn node after node; tied tables are separate.
 
     Linears: N(0, 1 / (16 in_features)); output table: N(0, 1 / features); embedding and positions: N(0, 1/4); gains,
     temperatures and scalars: N(1, 0.01); biases and slopes: N(0, 0.01). Logits then have a standard deviation of 0.3 to
-    2, which is moderate: the engine's fixed point loses more at logits beyond 10.
+    2; at logits beyond 10, the engine's fixed point is less accurate.
     """
     return {
         name: _drawn(op, suffix, op.weight_shapes[suffix], generator)
@@ -152,11 +152,11 @@ def _drawn(op: Op, suffix: str, shape: tuple[int, ...], generator: np.random.Gen
 
 
 def drawn_tokens(graph: OpGraph, generator: np.random.Generator) -> Array | None:
-    """Draws as many tokens as the graph was lowered for, uniform over its vocabulary; None where it reads none."""
+    """Return as many tokens as the graph was lowered for, uniform over its vocabulary; None if it reads none."""
     op = next((node.op for node in graph if isinstance(node.op, ops.TokenEmbedding)), None)
     return None if op is None else generator.integers(op.vocab, size=op.tokens)
 
 
 def drawn_caches(graph: OpGraph, generator: np.random.Generator) -> dict[str, Array]:
-    """Draws what a graph reads beside its tokens, such as cached keys and values or a stream: N(0, 1 / 16)."""
+    """Return random values, N(0, 1 / 16), of inputs other than tokens, such as cached keys or hidden states."""
     return {read.name: generator.normal(0.0, 0.25, read.shape) for read in graph.inputs}

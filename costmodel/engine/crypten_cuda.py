@@ -1,9 +1,9 @@
-"""Parties of CrypTen on graphics cards: what a card lacks for their numbers, and how much of its memory they take.
+"""CrypTen on GPUs: exact products of integers, random masks, and an estimate of the GPU memory that a party needs.
 
-CUDA multiplies no matrices of 64-bit integers, so that products are exact ones of floating-point numbers here. CrypTen
-has its own (`CUDALongTensor`), as a class around tensors that lacks some of their functions; here tensors stay tensors,
-and it takes 6 products rather than 10. A card cannot draw masks from SHAKE-128 in useful time, so that they are a key
-stream of ChaCha20. Everything but the kernels also runs on a CPU, as setting `emulated`.
+CUDA does not multiply matrices of 64-bit integers, so these products are computed exactly from products of doubles.
+CrypTen's own class for this (`CUDALongTensor`) wraps tensors, lacks some of their functions and takes 10 products; here
+tensors stay tensors, and 6 products are enough. SHAKE-128 is too slow on a GPU, so masks are a key stream of ChaCha20.
+Everything but the kernels also runs on a CPU, with device `emulated`.
 """
 
 import struct
@@ -24,28 +24,25 @@ from costmodel.execution.memory import last_readers
 from costmodel.ops import OpGraph, output_shapes
 
 DIGIT_BITS, NUM_DIGITS = 22, 3
-LONGEST = 2048  # products of digits, each at most 2^42, whose sum is exact in the 53 bits of a double
-BLOCK_BYTES = 64  # of ChaCha20
-BLOCKS = {"cuda": 1 << 19, "cpu": 1 << 10}  # made at once: a card is slow at little work
+LONGEST = 2048  # so many products of digits, each at most 2^42, have a sum that fits the 53 bits of a double
+BLOCK_BYTES = 64  # size of a block of ChaCha20
+BLOCKS = {"cuda": 1 << 19, "cpu": 1 << 10}  # made at once; a GPU is slow for small arrays
 CONSTANTS = b"expand 32-byte k"
 WORD_BYTES = 8
-PROCESS_BYTES = 1 << 30  # of a card, that a process takes by itself: CUDA's context, and masks made ahead
-COPIES = 16  # of what an op reads and writes: masks, opened numbers, digits, levels of a comparison
+PROCESS_BYTES = 1 << 30  # GPU memory of a process without a model: CUDA's context, and masks made ahead
+COPIES = 16  # of an op's operands: masks, opened numbers, digits, levels of a comparison
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Where a party computes. as_on_card: whether products and masks are those of a card."""
+    """Where a party computes; `as_on_card` is whether it computes products and masks in the way of a GPU."""
 
     device: torch.device
     as_on_card: bool
 
 
 def place_of(device: str, rank: int) -> Place:
-    """The place of a party by its setting. Parties of a machine with several cards take one each, by rank.
-
-    Raises UserError as `check_device`.
-    """
+    """Return the place of a party; several GPUs are taken by rank. Raise UserError as `check_device`."""
     check_device(device)
     if device == "cuda":
         return Place(device=torch.device("cuda", rank % torch.cuda.device_count()), as_on_card=True)
@@ -53,9 +50,9 @@ def place_of(device: str, rank: int) -> Place:
 
 
 def exact_matmul(left: Tensor, right: Tensor) -> Tensor:
-    """The product of matrices of integers modulo 2^64, of exact products of doubles.
+    """Return the product of integer matrices modulo 2^64, computed exactly from products of doubles.
 
-    A number is three digits to base 2^22 from -2^21 to 2^21; of products of digits those below 2^64 count.
+    A number is three digits in base 2^22, from -2^21 to 2^21; products of digits from 2^64 on do not count.
     """
     shape = (*np.broadcast_shapes(left.shape[:-2], right.shape[:-2]), left.shape[-2], right.shape[-1])
     total = torch.zeros(shape, dtype=torch.int64, device=left.device)
@@ -69,7 +66,7 @@ def exact_matmul(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _digits(numbers: Tensor) -> list[Tensor]:
-    """Split integers into digits, as doubles, the lowest first. Of the last only the lowest 20 bits matter."""
+    """Split integers into digits, as doubles, lowest first; only the lowest 20 bits of the last digit matter."""
     digits, half = [], 1 << DIGIT_BITS - 1
     for _ in range(NUM_DIGITS - 1):
         digit = ((numbers + half) & (1 << DIGIT_BITS) - 1) - half
@@ -79,7 +76,7 @@ def _digits(numbers: Tensor) -> list[Tensor]:
 
 
 class ExactProducts(TorchFunctionMode):
-    """Within it, matrix products of integers are those of `exact_matmul`."""
+    """A context in which torch computes matrix products of integers with `exact_matmul`."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -90,7 +87,7 @@ class ExactProducts(TorchFunctionMode):
 
 
 class UnwrappedLong:
-    """In place of CrypTen's wrapper of integers on a card, which are plain tensors here."""
+    """A replacement for CrypTen's wrapper of integers on a GPU, which returns the plain tensor."""
 
     cat, stack = staticmethod(torch.cat), staticmethod(torch.stack)
 
@@ -99,9 +96,9 @@ class UnwrappedLong:
 
 
 class CardDraws:
-    """Random words from a seed of 256 bits, made on a card: the key stream of ChaCha20, whatever is made at once.
+    """Random words on a GPU: the key stream of ChaCha20 for a seed of 256 bits, however many blocks are made at once.
 
-    Source: RFC 8439, section 2.3, with Bernstein's counter of 64 bits and no nonce: a seed serves one session.
+    Source: RFC 8439, section 2.3, with Bernstein's counter of 64 bits and no nonce, because a seed serves one session.
     """
 
     def __init__(self, seed: bytes, device: torch.device) -> None:
@@ -111,7 +108,7 @@ class CardDraws:
         self.left = torch.empty(0, dtype=torch.int64, device=device)
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """Integers of 64 bits."""
+        """Return random integers of 64 bits."""
         missing, parts = prod(shape), list[Tensor]()
         while missing > len(self.left):
             parts.append(self.left)
@@ -137,7 +134,7 @@ class CardDraws:
 
 
 def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, Tensor]:
-    """Four at once, one a word of the rows. It changes a and c, and returns the new b and d."""
+    """Do four quarter rounds at once, one per word of the rows; change a and c in place, return the new b and d."""
     for rotate_d, rotate_b in ((16, 12), (8, 7)):
         a += b
         d = _rotated(d ^ a, rotate_d)
@@ -151,15 +148,15 @@ def _rotated(words: Tensor, num_bits: int) -> Tensor:
 
 
 def check_device(device: str) -> None:
-    """Raises UserError if the setting asks for a card, and torch finds none here."""
+    """Raise UserError if the setting asks for a GPU, and torch finds none here."""
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError(f"--device cuda needs a GPU with CUDA, but torch {torch.__version__} finds none; leave it out.")
 
 
 def require_room(steps: Iterable[OpGraph], place: Place, num_processes: int) -> None:
-    """Raises UserError if parties of a session would take more memory than their card has.
+    """Raise UserError if the parties of a session need more memory than their GPU has.
 
-    num_processes: parties of this machine, the dealer included.
+    `num_processes` is the number of parties on this machine, the dealer included.
     """
     if place.device.type != "cuda":
         return
@@ -173,7 +170,7 @@ def require_room(steps: Iterable[OpGraph], place: Place, num_processes: int) -> 
 
 
 def card_bytes(steps: Sequence[OpGraph]) -> int:
-    """Estimate the peak memory of a party on a card: its shares, and COPIES of the operands of its largest op."""
+    """Estimate the peak memory of a party on a GPU: its shares, and COPIES of the operands of its largest op."""
     held = sum(prod(operand.shape) for operand in operands(steps))
     return PROCESS_BYTES + WORD_BYTES * (held + max(map(_working_elements, steps)))
 

@@ -1,11 +1,11 @@
-"""The dealer of protocol `crypten`: a third process, which makes masks of every product and sees no number of a run.
+"""The dealer of protocol `crypten`: a third process that makes the masks of every product and sees no value of a run.
 
 It works as CrypTen's trusted third party does (`mpc/provider/ttp_provider.py` of crypten 0.4.1): parties draw most of
 their masks from seeds that the dealer sent them, and the client gets the rest, its share of products of masks. Two
-things are ours. CrypTen draws from torch's generator, whose state on a CPU comes from 32 bits of a seed: a party who
-knows a little of what is masked can try them all. Masks here come from SHAKE-128 and a seed of 256 bits. And nobody
-asks: the dealer, who knows the op graph, runs each kind of op once on zeros to see which products it takes, and sends
-what an op needs ahead of it.
+things differ. CrypTen draws from torch's generator, whose state on a CPU comes from 32 bits of a seed: a party that
+knows a little of a masked value can try them all. Here masks come from SHAKE-128 and a seed of 256 bits. And no party
+asks for masks: the dealer knows the op graph, runs each kind of op once on zeros to see which products it takes, and
+sends what an op needs before the op runs.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ Product: TypeAlias = tuple[str, tuple[Sequence[int], ...]]  # its kind, and the 
 
 
 class Draws:
-    """Random words from a seed, the same wherever the seed is. Source: FIPS 202, SHAKE-128, a call for each draw."""
+    """Random words from a seed, the same on every machine. Source: FIPS 202, SHAKE-128, a call for each draw."""
 
     device = torch.device("cpu")
 
@@ -43,33 +43,33 @@ class Draws:
         self.seed, self.num_draws = seed, 0
 
     def __call__(self, shape: Sequence[int]) -> Tensor:
-        """Integers of 64 bits."""
+        """Return random integers of 64 bits."""
         self.num_draws += 1
         digest = hashlib.shake_128(self.seed + self.num_draws.to_bytes(8, "big")).digest(8 * prod(shape))
         return torch.frombuffer(bytearray(digest), dtype=torch.int64).reshape(tuple(shape))
 
 
 def draws_at(place: Place, seed: Blob) -> Draws | CardDraws:
-    """The draws of a seed, which depend on what kind of place all are at."""
+    """Return the draws of a seed: as on a GPU by ChaCha20, otherwise by SHAKE-128."""
     return CardDraws(bytes(seed), place.device) if place.as_on_card else Draws(bytes(seed))
 
 
 def to_blob(tensor: Tensor) -> Blob:
-    """A tensor of integers as bytes, to travel."""
+    """Return a tensor of integers as bytes that can be sent."""
     return tensor.contiguous().cpu().numpy().reshape(-1).view(np.uint8).data
 
 
 def from_blob(blob: Blob, shape: Sequence[int], device: torch.device) -> Tensor:
-    """The tensor that `to_blob` gave."""
+    """Return the tensor that `to_blob` turned into bytes."""
     return torch.frombuffer(blob, dtype=torch.int64).reshape(tuple(shape)).to(device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correlation:
-    """Masks and what the dealer makes of them.
+    """Masks, and what the dealer makes of them.
 
-    opened: what two shares of a mask are of. function: of the masks. corrected: the client's share of its result, from
-    the result and the server's share.
+    opened: combines the two shares of a mask. function: is applied to masks. corrected: gives the client's share of its
+    result, from the result and the server's share.
     """
 
     opened: Callable[[Tensor, Tensor], Tensor]
@@ -87,7 +87,7 @@ CORRELATIONS: dict[str, Correlation] = {
 
 
 def result_shape(kind: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The shape of a product of masks of these shapes."""
+    """Return the shape of a product of masks of these shapes."""
     if kind != "matmul":
         return np.broadcast_shapes(*map(tuple, shapes))
     left, right = shapes
@@ -95,11 +95,11 @@ def result_shape(kind: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
 
 
 class Provider(ABC):
-    """Masks by the interface of CrypTen's providers."""
+    """A source of masks with the interface of CrypTen's providers."""
 
     @abstractmethod
     def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
-        """Of masks of these shapes, and of their product."""
+        """Return shares of masks of these shapes, and of their product."""
 
     def generate_additive_triple(self, size0: Size, size1: Size, op: str, device: Any = None) -> tuple[Any, ...]:
         return tuple(map(_additive, self.shares(op, size0, size1)))
@@ -128,7 +128,7 @@ def _binary(share: Tensor) -> Any:
 
 
 class Masks(Provider):
-    """A party's, from its seed and what the dealer sends the client."""
+    """The masks of a party, from its seed and, at the client, from what the dealer sends."""
 
     def __init__(self, rank: int, draws: Draws | CardDraws, peers: Peers) -> None:
         self.rank, self.draws, self.peers = rank, draws, peers
@@ -143,14 +143,14 @@ class Masks(Provider):
         return [*masks, from_blob(self.dealt.popleft(), shape, self.draws.device)]
 
     def next_op(self) -> None:
-        """Tells the dealer, who is some ops ahead."""
+        """Tell the dealer that an op is done; the dealer stays at most AHEAD ops ahead."""
         assert not self.dealt
         if self.rank == CLIENT:
             self.peers.send(DEALER, {"kind": "next"})
 
 
 class Zeros(Provider):
-    """Masks of 0, of which it notes which are asked for."""
+    """Masks of 0; it records which products are asked for."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -163,7 +163,7 @@ class Zeros(Provider):
 
 
 class Dealer:
-    """It draws what both parties draw, in the same order."""
+    """The dealer, which draws what both parties draw, in the same order."""
 
     def __init__(self, place: Place, peers: Peers) -> None:
         self.peers, self.ahead = peers, 0
@@ -173,7 +173,7 @@ class Dealer:
             peers.send(rank, {"kind": "seed"}, [seed])
 
     def deal(self, products: Sequence[Product]) -> Traffic:
-        """Sends the client what the products of an op take, at once."""
+        """Send the client all that the products of an op take, in one message."""
         if self.ahead == AHEAD:
             self.peers.receive(CLIENT)
         else:
@@ -184,7 +184,7 @@ class Dealer:
         return Traffic(sum(map(len, blobs)), int(bool(blobs)))
 
     def end_step(self) -> None:
-        """Hears of the last ops of a step."""
+        """Receive the client's messages for the last ops of a step."""
         for _ in range(self.ahead):
             self.peers.receive(CLIENT)
         self.ahead = 0

@@ -1,7 +1,7 @@
 """Replacements for CrypTen's own tensor functions, which are less accurate on models' values, or cost more.
 
-Range and error of each with 16 fraction bits; beyond a range results are wrong by any amount, so that a model is
-checked before it is run (`nas.private.crypten_check`).
+The ranges and errors are for 16 fraction bits. Outside of its range, a result may be wrong by any amount, so a model is
+checked before it runs (`nas.private.crypten_check`).
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ from costmodel.protocols.crypten_primitives import (
     ROOT_POWERS,
 )
 
-GELU_BOUND = 14.0  # where twice what tanh is taken of is 218
+GELU_BOUND = 14.0  # there, twice the argument of tanh is 218
 
 
 def exponential(x: Any, within: Any = 1) -> Any:
-    """From -256 to 1 off by 0.002 of it, most of which fixed point adds in squaring.
+    """Return exp(x) for x from -256 to 1, with a relative error of 0.002, mostly from squaring in fixed point.
 
-    CrypTen's (1 + x / 256)^256 is off by twice that, and by 0.001 beside it. within: bits, where not to return 0.
+    CrypTen's (1 + x / 256)^256 is off by twice that, and by a further 0.001. Where the bits `within` are 0, return 0.
     """
     u = x.div(2**EXPONENTIAL_SQUARINGS)
     result = (u.square().div(2) + u + 1) * within
@@ -36,12 +36,12 @@ def exponential(x: Any, within: Any = 1) -> Any:
 
 
 def logistic(x: Any) -> Any:
-    """From -256 to 256 off by at most 0.001, where CrypTen's is by 0.004 around 0."""
+    """Return the logistic function for x from -256 to 256, off by at most 0.001; CrypTen's is off by 0.004 around 0."""
     return _logistic(x, x._ltz())
 
 
 def gelu(x: Any) -> Any:
-    """By tanh, off by at most 0.001 for any x: beyond `GELU_BOUND` the exponential is out of its range, and made 0."""
+    """Return GELU by tanh, off by at most 0.001; beyond `GELU_BOUND`, the exponential is out of range and set to 0."""
     squares = x.square()
     bits = type(x).stack([x, squares - GELU_BOUND**2])._ltz()
     slope = (2 / np.pi) ** 0.5
@@ -50,7 +50,7 @@ def gelu(x: Any) -> Any:
 
 
 def _logistic(x: Any, negative: Any, within: Any = 1) -> Any:
-    """Newton and Raphson from the best line for 1 / d between 1 and 2, off by 1 / 17 of it."""
+    """Return the logistic function by Newton-Raphson from the best line for 1 / d on [1, 2], off by 1 / 17 of it."""
     sign = 1 - 2 * negative
     denominator = exponential(-(x * sign), within) + 1
     inverse = denominator * (-8 / 17) + 24 / 17
@@ -60,7 +60,7 @@ def _logistic(x: Any, negative: Any, within: Any = 1) -> Any:
 
 
 def reciprocal(x: Any) -> Any:
-    """From 2^-9 to 2^12, to 2^-15; CrypTen's own is from 1 to 600. Newton and Raphson from a guess by intervals."""
+    """Return 1 / x to 2^-15, x from 2^-9 to 2^12 (CrypTen: 1 to 600), by Newton-Raphson from a guess by interval."""
     inverse = _by_interval(x, RECIPROCAL_POWERS, lambda power: 1.6 * 4.0**-power)
     for _ in range(RECIPROCAL_ITERATIONS):
         inverse = inverse * (2 - x * inverse)
@@ -68,7 +68,7 @@ def reciprocal(x: Any) -> Any:
 
 
 def inverse_root(x: Any) -> Any:
-    """From 2^-12 to 2^16, to 2^-15; CrypTen's own is right to 1 % from 0.1 to 170 alone. As `reciprocal`."""
+    """Return 1 / sqrt(x) to 2^-15, for x from 2^-12 to 2^16 (CrypTen: to 1 %, from 0.1 to 170), as `reciprocal`."""
     root = _by_interval(x, ROOT_POWERS, lambda power: 2.0**0.5 * 2.0**-power)
     for _ in range(ROOT_ITERATIONS):
         root = (root * (3 - x * root * root)).div(2)
@@ -76,7 +76,7 @@ def inverse_root(x: Any) -> Any:
 
 
 def _by_interval(x: Any, powers: range, guess: Callable[[int], float]) -> Any:
-    """The guess of k where x is from 4^(k-1) to 4^k, which bits of comparisons choose."""
+    """Return the guess for k where x is from 4^(k-1) to 4^k; bits of comparisons choose it."""
     guesses = np.array([guess(power) for power in (*powers, powers[-1] + 1)])
     device = x.share.device
     ends = torch.tensor([4.0**power for power in powers], device=device).reshape(-1, *[1] * x.dim())
@@ -86,7 +86,7 @@ def _by_interval(x: Any, powers: range, guess: Callable[[int], float]) -> Any:
 
 
 def maximum(x: Any) -> Any:
-    """Of the last dimension, which stays, by halves. CrypTen's finds its place too, for three times as many bytes."""
+    """Return the maximum over the last dimension, kept, by halves. CrypTen also finds its index, for 3x the bytes."""
     while (length := x.size(-1)) > 1:
         half = length // 2
         first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]

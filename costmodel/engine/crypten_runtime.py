@@ -1,8 +1,8 @@
-"""A party's runtime of CrypTen: ops are computed by the functions that compute them in the clear, on `Secret` arrays.
+"""A party's runtime of CrypTen: the functions that compute ops in plaintext run on `Secret` arrays.
 
-For what CrypTen has a function of its own, that one is used (`OWN_FUNCTIONS`). Parties open numbers to each other on
-the channels that they have met on, in place of torch.distributed: what is sent is counted where it is sent, a party
-that is gone is noticed at once, and nothing listens on further ports. Only processes of parties import CrypTen.
+Some ops have a function of their own here (`OWN_FUNCTIONS`). Parties open values to each other on the channels on which
+they met, in place of torch.distributed: what is sent is counted where it is sent, a lost party is noticed at once, and
+no further port is open. Only processes of parties import CrypTen.
 """
 
 import functools
@@ -38,11 +38,11 @@ from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
 
 @functools.cache
 def imported_crypten() -> Any:
-    """CrypTen without parts of it.
+    """Return CrypTen with some of its parts replaced.
 
-    Its converter of ONNX imports what torch has no longer, and nothing here needs it. To look up its configuration took
-    half of a party's time; here that is plain data. Its integers on a card are plain tensors. Its shares of 0 are 0:
-    both parties know the seeds of theirs.
+    Its converter of ONNX is not needed, and imports what torch no longer has. Looking up its configuration took half of
+    a party's time; here that is plain data. Integers on a GPU are plain tensors. Shares of 0 are 0, because both
+    parties know the seeds of theirs.
     """
     found = find_spec("crypten")
     assert found is not None
@@ -66,7 +66,7 @@ def imported_crypten() -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Nested mappings as objects whose attributes are their entries."""
+    """Return nested mappings as objects whose attributes are their entries."""
     return SimpleNamespace(**{key: _plain(part) for key, part in value.items()}) if isinstance(value, dict) else value
 
 
@@ -75,7 +75,7 @@ def _shares_of_zero(kind: Any, size: Sequence[int], device: torch.device | None 
 
 
 class Secret:
-    """A tensor of CrypTen, as an array of numpy would be asked by the functions of ops, and no further."""
+    """A tensor of CrypTen with those parts of numpy's interface that the functions of ops use."""
 
     __array_ufunc__ = None  # so that arrays of numpy leave operators to it
     __hash__ = None  # type: ignore[assignment]
@@ -108,7 +108,7 @@ class Secret:
         return Secret(crypten_functions.maximum(self.tensor))
 
     def masked(self, mask: Tensor) -> "Secret":
-        """Times public bits, which is exact."""
+        """Return the product with public bits, which is exact."""
         masked = self.tensor.clone()
         masked.share = masked.share * mask.to(masked.share.device)
         return Secret(masked)
@@ -123,13 +123,13 @@ class Secret:
         return Secret(self.tensor - self._raw(other))
 
     def __mul__(self, other: Any) -> "Secret":
-        """A public 1/n is rounded in few bits; division by n is not."""
+        """Multiply, but divide by n in place of a public factor 1/n, which has few bits in fixed point."""
         if isinstance(other, float) and other and abs((divisor := 1 / other) - round(divisor)) < 1e-9:
             return Secret(self.tensor.div(round(divisor)))
         return Secret(self.tensor * self._raw(other))
 
     def __rtruediv__(self, numerator: int) -> "Secret":
-        """The functions of ops divide by what is positive alone."""
+        """Divide a number by a positive secret; the functions of ops have no other divisors."""
         return Secret(crypten_functions.reciprocal(self.tensor)) * numerator
 
     def __lt__(self, other: Any) -> "Secret":
@@ -151,9 +151,9 @@ class Secret:
 
 
 class SecretNumpy:
-    """What the functions of ops call of numpy, on secrets and public arrays."""
+    """The functions of numpy that the functions of ops call, on secrets and public arrays."""
 
-    tile = staticmethod(np.tile)  # of public weights alone
+    tile = staticmethod(np.tile)  # of public weights only
     square = staticmethod(lambda source: Secret(source.tensor.square()))
     exp = staticmethod(lambda source: Secret(crypten_functions.exponential(source.tensor)))
     tanh = staticmethod(lambda source: Secret(crypten_functions.logistic(source.tensor * 2) * 2 - 1))
@@ -171,7 +171,7 @@ class SecretNumpy:
 
     @staticmethod
     def where(condition: Array, chosen: Any, other: Any) -> Secret:
-        """Chooses by a public mask; or by secret bits, where `other` is 0."""
+        """Choose by a public mask, or by secret bits if `other` is 0."""
         if isinstance(condition, Secret):
             assert other == 0
             return condition.__mul__(chosen)
@@ -200,7 +200,7 @@ def _logistic(op: Any, library: Library, weights: Any, source: Secret) -> Secret
     return Secret(crypten_functions.logistic(source.tensor))
 
 
-# op type -> what CrypTen has a function of its own for
+# op type -> the function that replaces the one of FUNCTIONS
 OWN_FUNCTIONS: dict[type, Callable[..., Secret]] = {
     ops.Sigmoid: _logistic,
     ops.Gelu: lambda op, library, weights, source: (
@@ -211,7 +211,7 @@ OWN_FUNCTIONS: dict[type, Callable[..., Secret]] = {
 
 
 class Alone:
-    """What CrypTen asks of a communicator, where nothing is sent: the dealer's, as it runs on zeros."""
+    """CrypTen's communicator for the dealer, which runs ops on zeros: nothing is sent."""
 
     def get_rank(self) -> int:
         return CLIENT
@@ -220,12 +220,12 @@ class Alone:
         return NUM_PARTIES
 
     def all_reduce(self, input: Any, op: Any = torch.distributed.ReduceOp.SUM, batched: bool = False) -> Any:
-        """The sum, or the exclusive or, of both parties' tensors; of several at once, `batched`."""
+        """Return the sum, or the exclusive or, of both parties' tensors; of several at once if `batched`."""
         return [tensor.clone() for tensor in input] if batched else input.clone()
 
 
 class Link(Alone):
-    """Parties open numbers, which both send at once."""
+    """CrypTen's communicator for a party: both parties open values to each other at the same time."""
 
     def __init__(self, rank: int, peers: Peers) -> None:
         self.rank, self.peers = rank, peers
@@ -248,7 +248,7 @@ class Link(Alone):
 
 
 class CryptenRuntime(Runtime):
-    """A party that computes, or the dealer."""
+    """The runtime of a party that computes, or of the dealer."""
 
     def __init__(self, assignment: Assignment, peers: Peers) -> None:
         self.rank, self.peers, self.setting = assignment.rank, peers, assignment.setting
@@ -261,7 +261,7 @@ class CryptenRuntime(Runtime):
         self.link = Link(self.rank, peers)
         self.dealer: Dealer | None = None
         self.masks: Masks | None = None
-        self.products: dict[Op, list[Product]] = {}  # that each kind of op takes; the dealer's
+        self.products: dict[Op, list[Product]] = {}  # products that each kind of op takes, for the dealer
         self.known: dict[str, Any] = {}
         self.pasts: list[dict[str, str]] = []
         self.done: list[Traffic] = []
@@ -273,7 +273,7 @@ class CryptenRuntime(Runtime):
         )
 
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
-        """Integers of 64 bits for what is secret; for what all parties see, the numbers themselves."""
+        """Return integers of 64 bits for secrets; for weights that all parties know, the numbers themselves."""
         value = np.asarray(value, dtype=np.float64)
         if op is not None and not op.hides_weights:
             return [value] * NUM_PARTIES
@@ -297,7 +297,7 @@ class CryptenRuntime(Runtime):
         self.pasts = [variables(graph) if step else {} for step, graph in enumerate(steps)]
 
     def connect(self) -> None:
-        """The dealer's seeds are the only secrets of a party beside its shares."""
+        """Get the dealer's seed, which is a party's only secret besides its shares; or start the dealer."""
         torch.set_num_threads(self.setting.threads)
         if self.rank == DEALER:
             self.dealer = Dealer(self.place, self.peers)
@@ -315,14 +315,14 @@ class CryptenRuntime(Runtime):
         self.known |= {name: self._held(value) for name, value in values.items()}
 
     def _held(self, value: Array) -> Any:
-        """Numbers that all parties see, or a share."""
+        """Return numbers that all parties know as they are, and a share as a secret."""
         is_public = value.dtype == np.float64
         if is_public:
             return value
         return Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value).to(self.place.device)))
 
     def start(self) -> None:
-        """Nothing is done once."""
+        """Do nothing, because no work is done once for all steps."""
 
     def run(self, step: int, index: int, node: Node) -> None:
         if self.dealer is not None:
@@ -342,7 +342,7 @@ class CryptenRuntime(Runtime):
             return self.functions[type(op)](op, self.library, weights, *sources)
 
     def _products(self, node: Node) -> list[Product]:
-        """Those that an op takes: what it asks for when it is run on zeros."""
+        """Return the products that an op takes, found by running it on zeros."""
         if node.op not in self.products:
             zeros = self._provide(Zeros(self.place.device))
             blank = {name: np.zeros(shape) for name, shape in operand_shapes(node).items()}
@@ -367,7 +367,7 @@ class CryptenRuntime(Runtime):
         return done
 
     def peak_bytes(self) -> int | None:
-        """Of the card, the most since the party began."""
+        """Return the peak memory; on a GPU, that since the party began."""
         on_card = self.place.device.type == "cuda"
         return torch.cuda.max_memory_allocated(self.place.device) if on_card else super().peak_bytes()
 

@@ -1,4 +1,4 @@
-"""Private inference step by step, and the same in the clear: a prompt and its greedy continuation, or sequences."""
+"""Private inference next to inference in plaintext: a prompt and its greedy continuation, or whole sequences."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ NONE: Mapping[str, Array] = MappingProxyType({})
 
 
 class ClearRun:
-    """A model in the clear and in double precision, graph after graph, with what each keeps for the next.
+    """Plaintext inference in double precision, one graph after another, with the cached values that the next one reads.
 
-    weights: as `interpreter.execute` takes them.
+    `weights` are as for `interpreter.execute`.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -27,11 +27,11 @@ class ClearRun:
         self._kept: dict[str, Array] = {}
 
     def output(self, graph: OpGraph, tokens: Array | None, given: Mapping[str, Array] = NONE) -> Array:
-        """The output of the next step's last node, such as logits (projected tokens x vocab).
+        """Return the output of the next step's last node, such as logits (projected tokens x vocab).
 
-        tokens: None for a graph that reads none. given: what else it reads, beside what was kept.
+        `tokens` is None for a graph that reads none, and `given` holds its other inputs except for cached values.
 
-        Raises UserError for inputs that do not fit the graph.
+        Raise UserError if the inputs do not fit the graph.
         """
         caches = {name: self._kept[variable] for name, variable in variables(graph).items()}
         self._kept = interpreter.values(graph, self.weights, tokens, {**caches, **given})
@@ -40,20 +40,20 @@ class ClearRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ClientLayers:
-    """The client's own layers in the clear. graphs: of every step, ending with the stream that it shares."""
+    """The layers that the client runs in plaintext; the graph of each step ends with the hidden states to share."""
 
     graphs: tuple[OpGraph, ...]
     run: ClearRun
 
     def stream(self, step: int, tokens: Array) -> dict[str, Array]:
-        """The stream behind them, by the name of its node: rows x features."""
+        """Return the hidden states after these layers (rows x features), by the name of their node."""
         graph = self.graphs[step]
         return {graph.nodes[-1].name: self.run.output(graph, tokens)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PrivateToken:
-    """A new token, what its step cost, and how its logits agree with those in the clear; None if nobody has these."""
+    """A new token, the cost of its step, and how its logits agree with plaintext ones; None if there are none."""
 
     token: int
     cost: StepRun
@@ -68,10 +68,10 @@ def generate(
     end: int | None,
     layers: ClientLayers | None = None,
 ) -> Iterator[PrivateToken]:
-    """Yields as many tokens as there are graphs, or up to `end`; each is the most likely and is fed to the next step.
+    """Yield the most likely token of each step, which the next step reads, up to the token `end` or the last graph.
 
-    clear: the model in the clear, which is fed the same. layers: the client's own, if it has any. Raises StoppedError
-    if a party cannot go on.
+    `clear` is the plaintext model, which reads the same tokens, and `layers` are the client's own; each may be None.
+    Raise StoppedError if a party fails.
     """
     tokens: Array = np.asarray(prompt)
     for step, graph in enumerate(graphs):
@@ -91,7 +91,7 @@ def sequences(
     clear: ClearRun,
     layers: ClientLayers | None = None,
 ) -> Iterator[tuple[StepRun, Array]]:
-    """Each by itself, with its logits in the clear (tokens x vocab). Raises StoppedError if a party cannot go on."""
+    """Yield the run of each sequence and its plaintext logits (tokens x vocab). Raise StoppedError if a party fails."""
     for sequence in tokens:
         run, expected = _run(session, 0, graph, sequence, clear, layers)
         assert expected is not None
@@ -101,7 +101,7 @@ def sequences(
 def _run(
     session: Session, step: int, graph: OpGraph, tokens: Array, clear: ClearRun | None, layers: ClientLayers | None
 ) -> tuple[StepRun, Array | None]:
-    """A step, privately and in the clear, on what the client shares: its tokens, or the stream behind its layers."""
+    """Run a step privately and in plaintext, on the client's tokens or on the hidden states after its own layers."""
     if layers is None:
         run = session.run(step, {"tokens": interpreter.encoded(graph, tokens)})
         return run, None if clear is None else clear.output(graph, tokens)

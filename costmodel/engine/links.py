@@ -1,6 +1,6 @@
-"""Links between the parties of one machine: by TCP over loopback, as it is or through a delay.
+"""Links between the parties of one machine: TCP over loopback, direct or delayed.
 
-A link is a function that, for a number of parties, sets everything up, yields a `Wiring`, and takes it down again.
+A link is a context manager that, for a number of parties, sets up connections and yields a `Wiring`.
 """
 
 import socket
@@ -37,7 +37,7 @@ def refuse_condition(condition: Condition) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Wiring:
-    """addresses: of each rank (row) what it knows every rank (column) by; its own is where it listens.
+    """Addresses of every rank (column) as each rank (row) knows them; its own is where it listens.
 
     set_condition: between passes only.
     """
@@ -51,20 +51,20 @@ Link: TypeAlias = Callable[[int], AbstractContextManager[Wiring]]
 
 @contextmanager
 def tcp(num_parties: int) -> Iterator[Wiring]:
-    """Free ports of this machine."""
+    """Yield a wiring of free ports of this machine."""
     yield Wiring(addresses=(free_addresses(num_parties),) * num_parties)
 
 
 @contextmanager
 def delayed(num_parties: int) -> Iterator[Wiring]:
-    """Links as `tcp` does, but every connection passes a relay that can hold what it carries, in both directions."""
+    """Yield a wiring as `tcp` does, but a relay can delay every connection, in both directions."""
     addresses = free_addresses(num_parties)
     with started_relay() as relay:
 
         def delay(condition: Condition) -> None:
             relay.set_delay(condition.delay_s)
 
-        # of a rank its own address, and a port of the relay's for every other
+        # what a rank knows: its own address, and a port of the relay for every other rank
         known = [
             tuple(
                 address if peer == rank else relay.forward(LOOPBACK, address) for peer, address in enumerate(addresses)
@@ -75,7 +75,7 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
 
 
 def free_addresses(count: int) -> tuple[str, ...]:
-    """Ports of this machine that were free a moment ago."""
+    """Return addresses with ports of this machine that were free a moment ago."""
     sockets = [socket.create_server((LOOPBACK, 0)) for _ in range(count)]
     addresses = tuple(f"{LOOPBACK}:{listening.getsockname()[1]}" for listening in sockets)
     for listening in sockets:

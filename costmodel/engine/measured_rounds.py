@@ -1,9 +1,9 @@
-"""Rounds of a run under the engine, measured: how much longer it takes for each second that a message is under way.
+"""Measures the rounds of a run under the engine: the extra seconds for each second of delay between the parties.
 
-The engine counts messages, and most of them wait for none. So the same parties run the same ops several times through
-a relay that holds every message for a delay, and the slope of wall time against that one-way delay is the number of
-delays that follow one another: rounds, as `costmodel.cost` defines them. Ops are run one after the other without any
-barrier, as in earnest, so that a party that waits for nothing in one op is ahead in the next.
+The engine counts messages, but does not wait for most of them. Therefore the same parties run the same ops several
+times through a relay that delays every message. The slope of wall time over the one-way delay is the number of delays
+that follow one another: rounds, as `costmodel.cost` defines them. As in a normal run, there is no barrier between ops,
+so a party that does not wait in one op is ahead in the next.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
 
 LEAST_DELAYS = 3  # any two times lie on a line
 REPEATS = 2
-WARM_UPS = 2  # what is made once, and batches that the first pass nearly used up
+WARM_UPS = 2  # for one-time set-up, and for batches that the first pass almost used up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredRounds:
-    """by_op: the slope of every op's seconds against the one-way delay, in order.
+    """Rounds of every op, in order: the slope of its seconds over the one-way delay.
 
-    seconds: all ops took, by delay. residual_s: the greatest distance of these from the fitted line.
+    `seconds` are those of all ops, by delay. `residual_s` is their largest distance from the fitted line.
     """
 
     by_op: tuple[float, ...]
@@ -35,12 +35,12 @@ class MeasuredRounds:
 
     @property
     def rounds(self) -> float:
-        """Rounds of the whole."""
+        """Rounds of all ops together."""
         return sum(self.by_op)
 
 
 def check_delays(delays_s: Sequence[float]) -> None:
-    """Raises UserError for fewer than three different delays, or a negative one."""
+    """Raise UserError for fewer than three different delays, or a negative one."""
     if len(set(delays_s)) < LEAST_DELAYS or min(delays_s) < 0:
         raise UserError(
             f"rounds are a slope over at least {LEAST_DELAYS} different one-way delays, but got {list(delays_s)} s; "
@@ -49,18 +49,18 @@ def check_delays(delays_s: Sequence[float]) -> None:
 
 
 def parse_delays(text: str) -> tuple[float, ...]:
-    """Seconds of delays such as `10ms,20ms,40ms`. Raises UserError as `check_delays`, or for what is no duration."""
+    """Return delays such as `10ms,20ms,40ms` in seconds. Raise UserError as `check_delays`, or for other text."""
     delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
     check_delays(delays_s)
     return delays_s
 
 
 def measured_rounds(job: Job, *, delays_s: Sequence[float]) -> MeasuredRounds:
-    """Rounds of one pass, without what the engine sets up once or makes in batches of oblivious transfers.
+    """Return the rounds of one pass, without one-time set-up and without batches of oblivious transfers.
 
-    What cheetah waits for while it makes triples for small products is in them, where a pass makes some.
+    Under cheetah, the rounds of making triples for small products are included, if a pass makes some.
 
-    Raises UserError for fewer than three different delays, or an engine that is not installed; StoppedError if the
+    Raise UserError for fewer than three different delays, or an engine that is not installed; StoppedError if the
     engine fails, or all passes under a delay made transfers ahead.
     """
     check_delays(delays_s)

@@ -1,4 +1,4 @@
-"""The meeting of a session's parties: they find each other, and make sure that they are about to run the same."""
+"""The meeting of a session's parties: they connect to each other, and check that they agree on what to run."""
 
 import socket
 import time
@@ -14,17 +14,17 @@ from costmodel.errors import UserError
 from costmodel.protocols import RunSetting
 from costmodel.protocols.identity import COST_MODEL_VERSION
 
-INTRODUCTION_S = 2.0  # who calls and says nothing for so long is no party
-RETRY_S = 0.1  # between two attempts to reach a party that does not listen yet
+INTRODUCTION_S = 2.0  # whoever connects and sends nothing for so long is not a party
+RETRY_S = 0.1  # between two attempts to connect to a party that does not listen yet
 HELLO = "private inference"
 
-Address: TypeAlias = tuple[str, int] | str  # host and port; of parties of one machine, the path of a socket
+Address: TypeAlias = tuple[str, int] | str  # host and port; on one machine, the path of a socket
 
 
 def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
-    """`host:port,host:port` as hosts and ports, by rank. The engine listens on the port after each.
+    """Return the hosts and ports of `host:port,host:port`, by rank. The engine listens on the port after each.
 
-    Raises UserError for another number of them, or what is no host or port.
+    Raise UserError for another number of peers, or text that is not a host and a port.
     """
     rule = f"--peers must be {num_parties} comma-separated HOST:PORT, by rank, ports from 1 to 65534"
     peers = []
@@ -42,14 +42,14 @@ def parse_peers(text: str, num_parties: int) -> tuple[tuple[str, int], ...]:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is this machine by name or number."""
+    """Return whether a host is this machine, by name or number."""
     with suppress(ValueError):
         return ip_address(host).is_loopback
     return host == "localhost"
 
 
 def terms(protocol: str, setting: RunSetting) -> dict[str, str]:
-    """The terms that parties must have in common, in words, before they know what is to be run."""
+    """Return, in words, the terms that all parties must share before they know what to run."""
     return {
         "package": _version("private-inference-nas"),
         "engine": _version("crypten" if protocol == "crypten" else "spu"),
@@ -63,7 +63,7 @@ def terms(protocol: str, setting: RunSetting) -> dict[str, str]:
 
 
 def require_equal(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
-    """Raises UserError, naming the first difference."""
+    """Raise UserError, naming the first difference, unless both parties have the same terms."""
     for name, value in ours.items():
         if (other := theirs.get(name)) != value:
             raise UserError(
@@ -73,14 +73,14 @@ def require_equal(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str],
 
 
 def meet(rank: int, addresses: Sequence[Address], ours: Mapping[str, str], wait_s: float) -> dict[int, Channel]:
-    """A channel to every other party, by rank. ours: the `terms` that theirs must equal.
+    """Return a channel to every other party, by rank, once their `terms` equal `ours`.
 
-    Raises UserError, in one line, for a port in use, a party that does not come in time, or other terms.
+    Raise UserError, in one line, if a port is in use, a party does not come in time, or terms differ.
     """
     deadline, channels = time.monotonic() + wait_s, dict[int, Channel]()
     with _listening(address := addresses[rank]) as server:
         if not isinstance(address, str):
-            _listening((address[0], address[1] + 1)).close()  # the engine's own, later
+            _listening((address[0], address[1] + 1)).close()  # the engine will listen here later
         try:
             for peer in range(rank):
                 channels[peer] = _reached(addresses, peer, deadline, wait_s)
@@ -107,7 +107,7 @@ def _greet(channel: Channel, rank: int, ours: Mapping[str, str]) -> None:
 
 
 def _introduction(channel: Channel, expected: set[int]) -> dict[str, Any] | None:
-    """The hello of one of the expected parties; None of somebody else, who knocked."""
+    """Return the hello of one of the expected parties; None if somebody else connected."""
     try:
         hello = channel.receive(INTRODUCTION_S, max_blob_bytes=0).header
     except GoneError:
@@ -117,7 +117,7 @@ def _introduction(channel: Channel, expected: set[int]) -> dict[str, Any] | None
 
 def _is_hello(header: dict[str, Any], expected: set[int]) -> bool:
     rank = header.get("rank")
-    is_expected = type(rank) is int and rank in expected  # True, or a list, is no rank
+    is_expected = type(rank) is int and rank in expected  # True is not a rank, nor is a list
     return header.get("kind") == HELLO and is_expected and isinstance(header.get("terms"), dict)
 
 
@@ -189,5 +189,5 @@ def _absent(addresses: Sequence[Address], peer: int, wait_s: float, why: str) ->
 
 
 def shown(address: Address) -> str:
-    """An address as users write it."""
+    """Return an address as users write it."""
     return address if isinstance(address, str) else f"{address[0]}:{address[1]}"

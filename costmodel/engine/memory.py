@@ -1,20 +1,20 @@
-"""Peak memory of this process, as Linux counts it; elsewhere nothing is known."""
+"""Peak memory of this process, as Linux counts it; on other systems it is unknown."""
 
 import ctypes
 from pathlib import Path
 
 PEAK, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-RESET_PEAK = "5"  # proc_pid_clear_refs(5): what the process holds now becomes its peak
+RESET_PEAK = "5"  # proc_pid_clear_refs(5): the resident memory becomes the peak
 
 
 def give_back() -> None:
-    """Returns what has been freed to the system, where the C library can: freed memory would count as held."""
+    """Return freed memory to the system if the C library can do so, because it would count as resident."""
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def reset_peak() -> None:
-    """Makes the peak that since now, where Linux lets a process say so."""
+    """Reset the peak to the memory that is resident now, if Linux allows it."""
     try:
         RESET.write_text(RESET_PEAK)
     except OSError:
@@ -22,7 +22,7 @@ def reset_peak() -> None:
 
 
 def peak_bytes() -> int | None:
-    """The most bytes that were resident at once; None where there is no way to know."""
+    """Return the most bytes that were resident at once since the last reset; None if this is unknown."""
     try:
         lines = PEAK.read_text().splitlines()
     except OSError:

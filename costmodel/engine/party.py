@@ -1,9 +1,9 @@
-"""A child process that is a party: job after job it meets the others, gets its shares and runs step after step.
+"""A child process that runs one party: for every job it meets the other parties, gets its shares and runs the steps.
 
-Its parent begins a job by a line on stdin, `["begin"]`, and leaves its assignment in the job's folder. The client, rank
-0, is driven by more of them: `["run", STEP]`, with the inputs in a file, or `["leave"]`. The others do what the client
-tells them by a frame. Answers are JSON lines on a pipe of their own, since the engine writes its profile to stdout from
-C++. A process whose stdin ends, ends too, and so does one that lost a peer. A job has a runtime and links of its own.
+The parent leaves an assignment in the job's folder and begins the job with the line `["begin"]` on stdin. Further lines
+drive the client, rank 0: `["run", STEP]`, with the inputs in a file, or `["leave"]`; the client then sends frames to
+the other parties. A party reports in JSON lines on a separate pipe, because the engine's C++ code writes its profile to
+stdout. The process ends when its stdin ends or a peer is lost. Each job has its own runtime and links.
 """
 
 import json
@@ -37,14 +37,14 @@ from costmodel.execution.memory import last_readers
 from costmodel.ops import OpGraph
 
 ASSIGNMENT, WEIGHTS, INPUTS, LOGITS = "assignment.pickle", "weights.pickle", "inputs.pickle", "logits.npy"
-GRACE_S = 3.0  # a lost peer is noticed within it, and reported rather than what the engine says of it
-PARTING_S = 0.5  # peers find the same difference by themselves, and report that rather than that we are gone
+GRACE_S = 3.0  # in this time a lost peer is noticed, and reported instead of the engine's own error
+PARTING_S = 0.5  # time for peers to find the same difference, and report it instead of a lost party
 
 
 class OpCost(NamedTuple):
-    """The cost of an op to one party. start_s, end_s: by its machine's monotonic clock; peak_bytes: held meanwhile.
+    """Cost of an op to one party. `start_s`, `end_s`: by its machine's monotonic clock; `peak_bytes`: during the op.
 
-    rounds: that it waited for; None where the engine does not count them.
+    `rounds` is how many it waited for; None if the engine does not count them.
     """
 
     sent_bytes: int
@@ -57,7 +57,7 @@ class OpCost(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Answers:
-    """The pipe by which a party reports to its parent. Once it has reported an error, it ends."""
+    """The pipe on which a party reports to its parent. The process ends once it has reported an error."""
 
     pipe: TextIO
     lock: Any = field(default_factory=Lock)
@@ -67,15 +67,15 @@ class Answers:
             print(json.dumps(answer), file=self.pipe, flush=True)
 
     def fail(self, error: str, **more: Any) -> None:
-        """Never returns, whatever else the process is doing."""
-        with self.lock:  # and is not released: a second error is no news
+        """Report an error and end the process, so this never returns."""
+        with self.lock:  # which is never released, so that no second error is reported
             print(json.dumps({"error": error, **more}), file=self.pipe, flush=True)
             os._exit(1)
 
 
 @dataclass(kw_only=True, slots=True)
 class Party:
-    """A party that is ready to run: it has met the others and holds its shares. spent: see `_spent`."""
+    """A party that has met the others and holds its shares, and so is ready to run. `spent` is from `_spent`."""
 
     assignment: Assignment
     steps: tuple[OpGraph, ...]
@@ -84,7 +84,7 @@ class Party:
     runtime: Runtime
 
     def run(self, step: int) -> tuple[list[OpCost], Any]:
-        """Runs a step; the costs of its ops to this party, and its share of the logits."""
+        """Run a step; return the costs of its ops to this party, and its share of the logits."""
         nodes, times = self.steps[step].nodes, []
         memory.give_back()
         for index, node in enumerate(nodes):
@@ -104,14 +104,14 @@ class Party:
         return costs, logits
 
     def part(self) -> None:
-        """Ends with the others at once."""
+        """End the session at the same time as the other parties."""
         self.peers.send_all({"kind": FAREWELL})
         self.runtime.stop()
         self.peers.close()
 
 
 def join(assignment: Assignment, answers: Answers, log: Path) -> Party:
-    """Meets the others, agrees with them on what is run, and gets programs and shares. Raises UserError as `meet`."""
+    """Meet the other parties, agree on the steps, and get programs and shares. Raise UserError as `meet`."""
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
     weights = _taken(WEIGHTS) if rank == SERVER else {}
     channels = meet(rank, assignment.addresses, terms(protocol, setting), assignment.wait_s)
@@ -144,7 +144,7 @@ def _runtime(assignment: Assignment, peers: Peers, log: Path) -> Runtime:
 
 
 def _spent(graph: OpGraph, following: OpGraph | None) -> dict[str, list[str]]:
-    """Outputs by the op of a step after which nothing reads them, in this step or the one that follows."""
+    """Return, by op of a step, the outputs that no later op of this step or the next one reads."""
     kept = set() if following is None else set(variables(following).values())
     return {
         name: [output for output in spent if output not in kept] for name, spent in last_readers(graph.nodes).items()
@@ -152,7 +152,7 @@ def _spent(graph: OpGraph, following: OpGraph | None) -> dict[str, list[str]]:
 
 
 def _plan(assignment: Assignment, peers: Peers) -> Plan:
-    """The client's, which it tells the others."""
+    """Return the plan, which the client has and sends to the other parties."""
     if assignment.rank != CLIENT:
         header = peers.receive(CLIENT).header
         return Plan(kind=header["of"], num_tokens=header["num_tokens"], num_new=header["num_new"])
@@ -171,17 +171,14 @@ def _lost(assignment: Assignment, peer: int, answers: Answers) -> None:
 
 
 def _taken(name: str) -> Any:
-    """What a file of the job holds; a secret leaves the disk with it."""
+    """Return the content of a file of the job and delete the file, since it may be secret."""
     content = pickle.loads(Path(name).read_bytes())
     Path(name).unlink()
     return content
 
 
 def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], runtime: Runtime, weights: Weights) -> dict[str, Any]:
-    """The server sends every party its shares of the weights; those that it keeps, by variable.
-
-    Raises UserError for a weight that is missing or of another shape.
-    """
+    """Send every party its shares of the weights; return the server's. Raise UserError if a weight does not fit."""
     kept = {}
     for operand in operands(steps):
         shares = runtime.shares(operand.of(weights), operand.node.op)
@@ -191,14 +188,14 @@ def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], runtime: Runtime, w
 
 
 def _send_shares(peers: Peers, sender: int, name: str, shares: list[Any], runtime: Runtime) -> Any:
-    """Sends each of the others that compute its share of a variable; returns the sender's."""
+    """Send every other computing party its share of a variable, and return the sender's own."""
     for peer in (peer for peer in peers if peer < len(shares)):
         peers.send(peer, {"kind": "share", "name": name}, runtime.packed(shares[peer]))
     return shares[sender]
 
 
 def _received_shares(peers: Peers, rank: int, runtime: Runtime) -> tuple[dict[str, Any], Frame]:
-    """The shares by variable that a party sends, and the frame after them."""
+    """Return the shares, by variable, that a party sends, and the frame that follows them."""
     shares = {}
     while (frame := peers.receive(rank)).header["kind"] == "share":
         shares[frame.header["name"]] = runtime.unpacked(frame.blobs)
@@ -206,7 +203,7 @@ def _received_shares(peers: Peers, rank: int, runtime: Runtime) -> tuple[dict[st
 
 
 def serve(party: Party) -> dict[str, int]:
-    """Runs the steps of a party other than the client, until that one says farewell; returns all that it sent."""
+    """Run the steps of a party that is not the client, until the client says farewell; return what the party sent."""
     peers, totals = party.peers, {"num_steps": 0, "sent_bytes": 0, "messages": 0}
     while True:
         shares, frame = _received_shares(peers, CLIENT, party.runtime)
@@ -223,13 +220,13 @@ def serve(party: Party) -> dict[str, int]:
 
 
 def lead(party: Party, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
-    """Runs the client: a step for every command, until it is told to leave."""
+    """Run the client: one step for every command, until the command to leave."""
     while (command := commands.get())[0] == "run":
         answers.report(**_lead_step(party, command[1]))
 
 
 def _lead_step(party: Party, step: int) -> dict[str, Any]:
-    """Shares the inputs, runs with the others once all hold theirs, and opens the logits from what all of them send."""
+    """Share the inputs, run the step once all parties hold their shares, and open the logits."""
     started, peers, runtime = time.monotonic(), party.peers, party.runtime
     for name, value in _taken(INPUTS).items():
         runtime.hold({name: _send_shares(peers, CLIENT, name, runtime.shares(value), runtime)})
@@ -249,7 +246,7 @@ def _lead_step(party: Party, step: int) -> dict[str, Any]:
 
 
 def take_part(assignment: Assignment, log: Path, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
-    """One job, to its end."""
+    """Run one job to its end."""
     try:
         party, left = join(assignment, answers, log), {}
         if assignment.rank == CLIENT:
@@ -269,12 +266,12 @@ def take_part(assignment: Assignment, log: Path, commands: "SimpleQueue[list[Any
 
 
 def _main(folder: Path, answers_to: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when to end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     commands = commands_of_parent()
     with os.fdopen(answers_to, "w") as pipe:
         answers = Answers(pipe=pipe)
-        while commands.get():  # to begin
-            os.chdir(folder / JOB)  # where the engine leaves the masks that it keeps
+        while commands.get():  # the command to begin
+            os.chdir(folder / JOB)  # the engine writes the masks that it keeps here
             assignment = pickle.loads(Path(ASSIGNMENT).read_bytes())
             take_part(assignment, folder / LOG, commands, answers)
 

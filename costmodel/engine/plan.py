@@ -1,4 +1,4 @@
-"""Which op graphs a session runs: a prompt and then one token at a time, or whole sequences."""
+"""The op graphs that a session runs: for a prompt and then one token at a time, or for whole sequences."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,12 +11,12 @@ from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.ops import Node, OpGraph
 
-# The op graph of a model for so many tokens in a deployment. It travels to the parties, so it can be pickled.
+# Returns a model's op graph for a number of tokens in a deployment. It is pickled and sent to the parties.
 GraphOf: TypeAlias = Callable[[int, Deployment], OpGraph]
 
-PROMPT = Deployment(projection="last", rows="needed")  # generation reads the last token's logits alone
+PROMPT = Deployment(projection="last", rows="needed")  # generation reads only the last token's logits
 NEXT_TOKEN = Deployment(phase="decode")
-# Whole sequences go through attention so many queries at a time: less of what the mask hides is computed.
+# Attention in blocks of queries computes fewer of the scores that the mask hides.
 SEQUENCE = Deployment(query_block=32)
 
 
@@ -24,11 +24,11 @@ SEQUENCE = Deployment(query_block=32)
 class Plan:
     """The plan of a session, which all parties know.
 
-    kind: `tokens`, a prompt and new tokens, each step keeping its keys and values for the next; or `sequences`, each
-        by itself, with the logits of every token.
-    num_tokens: of the prompt, or of a sequence. num_new: tokens to generate at most; 0 for sequences.
+    kind: `tokens` for a prompt and new tokens, where each step keeps its keys and values for the next; `sequences` for
+        separate sequences, with the logits of every token.
+    num_tokens: of the prompt, or of a sequence. num_new: most tokens to generate; 0 for sequences.
 
-    Raises UserError for a count that cannot be.
+    A UserError is raised if a count is too small.
     """
 
     kind: Literal["tokens", "sequences"]
@@ -42,7 +42,7 @@ class Plan:
 
 
 def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
-    """The graph of every step of a session, in order; sequences all have the one. Raises UserError as `graph_of`."""
+    """Return the graph of every step in order; all sequences have the same one. Raise UserError as `graph_of`."""
     if plan.kind == "sequences":
         return (graph_of(plan.num_tokens, SEQUENCE),)
     prompt = keeping(graph_of(plan.num_tokens, PROMPT), graph_of(plan.num_tokens, Deployment()))
@@ -50,9 +50,9 @@ def graphs(graph_of: GraphOf, plan: Plan) -> tuple[OpGraph, ...]:
 
 
 def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
-    """A prompt's graph that keeps the keys and values of every attention, as the next token reads them.
+    """Return a prompt's graph that keeps the keys and values of every attention in the form that the next token reads.
 
-    whole: of the same prompt before any rewriting, in which attentions are found.
+    `whole` is the graph of the same prompt before any rewriting, in which attentions are found.
     """
     present = {node.name for node in graph}
     after: dict[str, list[Node]] = {}
@@ -60,16 +60,16 @@ def keeping(graph: OpGraph, whole: OpGraph) -> OpGraph:
         for kept in keys_and_values(attention, rows=attention.num_queries)[0]:
             if kept.name not in present:
                 after.setdefault(kept.inputs[0], []).append(kept)
-    first = [item for read in graph.inputs for item in after.get(read.name, ())]  # of a stream that is the client's
+    first = [item for read in graph.inputs for item in after.get(read.name, ())]  # of hidden states from the client
     return replace(graph, nodes=(*first, *(item for node in graph for item in (node, *after.get(node.name, ())))))
 
 
 def fingerprint(steps: tuple[OpGraph, ...]) -> str:
-    """Twelve hexadecimal digits of op graphs: equal for equal graphs, on every machine."""
+    """Return twelve hexadecimal digits that identify op graphs: equal graphs have equal ones on every machine."""
     return hashlib.sha256("\n".join(map(repr, steps)).encode()).hexdigest()[:12]
 
 
 def variables(graph: OpGraph) -> dict[str, str]:
-    """The variables that hold the inputs of a graph, by name: the past of keys and values is their node's."""
+    """Return, by name of a graph's input, the variable of cached keys and values: the node that appends to them."""
     caches = (node for node in graph if isinstance(node.op, ops.KeyValueCache) and node.op.past_len)
     return {node.inputs[0]: node.name for node in caches}

@@ -1,4 +1,4 @@
-"""Predicted costs of every step of a session, by the formulas of its protocol."""
+"""Predicts the cost of every step of a session by the formulas of its protocol."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """The cost of one step: bytes and messages summed over parties, preprocessing included where it is made.
+    """Predicted cost of one step; bytes and messages are summed over parties and include its preprocessing.
 
-    seconds: on the committed testbed and a network; None where it has none for the ring.
+    `seconds` are on the committed testbed and a network; None if the testbed was measured in another setting.
     """
 
     sent_bytes: int
@@ -28,9 +28,9 @@ class Prediction:
 def predictions(
     steps: Sequence[OpGraph], protocol: str, setting: RunSetting, network: str | Network
 ) -> tuple[Prediction, ...]:
-    """Predicts every step, in the order in which one session runs them.
+    """Return the prediction of every step, in the order in which one session runs them.
 
-    Raises UserError for a setting that the protocol does not have, an op without formula or a ring too small for it.
+    Raise UserError if the protocol lacks the setting, an op has no formula, or the ring is too small for an op.
     """
     comms = _comms(steps, protocol, setting)
     pricer = derived.load_if_measured(protocol, network, setting) if isinstance(setting, EngineSetting) else None
@@ -45,13 +45,13 @@ def predictions(
 
 
 def _comms(steps: Sequence[OpGraph], protocol: str, setting: RunSetting) -> list[Comm]:
-    """Communication by step; preprocessing is in the step that needs it, kept masks are made in the first."""
+    """Return communication by step: preprocessing in the step that needs it, making of kept masks in the first."""
     first = total_comm(predict(steps[0], protocol, setting.of_first_run))
     by_op = iter(engine_of(protocol).walk([node.op for graph in steps for node in graph], setting))
     return [first, *[total_comm(next(by_op) for _ in graph) for graph in steps][1:]]
 
 
 def _seconds(graph: OpGraph, comm: Comm, pricer: Derived, *, starts: bool) -> float:
-    """Seconds as of `Derived.price`, but preprocessing is in the step that needs it. starts: the session's first."""
+    """Return seconds as `Derived.price` does, but with this step's preprocessing; `starts` marks the first step."""
     computing_s = sum(seconds_of(node.op, pricer.setting.weights, pricer.testbed) for node in graph)
     return computing_s + pricer.wire_s(comm) + (pricer.testbed.start_s if starts else 0.0)

@@ -1,7 +1,7 @@
-"""Programs of the engine, an op each, compiled by itself from its function in `execution.op_functions`.
+"""Programs of SecretFlow-SPU, one per op, each compiled from the op's function in `execution.op_functions`.
 
-The client compiles those of every step of a session, and all parties run them. Weights are variables, each shared once,
-whatever the steps that read it.
+The client compiles the programs of every step of a session, and all parties run them. Weights are variables, each
+shared once for all steps that read it.
 """
 
 import json
@@ -26,43 +26,43 @@ MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights 
 
 
 class Operand(NamedTuple):
-    """An operand as the first node that reads it takes it, and the variable that holds it."""
+    """An operand in the form that the first node to read it takes, and the variable that holds it."""
 
     variable: str
     node: Node
     suffix: str
 
     def of(self, weights: Weights) -> Array:
-        """Its numbers. Raises UserError for a weight that is missing or of another shape."""
+        """Return its values, given all weights. Raise UserError if a weight is missing or has another shape."""
         return interpreter.operands(self.node, weights)[self.suffix]
 
     @property
     def shape(self) -> Shape:
-        """Known without the weights."""
+        """Shape, which is known without the weights."""
         return operand_shapes(self.node)[self.suffix]
 
     @property
     def is_masked(self) -> bool:
-        """True if semi2k opens it masked, and may keep the mask."""
+        """Whether semi2k opens the operand under a mask, which it may keep."""
         return isinstance(self.node.op, MASKED) and self.node.op.hides_weights and self.suffix == "weight"
 
 
 def operand_shapes(node: Node) -> dict[str, Shape]:
-    """The shapes of a node's operands by suffix, as its function takes them."""
+    """Return the shapes of a node's operands by suffix, as its function takes them."""
     shapes = node.op.weight_shapes
     blank = {f"{node.model_name}.{suffix}": np.broadcast_to(1.0, shape) for suffix, shape in shapes.items()}
     return {suffix: value.shape for suffix, value in interpreter.operands(node, blank).items()}
 
 
 def weight_variables(node: Node) -> dict[str, str]:
-    """The variables of a node's operands by suffix; a table that is read by token has one for each range of them."""
+    """Return the variables of a node's operands by suffix; each range of a table that is read has its own."""
     _, entries = node.op.read or (0, None)
     read = "" if entries is None else f"@{entries.start}-{entries.stop}"
     return {suffix: f"{node.model_name}.{suffix}{read}" for suffix in node.op.weight_shapes}
 
 
 def operands(graphs: Sequence[OpGraph]) -> Iterator[Operand]:
-    """Every operand of the graphs, once."""
+    """Yield every operand of the graphs once."""
     known = set()
     for graph in graphs:
         for node in graph:
@@ -74,7 +74,7 @@ def operands(graphs: Sequence[OpGraph]) -> Iterator[Operand]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
-    """A program that every party runs for a node: code that reads variables and writes one."""
+    """A program that every party runs for a node: its code reads variables and writes one."""
 
     name: str
     inputs: tuple[str, ...]
@@ -84,16 +84,16 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """steps: of each, its programs in order, the logits' last. keepers: run once before, where masks are kept."""
+    """The programs of each step, in order, the logits' last; `keepers` run once before, to keep weight masks."""
 
     steps: tuple[tuple[Program, ...], ...]
     keepers: tuple[Program, ...]
 
 
 def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Callable[[str], object]) -> Compiled:
-    """Needs shapes alone, not the weights. The first graph reads what the client shares, later ones what was kept.
+    """Compile all steps; this needs only shapes. The first graph reads the client's inputs, later ones also caches.
 
-    on_node: is called with the name of each node before it is compiled.
+    `on_node` is called with the name of each node before it is compiled.
     """
     weights = list(operands(graphs))
     shapes = {operand.variable: operand.shape for operand in weights}  # of every variable that is known
@@ -119,9 +119,9 @@ def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Ca
 
 @lru_cache(maxsize=4096)
 def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> tuple[bytes, Shape]:
-    """The code of an op on operands, by suffix, and inputs of these shapes; the shape of its output.
+    """Return the code of an op on operands, by suffix, and inputs of these shapes; and the shape of its output.
 
-    It depends on nothing else: a process that is kept for another job has it.
+    It depends on nothing else, so a process that is reused for another job has it already.
     """
     import jax
     from spu import libspu
@@ -139,7 +139,7 @@ def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> 
 
 
 def _mask_keeper(name: str, shape: Shape) -> Program:
-    """A program that tells a runtime to keep the mask that a matrix of weights is first opened with."""
+    """Return a program that tells a runtime to keep the mask under which a weight matrix is first opened."""
     from spu import experimental, libspu
 
     arguments = [np.zeros(shape, dtype=np.float32)]
@@ -160,14 +160,14 @@ def _code(function: Callable[..., Array], arguments: list[Array], names: list[st
 
 
 def operand_visibility(op: Op) -> Any:
-    """The visibility of an op's weights: public if all parties see them."""
+    """Return the visibility of an op's weights: public if all parties know them."""
     from spu import libspu
 
     return libspu.Visibility.VIS_SECRET if op.hides_weights else libspu.Visibility.VIS_PUBLIC
 
 
 def to_blobs(compiled: Compiled) -> list[bytes]:
-    """Makes what travels: a table of all programs as JSON, then their codes, each once."""
+    """Return programs as bytes that can be sent: a table of all programs as JSON, then each distinct code once."""
     codes: dict[bytes, int] = {}
 
     def rows(programs: Sequence[Program]) -> list[list[object]]:
@@ -181,7 +181,7 @@ def to_blobs(compiled: Compiled) -> list[bytes]:
 
 
 def from_blobs(blobs: Sequence[Blob]) -> Compiled:
-    """Reads what `to_blobs` gave."""
+    """Return the programs that `to_blobs` turned into bytes."""
     table, codes = json.loads(bytes(blobs[0])), list(map(bytes, blobs[1:]))
 
     def program(name: str, inputs: list[str], output: str, code: int) -> Program:

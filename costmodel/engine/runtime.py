@@ -1,4 +1,4 @@
-"""What a party computes with, whatever the engine: it holds values by variable and runs ops of a session on them."""
+"""The interface of an engine to a party: it stores values by variable and runs the ops of a session on them."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from costmodel.ops import Node, Op, OpGraph
 
 
 class Traffic(NamedTuple):
-    """What a party sent in an op. rounds: that it waited for; None where the engine does not count them."""
+    """What a party sent in an op, and the rounds that it waited for; None if the engine does not count them."""
 
     sent_bytes: int
     messages: int
@@ -19,60 +19,60 @@ class Traffic(NamedTuple):
 
 
 class Runtime(ABC):
-    """One party's. Shares are whatever the engine makes of an array; parties beyond those that compute have none."""
+    """One party's runtime. A share is whatever the engine makes of an array; parties that do not compute have none."""
 
     @abstractmethod
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
-        """Every computing party's share of an input or, with the op that reads it, of a weight."""
+        """Return every computing party's share of an input or, with the op that reads it, of a weight."""
 
     @abstractmethod
     def packed(self, share: Any) -> list[bytes]:
-        """A share as bytes, to travel."""
+        """Return a share as bytes that can be sent."""
 
     @abstractmethod
     def unpacked(self, parts: Sequence[Blob]) -> Any:
-        """The share that `packed` gave."""
+        """Return the share that `packed` turned into bytes."""
 
     @abstractmethod
     def opened(self, shares: Sequence[Any]) -> Array:
-        """The array that the computing parties' shares are of."""
+        """Return the array that the shares of all computing parties make up."""
 
     @abstractmethod
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
-        """Makes ready what is run, before weights have come."""
+        """Prepare the programs of all steps, before weights arrive."""
 
     @abstractmethod
     def connect(self) -> None:
-        """Links it with the others', all parties at once."""
+        """Connect to the runtimes of the other parties; all of them do this at the same time."""
 
     @abstractmethod
     def hold(self, values: Mapping[str, Any]) -> None:
-        """Takes shares by variable."""
+        """Store shares by variable."""
 
     @abstractmethod
     def start(self) -> None:
-        """Does once, before the first step, what all steps need, when it holds its weights."""
+        """Do what all steps need once; the weights are stored by then, and no step has run."""
 
     @abstractmethod
     def run(self, step: int, index: int, node: Node) -> None:
-        """Runs the op of a step that has that index."""
+        """Run the op with this index in a step."""
 
     @abstractmethod
     def share(self, variable: str) -> Any:
-        """This party's share; None if it does not compute."""
+        """Return this party's share of a variable; None if it does not compute."""
 
     @abstractmethod
     def drop(self, variable: str) -> None:
-        """Forgets a variable."""
+        """Delete a variable."""
 
     @abstractmethod
     def traffic(self, num_ops: int) -> list[Traffic]:
-        """What it sent in each of the last so many ops."""
+        """Return what this party sent in each of the last `num_ops` ops."""
 
     def peak_bytes(self) -> int | None:
-        """The most memory that it held in the last op; None where that is not known."""
+        """Return the peak memory of this party in the last op; None if it is unknown."""
         return memory.peak_bytes()
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends its links, after the others have said farewell."""
+        """Close the links, after the other parties have said farewell."""

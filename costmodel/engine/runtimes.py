@@ -1,4 +1,4 @@
-"""A party's runtime of the engine, how it is configured and linked, and shares of arrays."""
+"""The SPU runtime of a party, with its configuration and link, and shares of arrays."""
 
 import sys
 import time
@@ -16,16 +16,16 @@ from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
-CRYPTEN_VERSION = "0.4.1"  # whose inner parts are replaced where `crypten_runtime` says so
+CRYPTEN_VERSION = "0.4.1"  # `crypten_runtime` replaces internal parts of this version
 INSTALL_CRYPTEN = f"python -m pip install --no-deps crypten=={CRYPTEN_VERSION}"
 NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
-SERVER, SHARED = 1, -1  # owners of a secret: the rank that holds the weights, or all together
-WAIT_MS = 600_000  # for a message of a peer that computes
-CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties start apart, and some machines are busy
+SERVER, SHARED = 1, -1  # owners of a secret: the rank of the server, or all parties together
+WAIT_MS = 600_000  # longest wait for a message of a peer that computes
+CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties do not start at the same moment, and machines may be busy
 
 
 def check_installed(protocol: str) -> None:
-    """Raises UserError, with the command to run, if the protocol's engine cannot be imported here."""
+    """Raise UserError, with the command to run, if the protocol's engine cannot be imported here."""
     if protocol == "crypten":
         if not all(map(find_spec, ("crypten", "torch"))):
             raise UserError(f"the engine CrypTen is not installed; run: {INSTALL_CRYPTEN}")
@@ -41,12 +41,12 @@ def check_installed(protocol: str) -> None:
 
 
 def owner_of_weights(setting: EngineSetting) -> int:
-    """Whose secret the weights are."""
+    """Return the owner of the weights: SERVER or SHARED."""
     return SERVER if setting.weights == "server" else SHARED
 
 
 def configuration(protocol: str, setting: EngineSetting) -> Any:
-    """Defaults of the engine but for the profile, and for the threads: cheetah preprocesses for each of them."""
+    """Return the engine's defaults with the profile on and the setting's threads; cheetah preprocesses for each."""
     from spu import libspu
 
     made = libspu.RuntimeConfig(
@@ -61,7 +61,7 @@ def configuration(protocol: str, setting: EngineSetting) -> Any:
 
 
 def linked_runtime(protocol: str, setting: EngineSetting, rank: int, addresses: Sequence[str]) -> tuple[Any, Any]:
-    """The runtime of a rank, and its link. The parties greet each other, so all of them at once. addresses: by rank."""
+    """Return the runtime of a rank and its link; all parties connect to each other now. `addresses` are by rank."""
     from spu import api, libspu
 
     description = libspu.link.Desc()
@@ -77,7 +77,7 @@ def linked_runtime(protocol: str, setting: EngineSetting, rank: int, addresses: 
 def make_shares(
     protocol: str, setting: EngineSetting, value: Array, visibility: Any = None, owner: int = SHARED
 ) -> list[Any]:
-    """Every party's share of an array, a secret unless a visibility is given; only its owner's holds it, if any."""
+    """Return every party's share of an array, secret by default; with an owner, only the owner's holds it."""
     from spu import libspu
 
     seen = libspu.Visibility.VIS_SECRET if visibility is None else visibility
@@ -86,7 +86,7 @@ def make_shares(
 
 
 def reconstruct(protocol: str, setting: EngineSetting, shares: Sequence[Any]) -> Array:
-    """The array that every party's share is of."""
+    """Return the array that the shares of all parties make up."""
     return _io(protocol, setting).reconstruct(list(shares))
 
 
@@ -97,7 +97,7 @@ def _io(protocol: str, setting: EngineSetting) -> Any:
 
 
 def run_program(program: Program, runtime: Any) -> tuple[float, float]:
-    """When a party started it and ended it, by the machine's monotonic clock; its costs go to stdout."""
+    """Run a program, whose costs go to stdout; return its start and end on the machine's monotonic clock."""
     from spu import libspu
 
     executable = libspu.Executable(
@@ -109,12 +109,12 @@ def run_program(program: Program, runtime: Any) -> tuple[float, float]:
 
 
 def packed(share: Any) -> list[bytes]:
-    """A share as bytes, to travel: what it is a share of, then its chunks."""
+    """Return a share as bytes that can be sent: its metadata, then its chunks."""
     return [share.meta, *share.share_chunks]
 
 
 def unpacked(parts: Sequence[bytes]) -> Any:
-    """The share that `packed` gave."""
+    """Return the share that `packed` turned into bytes."""
     from spu import libspu
 
     share = libspu.Share()

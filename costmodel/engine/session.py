@@ -1,4 +1,4 @@
-"""The parent's side of a session: gives parties to processes, drives the client, and ends them, come what may."""
+"""The parent's side of a session: it gives parties to processes, drives the client, and always ends the processes."""
 
 import json
 import pickle
@@ -24,9 +24,9 @@ from costmodel.engine.runtimes import check_installed
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
 
-CAUSE_PATIENCE_S = 5.0  # a party that failed says why, later than its peers say that it is gone
-MOST_PATH = 100  # bytes of a socket's path, of which systems take 103 at the least
-STARTS = 3  # a port that was free a moment ago may be taken
+CAUSE_PATIENCE_S = 5.0  # a failed party reports its error later than its peers report that it is gone
+MOST_PATH = 100  # bytes of a socket's path; every system allows at least 103
+STARTS = 3  # most attempts; a port that was free a moment ago may be taken
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start failed")
 
 
@@ -34,7 +34,7 @@ PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start fail
 class StepRun:
     """The cost of a step, op by op for every party, and its logits (projected tokens x vocab).
 
-    seconds: of the client, from sharing the tokens to having the logits.
+    `seconds` are the client's, from sharing the tokens until it has the logits.
     """
 
     by_party: tuple[tuple[OpCost, ...], ...]
@@ -51,16 +51,16 @@ class StepRun:
 
     @property
     def peak_bytes(self) -> tuple[int | None, ...]:
-        """The most memory that the process of each party held in an op; None where that is not known."""
+        """Peak memory of each party's process over all ops; None if it is unknown."""
         peaks = [[cost.peak_bytes for cost in party if cost.peak_bytes is not None] for party in self.by_party]
         return tuple(max(peak, default=None) for peak in peaks)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """Parties that have met and shared. op_graph: the fingerprint that all agreed on. num_steps: of the plan.
+    """Parties that have met and shared. `op_graph` is the fingerprint that all agreed on; `num_steps` is the plan's.
 
-    seconds: since they were started. shared_bytes: programs and weights' shares that the parties here have sent.
+    `seconds` are since their start. `shared_bytes` are programs and shares of weights that the parties here have sent.
     """
 
     op_graph: str
@@ -85,9 +85,9 @@ class Session:
             Thread(target=self._listen, args=(rank,), daemon=True).start()
 
     def await_ready(self) -> Ready:
-        """Waits until all parties have met, agreed and shared.
+        """Wait until all parties have met, agreed and shared.
 
-        Raises UserError, in one line, if they do not meet or agree; StoppedError if one fails.
+        Raise UserError, in one line, if they do not meet or agree; StoppedError if one fails.
         """
         answers = [self.answer(rank) for rank in self.children]
         return Ready(
@@ -98,7 +98,7 @@ class Session:
         )
 
     def run(self, step: int, inputs: Mapping[str, Array]) -> StepRun:
-        """The next step, on what the client shares. Raises StoppedError, in one line, if a party cannot go on."""
+        """Run a step on inputs that the client shares. Raise StoppedError, in one line, if a party fails."""
         client = self.children[CLIENT]
         (client.job_folder / INPUTS).write_bytes(pickle.dumps(dict(inputs)))
         client.tell("run", step)
@@ -107,13 +107,13 @@ class Session:
         return StepRun(by_party=by_party, seconds=answer["seconds"], logits=np.load(client.job_folder / LOGITS))
 
     def leave(self) -> None:
-        """Ends the session on all machines. Raises StoppedError if a party is gone."""
+        """End the session on all machines. Raise StoppedError if a party is gone."""
         self.children[CLIENT].tell("leave")
         for rank in self.children:
             self.answer(rank)
 
     def answer(self, rank: int) -> dict[str, Any]:
-        """The next report of a party. Raises UserError or StoppedError, in one line, if it or another here ended."""
+        """Return the next report of a party. Raise UserError or StoppedError, in one line, if a party here ended."""
         while not self._waiting[rank]:
             reporting, answer = self._answers.get()
             if "error" in answer:
@@ -132,12 +132,12 @@ class Session:
                     return
         if "error" not in answer:
             status = child.process.wait()
-            with suppress(FileNotFoundError):  # the session is over, and nobody asks
+            with suppress(FileNotFoundError):  # the session is over, and its folder is deleted
                 ended = f"party {rank} has ended (status {status}){child.at}: {last_words(child.log)}"
                 self._answers.put((rank, {"error": ended}))
 
     def _fail(self, answer: dict[str, Any]) -> NoReturn:
-        """Fails with what a party that is lost here has to say, rather than who lost it."""
+        """Raise the error of the party that failed, rather than that of a party that only lost a peer."""
         with suppress(Empty):
             while answer.get("gone") in self.children:
                 _, other = self._answers.get(timeout=CAUSE_PATIENCE_S)
@@ -147,10 +147,7 @@ class Session:
 
 @contextmanager
 def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
-    """A process for each of these parties, which end with the block.
-
-    Raises UserError for an engine that is not installed.
-    """
+    """Yield a session with a process per party until the block ends. Raise UserError if the engine is not installed."""
     check_installed(assignments[0].protocol)
     with ExitStack() as stack:
         children = {}
@@ -164,16 +161,16 @@ def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
 
 @contextmanager
 def alone(part: Assignment) -> Iterator[tuple[Session, Ready]]:
-    """One party, ready, whose others run elsewhere. Raises as `started` and `Session.await_ready`."""
+    """Yield one party, ready, whose peers run elsewhere. Raise errors as `started` and `Session.await_ready`."""
     with started([part]) as session:
         yield session, session.await_ready()
 
 
 @contextmanager
 def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[tuple[Session, Ready]]:
-    """All parties of a session, ready, on a link of its own. client: as `part_of` takes it.
+    """Yield a session with all parties on this machine, ready, on a link of its own; `client` is as for `part_of`.
 
-    Raises as `started` and `Session.await_ready`; UserError from the link.
+    Raise errors as `started` and `Session.await_ready`, and UserError as the link.
     """
     for attempt in range(1, STARTS + 1):
         with ExitStack() as stack:

@@ -1,13 +1,11 @@
-"""Runs op graphs under a real MPC engine, SecretFlow-SPU or CrypTen, and measures what every op sends and takes.
+"""Runs op graphs under a real MPC engine, SecretFlow-SPU or CrypTen, and measures the cost of every op.
 
-Every op is run by itself, by its function in `execution.op_functions`, by all parties, and its result kept
-secret for the next op, so that what is sent can be counted per op and what is priced is what is run. Before the
-run, all operands are secret-shared but those that `execution.interpreter` calls public, or are put in the hands of the
-server alone; the client shares its tokens, one-hot or as they are.
-What is not counted: sharing inputs and weights, opening the logits, and what the parties exchange before the first op.
-
-A measurement is a session of one step (`engine.session`), run once or several times: a process for each party, with all
-of the engine's own parallelism off.
+All parties run each op by itself, with its function from `execution.op_functions`, and its result stays secret-shared
+for the next op. So costs are counted per op, and the ops that are priced are the ops that run. Before the run, weights
+are secret-shared or stay with the server alone, unless all parties know them; the client shares its tokens, one-hot
+encoded or as ids. Not counted are sharing inputs and weights, opening the logits, and messages before the first op. A
+measurement is a session of one step (`engine.session`), run once or several times. Each party is a process with as many
+threads as the setting says.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,11 +28,12 @@ from costmodel.protocols import RunSetting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """The measured cost of an op, or a whole graph: bytes and messages (send actions) summed over parties.
+    """Measured cost of an op or a whole graph; bytes and messages (send actions) are summed over parties.
 
-    seconds: from when the first party started the op, but not before the last one had ended the op before, to when the
-    last one ended it; all parties share this machine. Preprocessing is in the first op that needs it.
-    rounds: None where the engine does not count them.
+    seconds: from the start of the op at its first party, or the end of the op before at its last party if that is
+        later, to the end at its last party. All parties run on this machine. Preprocessing counts in the first op that
+        needs it.
+    rounds: None if the engine does not count them.
     """
 
     sent_bytes: int
@@ -45,9 +44,9 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EngineRun:
-    """by_op: in the graph's order. logits: tokens x vocab, opened after the run.
+    """Costs of ops in the graph's order, and the logits (tokens x vocab), which are opened after the run.
 
-    peak_bytes: the most memory that each process held, the first party's first; None where that is not known.
+    `peak_bytes` is the peak memory of each party's process, by rank; None if it is unknown.
     """
 
     logits: Array
@@ -57,9 +56,9 @@ class EngineRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pass:
-    """One pass of several. seconds: of the whole; by_op: what each op cost, in order.
+    """One of several passes: its seconds, and the cost of every op in order.
 
-    peak_bytes: in each op, the most memory that each process held; None where that is not known.
+    `peak_bytes` is the peak memory of each party's process during each op; None if it is unknown.
     """
 
     seconds: float
@@ -69,7 +68,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Job:
-    """A measurement to make: a graph on inputs by name, with weights by `<node>.<suffix>`."""
+    """A measurement to make: an op graph, its inputs by name, and its weights by `<node>.<suffix>`."""
 
     protocol: str
     setting: RunSetting
@@ -79,7 +78,7 @@ class Job:
 
     @property
     def client(self) -> Assignment:
-        """A client that knows everything. Raises UserError for a protocol that no engine runs."""
+        """Assignment of a client that has all data; a UserError is raised if no engine runs the protocol."""
         return Assignment(
             protocol=self.protocol,
             setting=self.setting,
@@ -102,16 +101,16 @@ def graph_job(
     protocol: str,
     setting: RunSetting,
 ) -> Job:
-    """One forward pass of a sequence; weights, tokens and caches as `interpreter.execute` takes them.
+    """Return the job of one forward pass of a sequence; arguments are as for `interpreter.execute`.
 
-    Raises UserError for tokens or caches that do not fit the graph.
+    Raise UserError if the tokens or caches do not fit the graph.
     """
     inputs = interpreter.inputs(graph, tokens, caches)
     return Job(protocol=protocol, setting=setting, graph=graph, inputs=inputs, weights=weights)
 
 
 def ops_job(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> Job:
-    """Each op by itself, on random numbers."""
+    """Return a job that runs each op by itself on random numbers."""
     generator = np.random.default_rng(0)
     nodes: list[Node] = []
     inputs: dict[str, Array] = {}
@@ -129,7 +128,7 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> Job:
 
 
 def total_measured(costs: Iterable[Measured]) -> Measured:
-    """The cost of ops that follow one another."""
+    """Return the total cost of ops that run one after another."""
     parts = list(costs)
     rounds = [cost.rounds for cost in parts if cost.rounds is not None]
     return Measured(
@@ -149,9 +148,9 @@ def run(
     protocol: str,
     setting: RunSetting,
 ) -> EngineRun:
-    """One forward pass of a sequence under the engine; where masks of weights are kept, the second of two.
+    """Run one forward pass of a sequence under the engine; with kept weight masks, run two and return the second.
 
-    weights, tokens, caches: as `interpreter.execute` takes them. Raises as `graph_job` and `passes`.
+    Weights, tokens and caches are as for `interpreter.execute`, and errors as for `graph_job` and `passes`.
     """
     job = graph_job(graph, weights, tokens, caches, protocol=protocol, setting=setting)
     conditions = [UNHINDERED] * (2 if setting.weight_masks == "kept" else 1)
@@ -161,9 +160,10 @@ def run(
 
 
 def measure(ops: Sequence[Op], *, protocol: str, setting: RunSetting) -> tuple[Measured, ...]:
-    """Measures each op by itself, on random numbers: for calibration, and to check formulas.
+    """Measure each op by itself on random numbers, for calibration and to check formulas.
 
-    Preprocessing that the engine does once, at the first op that needs it, is in that op's cost. Raises as `passes`.
+    Preprocessing that the engine does once, at the first op that needs it, is part of that op's cost. Errors are as for
+    `passes`.
     """
     (only,), _ = passes(ops_job(ops, protocol=protocol, setting=setting), tcp, [UNHINDERED])
     return only.by_op
@@ -185,7 +185,6 @@ def passes(job: Job, link: Link, conditions: Sequence[Condition]) -> tuple[tuple
 
 
 def _pass(by_party: Sequence[Sequence[OpCost]]) -> Pass:
-    """The cost of a pass to all parties together."""
     by_op, ended_s = list[Measured](), float("-inf")
     for costs in zip(*by_party, strict=True):
         start_s, end_s = max(min(cost.start_s for cost in costs), ended_s), max(cost.end_s for cost in costs)

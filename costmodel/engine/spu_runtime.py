@@ -1,4 +1,4 @@
-"""A party's runtime of SecretFlow-SPU: programs that the client compiles, and costs by the engine's profile."""
+"""A party's runtime of SecretFlow-SPU: the client compiles the programs, and costs come from the engine's profile."""
 
 import gc
 import re
@@ -29,23 +29,23 @@ from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.primitives import EngineSetting
 
 _LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")
-PATIENCE_S = 5.0  # the profile of a program that has run is in the log by then
+PATIENCE_S = 5.0  # the profile of a finished program is in the log within this time
 
 
 def entries(log: str) -> list[Traffic]:
-    """Bytes and messages of every program, in the order in which they ran."""
+    """Return bytes and messages of every program in a log, in the order in which the programs ran."""
     return [Traffic(int(match["sent_bytes"]), int(match["messages"])) for match in _LINK.finditer(log)]
 
 
 @dataclass(kw_only=True, slots=True)
 class Log:
-    """The log of this process, as far as it was read: the engine writes its profile there."""
+    """The log of this process, to which the engine writes its profile, and the position up to which it was read."""
 
     path: Path
     position: int = 0
 
     def traffic(self, num_programs: int) -> list[Traffic]:
-        """Bytes and messages of each of the last so many programs."""
+        """Return bytes and messages of each of the last `num_programs` programs."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             with self.path.open("rb") as file:
@@ -61,10 +61,10 @@ class Log:
 
 
 class SpuRuntime(Runtime):
-    """log: where the output of this process goes."""
+    """The runtime of a party under SecretFlow-SPU; `log` is the file with the output of this process."""
 
     def __init__(self, assignment: Assignment, peers: Peers, log: Path) -> None:
-        import_module("spu.api")  # takes a second: all parties at once
+        import_module("spu.api")  # takes a second, so all parties do it at the same time
         self.assignment, self.peers, self.log = assignment, peers, Log(path=log)
         assert isinstance(assignment.setting, EngineSetting)
         self.protocol, self.setting = assignment.protocol, assignment.setting
@@ -86,7 +86,7 @@ class SpuRuntime(Runtime):
         return reconstruct(self.protocol, self.setting, shares)
 
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
-        """The client compiles, and sends all others the programs."""
+        """Compile the programs if this party is the client, which sends them to the others; otherwise receive them."""
         if self.assignment.rank == CLIENT:
             self.compiled = compile_steps(steps, self.setting, Path(PROGRESS).write_text)
             Path(PROGRESS).unlink()
@@ -120,7 +120,7 @@ class SpuRuntime(Runtime):
         return self.log.traffic(num_ops)
 
     def stop(self) -> None:
-        """A link still sends while it is stopped, and waits for what the others send."""
+        """Stop the link, which still sends while it stops, and waits for what the other parties send."""
         self.runtime = None
         gc.collect()
         self.link.stop_link()

@@ -1,1 +1,1 @@
-"""What an op graph computes, in the clear or under an engine."""
+"""Computes op graphs, in plaintext or under an engine."""

@@ -1,10 +1,11 @@
-"""Runs an `OpGraph`: what is priced is what is computed, in the clear or, by the same functions, under an engine.
+"""Runs an `OpGraph` in plaintext or, with the same functions, under an engine: what is priced is what is computed.
 
-What an op computes is in `execution.op_functions`; here are its arrays. Everything that an engine's client or server
-computes in the clear before the run happens in `operands` and `inputs`.
+The functions of ops are in `execution.op_functions`; this module makes their arrays. Everything that an engine's client
+or server computes in plaintext before the run happens in `operands` and `inputs`.
 """
 
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -16,39 +17,47 @@ from costmodel.errors import UserError
 from costmodel.execution.op_functions import Array as Array
 from costmodel.execution.op_functions import Weights as Weights
 from costmodel.execution.op_functions import evaluate, numpy_library
-from costmodel.ops import Node, Op, OpGraph
+from costmodel.ops import Node, Op, OpGraph, output_shapes
 
 
 def execute(graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> Array:
-    """The logits (projected tokens x vocab), in the clear and in double precision.
-
-    Arguments and errors as for `values`.
-    """
+    """Return logits (projected tokens x vocab), in plaintext and double precision; arguments and errors as `values`."""
     return values(graph, weights, tokens, caches)[graph.nodes[-1].name]
 
 
 def values(
     graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None
 ) -> dict[str, Array]:
-    """The outputs of all nodes by name, in the clear and in double precision.
+    """Return the outputs of all nodes by name, in plaintext and double precision.
 
     weights: by `<node>.<suffix>`, as deployed (a temperature is t, a linear weight is out_features x in_features).
-    tokens: integer array of as many tokens as the graph was lowered for; of several sequences, all first tokens, then
-        all second ones, in the order of the rows of logits; None for a graph that reads none.
-    caches: the graph's inputs beside the tokens, by name, where it has any.
+    tokens: as many integers as the graph was lowered for; for several sequences, all first tokens, then all second
+        ones, in the order of the rows of logits; None if the graph reads no tokens.
+    caches: the graph's other inputs by name, if it has any.
 
-    Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside
-    the vocabulary, or an op without a function.
+    Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside the
+    vocabulary, an op without a function, or an op of a traced model that reads a part of a value that no op selects.
     """
-    library = numpy_library()
+    library, shapes = numpy_library(), output_shapes(graph)
     known = inputs(graph, tokens, caches)
     for node in graph:
-        known[node.name] = evaluate(node.op, library, operands(node, weights), *(known[name] for name in node.inputs))
+        read, values = [known[name] for name in node.inputs], operands(node, weights)
+        try:
+            known[node.name] = evaluate(node.op, library, values, *read)
+            fits = known[node.name].size == prod(shapes[node.name])
+        except ValueError:  # of numpy, for shapes that do not go together
+            fits = False
+        if not fits:
+            given = ", ".join(f"{name!r} of shape {value.shape}" for name, value in zip(node.inputs, read, strict=True))
+            raise UserError(
+                f"{type(node.op).__name__} {node.name!r} must read {given} as {node.op.input_shapes}, but no op takes "
+                "that part of it; use a linear of its own for each part in the module, or only `estimate` its cost."
+            )
     return known
 
 
 def inputs(graph: OpGraph, tokens: Array | None, caches: Mapping[str, Array] | None = None) -> dict[str, Array]:
-    """What a graph reads, by name: the client's tokens, one-hot or as they are, and caches. Errors as for `values`."""
+    """Return a graph's inputs by name: the client's tokens, encoded, and the caches. Errors are as for `values`."""
     arrays = {} if tokens is None else {"tokens": encoded(graph, tokens)}
     for wanted in graph.inputs:
         if caches is None or wanted.name not in caches:
@@ -61,7 +70,7 @@ def inputs(graph: OpGraph, tokens: Array | None, caches: Mapping[str, Array] | N
 
 
 def encoded(graph: OpGraph, tokens: Array) -> Array:
-    """tokens x vocab, one 1 per row; or the tokens themselves, where they are looked up."""
+    """Return the tokens one-hot encoded (tokens x vocab), or as they are if the graph looks them up."""
     op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
     tokens = np.asarray(tokens)
     if tokens.shape != (op.tokens,):
@@ -76,7 +85,7 @@ def encoded(graph: OpGraph, tokens: Array) -> Array:
 
 
 def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
-    """Every weight of a graph's model by name: an op that reads all of it that any does, and its suffix there."""
+    """Return every weight of a graph's model by name: the op that reads most of it, and its suffix there."""
     readers: dict[str, tuple[Op, str]] = {}
     for node in graph:
         for suffix, shape in node.op.weight_shapes.items():
@@ -87,9 +96,9 @@ def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
-    """A node's operands by suffix, as its function takes them: cut to its tokens, and turned or inverted.
+    """Return a node's operands by suffix, as its function takes them: cut to its tokens, and transposed or inverted.
 
-    Raises UserError for a weight that is missing or of another shape.
+    Raise UserError if a weight is missing or has another shape.
     """
     op, values = node.op, {}
     for suffix, shape in op.weight_shapes.items():
@@ -98,7 +107,7 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
             raise UserError(f"`weights` must hold {name!r} of shape {shape}, but it is missing.")
         value = np.asarray(weights[name], dtype=np.float64)
         axis, entries = op.read or (0, None)
-        if op.has_longer_table and value.ndim == len(shape):  # whatever is beyond the op's tokens is not read
+        if op.has_longer_table and value.ndim == len(shape):  # rows beyond the op's tokens are not read
             value = value.take(range(min(shape[axis], value.shape[axis])), axis)
         if value.shape != shape:
             raise UserError(f"weight {name!r} must have the shape {shape}, but has {value.shape}.")
@@ -110,9 +119,9 @@ def operands(node: Node, weights: Weights) -> dict[str, Array]:
 
 
 def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
-    """The tensors of a file by name, `<node>.<suffix>` as `interpreter` takes them; names no node has are left.
+    """Return the tensors of a file by name, `<node>.<suffix>`; those that no node reads are ignored.
 
-    Raises UserError for a file that cannot be read, or a weight that is missing, of another shape or not finite.
+    Raise UserError if the file cannot be read, or a weight is missing, has another shape or is not finite.
     """
     try:
         weights = load_file(path)

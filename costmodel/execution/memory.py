@@ -1,12 +1,12 @@
-"""What a party holds in memory while a graph runs: shares of weights, of inputs and of what later ops still read.
+"""Predicts the peak memory of a party: shares of weights, of inputs, and of outputs that later ops still read.
 
     peak = sum over features of coefficient x bytes
 
-`features` counts bytes; what the engine's process takes per byte of each, and by itself, is fitted (`MemoryTestbed`).
-The shares themselves are exact. Beside them an op has temporaries, each a few times as large as what it works on:
-levels of a comparison, as many as outputs that are alive; masked and opened factors of a matrix product; under cheetah
-its blocks, encoded for the encryption, and their encrypted results. What an op frees stays with the process, for the
-next one, so features add up.
+`features` counts bytes. The memory of the engine's process per byte of each feature, and by itself, is fitted
+(`MemoryTestbed`). The counts of shares are exact. Besides them, an op has temporaries, each a few times as large as its
+operands: levels of a comparison, in proportion to the outputs that are alive; masked and opened factors of a matrix
+product; under cheetah its blocks, encoded for encryption, and their encrypted results. Memory that an op frees stays
+with the process for the next op, so features add up.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ FEATURES: tuple[Feature, ...] = get_args(Feature)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryFit:
-    """What a process takes. coefficients: bytes for a byte of each feature; for `process`, bytes.
+    """Fitted memory of a process: bytes per byte of each feature; for the feature `process`, bytes.
 
-    worst_error: greatest relative error on a model it is fitted on. held_out_error: on one that was left out.
+    worst_error: greatest relative error on a model of the fit. held_out_error: greatest one on a model left out of it.
     """
 
     coefficients: dict[str, float]
@@ -43,10 +43,10 @@ class MemoryFit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryTestbed:
-    """Fitted on runs of whole models, a process per party, by the most that each held in a pass.
+    """A fit on the peaks of processes that ran whole models, with one process per party.
 
-    client: the first party, which also compiles the ops and shares everything beforehand. party: each other.
-    greatest: of each feature, the most of any model that it is fitted on; num_points: such models.
+    client: the first party, which also compiles the ops and shares everything beforehand. party: each other party.
+    greatest: most bytes of each feature in any model of the fit; num_points: number of these models.
     """
 
     protocol: str
@@ -62,10 +62,10 @@ class MemoryTestbed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakMemory:
-    """The most bytes that are resident at once: of the first party, which is also the client, and of each other.
+    """Most bytes that are resident at once, in the process of the first party (the client) and of each other party.
 
-    held_bytes: shares of weights, inputs and outputs among them, exact. held_out_error: of the fit of the rest.
-    extrapolation: how many times more of a feature there is than in any model that was measured, at least 1.
+    held_bytes: shares of weights, inputs and outputs among them, which are exact. held_out_error: error of the fit.
+    extrapolation: the largest ratio of a feature to its greatest value in the fit, at least 1.
     """
 
     client_bytes: int
@@ -76,7 +76,7 @@ class PeakMemory:
 
 
 def load_memory(protocol: str) -> MemoryTestbed:
-    """The committed testbed of a protocol. Raises UserError, naming the file."""
+    """Return the committed testbed of a protocol. Raise UserError, naming the file, if it cannot be read."""
     path = TESTBEDS / f"memory-{protocol}.yaml"
     return decode(MemoryTestbed, load_mapping(path), str(path))
 
@@ -101,7 +101,7 @@ def _bytes(num_bytes: dict[Feature, int], fit: MemoryFit) -> int:
 
 
 def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """The nodes whose outputs no later one reads, by node; the last one's output is the result."""
+    """Return, by node, the outputs that no later node reads. The last node's output is the result, and not listed."""
     last = {name: node.name for node in nodes for name in node.inputs}
     spent: dict[str, list[str]] = {node.name: [] for node in nodes}
     for node in nodes[:-1]:
@@ -110,7 +110,7 @@ def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
 
 
 def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[int, ...]:
-    """One party's shares of outputs, its own included, that are there while each op runs, in order."""
+    """Return, for each op in order, one party's bytes of the outputs that exist while it runs, its own included."""
     spent, total = last_readers(graph.nodes), 0
     share_bytes = _share_bytes(protocol, setting)
     sizes = {name: share_bytes * prod(shape) for name, shape in output_shapes(graph).items()}
@@ -123,10 +123,10 @@ def alive_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> tuple[
 
 
 def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
-    """One party's shares of all weights and inputs.
+    """Return one party's bytes of shares of all weights and inputs.
 
-    A weight that several ops read, as those of blocks of the vocabulary are, is held by each as it reads it. Weights
-    of the server count as shared: the engine shares them when an op reads them, and the process keeps their place.
+    A weight that several ops read, such as blocks of the vocabulary, counts for each op as much as it reads. Weights of
+    the server count as shared: the engine shares them when an op reads them, and the process keeps that memory.
     """
     total = 0
     for node in graph:
@@ -139,12 +139,12 @@ def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
 
 
 def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feature, int]:
-    """Bytes that a party's peak grows with.
+    """Return the bytes on which a party's peak depends, by feature.
 
-    process: 1, the process by itself. held: see `held_bytes`. alive: the most of `alive_bytes`. matrix: shares of both
-    factors and the result of the largest matrix product, tile by tile. blocks, results: under cheetah, the most blocks
-    of a product that are encoded at once, a word a coefficient, and ciphertexts that they add up to, before these are
-    packed: two ring elements each.
+    process: 1, for the process itself. held: see `held_bytes`. alive: the maximum of `alive_bytes`. matrix: shares of
+    both factors and the result of the largest matrix product, tile by tile. blocks, results: under cheetah, the most
+    blocks of a product that are encoded at once, a word per coefficient, and the most ciphertexts that they add up to
+    before packing, two ring elements each.
     """
     num_bytes: dict[Feature, int] = {
         "process": 1,
@@ -174,7 +174,7 @@ def _share_bytes(protocol: str, setting: EngineSetting) -> int:
 
 
 def _read_elements(op: Op) -> int:
-    """Elements of an op's weights, of a table only those that it reads."""
+    """Return the number of elements of an op's weights; of a table, only those that it reads."""
     axis, entries = op.read or (0, None)
     shapes = op.weight_shapes.values()
     return sum(prod(shape) if entries is None else prod(shape) // shape[axis] * len(entries) for shape in shapes)

@@ -1,8 +1,8 @@
-"""What every op computes, on arrays of a library: numpy computes at once, jax.numpy can be traced by an engine.
+"""The function of every op, on arrays of a library: numpy computes at once, and an engine can trace jax.numpy.
 
-Shapes: activations are rows x features; scores and attention weights are heads x queries x keys; a packed projection
-is rows x (parts x heads x head_dim), its parts queries, keys and, where there are three, values. Of several sequences,
-rows are those of all first tokens, then of all second ones, and heads those of the first sequence, then of the second.
+Shapes: activations are rows x features; scores and attention weights are heads x queries x keys; a packed projection is
+rows x (parts x heads x head_dim), its parts queries, keys and, if there are three, values. With several sequences, rows
+are those of all first tokens, then of all second ones; heads are those of the first sequence, then of the second.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,18 +17,18 @@ from costmodel.execution import piecewise_gelu
 from costmodel.ops import Op
 from costmodel.rotary import rotary_rates
 
-Array: TypeAlias = Any  # numpy.ndarray, or whatever the array library at hand traces
+Array: TypeAlias = Any  # numpy.ndarray, or what the array library traces
 Weights: TypeAlias = Mapping[str, Array]
 
 LAYERNORM_EPSILON = 1e-5  # Radford et al. 2019, GPT-2, and torch's default
 QUAD_SHIFT = 5.0  # c of (x + c)^2. Source: Li et al. 2023, MPCFormer, https://arxiv.org/abs/2211.01452
-RELU_SUM_OFFSET = 2.0**-10  # keeps a row without a positive score finite; a multiple of what 18 fraction bits can hold
+RELU_SUM_OFFSET = 2.0**-10  # keeps a row without a positive score finite; 18 fraction bits can represent it
 GELU_TANH_CUBIC = 0.044715  # Hendrycks and Gimpel 2016, arXiv 1606.08415, section 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Library:
-    """The array functions a node needs: `numpy` is its name for everything but the functions numpy lacks."""
+    """The array functions that ops need: the module `numpy`, or one like it, and functions that numpy lacks."""
 
     numpy: Any
     erf: Callable[[Array], Array]
@@ -36,21 +36,21 @@ class Library:
 
 
 def numpy_library() -> Library:
-    """Everything in the clear, at once."""
+    """Return the library that computes in plaintext, at once."""
     from scipy.special import erf  # only an exact GELU needs it
 
     return Library(numpy=np, erf=erf, rsqrt=lambda source: 1 / np.sqrt(source))
 
 
 def evaluate(op: Op, library: Library, weights: Weights, *inputs: Array) -> Array:
-    """The output of one op from its operands by suffix and its inputs. Raises UserError for an op of no function."""
+    """Return the output of an op, given its operands by suffix and its inputs. Raise UserError without a function."""
     if type(op) not in FUNCTIONS:
         raise UserError(f"no function runs {type(op).__name__}; add one to FUNCTIONS.")
     return FUNCTIONS[type(op)](op, library, weights, *inputs)
 
 
 def _embed(op: ops.TokenEmbedding, library: Library, weights: Weights, tokens: Array) -> Array:
-    """Tokens that are looked up are numbers like any other, and compared with each entry of the public vocabulary."""
+    """Embed tokens; ids that are looked up are first compared with each entry of the public vocabulary."""
     if op.encoding == "lookup":
         is_entry = tokens[:, None] == np.arange(op.vocab, dtype=np.float32)  # tokens x vocab
         tokens = library.numpy.where(is_entry, 1.0, 0.0)
@@ -82,12 +82,12 @@ def _frozen_norm(op: ops.FrozenNorm, library: Library, weights: Weights, source:
 
 
 def _linear(op: ops.Linear, library: Library, weights: Weights, source: Array) -> Array:
-    product = library.numpy.matmul(source, weights["weight"])  # comes turned
+    product = library.numpy.matmul(source, weights["weight"])  # already transposed
     return product + weights["bias"] if op.bias else product
 
 
 def _rotary(op: ops.Rotary, library: Library, weights: Weights, packed: Array) -> Array:
-    """Pair (f, f + rotary_dim / 2) of queries and keys turns by its rate times the position."""
+    """Rotate each pair (f, f + rotary_dim / 2) of queries and keys by its rate times the position."""
     rates = np.array(rotary_rates(op.rotary_dim, op.base, op.scaling))
     positions = np.arange(op.past_len, op.past_len + op.rows // op.sequences).repeat(op.sequences)
     angles = positions[:, None] * rates  # rows x rotary_dim / 2
@@ -114,9 +114,9 @@ def _keep(op: ops.KeyValueCache, library: Library, weights: Weights, *sources: A
 
 
 def _scores(op: ops.AttentionScores, library: Library, weights: Weights, packed: Array, *cached: Array) -> Array:
-    """The public factor is applied to the queries, of which there are fewer than scores.
+    """Return the scores. The public factor is applied to the queries, of which there are fewer than scores.
 
-    packed: queries, then keys; cached: keys first, of all tokens, where `packed` has but those of the last.
+    `packed` has queries, then keys; `cached` starts with the keys of all tokens, if `packed` has only the last tokens.
     """
     shape = (op.sequences, -1, op.heads // op.sequences, op.head_dim)
     parts = packed.reshape(op.queries, *shape)
@@ -127,7 +127,7 @@ def _scores(op: ops.AttentionScores, library: Library, weights: Weights, packed:
 
 
 def _by_head(tokens: Array) -> Array:
-    """Tokens x sequences x heads x head_dim, as heads of all sequences x tokens x head_dim."""
+    """Transpose tokens x sequences x heads x head_dim to (heads of all sequences) x tokens x head_dim."""
     return tokens.transpose(1, 2, 0, 3).reshape(-1, len(tokens), tokens.shape[-1])
 
 
@@ -140,17 +140,17 @@ def _softmax(op: ops.Softmax, library: Library, weights: Weights, scores: Array)
 
 
 def _powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
-    scores = library.numpy.where(seen, scores, scores[..., :1])  # seen by every query, so the maximum is the row's own
+    scores = library.numpy.where(seen, scores, scores[..., :1])  # every query sees the first key: same maximum
     return library.numpy.exp(scores - scores.max(axis=-1, keepdims=True)), 0.0
 
 
 def _eighth_powers(library: Library, seen: Array, scores: Array) -> tuple[Array, float]:
     square = library.numpy.square
-    is_alone = seen & (seen.sum(axis=-1, keepdims=True) == 1)  # public, and its power may be next to nothing
+    is_alone = seen & (seen.sum(axis=-1, keepdims=True) == 1)  # public; the power of its only score may be close to 0
     return library.numpy.where(is_alone, 1.0, square(square(square(scores)))), 0.0
 
 
-# form -> numbers of at least 0 for every score, and what is added to their sum over a row
+# form -> a non-negative number for every score, and what is added to their sum over a row
 SOFTMAX_FORMS: dict[str, Callable[[Library, Array, Array], tuple[Array, float]]] = {
     "exact": _powers,
     "2quad": lambda library, seen, scores: (library.numpy.square(scores + QUAD_SHIFT), 0.0),
@@ -169,7 +169,7 @@ def _shape(op: ops.ShapedAttention, library: Library, weights: Weights, attentio
 
 
 def _mix(op: ops.AttentionMix, library: Library, weights: Weights, attention: Array, source: Array) -> Array:
-    """The values are the last heads x head_dim features of the source, whether it is packed or values alone."""
+    """Mix values, which are the last heads x head_dim features of the source, whether it is packed or only values."""
     heads = op.heads // op.sequences
     values = source[:, -heads * op.head_dim :].reshape(op.keys, op.sequences, heads, op.head_dim)
     mixed = library.numpy.matmul(attention, _by_head(values))  # heads of all sequences x queries x head_dim
@@ -184,10 +184,10 @@ def _gelu_tanh(library: Library, source: Array) -> Array:
 
 
 def _gelu_piecewise(library: Library, source: Array) -> Array:
-    """Steps from the identity above the last threshold to the piece on the left of each threshold that x is below.
+    """Start from the identity, and for each threshold above x add the step to the piece on the threshold's left.
 
-    What can be done at once is: powers, comparisons, steps. Both polynomials are one product with a public matrix, so
-    that their sums are truncated, not their terms. A power that overflows leaves with the step from its piece.
+    Powers, comparisons and steps are each computed at once. Both polynomials are one product with a public matrix, so
+    their sums are truncated, and not their terms. A power that overflows cancels with the step from its piece.
     """
     stack = library.numpy.stack
     second = library.numpy.square(source)
@@ -216,7 +216,7 @@ GELU_FORMS: dict[str, Callable[[Library, Array], Array]] = {
 
 
 def _leaky_relu(op: ops.LeakyRelu, library: Library, weights: Weights, source: Array) -> Array:
-    """One comparison: x+ + slope (x - x+)."""
+    """Return x+ + slope (x - x+), which takes one comparison."""
     positive = library.numpy.maximum(source, 0.0)
     return positive + (source - positive) * weights["slope"]
 
@@ -265,6 +265,7 @@ FUNCTIONS: dict[type, Callable[..., Array]] = {
     ops.Add: lambda op, library, weights, stream, branch: stream + branch,
     ops.ScaledAdd: lambda op, library, weights, stream, branch: stream * weights["beta"] + branch * weights["alpha"],
     ops.TakeRows: lambda op, library, weights, source: source[op.first : op.first + op.taken],
+    ops.TakeColumns: lambda op, library, weights, source: source[:, op.first : op.first + op.taken],
     ops.JoinRows: lambda op, library, weights, *parts: library.numpy.concatenate(parts, axis=0),
     ops.JoinColumns: lambda op, library, weights, *parts: library.numpy.concatenate(parts, axis=1),
     ops.VocabProjection: lambda op, library, weights, source: library.numpy.matmul(source, weights["weight"]),

@@ -1,13 +1,13 @@
-"""GELU by polynomials between thresholds: comparisons and products, but no exponential and no division.
+"""GELU by polynomials between thresholds, with comparisons and products but without exponentials and divisions.
 
     gelu(x) = 0 below -5,  cubic(x) below -1.97,  x / 2 + even(x) below 3,  x above
 
 GELU minus x / 2 is an even function, hence the even polynomial, of degree 6. The greatest error is 0.0104, at x = 2.72.
 
 Source: thresholds and degrees of Lu et al. 2023, BumbleBee, https://eprint.iacr.org/2023/1678. The coefficients are a
-least-squares fit to GELU on Chebyshev's points, which `tests/costmodel/execution/test_piecewise_gelu.py` repeats. They
-are multiples of 2^-18, the least number the engine holds at its default of 18 fraction bits: one that is off by half of
-it moves 3^6 times as much at x = 3, 0.0014.
+least-squares fit to GELU on Chebyshev points, which `tests/costmodel/execution/test_piecewise_gelu.py` repeats. They
+are multiples of 2^-18, the resolution of the engine's default of 18 fraction bits. An error of half of that in the last
+coefficient moves the result by 3^6 times as much at x = 3, or 0.0014.
 """
 
 THRESHOLDS = (-5.0, -1.97, 3.0)

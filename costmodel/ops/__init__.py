@@ -54,6 +54,7 @@ from costmodel.ops.layers import ScaledAdd as ScaledAdd
 from costmodel.ops.layers import Sigmoid as Sigmoid
 from costmodel.ops.layers import Silu as Silu
 from costmodel.ops.layers import Square as Square
+from costmodel.ops.layers import TakeColumns as TakeColumns
 from costmodel.ops.layers import TakeRows as TakeRows
 from costmodel.ops.layers import Tanh as Tanh
 from costmodel.ops.layers import TokenEmbedding as TokenEmbedding

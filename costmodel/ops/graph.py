@@ -39,6 +39,7 @@ from costmodel.ops.layers import (
     Sigmoid,
     Silu,
     Square,
+    TakeColumns,
     TakeRows,
     Tanh,
     TokenEmbedding,
@@ -48,8 +49,8 @@ from costmodel.ops.layers import (
 OP_TYPES: tuple[type[Op], ...] = (
     TokenEmbedding, PositionEmbedding, LayerNorm, RmsNorm, FrozenNorm, Linear, PackHeads, Rotary, RepeatHeads,
     KeyValueCache, AttentionScores, Temperature, ScoreBound, Softmax, ShapedAttention, AttentionMix, Gelu, Relu,
-    LeakyRelu, Square, Silu, Sigmoid, Tanh, Multiply, Scale, Add, ScaledAdd, TakeRows, JoinRows, JoinColumns,
-    VocabProjection,
+    LeakyRelu, Square, Silu, Sigmoid, Tanh, Multiply, Scale, Add, ScaledAdd, TakeRows, TakeColumns, JoinRows,
+    JoinColumns, VocabProjection,
 )  # fmt: skip
 USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # what an op says nothing of
 

@@ -292,6 +292,24 @@ class TakeRows(OnRows):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TakeColumns(OnRows):
+    """The columns `first` to `first + taken` of `rows x features`, such as the gate of a packed linear (local)."""
+
+    is_local = True
+
+    taken: int
+    first: int = 0
+
+    @property
+    def output_shape(self) -> Shape:
+        return (self.rows, self.taken)
+
+    @property
+    def work(self) -> dict[str, int]:
+        return {"elements": self.rows * self.features}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRows(OnRows):
     """Parts of `rows x features` of `part` rows each, the last of what is left, one below the other (local)."""
 

@@ -219,6 +219,9 @@ def _laid_out(
 ) -> TracedOps:
     """Place queries, keys and values side by side, rotate them, and repeat key and value heads as needed."""
     rows = size(node)[-2]
+    stored, odd = divmod(sum(map(numel, sources)) // (rows * head_dim) - heads, 2)  # key heads before all steps
+    if early := bool(queries.turned) and not odd and 0 < stored < key_heads and heads % stored == 0:
+        key_heads = stored  # repeated before the rotation, as in Falcon
     steps: TracedOps = ()
     if len(sources) > 1:
         pack = ops.PackHeads(rows=rows, query_features=heads * head_dim, key_features=key_heads * head_dim)
@@ -227,10 +230,11 @@ def _laid_out(
     fewer = key_heads if key_heads < heads else None
     if queries.turned:
         rotary_dim = queries.turned // (rows * heads)
-        rotary = ops.Rotary(rows=rows, heads=heads, rotary_dim=rotary_dim, key_heads=fewer)
+        rotary = ops.Rotary(rows=rows, heads=heads, rotary_dim=rotary_dim, key_heads=None if early else fewer)
         chain.append(("rotary", rotary, queries.rotation))
     if fewer is not None:
-        chain.append(("repeat", ops.RepeatHeads(rows=rows, heads=heads, key_heads=fewer, head_dim=head_dim), node))
+        repeat = ops.RepeatHeads(rows=rows, heads=heads, key_heads=fewer, head_dim=head_dim)
+        chain.insert(0 if early else len(chain), ("repeat", repeat, node))
     return _chained(steps, sources[0], chain)
 
 

@@ -22,6 +22,7 @@ REARRANGES: frozenset[str] = frozenset(
     }
 )  # fmt: skip
 SPLITS: frozenset[str] = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
+CUTS: frozenset[str] = SPLITS - {"unbind"} | {"slice", "narrow"}
 CASTS: frozenset[str] = frozenset({"_to_copy", "to", "type_as"})
 DROPOUTS: frozenset[str] = frozenset({"dropout", "dropout_", "feature_dropout"})
 # operation -> its neutral number
@@ -165,6 +166,18 @@ def size(node: FxNode) -> tuple[int, ...]:
 
 def numel(node: FxNode) -> int:
     return prod(size(node))
+
+
+def first_column(node: FxNode, rows: int) -> int | None:
+    """Return the column of `rows x features` that a part of it begins with; None if its columns are not adjacent."""
+    is_piece, last = kind(node) == "getitem", len(size(node)) - 1
+    cut = node.args[0] if is_piece else node
+    whole, dim = cut.args[0], argument(cut, 2 if is_piece else 1, "dim", 0)
+    if kind(cut) not in CUTS or dim not in (-1, last) or numel(whole) != rows * size(whole)[-1]:
+        return None
+    if is_piece:
+        return sum(int(part.shape[-1]) for part in cut.meta["val"][: node.args[1]])
+    return int(argument(node, 2, "start") or 0) % size(whole)[-1] if argument(node, 4, "step", 1) == 1 else None
 
 
 def argument(node: FxNode, position: int, name: str, default: Any = None) -> Any:

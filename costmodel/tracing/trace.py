@@ -8,19 +8,19 @@ A sum with one operand times a learned scalar is priced as if both had one. Mask
 any mask is run as causal, attention without a mask as it is, and other numbers that are added to scores are not run. A
 prompt has no padding. Names are module paths, such as `transformer.h.3.attn.c_attn`.
 
-A graph can be priced but not run if a packed projection does not hold queries, keys and values in this order, or an op
-reads a part of another's features, such as the two halves of a gated linear.
+The rows of a packed projection's weight must be in our order, queries, keys and values, for its graph to compute the
+model. A graph can be priced but not run if an op reads other parts of a value than some of its columns, such as rows.
 """
 
 from collections import Counter
 from typing import Any
 
 from costmodel.errors import UserError
-from costmodel.ops import LayerId, Node, OpGraph, TokenEmbedding, VocabProjection
+from costmodel.ops import LayerId, Node, OpGraph, TakeColumns, TokenEmbedding, VocabProjection
 from costmodel.tracing import attention, norms, patterns
 from costmodel.tracing.export import Module, path_of, program_of
 from costmodel.tracing.patterns import TracedOp, TracedOps, first_match
-from costmodel.tracing.program import FxNode, Program, kind, writes
+from costmodel.tracing.program import SPLITS, FxNode, Program, first_column, kind, numel, size, writes
 
 MAX_PLACES = 3  # modules named for each unsupported operation
 # Unsupported operation -> the kind of model that has it, and a remedy.
@@ -100,19 +100,32 @@ def _named(program: Program, recognised: dict[FxNode, TracedOps], leaves: set[st
             name = next(candidate for candidate in _candidates(stem, step.part) if candidate not in taken)
             taken.add(name)
             names[step] = name
-            inputs = tuple(
-                names[source if isinstance(source, TracedOp) else _made(program, source, names)]
-                for source in step.inputs
-            )
-            nodes.append(Node(name=name, layer=_layer(path, step, nodes), op=step.op, inputs=inputs))
+            inputs: list[str] = []
+            layer = _layer(path, step, nodes)
+            for source in step.inputs:
+                made, columns = (source, None) if isinstance(source, TracedOp) else _made(program, source, names)
+                if columns is not None and (made, columns) not in names:
+                    names[made, columns] = f"{names[made]}.columns_{columns.first}"
+                    nodes.append(Node(name=names[made, columns], layer=layer, op=columns, inputs=(names[made],)))
+                inputs.append(names[made if columns is None else (made, columns)])
+            nodes.append(Node(name=name, layer=layer, op=step.op, inputs=tuple(inputs)))
         names[node] = names[steps[-1]]
     return nodes
 
 
-def _made(program: Program, node: FxNode, names: dict[Any, str]) -> FxNode:
-    while node not in names:
-        node = program.moved(node)[0]
-    return node
+def _made(program: Program, node: FxNode, names: dict[Any, str]) -> tuple[FxNode, TakeColumns | None]:
+    """Return the named operation that a value comes from, and which columns of it the value is; None if all."""
+    cuts, source = [], node
+    while source not in names:
+        before = program.moved(source)[0]
+        before = program.moved(before)[0] if kind(before) in SPLITS else before
+        cuts += [source] if numel(source) != numel(before) else []
+        source = before
+    rows, features = numel(source) // size(source)[-1], size(source)[-1]
+    starts = [start for cut in cuts if (start := first_column(cut, rows)) is not None]
+    if not cuts or len(starts) < len(cuts):
+        return source, None
+    return source, TakeColumns(rows=rows, features=features, taken=numel(node) // rows, first=sum(starts))
 
 
 def _candidates(stem: str, part: str) -> Any:

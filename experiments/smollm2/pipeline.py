@@ -16,7 +16,6 @@ from rich.console import Console
 from costmodel.errors import UserError
 from experiments.answers import answer_table, private_answers
 from experiments.bars import Figure, figure_table
-from experiments.ranking import spearman
 from experiments.smollm2.corpora import TEXT, text
 from experiments.smollm2.search import SearchSettings, run_search, small_steps
 from experiments.smollm2.tables import (
@@ -28,6 +27,7 @@ from experiments.smollm2.tables import (
     models,
     single_table,
     singles,
+    spearman,
     trained_table,
 )
 from experiments.trainings import Plan, Variant, candidate_of, train_all, training_folder

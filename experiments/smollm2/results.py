@@ -10,8 +10,7 @@ from rich.table import Table
 
 from costmodel.errors import UserError
 from experiments.bars import table
-from experiments.ranking import spearman
-from experiments.smollm2.tables import score_of
+from experiments.smollm2.tables import score_of, spearman
 from nas.run.members import TrainedMember
 from nas.storage import replace_file
 from nas.training.distillation.sub_layers import BlockScores

@@ -6,6 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 from rich.table import Table
+from scipy.stats import spearmanr
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price
@@ -137,6 +138,12 @@ def score_of(scores: BlockScores, row: str, base: Architecture) -> float:
     """Return the sum of a placement's block scores, nats; a sub-layer without a score counts as the parent's own."""
     sub_layers = trained_sub_layers(parse(row, base).architecture)
     return sum(scores.divergences.get(sub_layer, 0.0) for sub_layer in sub_layers)
+
+
+def spearman(values: Mapping[str, float], other: Mapping[str, float]) -> float:
+    """Return the rank correlation over the rows of `values`, NaN if a side is constant; infinity ranks last."""
+    sides = [[side[row] for row in values] for side in (values, other)]
+    return math.nan if any(len(set(side)) == 1 for side in sides) else float(spearmanr(*sides).statistic)
 
 
 def singles(scores: BlockScores, ended: Mapping[Job, Ended], base: str) -> dict[str, tuple[float, float]]:

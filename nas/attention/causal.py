@@ -58,7 +58,7 @@ def causal_attention(
 
 
 def row_bounds(length: int, device: torch.device | None = None) -> Tensor:
-    """Largest entropy of each of `length` causal rows, in nats: row i attends to i keys, so ln i."""
+    """Return the largest entropy of each of `length` causal rows, in nats: row i attends to i keys, so ln i."""
     return torch.arange(1, length + 1, device=device, dtype=torch.float64).log()
 
 
@@ -92,7 +92,7 @@ def log_sums(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: flo
 def _causal_scores(
     queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Scores, batch x heads x T x T, minus infinity for later tokens, and the causal mask."""
+    """Return scores, batch x heads x T x T, with minus infinity for later tokens, and the causal mask."""
     length, head_dim = queries.shape[-2:]
     mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
     scores = scale_by_temperature(queries, temperature) @ keys.mT / math.sqrt(head_dim)
@@ -161,7 +161,7 @@ def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tens
 
 
 def _attention_for(device_type: str) -> Callable[..., Attended]:
-    if torch.compiler.is_compiling():  # which needs Triton on CUDA, and cannot see into a cache
+    if torch.compiler.is_compiling():  # needs Triton on CUDA, and cannot call a cached function
         return _on_cuda if device_type == "cuda" else _on_cpu
     return _attend_on(device_type)
 

@@ -90,7 +90,7 @@ def _output(command: list[str]) -> str:
 
 
 def _openmp(maps: str) -> list[str]:
-    """The OpenMP runtime loaded by torch, to link against: threads of a second one would compete for the cores.
+    """Return torch's OpenMP runtime, to link against: threads of a second one would compete for the cores.
 
     maps: lines of address, permissions, offset, device, inode and path, as in proc_pid_maps(5).
     """

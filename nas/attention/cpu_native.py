@@ -113,7 +113,7 @@ def _empty_like(operand: Tensor) -> Tensor:
 
 
 def _room(operand: Tensor, size: Callable[[int], int]) -> Tensor:
-    """Zeros as workspace for every thread, allocated here so that torch reports too little memory."""
+    """Allocate a workspace of zeros for every thread; torch reports it if there is too little memory."""
     return operand.new_zeros(torch.get_num_threads(), size(operand.shape[2]))
 
 

@@ -148,9 +148,9 @@ def _backward_queries(
     q_strides, k_strides, v_strides, o_strides, output_strides, dq_strides,
     num_heads, length, head_dim, scale, block: tl.constexpr, padded_dim: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of a block of queries of one head, and in `heat` those of minus the log temperatures.
+    """Compute the gradients of a block of queries of one head and, as `heat`, those of minus the log temperatures.
 
-    Leaves dO_i . O_i + dE_i E_i in `offset`, which the gradients of keys and values need.
+    Also store dO_i . O_i + dE_i E_i in `offset`, which the gradients of keys and values need.
     """
     first, which = tl.program_id(1) * block, tl.program_id(0)
     head, rows = which % num_heads, first + tl.arange(0, block)
@@ -212,7 +212,7 @@ def _dot(a, b):
 
 @triton.jit
 def _scores(q, k, factor, rows, columns):
-    """rows x columns, in units of log2. factor: log2(e) / (t sqrt(head_dim)) of every row."""
+    """Return scores, rows x columns, in units of log2. factor: log2(e) / (t sqrt(head_dim)) of every row."""
     return tl.where(rows[:, None] >= columns[None, :], _dot(q, k) * factor[:, None], HIDDEN)
 
 
@@ -224,7 +224,7 @@ def _score_gradient(log_weights, dweights, row_offset, dent):
 
 @triton.jit
 def _tile(part, strides, which, num_heads, rows, length, head_dim, padded_dim: tl.constexpr):
-    """Rows x features of head `which`, counted over the batch; 0 outside."""
+    """Load rows x features of head `which`, counted over the batch; 0 outside."""
     features = tl.arange(0, padded_dim)
     inside = (rows[:, None] < length) & (features[None, :] < head_dim)
     base = part + (which // num_heads).to(tl.int64) * strides[0] + (which % num_heads).to(tl.int64) * strides[1]
@@ -255,7 +255,7 @@ def _featurewise(heads: Tensor) -> Tensor:
 
 
 def _results(queries: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Room for output, entropy and lse."""
+    """Allocate output, entropy and lse."""
     rows = queries.new_empty(queries.shape[:3], dtype=torch.float32)
     return torch.empty_like(queries), rows, torch.empty_like(rows)
 

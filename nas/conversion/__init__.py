@@ -1,1 +1,1 @@
-"""Trained weights in other forms: folded, of another placement, of transformers."""
+"""Converts trained weights: folds them, transfers them to other architectures, and exchanges them with transformers."""

@@ -1,13 +1,13 @@
-"""The residual stream in coordinates in which linear FFNs do nothing.
+"""Changes of basis of the residual stream that turn linear FFNs into the identity.
 
-A layer takes the stream X to `S X + c` besides what it adds: S is beta, plus W where its FFN is linear. With
-X_i = B_i z + o_i ahead of layer i, B_(i+1) = S_i B_i and o_(i+1) = S_i o_i + c_i, the coordinates z pass the layer
-unchanged. Linears that read the stream take up B and o, those that write to it B^-1, the tables B_0^-1, the vocabulary
-projection B at the end; what o is there, the last linear that writes to the stream brings in.
+Apart from what attention and nonlinear FFNs add, a layer maps the stream X to `S X + c`, where S is beta, plus W if its
+FFN is linear. With X_i = B_i z + o_i before layer i, B_(i+1) = S_i B_i and o_(i+1) = S_i o_i + c_i, the layer leaves
+the coordinates z unchanged. Linears that read the stream take up B and o, those that write to it B^-1, the embedding
+tables B_0^-1, the vocabulary projection the last B, and the last linear that writes to the stream adds the last o.
 
-Where a live norm reads the stream, B is 1 and o is 0. A net without one leaves B_0 free; see `balanced`.
+Where a live norm reads the stream, B is 1 and o is 0. A model without live norms leaves B_0 free; see `balanced`.
 
-Weights are in double precision, by `<node>.<suffix>`; the functions that change them do it in place.
+Weights are in double precision, are named `<node>.<suffix>`, and are changed in place.
 """
 
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ Weights = dict[str, Tensor]
 
 
 class _Stretch(NamedTuple):
-    """Neighbouring layers in one chain of bases, and where in it the basis is the plain one."""
+    """Consecutive layers with one chain of bases; `plain` is the end where the basis must be the identity."""
 
     start: int
     stop: int
@@ -34,9 +34,9 @@ class _Stretch(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A layer's map of the stream, X' = matrix X + shift, and how much of it the basis takes up.
+    """A layer's linear map of the stream, X' = matrix X + shift, and how much of it the basis takes up.
 
-    taken: the matrix, or 1 where beta stays. level: 2 takes up beta and the fused FFN, 1 beta alone, 0 nothing.
+    taken: matrix, or 1 at level 0. level: 2 if the basis takes up beta and the fused FFN, 1 if only beta, else 0.
     """
 
     matrix: Tensor
@@ -53,12 +53,11 @@ class Basis(NamedTuple):
 def rebase(
     architecture: Architecture, weights: Weights, max_condition: float
 ) -> tuple[tuple[Layer, ...], float, tuple[str, ...]]:
-    """Changes weights in place; FFNs and betas stay that would take the bases' condition above `max_condition`.
+    """Fold linear FFNs and betas into bases with a condition up to `max_condition`; `weights` are changed in place.
 
-    Returns the layers, where a vanished FFN is `none`; the condition, the most that what is written to the stream in
-    one layer's basis grows by in another's; and what had to stay, with the reason.
-
-    Linear FFNs are fused ones, alphas are 1, and norms that are not live are folded already.
+    Returns the layers, with `none` for a folded FFN; the condition, the largest factor by which a vector written in one
+    layer's basis grows in another's; and the FFNs and betas that stay, with the reason. Linear FFNs must be fused,
+    alphas 1, and norms that are not live already folded.
     """
     layers, left, condition = list(architecture.layers), [], 1.0
     for stretch in _stretches(architecture):
@@ -92,7 +91,7 @@ def _stretches(architecture: Architecture) -> list[_Stretch]:
 def _chosen(
     architecture: Architecture, weights: Weights, stretch: _Stretch, max_condition: float
 ) -> tuple[list[_Step], list[Basis], list[str]]:
-    """Takes up as much as can be: while the bases' condition is too high, the worst step of all takes up less."""
+    """Take up as much as possible: while the condition is too high, lower the level of the worst-conditioned step."""
     layers, around = architecture.layers, regions(architecture)
     levels = {
         index: 2 if absorbs(architecture.block_facts, layers[index], around[index]) else 1
@@ -104,7 +103,7 @@ def _chosen(
         spreads = [_spread(step.taken) for step in steps]
         worst = max(range(len(steps)), key=spreads.__getitem__)
         condition = spreads[worst]
-        if condition <= max_condition or spreads[worst] == 1:  # nothing is left to take up less
+        if condition <= max_condition or spreads[worst] == 1:  # no level can be lowered
             bases = _bases(steps, stretch)
             condition = _condition(bases)
             if condition <= max_condition or spreads[worst] == 1:
@@ -126,13 +125,13 @@ def _step(architecture: Architecture, weights: Weights, index: int, level: int) 
 
 
 def _spread(matrix: Tensor) -> float:
-    """Distance of a matrix from an orthogonal one: the larger of 1 and its norm, times the same of its inverse."""
+    """Return max(1, norm of the matrix) times max(1, norm of its inverse), which is 1 for an orthogonal matrix."""
     values = torch.linalg.svdvals(matrix)
     return float(values[0].clamp(min=1) / values[-1].clamp(max=1))
 
 
 def _bases(steps: list[_Step], stretch: _Stretch) -> list[Basis]:
-    """The bases ahead of every layer and behind the last."""
+    """Return the bases before every layer and after the last."""
     identity = torch.eye(len(steps[0].shift), dtype=torch.float64)
     bases = [Basis(identity, identity)]
     for step in steps:
@@ -144,16 +143,16 @@ def _bases(steps: list[_Step], stretch: _Stretch) -> list[Basis]:
 
 
 def balanced(bases: list[Basis]) -> Basis:
-    """The first basis where none has to be plain: over all layers, what is written grows as much as what is read.
+    """Return the first basis of a model without live norms, for which reading and writing weights grow equally.
 
-    Of the sums over layers P of B^-1 B^-T and Q of B^T B both become one diagonal matrix. No other choice has a
-    smaller trace of P + Q, of the squares of everything that the linears are multiplied by.
+    The sums over layers P of B^-1 B^-T and Q of B^T B become the same diagonal matrix. No other choice has a smaller
+    trace of P + Q, the sum of squares of all factors of the linears.
 
     Source: Moore 1981, "Principal component analysis in linear systems", https://doi.org/10.1109/TAC.1981.1102568, for
     balanced coordinates; Laub et al. 1987, "Computation of system balancing transformations",
-    https://doi.org/10.1109/TAC.1987.1104549, for taking them from square roots of P and Q.
+    https://doi.org/10.1109/TAC.1987.1104549, for computing them from square roots of P and Q.
     """
-    written = torch.linalg.qr(torch.cat([basis.inverse.T for basis in bases])).R  # P is R^T R, of B_0 = 1
+    written = torch.linalg.qr(torch.cat([basis.inverse.T for basis in bases])).R  # P is R^T R, for B_0 = 1
     read = torch.linalg.qr(torch.cat([basis.axes for basis in bases])).R  # Q is R^T R
     left, sizes, right = torch.linalg.svd(read @ written.T)
     scale = sizes**-0.5
@@ -161,7 +160,7 @@ def balanced(bases: list[Basis]) -> Basis:
 
 
 def _condition(bases: list[Basis]) -> float:
-    """The most that what is written in one of the bases grows to be in another."""
+    """Return the largest factor by which a vector written in one of the bases grows in another."""
     return float(
         max(torch.linalg.matrix_norm(basis.axes, 2) for basis in bases)
         * max(torch.linalg.matrix_norm(basis.inverse, 2) for basis in bases)
@@ -169,7 +168,7 @@ def _condition(bases: list[Basis]) -> float:
 
 
 def _origins(steps: list[_Step]) -> list[Tensor]:
-    """o ahead of every layer and behind the last."""
+    """Return o before every layer and after the last."""
     origins = [torch.zeros_like(steps[0].shift)]
     for step in steps:
         origins.append(step.matrix @ origins[-1] + step.shift)
@@ -177,7 +176,7 @@ def _origins(steps: list[_Step]) -> list[Tensor]:
 
 
 def _move(architecture: Architecture, weights: Weights, start: int, steps: list[_Step], bases: list[Basis]) -> None:
-    """The layers' linears into the bases. Where a live norm is between, basis and origin are plain."""
+    """Rewrite the layers' linears in the bases. Where they read a live norm, the basis is 1 and the origin 0."""
     for index, (step, origin, before, after) in enumerate(zip(steps, _origins(steps), bases, bases[1:], strict=False)):
         at = start + index
         layer = architecture.layers[at]
@@ -192,7 +191,7 @@ def _move(architecture: Architecture, weights: Weights, start: int, steps: list[
 def _move_attention(
     architecture: Architecture, weights: Weights, index: int, origin: Tensor, before: Basis, after: Basis, step: _Step
 ) -> None:
-    """A parallel block adds its attention beside the FFN, so that only beta multiplies it."""
+    """Rewrite a layer's attention. A parallel block adds it next to the FFN, so only beta multiplies it."""
     attention = f"layers.{index}.attention"
     if architecture.block_facts.is_shaped:
         _move_shaped_attention(weights, index, before)
@@ -207,18 +206,18 @@ def _move_attention(
 
 
 def _move_shaped_attention(weights: Weights, index: int, before: Basis) -> None:
-    """The basis is a multiple of the identity, which the heads pass on; layer 0's values make the stream."""
+    """Rewrite shaped attention. The basis is a multiple of the identity, and layer 0's values become the stream."""
     attention, norm_bias = f"layers.{index}.attention", f"layers.{index}.norm1.bias"
     if index == 0:
         change_output(weights, f"{attention}.v", before.inverse)
         return
     change_input(weights, f"{attention}.qk", before.axes, torch.zeros(len(before.axes), dtype=torch.float64))
-    if norm_bias in weights:  # of a frozen norm
+    if norm_bias in weights:  # only a frozen norm has one
         weights[norm_bias] = before.inverse @ weights[norm_bias]
 
 
 def _without(weights: Weights, index: int, layer: Layer, step: _Step) -> Layer:
-    """Returns what is left of a layer and removes the weights of the rest."""
+    """Return a layer without the parts that its step takes up, and remove their weights."""
     ffn = f"layers.{index}.ffn"
     if not step.level:
         return layer
@@ -229,7 +228,7 @@ def _without(weights: Weights, index: int, layer: Layer, step: _Step) -> Layer:
 
 
 def change_input(weights: Weights, linear: str, matrix: Tensor, shift: Tensor) -> None:
-    """W (matrix @ x + shift) + b as one linear of x; a linear without a bias is given no shift but 0."""
+    """Replace a linear of x by W (matrix @ x + shift) + b; without a bias, `shift` must be 0."""
     weight = weights[f"{linear}.weight"]
     weights[f"{linear}.weight"] = weight @ matrix
     if f"{linear}.bias" in weights:
@@ -237,14 +236,14 @@ def change_input(weights: Weights, linear: str, matrix: Tensor, shift: Tensor) -
 
 
 def change_output(weights: Weights, linear: str, factor: Tensor) -> None:
-    """A linear whose result is multiplied by a scalar or, from the left, by a matrix."""
+    """Multiply the output of a linear by a scalar or, from the left, by a matrix."""
     for name in (f"{linear}.weight", f"{linear}.bias"):
         if name in weights:
             weights[name] = factor * weights[name] if factor.ndim == 0 else factor @ weights[name]
 
 
 def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
-    """The first rows of a linear, times a factor each."""
+    """Multiply the first rows of a linear by one factor each."""
     for name in (f"{linear}.weight", f"{linear}.bias"):
         if name in weights:
             value = weights[name]
@@ -253,9 +252,9 @@ def scale_rows(weights: Weights, linear: str, factors: Tensor) -> None:
 
 
 def add_constant(architecture: Architecture, weights: Weights, num_layers: int, constant: Tensor) -> None:
-    """Adds a constant to the stream behind its first layers: by the last linear that writes to it, or else by a table.
+    """Add a constant to the stream after `num_layers` layers, through the last linear or table that writes to it.
 
-    constant: d_model, in the coordinates of that linear's result.
+    constant: d_model, in the coordinates of that node's output.
     """
     name = stream_writers(architecture, num_layers)[-1]
     suffix = "bias" if f"{name}.bias" in weights else "weight"
@@ -263,7 +262,7 @@ def add_constant(architecture: Architecture, weights: Weights, num_layers: int, 
 
 
 def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
-    """The tables, and the linears, or norms after them, that add to the stream in the first layers, in order."""
+    """Return, in order, the nodes that add to the stream in the first layers: tables, and linears or their norms."""
     writers = list(architecture.block_facts.tables)
     for index, layer in enumerate(architecture.layers[:num_layers]):
         attention = "attention.norm" if "attention.norm" in inner_norms(architecture, layer) else "attention.out"
@@ -273,13 +272,13 @@ def stream_writers(architecture: Architecture, num_layers: int) -> list[str]:
 
 
 def ffn_writer(architecture: Architecture, index: int) -> str:
-    """What makes the result of a layer's FFN: its last linear, or the norm after it."""
+    """Return the node that produces a layer's FFN output: its last linear, or the norm after it."""
     layer = architecture.layers[index]
     return f"layers.{index}.ffn.norm" if "ffn.norm" in inner_norms(architecture, layer) else last_linear(index, layer)
 
 
 def stream_readers(architecture: Architecture) -> Iterator[tuple[str, Norm, list[str]]]:
-    """What reads the stream in each layer: a norm, its kind, also `none`, and the linears behind it."""
+    """Yield each norm that reads the stream, its kind (possibly `none`) and the linears that read its output."""
     for index, layer in enumerate(architecture.layers):
         name = f"layers.{index}"
         if layer.attention != "none":

@@ -1,4 +1,4 @@
-"""Whether a checkpoint fits into memory, which its configuration tells before a weight is read."""
+"""Checks from its configuration whether a checkpoint fits into memory, before any weight is read."""
 
 import math
 
@@ -8,11 +8,11 @@ from nas.malloc import free_bytes
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
-COPIES = 2  # of every weight in single precision: as it is read, and by our names
+COPIES = 2  # of every weight in single precision: as it is read, and under our name
 
 
 def require_memory(architecture: Architecture, path: str) -> None:
-    """Raises UserError if so many weights cannot be loaded on this machine."""
+    """Raise UserError if the weights of an architecture do not fit into the free memory."""
     needed, free = COPIES * 4 * num_weights(architecture), free_bytes()
     if free is not None and needed > free:
         raise UserError(
@@ -22,6 +22,6 @@ def require_memory(architecture: Architecture, path: str) -> None:
 
 
 def num_weights(architecture: Architecture) -> int:
-    """The weights of all nodes of the op graph; a tied table counts twice, as it is written out."""
+    """Return the number of weights of all nodes of the op graph; a tied table is stored, and counted, twice."""
     graph = lower(architecture, 1)
     return sum(math.prod(shape) for node in graph for shape in node.op.weight_shapes.values())

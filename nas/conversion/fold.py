@@ -1,16 +1,17 @@
-"""Folding of a trained model for deployment: the same logits from fewer operations.
+"""Folds a trained model for deployment: the same logits from fewer operations.
 
-`search_spaces.deployed` says what exact algebra leaves of an architecture; here it is done to weights, in order:
-- frozen norms of queries and keys, and after sub-layers, go into the linears before;
-- scales of the table, of additions to the stream and of logits go into the linears before;
-- two FFN linears with nothing between them become one, and alpha goes into the linear that it divides;
-- frozen norms, and gain and bias of live ones, go into the linears that read them;
+`search_spaces.deployed` says what exact algebra removes from an architecture. Here it is done to weights, in this
+order:
+
+- frozen norms of queries and keys, and after sub-layers, go into the linears before them;
+- two FFN linears without an activation between them become one;
+- scales of embeddings, residual additions and logits, and alpha, go into the linears whose output they scale;
+- frozen norms, and the gain and bias of live norms, go into the linears that read them;
 - beta, and linear FFNs as a whole, go into a change of basis of the residual stream;
-- a temperature that is the same at every position of a head, and the factor 1/sqrt(head_dim) of the scores, go into
-  the queries;
-- layers with nothing left are dropped, and the others renumbered.
+- the factor 1/sqrt(head_dim) of scores, and a temperature equal at all positions of a head, go into the queries;
+- empty layers are dropped, and the others are renumbered.
 
-Weights are named and shaped as `nas.model.weights.deployed_weights` gives them; the arithmetic is in double precision.
+Weights have the names and shapes of `nas.model.weights.deployed_weights`; the arithmetic is in double precision.
 """
 
 from collections.abc import Mapping
@@ -49,14 +50,14 @@ from search_spaces.forms import FROZEN_NORMS, Norm
 from search_spaces.inner import inner_norms, queries
 from search_spaces.lower import lower
 
-MAX_CONDITION = 1e8  # of the bases of the stream, half of the digits of double precision
+MAX_CONDITION = 1e8  # of the bases of the stream: half of the digits of double precision are left
 
 
 class Folded(NamedTuple):
-    """An architecture and weights that compute what others did.
+    """A folded architecture with its weights.
 
-    condition: of the bases of the residual stream; 1 where nothing changes them.
-    left: what `search_spaces.deployed` folds and these weights do not allow to, with the reason.
+    condition: of the bases of the residual stream; 1 if none was changed.
+    left: parts that `search_spaces.deployed` folds but these weights do not allow to fold, with the reason.
     """
 
     architecture: Architecture
@@ -72,10 +73,10 @@ def fold(
     max_condition: float = MAX_CONDITION,
     dtype: torch.dtype = torch.float32,
 ) -> Folded:
-    """Everything folded that can be. Raises UserError if a model is given that has been folded before.
+    """Fold everything that can be folded. Raises UserError if the model is folded already.
 
-    max_condition: of the bases of the residual stream; linear FFNs stay that would take it higher. dtype: of what is
-        returned; all is computed in double precision.
+    max_condition: of the bases of the residual stream; linear FFNs that would exceed it stay. dtype: of the returned
+        weights; the arithmetic is in double precision.
     """
     if architecture.folded:
         raise UserError("only a model that is not folded yet can be folded, but got one with `folded: true`.")
@@ -93,13 +94,13 @@ def fold(
 
 
 def at_dimensions(folded: Architecture, priced: Architecture) -> Architecture:
-    """The folded architecture at the dimensions of another, such as those that are priced."""
+    """Return the folded architecture with the dimensions of `priced`, such as those that costs are predicted for."""
     dimensions = ("num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context", "norm_epsilon")
     return replace(folded, **{name: getattr(priced, name) for name in dimensions})
 
 
 def _fold_inner_norms(architecture: Architecture, weights: Weights) -> Architecture:
-    """The gains of frozen norms behind linears, into the rows of these."""
+    """Fold the gains of frozen norms behind linears into the rows of these linears."""
     for index, layer in enumerate(architecture.layers):
         for name, kind in inner_norms(architecture, layer).items():
             if kind in FROZEN_NORMS:
@@ -115,7 +116,7 @@ def _fold_inner_norms(architecture: Architecture, weights: Weights) -> Architect
 
 
 def _fuse(architecture: Architecture, weights: Weights) -> Architecture:
-    """down @ (up @ x + up_bias) + down_bias as one linear."""
+    """Replace down @ (up @ x + up_bias) + down_bias by one linear."""
     layers = list(architecture.layers)
     for index, layer in enumerate(layers):
         if layer.ffn == "identity":
@@ -130,7 +131,7 @@ def _fuse(architecture: Architecture, weights: Weights) -> Architecture:
 
 
 def _fold_scales(architecture: Architecture, weights: Weights) -> Architecture:
-    """What rows of the table, additions to the stream and logits are multiplied by, into the linears before."""
+    """Fold the scales of embeddings, residual additions and logits into the linears before them."""
     factors = {"embed": architecture.embedding_scale, "logits": architecture.logit_scale}
     for name in stream_writers(architecture, architecture.num_layers):
         if name not in architecture.block_facts.tables:
@@ -142,7 +143,6 @@ def _fold_scales(architecture: Architecture, weights: Weights) -> Architecture:
 
 
 def _fold_alphas(architecture: Architecture, weights: Weights) -> None:
-    """1/alpha of every scaled addition, into the linear before it."""
     for index, layer in enumerate(architecture.layers):
         if layer.stabiliser == "scaled":
             alpha = f"layers.{index}.ffn.residual.alpha"
@@ -151,7 +151,7 @@ def _fold_alphas(architecture: Architecture, weights: Weights) -> None:
 
 
 def _fold_score_factors(architecture: Architecture, weights: Weights) -> Architecture:
-    """1/sqrt(head_dim) and temperatures that do not depend on the position, into the rows of the queries."""
+    """Fold 1/sqrt(head_dim) and temperatures that do not depend on the position into the rows of the queries."""
     layers = list(architecture.layers)
     for index, layer in enumerate(layers):
         if layer.attention == "none":
@@ -171,9 +171,7 @@ def _fold_score_factors(architecture: Architecture, weights: Weights) -> Archite
 
 
 def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architecture, Weights]:
-    """Without frozen norms and layers that have nothing left, as `joined_layers` does, and with forms named by the
-    architecture's.
-    """
+    """Drop frozen norms and empty layers (see `joined_layers`), and renumber the other layers."""
     nowhere, block = Region(ahead=False, behind=False), architecture.block_facts
     layers = [
         deployed_layer(architecture, layer, nowhere, keeps_norm1=block.passes_values(index))
@@ -182,16 +180,16 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
     renamed = {}
     for name, value in weights.items():
         layer, _, rest = name.removeprefix("layers.").partition(".")
-        if name.startswith("layers."):  # the last of the joined ones up to here
+        if name.startswith("layers."):  # the last of the joined layers up to this one
             name = f"layers.{len(joined_layers(block, layers[: int(layer) + 1])) - 1}.{rest}"
         renamed[name] = value
     return with_layers(architecture, joined_layers(block, layers), joined_places(block, layers)), renamed
 
 
 def _fold_norms(architecture: Architecture, weights: Weights) -> None:
-    """W (gain (x - mean x) + bias) + b as a linear of x, or, behind a live norm, of what is normalised.
+    """Fold W (gain (x - mean x) + bias) + b into a linear of x or, behind a live norm, of the normalised x.
 
-    A norm that values are read from without a linear between stays: no linear takes it up.
+    A norm whose output is used as values, without a linear, stays.
     """
     for norm, kind, linears in stream_readers(architecture):
         if kind != "none" and linears:
@@ -201,10 +199,10 @@ def _fold_norms(architecture: Architecture, weights: Weights) -> None:
 
 
 def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architecture:
-    """A frozen final norm into the vocabulary projection, which has no bias.
+    """Fold a frozen final norm into the vocabulary projection, which has no bias.
 
-    Of one that is centred the bias is brought in by the mean of the stream, where every reader takes that away: all
-    that is added to the stream is centred, and at the end it is given a mean of 1.
+    The bias of a centred norm comes from the mean of the stream, which every reader subtracts: everything added to the
+    stream is centred, and at the end its mean is set to 1.
     """
     kind = architecture.final_norm
     if kind == "none" or not folds_final_norm(architecture):
@@ -219,7 +217,7 @@ def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architectu
 
 
 def _centre_writers(architecture: Architecture, weights: Weights) -> None:
-    """Everything that is added to the stream, less its mean. The kept FFNs' betas do not change a mean of 0."""
+    """Subtract the mean from all that is added to the stream. The betas of kept FFNs do not change a mean of 0."""
     centring = _centring(architecture.d_model)
     for name in stream_writers(architecture, architecture.num_layers):
         if name in architecture.block_facts.tables:
@@ -229,7 +227,7 @@ def _centre_writers(architecture: Architecture, weights: Weights) -> None:
 
 
 def _taken_up(weights: Weights, norm: str, kind: Norm) -> tuple[Tensor, Tensor]:
-    """The linear part of a norm as matrix and shift; its weights are gone."""
+    """Return the linear part of a norm as matrix and shift, and remove its weights."""
     gain = weights.pop(f"{norm}.weight")
     shift = weights.pop(f"{norm}.bias", torch.zeros_like(gain))
     matrix = torch.diag(gain)
@@ -237,12 +235,12 @@ def _taken_up(weights: Weights, norm: str, kind: Norm) -> tuple[Tensor, Tensor]:
 
 
 def _centring(features: int) -> Tensor:
-    """x - mean x as a matrix."""
+    """Return the matrix that maps x to x - mean x."""
     return torch.eye(features, dtype=torch.float64) - 1 / features
 
 
 def _with_biases(architecture: Architecture, weights: Weights) -> Architecture:
-    """The same model, with biases of 0 if it has none and what is folded may leave some."""
+    """Add biases of 0 to a model without biases if folding may need them."""
     if architecture.bias or not deploys_biases(architecture):
         return architecture
     for node in lower(architecture, 1):

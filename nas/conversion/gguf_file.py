@@ -1,10 +1,9 @@
-"""Models in a `.gguf` file: weights by the names of transformers, and the tokenizer.
+"""Reads the architecture, weights and tokenizer in a `.gguf` file.
 
-Weights that are quantised are dequantised, by the functions of the package `gguf` (extra `gguf`): what comes out has
-the errors of that quantisation, and is no longer small.
+The package `gguf` (extra `gguf`) dequantises the weights, which keep the errors of quantisation but not the small size.
 
 Source: https://github.com/ggml-org/llama.cpp, conversion/, for the order of rows (`LlamaModel.permute`) and the form of
-weights; src/llama-vocab.cpp for how each kind of tokenizer cuts a text.
+weights; src/llama-vocab.cpp for how each kind of tokenizer splits text.
 """
 
 from collections import Counter
@@ -33,18 +32,18 @@ from search_spaces.checkpoints.gguf_head import gguf_package, read_head
 from search_spaces.checkpoints.settings import architecture_of, family_of
 from search_spaces.lower import lower
 
-PAIRED = ("llama", "granite", "smollm3")  # features f, f + 1 of queries and keys turn together there, not halves
-AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")  # `tokenizer.ggml.pre` of texts that are cut as for GPT-2
-BY_DIGIT = ("smollm", "starcoder", "refact", "command-r")  # the same, after every digit is cut off
+PAIRED = ("llama", "granite", "smollm3")  # these rotate features f and f + 1 of queries and keys, not halves
+AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")  # values of `tokenizer.ggml.pre` that split text as GPT-2 does
+BY_DIGIT = ("smollm", "starcoder", "refact", "command-r")  # the same, after each digit is split off
 BESIDE = f"put the model's {TOKENIZER_FILE} beside the file."
-WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # a part that is a token is taken whole, whatever merges there are
+WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # a part that is a token is never split
 
 
 def load_gguf(path: str) -> Pretrained:
-    """The model in a file.
+    """Load the model in a file.
 
-    Raises UserError if there is none, it is damaged, of another family, lacks a tensor, has one in a form that cannot
-    be read, is larger than memory, has no tokenizer that can be read, or gguf is not installed.
+    Raises UserError if the file is missing, damaged, of another family, lacks a tensor or a readable tokenizer, has a
+    tensor that is not finite or of an unknown type, or does not fit into memory, or if gguf is not installed.
     """
     family, architecture, tokenizer = _checked(path)
     weights = _weights(path, family, architecture, lambda tensor: _dequantised(tensor, tensor.data, path))
@@ -57,12 +56,12 @@ def load_gguf(path: str) -> Pretrained:
 
 
 def read_gguf_architecture(path: str) -> Architecture:
-    """The architecture in a file. Raises UserError as `load_gguf` does, but for weights that are not finite."""
+    """Return the architecture in a file. Raises UserError as `load_gguf` does, but not for non-finite weights."""
     return _checked(path)[1]
 
 
 def _checked(path: str) -> tuple[Family, Architecture, GivenTokenizer]:
-    """What a file holds, if it holds all that it should, as far as its head tells."""
+    """Return family, architecture and tokenizer of a file, after all checks that need no values of weights."""
     config = read_config(path)
     family, architecture = family_of(config, path), architecture_of(config, path)
 
@@ -76,11 +75,11 @@ def _checked(path: str) -> tuple[Family, Architecture, GivenTokenizer]:
 
 
 def _weights(path: str, family: Family, architecture: Architecture, read: Callable[[Any], Tensor]) -> dict[str, Tensor]:
-    """The weights by node of the op graph, a tied table written out. read: a tensor of the file."""
+    """Return the weights by node of the op graph, with a copy of a tied table. read: reads a tensor of the file."""
     (settings, tensors), gguf = read_head(path), gguf_package()
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     modules = gguf.get_tensor_name_map(kinds[settings.family], architecture.num_layers)
-    stored: dict[str, str] = {}  # by our names
+    stored: dict[str, str] = {}  # our name -> name in the file
     state: dict[str, Tensor] = {}
     for theirs, ours in their_names(family, architecture):
         module, _, suffix = theirs.rpartition(".")
@@ -89,7 +88,7 @@ def _weights(path: str, family: Family, architecture: Architecture, read: Callab
         stored |= dict.fromkeys(ours, name)
         if name in tensors:
             state[theirs] = read(tensors[name])
-    plain = replace(family, gain_offset=0.0, transposed=False, interleaved=False)  # llama.cpp writes them as ours are
+    plain = replace(family, gain_offset=0.0, transposed=False, interleaved=False)  # llama.cpp stores these as we do
     held = from_theirs(plain, architecture, state)
     weights: dict[str, Tensor] = {}
     for node in lower(architecture, architecture.context):
@@ -104,7 +103,7 @@ def _weights(path: str, family: Family, architecture: Architecture, read: Callab
             if settings.family in PAIRED and node.name.endswith((".attention.q", ".attention.k")):
                 pairs = value.view(-1, architecture.head_dim // 2, 2, *shape[1:])
                 value = pairs.transpose(1, 2).reshape(shape)
-            shared = value.untyped_storage().nbytes() > value.nbytes  # of two that are packed in the file
+            shared = value.untyped_storage().nbytes() > value.nbytes  # two weights are packed in one tensor
             weights[name] = value.clone() if shared else value
     if unread := sorted(tensors.keys() - {stored[name] for name in weights}):
         raise UserError(f"{path!r} must hold the weights of its settings alone, but has {unread[0]!r} too.")
@@ -112,7 +111,7 @@ def _weights(path: str, family: Family, architecture: Architecture, read: Callab
 
 
 def _dequantised(tensor: Any, rows: Any, path: str) -> Tensor:
-    """Rows of a tensor in single precision. Raises UserError if they are in a form that cannot be read."""
+    """Return rows of a tensor in single precision. Raises UserError if gguf cannot dequantise its type."""
     try:
         return torch.from_numpy(np.array(gguf_package().dequantize(rows, tensor.tensor_type), dtype=np.float32))
     except NotImplementedError:
@@ -123,9 +122,9 @@ def _dequantised(tensor: Any, rows: Any, path: str) -> Tensor:
 
 
 def _tokenizer(path: str) -> GivenTokenizer:
-    """The tokenizer.json beside a file, else what transformers makes of its metadata.
+    """Return the tokenizer.json next to a file, or else the tokenizer that transformers makes from the metadata.
 
-    Raises UserError if it cannot be read, or cuts a text in a way that is not known here.
+    Raises UserError if it cannot be read, or splits text in an unknown way.
     """
     values, beside = read_head(path)[0].values, Path(path).parent / TOKENIZER_FILE
     what = f"the tokenizer {'beside' if beside.is_file() else 'in'} {path!r} must be one"

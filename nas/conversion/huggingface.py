@@ -1,4 +1,4 @@
-"""Models of transformers in and out: those of `huggingface_families`, and, else, of `huggingface_model`.
+"""Models of transformers, read and written: of a known family or, failing that, of our class in `huggingface_model`.
 
 Needs the extra `hf`, which is imported when a function is called. Weights here are deployed weights, by node.
 """
@@ -31,10 +31,10 @@ from search_spaces.checkpoints.settings import architecture_of, family_of, plain
 
 
 def load_pretrained(path: str) -> Pretrained:
-    """The model in a folder of `save_pretrained`, or of an id on the hub.
+    """Load the model in a folder of `save_pretrained`, or with an id on the hub.
 
-    Raises UserError if there is none, the hub cannot be reached, its kind is unknown, its weights are incomplete, of
-    other shapes, not floating point or not finite, larger than memory, or transformers is not installed.
+    Raises UserError if there is none, the hub cannot be reached, the family is unknown, transformers is not installed,
+    or the weights are incomplete, of wrong shapes, not floating point, not finite or larger than memory.
     """
     config, architecture = _read_config(path)
     require_memory(architecture, path)  # before a model of any size is made
@@ -59,7 +59,7 @@ def load_pretrained(path: str) -> Pretrained:
 
 
 def read_pretrained_architecture(path: str) -> Architecture:
-    """The architecture that `load_pretrained` loads. Raises UserError as that does of configuration and size."""
+    """Return the architecture that `load_pretrained` loads. Raises UserError as it does for configuration and size."""
     architecture = _read_config(path)[1]
     require_memory(architecture, path)  # before a model of any size is made
     return architecture
@@ -76,11 +76,11 @@ def _read_config(path: str) -> tuple[Any, Architecture]:
 
 
 def _tokenizer(path: str) -> GivenTokenizer | None:
-    """The one beside the weights, if it is one that the package tokenizers can run."""
+    """Return the tokenizer that comes with the weights; None if there is none that the package tokenizers can run."""
     try:
         theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
     except Exception as error:
-        if not Path(path, TOKENIZER_FILE).is_file():  # none there, or one in another form
+        if not Path(path, TOKENIZER_FILE).is_file():  # there is none, or one in another form
             return None
         reason = " ".join(str(error).split())
         raise UserError(f"{path!r} must have a {TOKENIZER_FILE} that can be read, but: {reason:.200}.") from None
@@ -93,7 +93,7 @@ def _tokenizer(path: str) -> GivenTokenizer | None:
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:
-    """A model of transformers that computes the same: of a family of theirs where it is one, else our own class."""
+    """Return a transformers model that computes the same: of one of its families if possible, else of our own class."""
     transformers = _transformers()
     from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
 
@@ -116,9 +116,9 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 
 
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
-    """`to_transformers` and its tokenizer, by their `save_pretrained`, into a folder.
+    """Save the model of `to_transformers` and its tokenizer into a folder, as `save_pretrained` does.
 
-    tokenizer: the folder that keeps it. Raises UserError if it is gone.
+    tokenizer: the folder of the tokenizer's file. Raises UserError if it is gone.
     """
     if not (path := tokenizer / TOKENIZER_FILE).is_file():
         raise UserError(f"the tokenizer of the corpus must be in {tokenizer}, but is gone; prepare the data anew.")
@@ -136,7 +136,7 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
 
 
 def _transformers() -> Any:
-    """The library, which knows our own class too."""
+    """Return the library with our own class registered."""
     library = transformers_library()
     from nas.conversion.huggingface_model import DecoderConfig, DecoderForCausalLM
 

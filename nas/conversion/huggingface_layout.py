@@ -1,4 +1,4 @@
-"""Weights of a family of transformers as ours, by node, and back."""
+"""Converts the weights of a family of transformers to ours, by node, and back."""
 
 from collections.abc import Iterator, Mapping
 
@@ -12,11 +12,11 @@ LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "d
 
 
 def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Our weights, by node. state: theirs, by name."""
+    """Return our weights, by node. state: their weights, by name."""
     weights: dict[str, Tensor] = {}
     for theirs, ours in their_names(family, architecture):
         if theirs in state:
-            parts = state[theirs].chunk(len(ours))  # one below the other, where there are several
+            parts = state[theirs].chunk(len(ours))  # several of our weights are stacked in one of theirs
             weights |= {
                 name: _laid_out(family, name, part, architecture.num_heads, 3)
                 for name, part in zip(ours, parts, strict=True)
@@ -29,7 +29,7 @@ def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, 
 
 
 def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Their weights, by name. Rows of their table that no position has are 0. weights: ours."""
+    """Return their weights, by name. weights: ours. Rows of their position table without a position are 0."""
     weights = {name: value - family.gain_offset if _is_gain(name) else value for name, value in weights.items()}
     state = {
         theirs: torch.cat([_laid_out(family, name, weights[name], 3, architecture.num_heads) for name in ours])
@@ -48,7 +48,7 @@ def _is_gain(name: str) -> bool:
 
 
 def their_names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """(theirs, ours) of every weight that there may be."""
+    """Yield (their name, our names) of every weight that may exist."""
     for theirs, modules in family.names.items():
         ours = (modules,) if isinstance(modules, str) else modules
         for index in range(architecture.num_layers if "{}" in theirs else 1):
@@ -57,7 +57,7 @@ def their_names(family: Family, architecture: Architecture) -> Iterator[tuple[st
 
 
 def _laid_out(family: Family, name: str, value: Tensor, outer: int, inner: int) -> Tensor:
-    """A weight of ours as theirs, or back; name: ours. No family both transposes and interleaves."""
+    """Convert the layout of one weight, to or from theirs. name: ours. No family both transposes and interleaves."""
     if family.interleaved and ".qkv." in name:  # rows of outer x inner x head_dim as inner x outer x head_dim
         value = value.view(outer, inner, -1, *value.shape[1:]).transpose(0, 1).reshape(value.shape)
     return value.T if family.transposed and name.endswith(LINEAR_WEIGHTS) else value

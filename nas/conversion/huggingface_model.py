@@ -1,8 +1,8 @@
-"""A decoder of any placement as a transformers model: the code that `nas.export --format hf` saves beside its weights.
+"""A decoder of any architecture as a transformers model: the code that `nas.export --format hf` saves with the weights.
 
-It needs torch and transformers alone. Weights have the names of the op graph's nodes, in the form they are deployed in:
-temperatures are positive, and the gain of a frozen norm has taken up the deviation. Generation keeps keys and values,
-so that a new token runs one position; beyond the context the last tokens that it holds are run anew.
+It needs only torch and transformers. Weights have the names of the op graph's nodes and are in deployed form:
+temperatures are positive, and the gain of a frozen norm includes the division by the deviation. Generation caches keys
+and values, so that a new token runs one position; beyond the context, the last tokens that fit are run again.
 """
 
 import math
@@ -27,13 +27,13 @@ CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "
 
 
 class DecoderConfig(PretrainedConfig):
-    """architecture: dimensions and the choices of every layer, as plain data. block: facts of its block.
+    """Configuration of a decoder: dimensions and layers as plain data (`architecture`), facts of its block (`block`).
 
-    join: `sequential` attention, then the FFN of their sum; `parallel` both read the stream; `shaped` attention has no
-        skip. rotary_share: one in so many features of a head is rotated; None has a table of positions. packs_qkv:
-        whether queries, keys and values are one linear. biases: linears with a bias where others have none.
-        query_key_norm: of queries and keys, none, of each head, or over the width of all. norms_after: whether
-        attention and FFN end with a norm. A layer's `inner1` and `inner2` say what is left of these and of caps.
+    join: `sequential` if the FFN reads the sum with attention, `parallel` if both read the stream, `shaped` if
+        attention has no skip connection. rotary_share: one in this many features of a head is rotated; None for a
+        position table. packs_qkv: whether queries, keys and values are one linear. biases: linears with a bias if
+        others have none. query_key_norm: norms of queries and keys: none, by head, or over the width. norms_after:
+        whether attention and FFN end with a norm. A layer's `inner1` and `inner2` say which norms and caps it has.
     """
 
     model_type = "private-inference-decoder"
@@ -51,7 +51,7 @@ class DecoderConfig(PretrainedConfig):
 
 
 class _Past:
-    """Keys and values of the positions that were run before, of every layer with attention, in order of execution."""
+    """Cached keys and values of earlier positions, of every layer with attention, in order of execution."""
 
     def __init__(self, cache: Any | None) -> None:
         self.cache = cache
@@ -59,7 +59,7 @@ class _Past:
         self._place = 0
 
     def joined(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the past, then these, which are kept; each batch x heads x T x head_dim."""
+        """Append keys and values to the cache and return all of them; each batch x heads x T x head_dim."""
         if self.cache is None:
             return keys, values
         place, self._place = self._place, self._place + 1
@@ -68,16 +68,12 @@ class _Past:
 
 
 class _Weight(nn.Module):
-    """A tensor under a name."""
-
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(*shape))
 
 
 class _FrozenNorm(_Weight):
-    """`weight * (x - mean(x)) + bias`, or `weight * x` if it is not centred."""
-
     def __init__(self, features: int, *, centred: bool) -> None:
         super().__init__(features)
         self.bias = nn.Parameter(torch.zeros(features)) if centred else None
@@ -95,9 +91,9 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
     "frozen-rmsnorm": lambda features, *_: _FrozenNorm(features, centred=False),
     "none": lambda *_: nn.Identity(),
 }
-# of queries and keys, and after sub-layers, by what a layer has of them
+# norms of queries and keys, and after sub-layers, by a layer's `inner1` or `inner2`
 INNER_NORMS = {"own": "rmsnorm", "uncapped": "rmsnorm", "frozen": "frozen-rmsnorm", "none": "none"}
-# in place of softmax: a number of at least 0 for every score, and what is added to their sum over a row
+# replacements of softmax: a function of scores that is at least 0, and a constant that is added to its row sum
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "2quad": (lambda scores: (scores + QUAD_SHIFT).square(), 0.0),
     "power8": (lambda scores: scores.square().square().square(), 0.0),  # after Power-Softmax, arXiv 2410.09457
@@ -112,9 +108,9 @@ def _capped(source: Tensor, cap: float | None) -> Tensor:
 def _attend(
     queries: Tensor, keys: Tensor, values: Tensor, form: str, bound: Tensor | None, cap: float | None
 ) -> Tensor:
-    """Causal attention of the last T positions; queries: batch x heads x T x head_dim, keys and values over all.
+    """Return causal attention of the last T positions; queries: batch x heads x T x head_dim, keys and values over all.
 
-    bound: heads, taken from scores; it cancels out of a softmax. cap: of the scores.
+    bound: one per head, subtracted from the scores; it cancels out of a softmax. cap: of the scores.
     """
     length, total = queries.shape[-2], keys.shape[-2]
     seen = torch.ones(length, total, dtype=torch.bool, device=queries.device).tril(total - length)
@@ -127,14 +123,14 @@ def _attend(
     positive_of, offset = FORMS[form]
     positive = positive_of(scores).masked_fill(~seen, 0.0)
     if form == "power8" and length == total:
-        positive[..., 0, 0] = 1.0  # alone in its row, where its power may be next to nothing
+        positive[..., 0, 0] = 1.0  # alone in its row, and its power may be almost 0
     return positive / (positive.sum(dim=-1, keepdim=True) + offset) @ values
 
 
 def _rotated(heads: Tensor, first: int, width: int, base: float, scaling: dict[str, Any] | None) -> Tensor:
-    """Positions from `first` on, their first features turned by angles that grow with the position.
+    """Rotate the first features of positions from `first` on, by angles that grow with the position.
 
-    scaling: of rates that turn less than `low` times within a context of before, or `high` times (costmodel.rotary).
+    scaling: divides rates, fully below `low` turns in the former context and not above `high` (costmodel.rotary).
     """
     length = heads.shape[-2]
     rates = base ** -(torch.arange(0, width, 2, dtype=torch.float64) / width)
@@ -151,7 +147,7 @@ def _rotated(heads: Tensor, first: int, width: int, base: float, scaling: dict[s
 
 
 class _Attention(nn.Module):
-    """Heads of softmax, or of a form that takes its place, over the past and the new positions."""
+    """Attention with softmax, or a form that replaces it, over cached and new positions."""
 
     def __init__(self, made: dict[str, Any], index: int) -> None:
         super().__init__()
@@ -161,7 +157,7 @@ class _Attention(nn.Module):
         self.num_heads = self.num_key_heads * (made["num_heads"] // whole)
         self.head_dim = made.get("head_size") or made["d_model"] // made["num_heads"]
         self.form = kind if kind in (*FORMS, "bounded") else made.get("softmax", "exact")
-        self.rotary: tuple[int, float, dict[str, Any] | None] | None = None  # as `_rotated` takes it
+        self.rotary: tuple[int, float, dict[str, Any] | None] | None = None  # arguments of `_rotated`
         place = made["layer_positions"][index] if made.get("layer_positions") else 0
         positions = made["positions"][place] if made.get("positions") else {}
         if (share := made["block"]["rotary_share"]) is not None and positions.get("rotates", True):
@@ -175,11 +171,11 @@ class _Attention(nn.Module):
         self.temperature = _Weight(self.num_heads, made["context"]) if kind == "softmax-temperature" else None
 
     def heads(self, part: Tensor) -> Tensor:
-        """batch x T x (heads * head_dim) as batch x heads x T x head_dim."""
+        """Reshape batch x T x (heads * head_dim) to batch x heads x T x head_dim."""
         return part.view(*part.shape[:2], -1, self.head_dim).transpose(1, 2)
 
     def mixed(self, queries: Tensor, keys: Tensor, values: Tensor, first: int) -> Tensor:
-        """Returns what the positions from `first` on attend to."""
+        """Return the attention output of the positions from `first` on."""
         queries = queries if self.factor == 1 else queries * self.factor
         if self.temperature is not None:
             rows = self.temperature.weight[:, first : first + queries.shape[-2]]  # heads x T
@@ -222,14 +218,14 @@ class _SelfAttention(_Attention):
 
 
 def _norm_after(made: dict[str, Any], norm: str) -> nn.Module | None:
-    """What attention or FFN end with, if a block has norms there."""
+    """Return the norm at the end of attention or FFN; None if the block has none."""
     if not made["block"].get("norms_after", False) or norm == "none":
         return None
     return NORMS[norm](made["d_model"], made.get("norm_epsilon", RMSNORM_EPSILON), True)
 
 
 def _normed(norm: nn.Module, source: Tensor) -> Tensor:
-    """Each group of as many features as an RMSNorm has, by itself."""
+    """Normalise each group of as many features as an RMSNorm has."""
     if not isinstance(norm, nn.RMSNorm):
         frozen: Tensor = norm(source)
         return frozen
@@ -238,7 +234,7 @@ def _normed(norm: nn.Module, source: Tensor) -> Tensor:
 
 
 class _ShapedSelfAttention(_Attention):
-    """`a*I + b*softmax - c*C` per head, C the running mean; values are the source but in layer 0 (arXiv 2311.01906)."""
+    """`a*I + b*softmax - c*C` per head, C the running mean; only layer 0 projects the values (arXiv 2311.01906)."""
 
     def __init__(self, made: dict[str, Any], index: int) -> None:
         super().__init__(made, index)
@@ -284,13 +280,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": functional.relu,
     "square": torch.square,
     "identity": lambda source: source,
-    **GATES,  # of gated ones, what the gate goes through
+    **GATES,  # activations of gates
 }
 
 
 class _LeakyRelu(nn.Module):
-    """Leaky ReLU with one learned slope."""
-
     def __init__(self) -> None:
         super().__init__()
         self.slope = nn.Parameter(torch.zeros(1))
@@ -311,7 +305,7 @@ class _ScaledAdd(nn.Module):
 
 
 class _FeedForward(nn.Module):
-    """Two linears around an activation, two of them gated, or one fused linear, added to the stream."""
+    """An FFN that is added to the stream: two linears around an activation, maybe with a gate, or one fused linear."""
 
     def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
         super().__init__()
@@ -346,7 +340,7 @@ class _Block(nn.Module):
     def __init__(self, made: dict[str, Any], index: int) -> None:
         super().__init__()
         layer, folded, self.join = made["layers"][index], made.get("folded", False), made["block"]["join"]
-        reads_values = self.join == "shaped" and index > 0  # no linear there takes up a gain
+        reads_values = self.join == "shaped" and index > 0  # no linear takes up its gain
         size = made["d_model"], made.get("norm_epsilon", RMSNORM_EPSILON)
         self.norm1 = NORMS[layer["norm1"]](*size, not folded or reads_values)
         self.scale = made.get("residual_scale", 1.0)
@@ -370,7 +364,7 @@ class _Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Tokens to logits. made: as `DecoderConfig` has its architecture, with its facts in place of the block's name."""
+    """Maps tokens to logits. made: `architecture` of a `DecoderConfig`, with the facts of its block as `block`."""
 
     def __init__(self, made: dict[str, Any]) -> None:
         super().__init__()
@@ -386,7 +380,7 @@ class Decoder(nn.Module):
         self.logits = nn.Linear(d_model, vocab_size, bias=False)
 
     def forward(self, tokens: Tensor, cache: Any | None = None) -> Tensor:
-        """tokens: batch x T, after those of the cache. Raises ValueError beyond the context."""
+        """Return logits. tokens: batch x T, after the cached ones. Raises ValueError beyond the context."""
         past, length = _Past(cache), tokens.shape[1]
         first = past.num_positions
         if first + length > self.context:
@@ -395,7 +389,7 @@ class Decoder(nn.Module):
         stream = stream if self.scales[0] == 1 else stream * self.scales[0]
         if self.position is not None:
             stream = stream + self.position.weight[first : first + length]
-        if self.counts_alone:  # nothing to remember but how many there were
+        if self.counts_alone:  # only the number of positions is cached
             past.joined(*(stream.new_zeros(len(tokens), 1, length, 1) for _ in range(2)))
         for layer in self.layers:
             stream = layer(stream, past)
@@ -404,7 +398,7 @@ class Decoder(nn.Module):
 
 
 class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
-    """The decoder behind the interface of transformers: `loss` if there are labels, `logits` always."""
+    """The decoder with the interface of transformers: returns `logits`, and `loss` if there are labels."""
 
     config_class = DecoderConfig
     main_input_name = "input_ids"
@@ -429,8 +423,9 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        """input_ids, labels: batch x T; the label of a position is its own token. cache: or, as it was called before,
-        past_key_values. Raises ValueError for padding.
+        """Return logits, and the loss if there are labels. Raises ValueError for padding.
+
+        input_ids, labels: batch x T; the label of a position is its own token. cache: also accepted as past_key_values.
         """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError(
@@ -445,7 +440,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
             loss = functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE: cache})
 
-    def prepare_inputs_for_generation(  # what it takes differs from version to version
+    def prepare_inputs_for_generation(  # arguments depend on the version
         self,
         input_ids: Tensor,
         past_key_values: Any | None = None,
@@ -454,7 +449,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """The tokens that the cache lacks; beyond the context the last that it holds, without a cache."""
+        """Return the tokens that are not cached; beyond the context, the last tokens that fit, without a cache."""
         context = self.config.max_position_embeddings
         mask = None if attention_mask is None else attention_mask[:, -context:]
         if input_ids.shape[1] > context:
@@ -470,7 +465,7 @@ class DecoderForCausalLM(PreTrainedModel, GenerationMixin):
         return self.decoder.logits
 
     def _init_weights(self, module: nn.Module) -> None:
-        """Nothing: all weights are in the file."""
+        """Do nothing, since all weights are in the file."""
 
 
 DecoderConfig.register_for_auto_class()

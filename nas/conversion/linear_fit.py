@@ -1,17 +1,16 @@
-"""Linears in the place of a parent's FFNs, of activations in them, or before other attention: those nearest to what the
-parent's compute.
+"""Fits linears that replace a parent's FFNs, surround a replaced activation or make queries, to the parent's outputs.
 
-By least squares over the stream of the parent, closed form. The two linears without the activation between them are far
-from that: of the builtin parent at scale `proxy`, `SM+ScFuFFN` then has a perplexity of 15.8 and 11.9 by least squares,
-`1xlSlRo-11xlSlFo` 16.5 and 11.3 (seed 0).
+A linear FFN is fitted by least squares over the parent's hidden states. This is far better than the product of the two
+linears: with the builtin parent at scale `proxy`, `SM+ScFuFFN` then has a perplexity of 11.9 instead of 15.8, and
+`1xlSlRo-11xlSlFo` 11.3 instead of 16.5 (seed 0).
 
-Where a polynomial is in the place of an activation, that becomes `a x^2 + b x + c` for every channel, in a bilinear FFN
-with an a of 0, nearest to what the parent computes over the same stream. Perplexity with all activations replaced so
-and nothing trained: SmolLM2-135M 22.2 by squared gates, 1,659 by linear ones, 19.2 as it is (2,048 tokens); the builtin
-parent 10.8 by squares, 15.5 by ReLU, 7.2 as it is (16,384 tokens).
+A polynomial that replaces an activation is `a x^2 + b x + c` for every channel, with a = 0 in a bilinear FFN, fitted
+over the same hidden states. Perplexity with all activations replaced and no training: SmolLM2-135M 22.2 with squared
+gates, 1,659 with linear gates, 19.2 unchanged (2,048 tokens); the builtin parent 10.8 with squares, 15.5 with ReLU, 7.2
+unchanged (16,384 tokens).
 
-Where eighth powers are in the place of a softmax, the queries of each head are as long as is nearest: at one length for
-all heads a layer of SmolLM2 diverges by 0.002 to 0.014 nats, fitted by 0.0005 to 0.0025.
+Where eighth powers replace a softmax, the length of each head's queries is fitted: with one length for all heads, a
+layer of SmolLM2 diverges by 0.002 to 0.014 nats, with fitted lengths by 0.0005 to 0.0025.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,17 +25,16 @@ from nas.model.decoder import Block, Decoder, FeedForward
 from nas.recipe.distillation import Part, fitted_degree
 from search_spaces.forms import POLYNOMIAL_GATES
 
-RIDGE = 1e-3  # of the mean square of what a linear reads, which all but leaves out directions that hardly vary
-LEAST = 1e-12  # square of what a layer adds, where it adds nothing
-LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # of queries by eighth powers, beside those they start with
+RIDGE = 1e-3  # of the mean square of the inputs, which nearly ignores directions that hardly vary
+LEAST = 1e-12  # replaces a mean square of 0
+LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # factors on the initial length of queries
 
 
 @torch.no_grad()
 def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], tokens: Tensor) -> Mapping[str, Tensor]:
-    """Weights of fused FFNs, those around activations that are polynomials, and of queries by eighth powers, by node,
-    for parts of layers in which all else is as it starts from the parent.
+    """Return the fitted weights of fused FFNs, linears around polynomials, and queries for eighth powers, by node.
 
-    tokens: sequences x T, what the fit is over.
+    parts: of layers in which all else is as initialised from the parent. tokens: sequences x T, the data of the fit.
     """
     hidden_states = parent.hidden_states(tokens)
     fitted: dict[str, Tensor] = {}
@@ -62,18 +60,18 @@ def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], token
 
 
 def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
-    """One over the mean square of what a layer adds to the stream, T: the first position's is far larger than others'.
+    """Return 1 / mean square of what a layer adds to the stream, for T positions; the first adds by far the most.
 
-    read, left: what the layer reads and leaves, batch x T x d_model.
+    read, left: input and output of the layer, batch x T x d_model.
     """
     return 1 / (left - read).square().mean(dim=(0, 2)).clamp(min=LEAST)
 
 
 @torch.no_grad()
 def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
-    """Sets a fused FFN to what brings its layer nearest to `left`, each position in the measure of its own.
+    """Fit a fused FFN to bring its layer's output nearest to `left`, weighted by `weights_by_position`.
 
-    read, left: what the layer reads and is to leave, batch x T x d_model.
+    read, left: input and wanted output of the layer, batch x T x d_model.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     ffn = layer.ffn
@@ -86,7 +84,7 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
     ones = source.new_ones(*source.shape[:2], int(ffn.fused.bias is not None))
     inputs, wanted = torch.cat([source, ones], dim=2), (left - stream) / ffn.scale
     if ffn.norm is not None:
-        wanted = wanted / ffn.norm.get_parameter("weight")  # what it normalises is known but for its length
+        wanted = wanted / ffn.norm.get_parameter("weight")  # only the direction of the norm's input is known
     weight = weights_by_position(read, left).sqrt()[None, :, None]
     rows, targets = ((weight * values).flatten(0, 1).double() for values in (inputs, wanted))
     ridge = RIDGE * rows.square().sum() / rows.shape[1] * torch.eye(rows.shape[1]).to(rows)
@@ -98,13 +96,12 @@ def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
 
 @torch.no_grad()
 def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: int) -> None:
-    """Sets an FFN whose activation is a polynomial of this degree to what brings what its `down` reads nearest to the
-    parent's.
+    """Fit an FFN whose activation is a polynomial of this degree, to bring the input of `down` nearest to the parent's.
 
-    theirs: the parent's layer, with a gate or, with an activation of `up`, without. read: what both read, batch x T x
-    d_model. For each channel, of the x that the parent's activation reads, the other factor u of the product (1 where
-    there is none) and what the parent has there, h: least squares of h - (a x^2 + b x + c) u. The linears around the
-    activation take up what the polynomial does to x.
+    theirs: the parent's layer, with or without a gate. read: input of both layers, batch x T x d_model. For each
+        channel, least squares of h - (a x^2 + b x + c) u, where x is the input of the parent's activation, u the other
+        factor of the product (1 if there is none), and h the parent's input of `down`. The linears around the
+        activation take up the polynomial of x.
     """
     seen: list[Tensor] = []
     ours, parents = layer.ffn, theirs.ffn
@@ -130,7 +127,7 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: in
     if ours.gate is not None:
         for name, value in parents.up.named_parameters():
             ours.up.get_parameter(name).copy_(torch.einsum("f,f...->f...", scale, value.double()))
-    else:  # s x^2, where s (x^2 - 1) is wanted
+    else:  # it computes s x^2, but s (x^2 - 1) is wanted
         down = parents.down.weight.double() * scale
         ours.down.weight.copy_(down)
         ours.down.bias.copy_(parents.down.bias.double() - down.sum(dim=1))
@@ -138,9 +135,9 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: in
 
 @torch.no_grad()
 def fit_queries(layer: Block, theirs: nn.Module, read: Tensor) -> None:
-    """Makes the queries of each head as long as brings what it attends to nearest to the parent's.
+    """Scale the queries of each head so that its attention output is nearest to the parent's.
 
-    theirs: the parent's layer. read: what both read, batch x T x d_model.
+    theirs: the parent's layer. read: input of both layers, batch x T x d_model.
     """
     (queries, keys, values), temperature = _attended_by(layer, read)
     wanted = _attend(theirs, *_attended_by(theirs, read))
@@ -153,7 +150,7 @@ def fit_queries(layer: Block, theirs: nn.Module, read: Tensor) -> None:
 
 
 def _attended_by(layer: nn.Module, read: Tensor) -> tuple[tuple[Tensor, ...], Tensor | None]:
-    """Queries, keys and values of a layer that reads this, each batch x heads x T x head_dim, and its temperature."""
+    """Return queries, keys and values of a layer, each batch x heads x T x head_dim, and its temperature."""
     seen: list[tuple[tuple[Tensor, ...], Tensor | None]] = []
     attention: Any = layer.attention
     attend = attention.attend
@@ -176,7 +173,7 @@ def _attend(layer: nn.Module, heads: tuple[Tensor, ...], temperature: Tensor | N
 
 
 def _coefficients(columns: Sequence[Tensor], wanted: Tensor) -> Sequence[Tensor]:
-    """Least squares for each channel: of each column, d_ff. columns, wanted: rows x d_ff, float64."""
+    """Return the least-squares coefficients of each column, d_ff each. columns, wanted: rows x d_ff, float64."""
     stacked = torch.stack(list(columns), dim=-1)  # rows x d_ff x columns
     size = stacked.square().sum(dim=0).clamp(min=LEAST).sqrt()
     stacked /= size

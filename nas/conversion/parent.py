@@ -1,4 +1,4 @@
-"""The trained model that candidates start from: found by name, checked, kept with a run, handed to a training."""
+"""The trained model that candidates start from: loads it by name, checks it, keeps it, and initialises candidates."""
 
 import hashlib
 import json
@@ -39,9 +39,9 @@ BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 
 
 def load_initial(path: str) -> Pretrained:
-    """The model in a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or of an id on the hub.
+    """Load a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
-    Raises UserError if there is none, a file is not as it was written, or its weights are not whole and finite.
+    Raises UserError if there is none, a file was changed after it was written, or weights are missing or not finite.
     """
     if Path(path).name == "config.json" and Path(path).is_file():
         path = str(Path(path).parent)
@@ -54,7 +54,7 @@ def load_initial(path: str) -> Pretrained:
 
 
 def read_parent_architecture(name: str) -> Architecture:
-    """The architecture that `load_parent` loads, without its weights. Raises UserError if it cannot be read."""
+    """Return the architecture that `load_parent` loads, without its weights. Raises UserError if it cannot be read."""
     if name == BUILTIN or is_export(Path(name)):
         return read_architecture(BUILTIN_FOLDER if name == BUILTIN else Path(name))[0]
     return read_gguf_architecture(name) if is_gguf(name) else read_pretrained_architecture(name)
@@ -69,21 +69,21 @@ class Parent(NamedTuple):
 
     @property
     def distillation(self) -> DistillationSchedule:
-        """The usual schedule from this parent. Raises UserError if its placement has no notation (a folded export)."""
+        """The default schedule from this parent. Raises UserError for a folded export, which has no notation."""
         architecture = self.model.architecture
         if architecture.folded:
             raise UserError(f"parent {self.name!r} must be a model as it was trained, but is a folded one.")
         return DistillationSchedule(parent=self.digest, placement=placement(architecture), spread_over_depth=True)
 
     def tables_on(self, base: Architecture, scale: Scale) -> Architecture:
-        """A base with the parent's vocabulary and context, where the scale does not have a vocabulary of its own."""
+        """Return `base` with the parent's vocabulary and context, unless the scale has a vocabulary of its own."""
         vocab_size, context = self.model.architecture.vocab_size, self.model.architecture.context
         return base if scale.vocab_size is not None else replace(base, vocab_size=vocab_size, context=context)
 
     def start(self, candidate: Candidate, corpus: Corpus) -> dict[str, Tensor]:
-        """The deployed weights that training of a candidate begins with.
+        """Return the deployed weights from which the training of a candidate starts.
 
-        Raises UserError if it does not fit, or the corpus holds no sequence.
+        Raises UserError if the candidate does not fit the parent, or the corpus has no sequence.
         """
         source, distillation = self.model.architecture, candidate.recipe.distillation
         weights = transferred(source, self.model.weights, candidate.initial_architecture)
@@ -91,38 +91,38 @@ class Parent(NamedTuple):
             model = Decoder(candidate.initial_architecture)
             load_deployed(model, weights)
             seq_len = candidate.recipe.scale.seq_len
-            order = epoch_order(0, 0, num_sequences(corpus, "train", seq_len))  # what a training of seed 0 sees first
+            order = epoch_order(0, 0, num_sequences(corpus, "train", seq_len))  # first seen by a training of seed 0
             sequences = gather(corpus, "train", order[: max(1, distillation.linear_fit_tokens // seq_len)], seq_len)
             tokens = torch.from_numpy(sequences[:, :-1].astype("int64"))
             weights |= fitted_linears(self.decoder(), model, parts, tokens)
         return weights
 
     def decoder(self) -> Decoder:
-        """The parent itself, which nothing trains."""
+        """Return the parent as a decoder with frozen weights, in evaluation mode."""
         model = Decoder(self.model.architecture)
         load_deployed(model, self.model.weights)
         return model.requires_grad_(False).eval()
 
 
 def load_parent(name: str) -> Parent:
-    """`builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
+    """Load `builtin`, a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
-    Raises UserError if there is none, a file of it is missing or was edited, or it has no tokenizer.
+    Raises UserError if there is none, a file is missing or was edited, or it has no tokenizer.
     """
     return parent_of(name, read_export(BUILTIN_FOLDER) if name == BUILTIN else load_initial(name))
 
 
 def parent_of(name: str, model: Pretrained) -> Parent:
-    """A model as a parent of this name. Raises UserError if it has no tokenizer."""
+    """Return a model as a parent of this name. Raises UserError if it has no tokenizer."""
     if model.tokenizer is None:
         raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
     return Parent(name, model, digest_of(model))
 
 
 def require_fit(parent: Parent, target: Architecture) -> None:
-    """Raises UserError, saying what would fit, unless candidates of these trained dimensions can start from a parent.
+    """Raise UserError, with a remedy, unless candidates with these dimensions can start from the parent.
 
-    target: any candidate of the space, at the scale that it is trained at.
+    target: any candidate of the space, at the scale at which it is trained.
     """
     source = parent.model.architecture
     for name in SAME:
@@ -140,12 +140,12 @@ def require_fit(parent: Parent, target: Architecture) -> None:
 
 
 def keep_parent(parent: Parent, folder: Path) -> None:
-    """Writes the parent into a folder, from which `kept_parent` reads it. Raises OSError."""
+    """Write the parent into a folder from which `kept_parent` reads it. Raises OSError."""
     write_pretrained(parent.model, folder)
 
 
 def kept_parent(folder: Path, name: str, digest: str) -> Parent:
-    """The parent that a run keeps. Raises UserError if it is not the one with that digest any more."""
+    """Load the parent that a run keeps. Raises UserError if its digest is not `digest`."""
     model = read_export(folder)
     if (actual := digest_of(model)) != digest:
         raise UserError(f"{folder} must hold the parent {digest} of the run, but holds {actual}; start a new run.")
@@ -153,7 +153,7 @@ def kept_parent(folder: Path, name: str, digest: str) -> Parent:
 
 
 def digest_of(model: Pretrained) -> str:
-    """Twelve hexadecimal digits."""
+    """Return twelve hexadecimal digits of the SHA-256 of architecture, tokenizer and weights."""
     digest = hashlib.sha256(json.dumps(canonical(model.architecture), sort_keys=True).encode())
     digest.update((model.tokenizer.json if model.tokenizer else "").encode())
     for name, value in sorted(model.weights.items()):

@@ -1,6 +1,6 @@
-"""A trained model from elsewhere, and reading one that `nas.export` wrote.
+"""Pretrained models, and folders of `nas.export` that hold them.
 
-CHECKSUMS_FILE holds the SHA-256 of every other file of a folder, so that one that was lost or edited is noticed.
+CHECKSUMS_FILE holds the SHA-256 of every other file of a folder, so that a lost or edited file is noticed.
 """
 
 import hashlib
@@ -30,11 +30,11 @@ WINDOWS_FILE = "trained-on.u32"
 
 
 class Pretrained(NamedTuple):
-    """A model from elsewhere: its architecture, its deployed weights in single precision, and its tokenizer.
+    """A pretrained model: its architecture, its deployed weights in single precision, and its tokenizer.
 
-    No two weights share memory: a tied output table is written out.
-    windows: of the text that it was trained on (`nas.corpus.near_duplicates`); None where that is not known.
-    notes: to say of how it was read.
+    No two weights share memory: a tied output table is copied.
+    windows: of its training text (`nas.corpus.near_duplicates`); None if unknown.
+    notes: remarks for the user on how it was read.
     """
 
     architecture: Architecture
@@ -45,14 +45,14 @@ class Pretrained(NamedTuple):
 
 
 def is_export(folder: Path) -> bool:
-    """Whether a folder is one that `read_export` reads, or was before it lost its TRAINED_FILE."""
+    """Whether `read_export` can read a folder, or could before the folder lost its TRAINED_FILE."""
     return (folder / TRAINED_FILE).is_file() or TRAINED_FILE in _checksums(folder)
 
 
 def read_export(folder: Path) -> Pretrained:
-    """The model that `nas.export` wrote, with a tokenizer.json if one is put beside it.
+    """Read the model that `nas.export` wrote, with the tokenizer.json in its folder, if there is one.
 
-    Raises UserError, naming the file, if it is damaged, or is not what the folder's checksums say.
+    Raises UserError, naming the file, if a file is damaged or does not match the folder's checksums.
     """
     require_checksums(folder)
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
@@ -74,7 +74,7 @@ def read_export(folder: Path) -> Pretrained:
 
 
 def read_windows(folder: Path) -> KeptWindows | None:
-    """The windows of what a model was trained on, where they lie beside its weights. Raises UserError if damaged."""
+    """Read the windows of a model's training text from its folder; None without them. Raises UserError if damaged."""
     path = folder / WINDOWS_FILE
     if not path.is_file():
         return None
@@ -86,16 +86,16 @@ def read_windows(folder: Path) -> KeptWindows | None:
 
 
 def read_architecture(folder: Path) -> tuple[Architecture, GivenTokenizer | None]:
-    """Reads architecture and tokenizer of an export, whose weights may be left out of the folder.
+    """Read the architecture and tokenizer of an export; its weights may be missing.
 
-    Raises UserError, naming the file, if one is lost, damaged or edited.
+    Raises UserError, naming the file, if another file is lost, damaged or edited.
     """
     require_checksums(folder, (TRAINED_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE))
     return load_architecture(folder / TRAINED_FILE), read_tokenizer(folder)
 
 
 def read_tokenizer(folder: Path) -> GivenTokenizer | None:
-    """Reads what is beside the weights, named after its kind, so that a copy of it has the same name."""
+    """Read the tokenizer in a folder of weights, named after its kind, so that a copy has the same name."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
         return None
@@ -107,7 +107,7 @@ def read_tokenizer(folder: Path) -> GivenTokenizer | None:
 
 
 def write_pretrained(model: Pretrained, folder: Path) -> None:
-    """Writes a model as `read_export` reads it, with checksums. Raises OSError."""
+    """Write a model so that `read_export` can read it, with checksums. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / TRAINED_FILE).write_text(dump_architecture(model.architecture), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(save(model.weights))
@@ -119,15 +119,15 @@ def write_pretrained(model: Pretrained, folder: Path) -> None:
 
 
 def write_checksums(folder: Path) -> None:
-    """Records every file of a folder. Raises OSError."""
+    """Write the checksums of every file of a folder. Raises OSError."""
     sums = {path.name: _sha256(path) for path in sorted(folder.iterdir()) if path.name != CHECKSUMS_FILE}
     (folder / CHECKSUMS_FILE).write_text(json.dumps(sums, indent=1) + "\n", encoding="utf-8")
 
 
 def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
-    """names: of the files to check; all by default.
+    """Raise UserError, naming the file, if a file does not match the folder's checksums.
 
-    Raises UserError, naming the file, if one is not what the folder's checksums say.
+    names: of the files to check; all by default.
     """
     for name, expected in _checksums(folder).items():
         if names is not None and name not in names:
@@ -141,7 +141,7 @@ def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
 
 
 def _checksums(folder: Path) -> dict[str, str]:
-    """Checksums by name of a file; none in a folder of someone else's, or of before there were any."""
+    """Return checksums by file name; empty for a folder without CHECKSUMS_FILE."""
     path = folder / CHECKSUMS_FILE
     if not path.is_file():
         return {}
@@ -156,9 +156,9 @@ def _sha256(path: Path) -> str:
 
 
 def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
-    """Raises UserError unless the weights came with their tokenizer, which the corpus then is in.
+    """Raise UserError unless the weights came with their tokenizer, which the corpus then uses.
 
-    Equal numbers of tokens prove nothing: a tokenizer trained on the corpus has just that many.
+    Equal vocabulary sizes prove nothing, since a tokenizer trained on the corpus gets that size too.
     """
     if source.tokenizer is None:
         raise UserError(

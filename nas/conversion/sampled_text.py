@@ -29,12 +29,12 @@ FORMAT = 1  # of the text; part of the fingerprint
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledText:
-    """What may be said behind `parent:`, such as `parent:temperature=0.8,tokens=200000`.
+    """Settings after `parent:` in `--data`, such as `parent:temperature=0.8,tokens=200000`.
 
     Attributes:
         temperature: divides the logits before a token is drawn.
-        tokens: training tokens; by default as many as a training takes.
-        seed: of the text; a search with another seed has the same text.
+        tokens: number of training tokens; by default as many as a training takes.
+        seed: of the text, which is the same for every seed of a search.
     """
 
     temperature: float = 1.0
@@ -57,11 +57,11 @@ def is_sampled(data: str) -> bool:
 def sampled_source(
     data: str, parent: Pretrained | None, digest: str, tokens: int, device: str = "cpu"
 ) -> DocumentSource | None:
-    """Return the text that a model generates as a source of documents; None if `--data` asks for another one.
+    """Return the text that a model generates as a source of documents; None if `--data` asks for another source.
 
-    tokens: training tokens, unless `data` says how many. digest: of the parent. device: where to sample.
+    tokens: number of training tokens if `data` does not set it. digest: of the parent. device: where to sample.
 
-    Raises UserError for settings that do not exist, or without a parent with a tokenizer.
+    Raises UserError for unknown settings, or without a parent that has a tokenizer.
     """
     if not is_sampled(data):
         return None
@@ -95,7 +95,7 @@ def _settings(data: str) -> SampledText:
 def _batches(
     parent: Pretrained, settings: SampledText, split: Split, tokens: int, position: Any, *, device: str
 ) -> Generator[Batch, None, None]:
-    """Yield batches of documents, each from a seed of its own, until there are `tokens`. position: batches before."""
+    """Yield batches of documents, each from its own seed, until there are `tokens`. position: [tokens, batches]."""
     assert parent.tokenizer is not None
     model = Decoder(parent.architecture)
     load_deployed(model, parent.weights)
@@ -123,7 +123,7 @@ def _seed(seed: int, split: Split, number: int) -> int:
 
 
 def _text(row: list[int], tokenizer: Tokenizer, given: GivenTokenizer) -> tuple[str, int]:
-    """Return a document, which ends where the model ended it, and its number of tokens."""
+    """Return a document, cut where the model ended it, and its number of tokens."""
     end = tokenizer.token_to_id(given.end_of_text)
     kept = row[: row.index(end)] if end in row else row
     return tokenizer.decode(kept), len(kept) + 1

@@ -1,10 +1,9 @@
-"""Bounds of bounded softmaxes, and sizes of what is raised to a power, from the scores that a model has on tokens.
+"""Sets bounds of bounded softmaxes and query lengths for eighth powers, from the scores that a model has on tokens.
 
-The sum over a row of exp(score - bound) must be neither so large nor so small that fixed point loses it. The middle
-between the largest and the least of a head's rows, each in logarithms, is the bound that most can lie around. Where
-these are too far apart, the softmax stays exact: the model computes the same, for a higher price. What eighth powers
-are taken of may be times any number, queries and bound alike: that which brings the middle of the rows to the middle of
-what fixed point holds.
+The sum over a row of exp(score - bound) must be neither too large nor too small for fixed point. A head's bound is the
+midpoint between the logarithms of its largest and its smallest row sum. If these are too far apart, the softmax stays
+exact: the model computes the same at a higher cost. Attention with eighth powers does not change if queries and bound
+are multiplied by the same number, so they get the one that moves the midpoint to the middle of the fixed-point range.
 """
 
 from collections.abc import Mapping
@@ -28,12 +27,13 @@ from nas.model.weights import load_deployed
 from nas.recipe.distillation import fitted_parts
 
 BOUNDING_TOKENS = 1 << 14
-FIT_TOKENS = 1 << 11  # that say how long queries are
+FIT_TOKENS = 1 << 11  # for fitting the length of queries
 
 
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
-    """The sequences that bounds are set by: those that they are checked on and, as few tokens do not show the widest
-    rows, `BOUNDING_TOKENS` from all over the text that trains. checked: sequences x T.
+    """Return the sequences to set bounds from: those checked, and `BOUNDING_TOKENS` spread over the training text.
+
+    The widest rows are not found in a few tokens. checked: sequences x T.
     """
     tokens = torch.from_numpy(checked)
     if corpus is None:
@@ -47,9 +47,9 @@ def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
 
 @torch.no_grad()
 def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
-    """Sets the bound of every head of a bounded softmax, or its size and that of its queries. tokens: sequences x T.
+    """Set each head's bound of a bounded softmax, or bound and query length for eighth powers. tokens: sequences x T.
 
-    Returns, by layer with bounds, how far from 1 a row of these tokens is at most, as the logarithm of its sum.
+    Returns, by layer with bounds, half the range of the logarithms of row sums, in its widest head.
     """
     observers = {
         depth: _Observer(layer)
@@ -62,20 +62,20 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
 
 
 def unheld(farthest: Mapping[int, float], form: SoftmaxForm) -> tuple[int, ...]:
-    """The layers whose rows fixed point does not hold, all of one form. farthest: as `set_bounds` returns it."""
+    """Return the layers, all of one form, whose row sums exceed fixed-point range. farthest: see `set_bounds`."""
     return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= half_range(form))
 
 
 def half_range(form: SoftmaxForm) -> float:
-    """How far from the middle the logarithm of a row's sum may be."""
+    """Return how far the logarithm of a row's sum may be from the middle of its range."""
     least, most = LOG_SUMS[form]
     return (most - least) / 2
 
 
 def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple[int, ...]:
-    """The layers whose softmax, if it were of this form as the parent attends, would not hold. tokens: sequences x T.
+    """Return the layers whose row sums exceed the fixed-point range if this form replaces the parent's softmax.
 
-    Eighth powers attend by queries that are fitted to the parent's, over the last of the tokens.
+    tokens: sequences x T. For eighth powers, queries are first fitted to the parent's on the last of the tokens.
     """
     source = parent.model.architecture
     layers = tuple(
@@ -92,19 +92,19 @@ def unheld_by_parent(parent: Parent, form: SoftmaxForm, tokens: Tensor) -> tuple
 
 
 class _Observer:
-    """Stands in for what an attention attends by, and sees the largest and the least row of each head, in logs."""
+    """Replaces a layer's attention function to record the largest and the smallest log row sum of each head."""
 
     def __init__(self, layer: Any) -> None:
         self.layer, self.attention, self.attend = layer, layer.attention, layer.attention.attend
         self.cap = layer.score_cap
         self.is_power = self.attention.bound.form == "power8"
-        self.least, self.largest = torch.tensor(torch.inf), torch.tensor(-torch.inf)  # then a number for each head
+        self.least, self.largest = torch.tensor(torch.inf), torch.tensor(-torch.inf)  # later one number per head
         self.attention.attend = self
 
     def __call__(self, queries: Tensor, keys: Tensor, values: Tensor, **settings: Any) -> Attended:
         if self.is_power:
             positive = positive_scores(queries, keys, "power8", self.attention.bound, settings["temperature"], self.cap)
-            first = min(1, positive.shape[-2] - 1)  # the first row is 1 whatever the score, and others' sums are not
+            first = min(1, positive.shape[-2] - 1)  # the first row sums to 1 for any score
             rows = positive[..., first:, :].sum(dim=-1).log()
         else:
             rows = log_sums(queries, keys, settings["temperature"], self.cap)
@@ -115,7 +115,7 @@ class _Observer:
         return attended
 
     def leave(self) -> float:
-        """Sets what is to be set; returns half of what the rows of a head are apart at most."""
+        """Stop recording and set the bounds; return half the range of log row sums of the widest head."""
         self.attention.attend = self.attend
         middle = (self.least + self.largest) / 2
         if self.is_power:

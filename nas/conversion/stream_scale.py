@@ -1,9 +1,9 @@
-"""A residual stream made smaller, so that fixed point holds the squares that norms take of it.
+"""Scales the residual stream down, so that fixed point can represent the squares that norms take of it.
 
-Trained decoders have massive activations: a few features of the first position are thousands of times the others
-(25,000 in SmolLM2-135M), and their squares are beyond the ring. RMSNorm does not see what its input is multiplied by:
-all that is written to the stream is multiplied, what reads it without a live norm divides, and the model computes the
-same. Each halving costs a bit of every number in the stream.
+Trained decoders have massive activations: a few features of the first position are thousands of times larger than the
+others (25,000 in SmolLM2-135M), and their squares overflow the ring. RMSNorm does not depend on the scale of its input,
+so everything that is written to the stream is multiplied by a factor, what reads it without a live norm is divided by
+it, and the model computes the same. Each halving costs one bit of every number in the stream.
 
 Source: Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762.
 """
@@ -20,16 +20,16 @@ from search_spaces.forms import LIVE_NORMS
 
 
 def factor_for(square_share: float) -> float:
-    """The largest power of two, at most 1, that makes squares fit which are this share of what the ring holds."""
+    """Return the largest power of two, at most 1, that makes squares fit. square_share: largest square / limit."""
     return 1.0 if square_share < 1 else 2.0 ** (math.ceil(-math.log2(square_share) / 2) - 1)
 
 
 def with_stream_scale(
     architecture: Architecture, weights: Mapping[str, Tensor], factor: float
 ) -> tuple[Architecture, dict[str, Tensor]]:
-    """The same model, not folded yet, with a stream times this factor, a power of two.
+    """Return the same unfolded model with its stream multiplied by this factor, a power of two.
 
-    One with a LayerNorm stays as it is: their epsilon, which must shrink too, is no number of a model.
+    A model with a LayerNorm is unchanged: its epsilon would have to shrink too, but is no setting of a model.
     """
     new = dict(weights)
     if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:

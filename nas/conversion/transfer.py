@@ -1,12 +1,12 @@
-"""Weights of one placement for another of the same dimensions, so that a trained model can be linearised.
+"""Initialises one architecture with weights of another of the same dimensions, to linearise a trained model.
 
-What both have is kept: linears whatever the activation between them, norms, tables. What the target lacks (norms, a
-removed attention or FFN) is dropped, and half of the heads are those that write most into the residual stream. A norm
-that the target is to freeze starts with the gain and bias of a live one and normalises each row until its turn; of a
-frozen one it stays frozen. A fused FFN starts as the product of the two linears, a temperature at 1, which is what the
-source computes without one; scalars of a scaled residual, slopes and norms that the source lacks start as they would.
-A gate that is a polynomial starts as the odd part of an activation, and the square, if it has one, as about its even
-part; of an FFN without a gate, as what makes x half of x^2 + x. Queries by eighth powers start at a sixteenth.
+Parts that both have are kept: linears whatever the activation between them, norms, tables. Parts that the target lacks
+(norms, a removed attention or FFN) are dropped. If it has half of the heads, those that write most into the residual
+stream stay. A norm that training will freeze starts with the gain and bias of the live norm and normalises each row
+until then; one that is frozen in the source stays so. A fused FFN starts as the product of the two linears, and a
+temperature at 1, which changes no score. Scalars of a scaled residual, slopes and norms that the source lacks get their
+usual values. A polynomial gate starts as the odd part of the source's activation, with about its even part as the
+square; without a gate in the source, x becomes (x^2 + x) / 2. Queries for eighth powers start at a sixteenth.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,24 +23,24 @@ from search_spaces.forms import FROZEN_NORMS, LINEAR_FFNS, POLYNOMIAL_GATES
 from search_spaces.inner import inner_norms, queries
 from search_spaces.lower import lower
 
-# What has a slice for every head; the first two only where a norm has a gain over the width of all.
+# Nodes with a slice for every head; the first two only if a norm's gain has the width of all heads.
 HEADS = tuple(f".attention.{name}" for name in ("q_norm", "k_norm", "qkv", "q", "k", "v", "out"))
 SAME = (
     "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
     "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES, "score_scale",
     "score_cap", "folded",
 )  # fmt: skip
-# Coefficients that a gate starts with, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 and an even function, of
-# SiLU about x^2 / 5 where most of its inputs are.
+# Initial coefficients of a gate, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 plus an even function, which is
+# about x^2 / 5 for most inputs of SiLU.
 GATED = (0.0, 0.5, 0.2)
 UNGATED = (0.5, 0.5, 0.0)  # multiplied by x
-FARTHEST_VERTEX = 32.0  # of a squared gate, from 0: beyond it, its square and 1 are nearly equal, and digits are lost
-NEAREST_ROOTS = 0.98  # share of a squared gate's depth that its constant may be; at 1 the roots meet
+FARTHEST_VERTEX = 32.0  # of a squared gate, from 0; if it is farther, square and 1 nearly cancel, and digits are lost
+NEAREST_ROOTS = 0.98  # largest constant of a squared gate, as a share of its depth; at 1 the roots coincide
 TINY = 1e-12
 
 
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
-    """The weights that a model of `target` starts with, by node; what is not in it keeps its own start.
+    """Return the initial weights of a model of `target`, by node; those left out get their usual initial values.
 
     Raises UserError if dimensions differ, the target's context is longer, or it has linears that the source lacks.
     """
@@ -78,14 +78,14 @@ def _holds_queries(target: Architecture, node: Node) -> bool:
 
 
 def _gain_by_head(source: Architecture, node: Node, value: Tensor) -> Tensor:
-    """The gain of the queries or keys of every head of a source, which they may share."""
+    """Return the gain of the queries or keys of every head of a source; heads may share one."""
     assert isinstance(node.layer, int)
     count = num_heads if node.name.endswith(HEADS[0]) else num_kv_heads
     return value.repeat(count(source, source.layers[node.layer]) * source.head_dim // len(value))
 
 
 def _scaled_queries(source: Architecture, target: Architecture, node: Node, value: Tensor) -> Tensor:
-    """A linear whose first rows are queries, these times what the target begins with over what the source did."""
+    """Rescale the query rows of a linear from the source's initial query scale to the target's."""
     assert isinstance(node.layer, int)
     ours, theirs = (query_scale(softmax_form(model, model.layers[node.layer])) for model in (target, source))
     if ours == theirs:
@@ -97,7 +97,7 @@ def _scaled_queries(source: Architecture, target: Architecture, node: Node, valu
 def _strongest_heads(
     source: Architecture, target: Architecture, node: Node, suffix: str, value: Tensor, weights: Mapping[str, Tensor]
 ) -> Tensor:
-    """The slices of a linear for the heads that the target keeps, with all heads of a key head, in their order."""
+    """Return the slices of a linear for the heads that the target keeps; query heads stay with their key head."""
     assert isinstance(node.layer, int)
     theirs, ours = (num_kv_heads(model, model.layers[node.layer]) for model in (source, target))
     if ours >= theirs:
@@ -111,13 +111,13 @@ def _strongest_heads(
 
 
 def _widths(source: Architecture, key_heads: int) -> list[int]:
-    """Rows of queries, keys and values in the packed linear of a layer with so many key heads."""
+    """Return the rows of queries, keys and values in the packed linear of a layer with this many key heads."""
     heads = key_heads * source.num_heads // (source.num_kv_heads or source.num_heads)
     return [heads * source.head_dim, key_heads * source.head_dim, key_heads * source.head_dim]
 
 
 def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mapping[str, Tensor]) -> Tensor:
-    """The squared Frobenius norm of O V diag(gain), which takes a normalised row to what it writes, by key head."""
+    """Return ||O V diag(gain)||_F^2 by key head, the strength of the map from a normalised row to the stream."""
     attention = f"{layer}.attention"
     if f"{attention}.v.weight" in weights:
         values = weights[f"{attention}.v.weight"].double()
@@ -131,7 +131,7 @@ def _strengths(source: Architecture, layer: str, key_heads: int, weights: Mappin
 
 
 def _opened_degree(source: Architecture, target: Architecture, node: Node) -> int | None:
-    """The degree of a polynomial gate, or of the gate of an `up`, where the source has an activation; else None."""
+    """Return the degree of the polynomial if a gate, or the `up` next to it, replaces an activation; else None."""
     if not isinstance(node.layer, int) or not node.name.endswith((".ffn.gate", ".ffn.up")):
         return None
     ours, theirs = target.layers[node.layer].ffn, source.layers[node.layer].ffn
@@ -139,7 +139,7 @@ def _opened_degree(source: Architecture, target: Architecture, node: Node) -> in
 
 
 def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor], degree: int) -> Tensor:
-    """The gate or `up` with what the polynomial does taken up; without a gate the former starts as the latter."""
+    """Return the weight of a gate or `up` after it took up the polynomial; a missing gate starts as `up`."""
     ffn, _, name = node.name.rpartition(".")
     is_gated = f"{ffn}.gate.weight" in weights
     polynomial = torch.tensor((GATED if is_gated else UNGATED)[: degree + 1], dtype=torch.float64)
@@ -153,29 +153,28 @@ def _opened(node: Node, suffix: str, weights: Mapping[str, Tensor], degree: int)
 
 
 def gate_of(polynomial: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """How a gate is a polynomial of x: p, q and s of each channel, for which `c + b x` is `s (p x + q)` with an s of 1,
-    or `c + b x + a x^2` is `s ((p x + q)^2 - 1)`.
+    """Return p, q and s of each channel, which write a polynomial of x as a gate.
 
-    polynomial: its coefficients, constant first, each of all channels. The second form has two roots, as GELU, SiLU and
-    ReLU have one at 0: c is no nearer to what takes them away than `NEAREST_ROOTS` of it, and where a is next to
-    nothing it is so much of b that the vertex is `FARTHEST_VERTEX` away.
+    `c + b x` is `s (p x + q)` with s = 1, and `c + b x + a x^2` is `s ((p x + q)^2 - 1)`. polynomial: coefficients,
+    constant first, each of all channels. The second form has two roots, as GELU, SiLU and ReLU have one at 0: c is
+    limited to `NEAREST_ROOTS` of the value where they coincide, and an a near 0 is raised until the vertex is at
+    `FARTHEST_VERTEX`.
     """
     if len(polynomial) == 2:
         constant, slope = polynomial
         return slope, constant, torch.ones_like(slope)
     constant, slope, square = polynomial
-    slope = torch.where(slope == 0, TINY, slope)  # of a channel that is always 0
+    slope = torch.where(slope == 0, TINY, slope)  # the channel is always 0
     least = slope.abs() / (2 * FARTHEST_VERTEX)
     square = torch.where(square.abs() < least, torch.where(square < 0, -least, least), square)
     vertex = slope / (2 * square)
-    depth = square * vertex.square()  # of the vertex below the constant; its sign is that of `square`
+    depth = square * vertex.square()  # of the vertex below the constant, with the sign of `square`
     scale = depth * (1 - (constant / depth).clamp(max=NEAREST_ROOTS))
     root = (square / scale).sqrt()
     return root, root * vertex, scale
 
 
 def _is_frozen(source: Architecture, node: Node) -> bool:
-    """Whether the source's norm in the place of a node is frozen."""
     if not isinstance(node.layer, int):
         return source.final_norm in FROZEN_NORMS
     layer, place = source.layers[node.layer], node.name.removeprefix(f"layers.{node.layer}.")
@@ -183,7 +182,7 @@ def _is_frozen(source: Architecture, node: Node) -> bool:
 
 
 def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | None:
-    """One weight of the target; None if it keeps its own start. Raises UserError for a linear that is not there."""
+    """Return one weight of the target; None for its usual initial value. Raises UserError for a missing linear."""
     name = f"{node.name}.{suffix}"
     if name in weights:
         value = weights[name]
@@ -203,7 +202,7 @@ def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | N
 
 
 def _product(ffn: str, suffix: str, weights: Mapping[str, Tensor]) -> Tensor:
-    """down @ (up @ x + up_bias) + down_bias: its matrix or its bias."""
+    """Return the matrix or the bias of down @ (up @ x + up_bias) + down_bias."""
     down = weights[f"{ffn}.down.weight"].double()
     if suffix == "weight":
         return (down @ weights[f"{ffn}.up.weight"].double()).float()

@@ -1,10 +1,10 @@
-"""Whether a folded model computes what was trained: in single precision, and in the fixed point of a private run.
+"""Checks a folded model against the trained one, in single precision and in the fixed point of private inference.
 
-Exact algebra gives the same logits; rounding does not, where the new basis of the residual stream is far from an
-orthogonal one. The weights decide that, so the price of a folded form holds once a check has passed.
+Exact algebra gives the same logits, but rounding errors grow if the new basis of the residual stream is far from an
+orthogonal one. The weights decide that, so the cost of a folded model is valid only once a check has passed.
 
-Fixed point is emulated: operands are rounded to the least number the engine holds, the result of every op is truncated
-to it. The steps inside an op are exact here, which leaves out the same of both models.
+Fixed point is emulated: operands are rounded to the engine's resolution, and the result of every op is truncated to it.
+The steps inside an op are exact here, for both models.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,38 +27,38 @@ from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
 RING_BITS = 64
-FIXED_POSITIONS = 512  # at least so many are compared in fixed point too, which takes several times as long
-MAX_FLOAT_ERROR = 1e-4  # of the largest logit
+FIXED_POSITIONS = 512  # at least this many are also compared in fixed point, which is several times slower
+MAX_FLOAT_ERROR = 1e-4  # relative to the largest logit
 MIN_AGREEMENT = 0.999  # share of positions
 MAX_FIXED_RATIO = 2.0  # folding may cost one bit of the engine's precision
-MAX_DIVERGENCE = 1e-3  # nats a token: a thousandth of a perplexity, less than is shown of any
-CHECK_POSITIONS = 4096  # so that a share of 99.9 % is told from all
-CHECK_LOGITS = 1 << 26  # at most so many are compared, which bounds memory
+MAX_DIVERGENCE = 1e-3  # nats per token: 0.1 % of perplexity, too little to show
+CHECK_POSITIONS = 4096  # enough to tell 99.9 % from 100 %
+CHECK_LOGITS = 1 << 26  # at most this many are compared, to limit memory
 RESOLUTION = 2.0**-FRACTION_BITS
-# What the logarithm of a row's sum may be where no maximum keeps it near 0. A small sum has few digits itself, and each
-# of a hundred numbers that are added up is off by one; of a large one the inverse has few. At the ends a row is off by
-# a twentieth, or less, and beyond them the more the farther: one row of a thousand may be, where it is off by a third.
+# Allowed range of the logarithm of a row's sum if no maximum keeps it near 0. A small sum has few digits, and each of a
+# hundred terms has an error in the last; the inverse of a large sum has few digits. At the ends of the range the error
+# is at most a twentieth. One row in a thousand may be outside, by up to BEYOND, where the error is a third.
 LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "power8": (-7.8, 10.2)}
 BEYOND, ROWS_WITHIN = 2.0, 0.999
-LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product: truncation takes 62 bits, and twice the fraction's
-ROOT_LIMIT = 2.0**FRACTION_BITS  # of what an inverse root is taken of; SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
+LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product, at most 62 bits before truncation
+ROOT_LIMIT = 2.0**FRACTION_BITS  # of the argument of an inverse root; SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
 
 Tokens = NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoldCheck:
-    """A folded model beside the trained one. Errors are the largest of any logit over the largest logit.
+    """Comparison of a folded model with the trained one. Errors are largest differences of logits / the largest logit.
 
     positions: tokens whose logits were compared in single precision.
-    float_error: how far folding moves a logit, both models in single precision.
-    agreement: share of positions where both find the same token most likely.
-    fixed_error, trained_fixed_error: of the folded and of the trained model in fixed point, beside the trained one in
-        double precision.
-    fixed_divergence: KL divergence of the folded model's predictions in fixed point from those, nats a token.
-    resolution: the least number of fixed point, as such an error.
-    fits: whether no value of the folded model, nor a square in a norm, overflows the ring, nor the sum of a row of a
-        bounded softmax or of eighth powers what it may be.
+    float_error: of the folded model, both models in single precision.
+    agreement: share of positions where both have the same most likely token.
+    fixed_error, trained_fixed_error: of the folded and of the trained model in fixed point, against the trained model
+        in double precision.
+    fixed_divergence: KL divergence of the folded model in fixed point from the exact predictions, nats per token.
+    resolution: the smallest fixed-point number, relative to the largest logit.
+    fits: whether all values of the folded model, and squares in its norms, fit the ring, and the row sums of bounded
+        softmaxes and eighth powers are in LOG_SUMS.
     """
 
     positions: int
@@ -72,12 +72,12 @@ class FoldCheck:
 
     @property
     def keeps_precision(self) -> bool:
-        """Whether folding costs the engine's arithmetic next to nothing; with a NaN it does."""
+        """Whether folding costs almost none of the engine's precision; False if an error is NaN."""
         return self._is_equal and self.fixed_error <= MAX_FIXED_RATIO * self.trained_fixed_error + self.resolution
 
     @property
     def passes(self) -> bool:
-        """Whether the folded model may stand for the trained one; with a NaN it may not."""
+        """Whether the folded model may replace the trained one; False if an error is NaN."""
         return self.keeps_precision or (self._is_equal and self.fixed_divergence <= MAX_DIVERGENCE)
 
     @property
@@ -86,14 +86,14 @@ class FoldCheck:
 
 
 class VerifiedFold(NamedTuple):
-    """The model folded as far as its check allows."""
+    """A model folded as far as its check allows."""
 
     folded: Folded
     check: FoldCheck
 
 
 class _Numbers(NamedTuple):
-    """An arithmetic: what it holds of an operand and of a result."""
+    """An arithmetic: how it rounds operands and results."""
 
     operand: Callable[[Array], Array]
     result: Callable[[Array], Array]
@@ -112,10 +112,10 @@ FIXED = _Numbers(_rounded, lambda value: np.floor(value / RESOLUTION) * RESOLUTI
 
 
 class _Run(NamedTuple):
-    """Logits, positions x vocabulary, and what was largest on the way to them.
+    """Logits, positions x vocabulary, and the largest values on the way to them.
 
-    square_share: of squares in norms and their means, as a share of what fixed point takes. sums_share: how far
-    the logarithm of a row's sum is from the middle of what it may be, as a share of the farthest (`_sums_share`).
+    square_share: largest square in a norm, or mean of squares, relative to its limit in fixed point. sums_share:
+        largest distance of a log row sum from the middle of LOG_SUMS, relative to the allowed one (`_sums_share`).
     """
 
     logits: Array
@@ -129,10 +129,10 @@ class _Run(NamedTuple):
 
 
 def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> VerifiedFold:
-    """The furthest folding that keeps precision: while it does not, the worst step of the stream stays unfolded.
+    """Fold as far as precision allows: while a check fails, the worst-conditioned step of the stream is left unfolded.
 
-    tokens: sequences x T. The last attempt, with nothing left to unfold, is returned whether it does or not: gains of
-    norms have no step of their own, and small ones cost bits of the weights that take them up.
+    tokens: sequences x T. If nothing is left to unfold, the last attempt is returned even if its check fails: gains of
+        norms cannot be left unfolded, and small ones cost bits of the weights that take them up.
     """
     trained = Reference.of(architecture, weights, tokens)
     architecture, weights = trained.architecture, trained.weights
@@ -149,9 +149,9 @@ def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], to
 
 
 def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[str, Tokens]:
-    """Sequences to check a folded model on, and what they are of: the validation split, or random without a corpus.
+    """Return the sequences for a check and their origin: the validation split, or random if the corpus lacks tokens.
 
-    seq_len: of the model's context; no sequence is longer than what is compared in fixed point.
+    seq_len: the model's context; sequences are at most FIXED_POSITIONS long.
     """
     positions, seq_len = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size), min(seq_len, FIXED_POSITIONS)
     shape = (-(-positions // seq_len), seq_len)
@@ -162,9 +162,7 @@ def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[
 
 
 class Reference(NamedTuple):
-    """A trained model with its stream scaled for fixed point, and its logits: in single precision for all sequences,
-    exactly and in fixed point for a few.
-    """
+    """A trained model with a scaled stream. single: logits of all tokens; exact, fixed: those of `few` sequences."""
 
     architecture: Architecture
     weights: Mapping[str, Tensor]
@@ -186,7 +184,7 @@ class Reference(NamedTuple):
         return cls(architecture, weights, tokens, few, single.logits, exact, fixed)
 
     def check(self, folded: Folded, *, quick: bool = False, fixed: _Run | None = None) -> FoldCheck:
-        """quick: check only the few sequences. fixed: their fixed-point run, if there already is one."""
+        """Compare a folded model. quick: on the few sequences only. fixed: its fixed-point run on them, if known."""
         tokens, largest = self.few if quick else self.tokens, float(np.abs(self.exact).max())
         ours, theirs = _run(folded.architecture, folded.weights, tokens, SINGLE).logits, self.single[: tokens.size]
         fixed = fixed or _run(folded.architecture, folded.weights, self.few, FIXED)
@@ -207,21 +205,21 @@ def _difference(ours: Array, theirs: Array) -> float:
 
 
 def _divergence(kept: Array, replaced: Array) -> float:
-    """KL(kept || replaced), nats a position. Both: logits, positions x vocabulary."""
+    """Return KL(kept || replaced) in nats per position, from logits of positions x vocabulary."""
     ours, theirs = (logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True) for logits in (replaced, kept))
     return float((np.exp(theirs) * (theirs - ours)).sum(axis=-1).mean())
 
 
 def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, numbers: _Numbers) -> _Run:
-    """All sequences through the op graph, node by node, so that memory holds the operands of one."""
+    """Run all sequences through the op graph, node by node, so that memory holds the operands of one node only."""
     graph, library = lower(architecture, tokens.shape[1]), numpy_library()
     arrays = {name: value.numpy() for name, value in weights.items()}
     last_reader = {name: node.name for node in graph for name in node.inputs}
-    known: dict[str, list[Array]] = {}  # of every sequence
+    known: dict[str, list[Array]] = {}  # node -> output of every sequence
     largest, square_share, sums_share = 0.0, 0.0, 0.0
     for node in graph:
         operands = {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
-        if isinstance(node.op, ops.TokenEmbedding):  # the rows that a product with one-hot vectors gives
+        if isinstance(node.op, ops.TokenEmbedding):  # equal to a product with one-hot vectors
             values = [operands["weight"][sequence] for sequence in tokens]
         else:
             sources = zip(*(known[name] for name in node.inputs), strict=True)
@@ -232,19 +230,19 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
             sums_share = max(sums_share, *(_sums_share(node.op, source) for source in known[node.inputs[0]]))
         known[node.name] = [numbers.result(value) for value in values]
         for name in {name for name in node.inputs if last_reader[name] == node.name}:
-            known.pop(name, None)  # tokens are not among them
+            known.pop(name, None)  # tokens are not in it
         largest = max(largest, *(float(np.abs(value).max()) for value in known[node.name]))
     return _Run(np.concatenate(known[graph.nodes[-1].name]), largest, square_share, sums_share)
 
 
 def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:
-    """source: rows x features."""
+    """Return the largest square or mean of squares, relative to its limit. source: rows x features."""
     squares = (source - source.mean(axis=-1, keepdims=True) if isinstance(norm, ops.LayerNorm) else source) ** 2
     return float(max(squares.max() / LIMIT, squares.mean(axis=-1).max() / ROOT_LIMIT))
 
 
 def _sums_share(op: ops.Softmax, scores: Array) -> float:
-    """scores: heads x T x T. Of all rows but ROWS_WITHIN, beside the ends; of these, beside what is BEYOND them."""
+    """Return the largest distance of log row sums from mid-range, relative to its limits (ROWS_WITHIN, and all)."""
     least, most = LOG_SUMS[op.form]
     seen = np.tri(scores.shape[-1], dtype=bool)
     with np.errstate(over="ignore", divide="ignore"):

@@ -66,7 +66,7 @@ class Corpus:
         folder: cache entry.
         fingerprint: of everything that its tokens depend on.
         tokenizer: name with digest.
-        vocab_size: of the tokenizer; a small corpus yields fewer merges than asked for.
+        vocab_size: of the tokenizer; a small corpus yields fewer merges than requested.
         num_train_tokens: of the whole split, or of the part of a large source that was prepared.
         unigram_loss: validation loss, nats per token, of the best model that ignores context: train frequencies with
             one added to every count. Its exponential is the reference point of the hypervolume.
@@ -176,7 +176,7 @@ def known_corpus(fingerprint: str | None) -> Corpus | None:
 
 
 def _entry(fingerprint: str) -> tuple[Path, int | None]:
-    """The cache entry of a corpus, existing or not, and the level up to which it is that corpus."""
+    """Return the cache entry of a corpus, existing or not, and the level up to which it is that corpus."""
     cache = default_cache_dir()
     for facts in cache.glob("*/corpus-*.json"):  # entries of sources that were prepared in part
         level = facts.stem.removeprefix("corpus-")
@@ -224,7 +224,7 @@ def _key(
     chunk_len: int | None,
     of_parent: KeptWindows | None,
 ) -> str:
-    """Name of the cache entry, which is the fingerprint of the whole source."""
+    """Return the name of the cache entry, which is the fingerprint of the whole source."""
     settings: list[object] = [FORMAT, source.fingerprint]
     if given is None:
         settings += [vocab_size, VALIDATION_SHARE, TOKENIZER_BYTES, END_OF_TEXT, tokenizers_version]
@@ -246,7 +246,7 @@ def _facts_file(level: int | None) -> str:
 
 
 def _cached(entry: Path, level: int) -> Corpus | None:
-    """Open what is prepared up to the level, or the whole source if it is smaller. Raises UserError if torn."""
+    """Open the corpus prepared up to the level, or the whole source if it is smaller. Raises UserError if torn."""
     if (entry / _facts_file(level)).exists():
         return open_corpus(entry, level)
     if (entry / _facts_file(None)).exists() and (corpus := open_corpus(entry)).num_train_tokens < level:

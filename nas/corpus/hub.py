@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Repository(NamedTuple):
-    """name: owner and name on the hub. revision: its commit. remedy: advice if it cannot be read."""
+    """A repository on the hub: its owner and name, its commit, and advice (`remedy`) if it cannot be read."""
 
     name: str
     revision: str

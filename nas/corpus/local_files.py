@@ -133,7 +133,7 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
 
 
 def txt_source(name: str, path: Path) -> DocumentSource:
-    """Return one text, of which the beginning is trained on and the end held out."""
+    """Return one text, whose beginning is trained on and whose end is held out."""
     raw = _read(path)
     _decoded(raw, path)
 

@@ -1,4 +1,4 @@
-"""A second validation corpus: text of other authors, of which nothing is used for training.
+"""A second validation corpus: text of other authors, none of which is used for training.
 
 It uses the tokens of the first corpus, and excludes documents that repeat the text of the first corpus or of the
 parent. `dependencies` is Python source of packages that this one needs: of each of PACKAGES, the FILES_OF_EACH

@@ -66,7 +66,7 @@ def _piece(message: bytes) -> Piece:
 
 
 def _fields(message: bytes) -> dict[int, Any]:
-    """Last value of every field of a message, by number: an integer or bytes. Its schema is not needed."""
+    """Return the last value of every field of a message, by number: an integer or bytes. Its schema is not needed."""
     return {field.field_number: field.data for field in _all_fields(message)}
 
 

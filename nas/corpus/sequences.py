@@ -73,7 +73,7 @@ def held_out_targets(corpus: Corpus, seq_len: int, tokens: int) -> HeldOutTarget
 
 
 def loss_shares(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Weight of each document in the loss, from its number of targets, as in `held_out_targets`."""
+    """Return the weight of each document in the loss, from its number of targets, as in `held_out_targets`."""
     num_documents = np.count_nonzero(sizes)
     most = MOST_OF_LOSS if num_documents * MOST_OF_LOSS >= 1 else min(1.0, 2 / num_documents)
     shares: NDArray[np.float64] = sizes / sizes.sum()
@@ -85,7 +85,7 @@ def loss_shares(sizes: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 def _evenly(available: Sequence[int], wanted: int) -> list[int]:
-    """How many to take of each, at most `wanted` in all, so that the largest number is as small as possible."""
+    """Return how many to take of each, at most `wanted` in all, so that the largest number is as small as possible."""
     taken, left = [0] * len(available), wanted
     for place, document in enumerate(sorted(range(len(available)), key=lambda index: available[index])):
         taken[document] = min(available[document], -(-left // (len(available) - place)))

@@ -106,7 +106,7 @@ def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
-    """Train byte-level BPE on the train split and return JSON. Source: Radford et al. 2019, GPT-2, section 2.2."""
+    """Train byte-level BPE on the train split and return its JSON. Source: Radford et al. 2019, GPT-2, section 2.2."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -1,10 +1,10 @@
-"""Cross-entropy of a vocabulary projection; where logits are many, a chunk of rows at a time, so they never all exist.
+"""Cross-entropy of a vocabulary projection; many logits are computed for a chunk of rows at a time.
 
-Of a chunk the loss and both gradients are computed at once, while its logits are in the cache; nothing is computed
-twice. What is kept for the backward pass is as large as the inputs.
+The loss and both gradients of a chunk are computed together, while its logits are in the cache; nothing is computed
+twice. What is stored for the backward pass is as large as the inputs.
 
-On CUDA the products have a multiple of 128 rows of the table, without which they miss the fast matrix units. The added
-rows exist only here: their logits are minus infinity, so that losses and gradients are those of the true vocabulary.
+On CUDA the table is padded to a multiple of 128 rows, since other products miss the fast matrix units. The logits of
+the added rows are minus infinity, so losses and gradients are those of the true vocabulary.
 """
 
 import math
@@ -21,18 +21,19 @@ CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 28}  # logits in a chunk: 4 MiB of fp
 
 LEAST_ROWS = 128  # in a chunk: with fewer, adding up the gradient of a large vocabulary's table takes most of the time
 ROW_MULTIPLE = {"cpu": 1, "cuda": 128}  # of a table's rows in a product; Hopper's units need bf16 rows of 16 bytes
-LEAST_LEFT = 1e-6  # of a probability of one that single precision adds up to
+LEAST_LEFT = 1e-6  # least probability of all other tokens, which rounding may make 0
 
-# Of a chunk's logits and what is known of its rows: sums over the rows, of which the first is differentiated, and its
-# gradient with respect to the logits, which may be in their place.
+# Maps the logits of a chunk, and data about its rows, to sums over the rows, and to the gradient of the first sum with
+# respect to the logits, which may overwrite them.
 RowLosses: TypeAlias = Callable[..., tuple[Tensor, Tensor]]
 Known: TypeAlias = Callable[[slice], tuple[Tensor, ...]]
-Runner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # of `losses_of_chunk` and its arguments, as compiled code
+Runner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # `losses_of_chunk`, or compiled code of it
 
 
 class Distilled(NamedTuple):
-    """Means over rows, in nats. loss: of the other two by their shares; where logits come in chunks it alone carries
-    gradients. cross_entropy: of the targets. divergence: KL(p || model) from the predictions p of another model.
+    """Mean losses over rows, in nats; in chunks, only `loss` carries gradients. loss: weighted sum of the other two.
+
+    cross_entropy: of the targets. divergence: KL(p || model) from the predictions p of another model.
     """
 
     loss: Tensor
@@ -41,7 +42,7 @@ class Distilled(NamedTuple):
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """cap * tanh(x / cap), or the same numbers."""
+    """Return cap * tanh(x / cap), or the logits themselves without a cap."""
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
@@ -54,13 +55,13 @@ def losses_of_chunk(
     num_rows: int,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return sums over a chunk's rows, in fp64, and the gradient of the first over num_rows, with respect to logits.
+    """Return sums over a chunk's rows, in fp64, and the gradient of the first / num_rows with respect to the logits.
 
-    logits: before their cap, rows x padded vocabulary; they are overwritten. known: what `losses` takes of the rows.
+    logits: before their cap, rows x padded vocabulary; they are overwritten. known: further arguments of `losses`.
     The gradient has the shape of logits, in dtype.
     """
     if torch.compiler.is_compiling():
-        logits = logits.clone()  # which compiled code leaves out, together with writing to the argument
+        logits = logits.clone()  # compiled code omits this, together with writing to the argument
     logits = capped(logits, cap)
     slopes = None if cap is None else 1 - (logits / cap).square()
     if logits.shape[1] > vocab_size:
@@ -73,18 +74,18 @@ def losses_of_chunk(
 def projected_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None, run: Runner = losses_of_chunk
 ) -> Tensor:
-    """Mean of -ln softmax(hidden @ weight.T)[target] over all rows, in nats; in fp32 but for fp64 inputs.
+    """Return the mean of -ln softmax(hidden @ weight.T)[target] over rows, in nats; in fp32, or fp64 for fp64 inputs.
 
     hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. cap: of the logits.
     Under autocast the products are in its dtype.
     """
-    if _in_one_piece(hidden, weight):  # where torch's own is as fast
+    if _in_one_piece(hidden, weight):  # torch's own is as fast here
         return functional.cross_entropy(_logits(hidden, padded(weight), len(weight), cap), targets)
     return _projected(hidden, weight, _cross_entropy, lambda rows: (targets[rows],), cap, run)[0]
 
 
 def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
-    """-ln softmax(hidden @ weight.T)[target] of each row, nats: what `projected_cross_entropy` is the mean of."""
+    """Return -ln softmax(hidden @ weight.T)[target] of each row, in nats; `projected_cross_entropy` is their mean."""
     table, size = padded(weight), len(weight)
     parts = [
         functional.cross_entropy(_logits(hidden[rows], table, size, cap), targets[rows], reduction="none")
@@ -103,9 +104,9 @@ def distilled(
     cap: float | None = None,
     run: Runner = losses_of_chunk,
 ) -> Distilled:
-    """Cross-entropy, as `projected_cross_entropy`, and divergence from p, which has `share` in the loss.
+    """Return cross-entropy, as `projected_cross_entropy`, and divergence from p, which has weight `share` in the loss.
 
-    likely, log_probabilities: rows x n, the tokens that p holds most likely; the rest of the vocabulary counts as one.
+    likely, log_probabilities: rows x n, the most likely tokens under p; all other tokens are counted as one.
     Source: Hinton et al. 2015, arXiv 1503.02531, at temperature 1.
     """
     left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
@@ -137,7 +138,7 @@ def padded(weight: Tensor) -> Tensor:
 
 
 def _logits(hidden: Tensor, table: Tensor, vocab_size: int, cap: float | None) -> Tensor:
-    """Logits of the true vocabulary in fp32, rows x vocab. table: a padded one."""
+    """Return the logits of the true vocabulary in fp32, rows x vocab. table: padded."""
     logits = functional.linear(hidden, table)
     return capped((logits if len(table) == vocab_size else logits[:, :vocab_size]).float(), cap)
 
@@ -151,21 +152,19 @@ def fully_distilled(
     cap: float | None = None,
     run: Runner = losses_of_chunk,
 ) -> Distilled:
-    """As `distilled`, with the divergence over the whole vocabulary; the parent's logits exist a chunk at a time too.
+    """Do the same as `distilled` over the whole vocabulary; the parent's logits are also computed in chunks.
 
-    parent_logits: of some of the rows, rows x vocab, in fp32 or fp64.
+    parent_logits: returns those of a slice of rows, rows x vocab, in fp32 or fp64.
     """
     losses = partial(_full_divergence, share=share)
     return Distilled(*_projected(hidden, weight, losses, lambda rows: (targets[rows], parent_logits(rows)), cap, run))
 
 
 def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Matrix product in fp32 (fp64 for fp64), also where the factors are in half precision: sums are never rounded to
-    that, which would make the gradients of a softmax wrong by several percent.
-    """
+    """Return a matrix product in fp32 (or fp64); sums in half precision would make gradients wrong by percents."""
     if left.dtype in (torch.float32, torch.float64):
         return left @ right
-    # a product of two bf16 numbers is exact in fp32, so both ways differ by the order of sums alone
+    # a product of two bf16 numbers is exact in fp32, so both branches differ only in the order of the sums
     return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
 
 
@@ -197,10 +196,10 @@ def _added(source: Tensor, picked: Tensor, number: float) -> Tensor:
 def _divergence(
     logits: Tensor, targets: Tensor, likely: Tensor, theirs: Tensor, *, share: float
 ) -> tuple[Tensor, Tensor]:
-    """theirs: ln p of the likely tokens and, last, of all others together.
+    """Return sums and gradient of `distilled`. theirs: ln p of the likely tokens and, last, of all others together.
 
-    With q of the model, q_r and p_r of the others, and P = sum p, d KL / d logit_j is P q_j - p_j of a likely token and
-    (P - p_r / q_r) q_j of another.
+    With q of the model, q_r and p_r of the other tokens, and P = sum p, d KL / d logit_j is P q_j - p_j for a likely
+    token and (P - p_r / q_r) q_j for another.
     """
     picked, log_p = targets.unsqueeze(1), theirs.to(logits.dtype)
     lse = logits.logsumexp(dim=1, keepdim=True)
@@ -218,7 +217,7 @@ def _divergence(
 
 
 def _full_divergence(logits: Tensor, targets: Tensor, parent_logits: Tensor, *, share: float) -> tuple[Tensor, Tensor]:
-    """With q of the model, d KL / d logit_j is q_j - p_j. Columns of `logits` beyond p's are minus infinity."""
+    """d KL / d logit_j is q_j - p_j, with q of the model. Columns of `logits` beyond p's are minus infinity."""
     picked, log_p = targets.unsqueeze(1), parent_logits.to(logits.dtype).log_softmax(dim=1)
     lse = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (lse - logits.gather(1, picked)).sum()
@@ -231,14 +230,14 @@ def _full_divergence(logits: Tensor, targets: Tensor, parent_logits: Tensor, *, 
 
 
 def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
-    """On a GPU chunks are faster even if there is only one, since their losses are compiled."""
+    """Whether to compute all logits at once. On a GPU chunks are faster, even a single one, as they are compiled."""
     return hidden.device.type == "cpu" and len(hidden) * len(weight) <= CHUNK_SIZE["cpu"]
 
 
 def _projected(
     hidden: Tensor, weight: Tensor, losses: RowLosses, known: Known, cap: float | None, run: Runner
 ) -> tuple[Tensor, ...]:
-    """Means over rows; the first carries gradients."""
+    """Return means over rows; the first carries gradients."""
     kind = hidden.device.type
     lowered = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     means: Tensor = _Projected.apply(hidden.to(lowered), weight, partial(run, losses), known, cap)  # type: ignore[no-untyped-call]

@@ -1,7 +1,7 @@
-"""The decoder a candidate trains: module for module the op graph that `search_spaces.lower` prices.
+"""The decoder that a candidate trains; its modules are those of the op graph that `search_spaces.lower` makes.
 
-A module with weights carries the name of its node, so that `layers.3.attention.qkv.weight` in a state dict are the
-weights of node `layers.3.attention.qkv`. Linear weights are out_features x in_features, as torch keeps them.
+A module with weights has the name of its node: `layers.3.attention.qkv.weight` in a state dict is the weight of node
+`layers.3.attention.qkv`. Linear weights are out_features x in_features, as in torch.
 """
 
 import math
@@ -30,18 +30,18 @@ from search_spaces.lower import activation_op
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
-MAX_TABLE_STD = 0.16  # the rule at width 96; below it a table of unit variance would predict its own tokens
+MAX_TABLE_STD = 0.16  # from the rule at width 96; in narrower models, larger tables would predict their own tokens
 LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
 
 
-# Of a layer, its stream and whether entropies are wanted: as `Block.forward`.
+# Calls a layer with its stream and whether entropies are wanted, as `Block.forward`.
 LayerFunction: TypeAlias = Callable[[nn.Module, Tensor, bool], Any]
 
 
 class Prediction(NamedTuple):
-    """logits: batch x T x vocab. entropies: of each layer, batch x heads x T, in nats, one per row, if wanted.
+    """Logits, batch x T x vocab, and, if wanted, entropies of each layer in nats, batch x heads x T, one per row.
 
-    A layer without attention has 0 heads there.
+    A layer without attention has 0 heads.
     """
 
     logits: Tensor
@@ -55,10 +55,8 @@ class Decoder(nn.Module):
         super().__init__()
         d_model, vocab_size = architecture.d_model, architecture.vocab_size
         self.architecture = architecture
-        self.recompute = False  # layers again for their gradients, instead of keeping what they need
-        self.layer_function: LayerFunction = (
-            nn.Module.__call__
-        )  # of layers in training, in place of which is compiled code
+        self.recompute = False  # whether the backward pass computes layers again instead of storing activations
+        self.layer_function: LayerFunction = nn.Module.__call__  # calls layers in training; may be compiled
         self.embed = nn.Embedding(vocab_size, d_model)
         self.position = (
             nn.Embedding(architecture.context, d_model) if "position" in architecture.block_facts.tables else None
@@ -72,7 +70,7 @@ class Decoder(nn.Module):
             self.logits.weight = self.embed.weight
 
     def forward(self, tokens: Tensor, *, with_entropies: bool = True) -> Prediction:
-        """tokens: batch x T. Without entropies attention is faster.
+        """Return logits and entropies. tokens: batch x T. Without entropies attention is faster.
 
         Raises UserError if T is above the architecture's context.
         """
@@ -80,16 +78,15 @@ class Decoder(nn.Module):
         return Prediction(self.logits_of(stream), entropies)
 
     def logits_of(self, features: Tensor) -> Tensor:
-        """The logits, batch x T x vocab, of what `features` returns."""
+        """Return the logits, batch x T x vocab, of features that `features` returned."""
         return capped(self.logits(features), self.architecture.logit_cap)
 
     def features(
         self, tokens: Tensor, *, with_entropies: bool, hidden_states: list[Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
-        """The stream that logits are a projection of, before their cap, batch x T x d_model, and the entropies; else as
-        `forward`.
+        """Return the input of the vocabulary projection, batch x T x d_model, and the entropies; else as `forward`.
 
-        hidden_states: gets what each layer reads, and what the last one leaves.
+        hidden_states: a list that gets the input of each layer and the output of the last.
         """
         stream = self.embedded(tokens)  # batch x T x d_model
         passed, entropies = [stream], []
@@ -107,12 +104,12 @@ class Decoder(nn.Module):
         return self.read_out(stream), tuple(entropies) if with_entropies else None
 
     def read_out(self, stream: Tensor) -> Tensor:
-        """What the logits are a projection of, from the stream that the last layer leaves."""
+        """Return the input of the vocabulary projection. stream: the output of the last layer."""
         normed: Tensor = self.final_norm(stream)
         return normed if self.architecture.logit_scale == 1 else normed * self.architecture.logit_scale
 
     def hidden_states(self, tokens: Tensor) -> list[Tensor]:
-        """What every layer reads of a batch, and what the last one leaves, each batch x T x d_model."""
+        """Return the input of every layer and the output of the last, each batch x T x d_model."""
         hidden_states: list[Tensor] = []
         self.features(tokens, with_entropies=False, hidden_states=hidden_states)
         return hidden_states
@@ -134,7 +131,7 @@ class Decoder(nn.Module):
         return self.logits_of(self.read_out(stream))[:, 0]
 
     def embedded(self, tokens: Tensor, first: int = 0) -> Tensor:
-        """The stream that the first layer reads; else as `forward`. first: the position of the first token."""
+        """Return the input of the first layer; else as `forward`. first: the position of the first token."""
         if first + tokens.shape[1] > self.architecture.context:
             why = " (beyond it attention has windows)" if self.architecture.longest_context else ""
             raise UserError(
@@ -147,7 +144,7 @@ class Decoder(nn.Module):
 
 
 def _recomputed(layer: nn.Module, stream: Tensor, with_entropy: bool) -> Any:
-    """A layer that keeps nothing for its gradients but what it reads."""
+    """Run a layer that stores only its input for the backward pass."""
     return checkpoint(
         layer, stream, with_entropy, use_reentrant=False, context_fn=lambda: (nullcontext(), _observed(layer))
     )
@@ -155,7 +152,7 @@ def _recomputed(layer: nn.Module, stream: Tensor, with_entropy: bool) -> Any:
 
 @contextmanager
 def _observed(layer: nn.Module) -> Iterator[None]:
-    """The second time a norm that is to be frozen has seen the stream already."""
+    """Run a layer in evaluation mode, since norms that are not frozen yet have recorded this stream already."""
     was_training = layer.training
     layer.eval()
     try:
@@ -165,27 +162,27 @@ def _observed(layer: nn.Module) -> Iterator[None]:
 
 
 class Block(nn.Module):
-    """Attention and FFN of one layer, joined as `search_spaces.block` says; what a layer lacks adds nothing."""
+    """Attention and FFN of one layer, joined as `search_spaces.block` says; a missing one adds nothing."""
 
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
         layer, self.block = architecture.layers[index], architecture.block_facts
         self.scale, self.score_cap = architecture.residual_scale, score_cap(architecture, layer)
         self.queries = queries(architecture, layer)
-        affine = not architecture.folded or self.block.passes_values(index)  # else linears take gain and bias up
+        affine = not architecture.folded or self.block.passes_values(index)  # else linears include gain and bias
         self.norm1 = norm_of(layer.norm1, architecture, affine=affine)
         attention = ShapedSelfAttention if self.block.is_shaped else SelfAttention
         self.attention = None if layer.attention == "none" else attention(architecture, index, temperature_init)
         self.norm2 = norm_of(layer.norm2, architecture, affine=not architecture.folded)
         self.ffn = None if layer.ffn == "none" else FeedForward(architecture, layer)
-        self.gates: dict[str, float | Tensor] = {}  # of `attention` and `ffn`, while one of them is removed
+        self.gates: dict[str, float | Tensor] = {}  # factors of `attention` and `ffn` while they are gradually removed
 
     def forward(
         self, stream: Tensor, with_entropy: bool = True, past: list[Tensor] | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """The stream after the layer and the entropies, of no heads where there is no attention.
+        """Return the stream after the layer and the entropies, of 0 heads without attention.
 
-        past: of a single token, the keys and values of those before it; no entropies then.
+        past: for a single token, keys and values of the tokens before it; there are no entropies then.
         """
         if self.attention is None:
             joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None
@@ -206,9 +203,9 @@ class Block(nn.Module):
 
     @torch.no_grad()
     def scale_queries(self, factors: Tensor) -> Tensor:
-        """Multiplies the queries of each head by its factor, of which there are as many as heads.
+        """Multiply the queries of each head by its factor. factors: one per head.
 
-        Returns the factors; where heads share the gain of a norm, that is their geometric mean for all.
+        Returns the factors that were used: their geometric mean if the heads share the gain of a norm.
         """
         assert self.attention is not None
         scaled = self.get_submodule(self.queries)
@@ -223,7 +220,7 @@ class Block(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two linears around an activation, two of them gated, or one fused linear; and how the result joins the stream."""
+    """An FFN that is added to the stream: two linears around an activation, maybe with a gate, or one fused linear."""
 
     def __init__(self, architecture: Architecture, layer: Layer) -> None:
         super().__init__()
@@ -243,7 +240,7 @@ class FeedForward(nn.Module):
         self.residual = _ScaledAdd(architecture.block_facts.branch_gain) if layer.stabiliser == "scaled" else None
 
     def forward(self, source: Tensor, stream: Tensor) -> Tensor:
-        """source: what the branch reads; stream: what its result is added to; both batch x T x d_model."""
+        """Return the stream with the FFN's output added. source: input of the FFN; both batch x T x d_model."""
         if self.fused is not None:
             branch = self.fused(source)
         else:
@@ -256,7 +253,7 @@ class FeedForward(nn.Module):
 
 
 class _ScaledAdd(nn.Module):
-    """`beta * stream + branch / alpha`, one learned pair; beta starts at 1."""
+    """`beta * stream + branch / alpha` with learned alpha and beta; beta starts at 1."""
 
     def __init__(self, branch_gain: float) -> None:
         super().__init__()
@@ -294,7 +291,7 @@ GELUS: dict[GeluForm, Callable[[], nn.Module]] = {
     "exact": nn.GELU,
     "piecewise": PiecewiseGelu,
 }
-MODULES: dict[type[Op], Callable[[Any], nn.Module]] = {  # of the op of an activation
+MODULES: dict[type[Op], Callable[[Any], nn.Module]] = {  # modules of the ops of activations
     ops.Gelu: lambda op: GELUS[op.form](),
     ops.Relu: lambda op: nn.ReLU(),
     ops.LeakyRelu: lambda op: _LeakyRelu(),
@@ -315,18 +312,18 @@ def build(
     temperature_init: float = 1.0,
     slopes: SlopeSharing = "layer",
 ) -> Decoder:
-    """A decoder with seeded weights: N(0, s) for linears, 0 for biases, 1 for gains.
+    """Return a decoder with seeded weights: N(0, s) for linears, 0 for biases, 1 for gains.
 
-    s is GPT-2's 0.02 at width 768 and grows as 1 / sqrt(width) below, so that a narrow proxy passes signals on as
-    strongly as the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers). Tables of
-    tokens and positions grow as 1 / width: at width 96 rows with nonlinearities then train faster and linear ones
-    slower, which brings their order nearer to the papers' (see the proxy scale in `nas.recipe.recipe`). A shaped
-    block has none of those; its queries start at 0, layer 0's values at the identity plus N(0, s), and an FFN whose
-    result is not scaled by a learned gain at 0.1 times N(0, s).
+    s is GPT-2's 0.02 at width 768 and proportional to 1 / sqrt(width), so that signals are as strong in a narrow proxy
+    as in the model it stands for; linears that write to the residual stream have s / sqrt(2 x layers). The standard
+    deviation of embedding tables is proportional to 1 / width: at width 96, layers with nonlinearities then train
+    faster and linear ones slower, which brings their order nearer to the papers' (see the proxy scale in
+    `nas.recipe.recipe`). In a shaped block, queries start at 0, layer 0's values at the identity plus N(0, s), and the
+    last linear of an FFN without a learned scale at 0.1 times N(0, s).
 
-    slopes: `global` has all leaky ReLUs share one learned slope.
+    slopes: with `global`, all leaky ReLUs share one learned slope.
 
-    Raises UserError for a shaped block with a ReLU in place of softmax, which has no gradient at queries of 0.
+    Raises UserError for a shaped block with ReLU instead of softmax, which has no gradient at queries of 0.
     """
     forms = {softmax_form(architecture, layer) for layer in architecture.layers}
     if architecture.block_facts.is_shaped and "relu" in forms:
@@ -362,7 +359,7 @@ def build(
 
 @torch.no_grad()
 def _start_shaped(model: Decoder) -> None:
-    """Every layer passes the stream on, so that depth needs neither skips nor norms. Source: arXiv 2311.01906."""
+    """Let every layer pass the stream on, so that depth needs neither skips nor norms. Source: arXiv 2311.01906."""
     for module in model.modules():
         if isinstance(module, ShapedSelfAttention):
             queries, _ = module.qk.weight.chunk(2)

@@ -1,4 +1,4 @@
-"""Replacements of softmax and GELU where an architecture has them, as in `op_functions`."""
+"""Replacements of softmax and GELU, computed as in `costmodel.execution.op_functions`."""
 
 import math
 from collections.abc import Callable
@@ -16,26 +16,26 @@ from search_spaces.architecture import has_bound
 
 Attention = Callable[..., Attended]  # as `causal_attention`
 
-# form -> a number of at least 0 for every score, and what is added to their sum over a row
+# form -> a function of scores that is at least 0, and a constant that is added to its row sum
 FORMS: dict[SoftmaxForm, tuple[Callable[[Tensor], Tensor], float]] = {
     "2quad": (lambda scores: (scores + QUAD_SHIFT).square(), 0.0),
     "power8": (lambda scores: scores.square().square().square(), 0.0),
     "relu": (functional.relu, RELU_SUM_OFFSET),
 }
-# What eighth powers begin with: (x / 16 + 1/2)^8 is (1 + x / 8)^8 / 256, which is nearly a power of e.
+# Initial values for eighth powers: (x / 16 + 1/2)^8 is (1 + x / 8)^8 / 256, which is nearly exp(x) / 256.
 POWER_BOUND = -0.5
 QUERY_SCALES: dict[SoftmaxForm, float] = {"power8": -POWER_BOUND / 8}
 
 
 def query_scale(form: SoftmaxForm) -> float:
-    """What the queries of a form are times to begin with, beside those of a softmax."""
+    """Return the initial scale of queries for a form, relative to a softmax."""
     return QUERY_SCALES.get(form, 1.0)
 
 
 class ScoreBound(nn.Module):
-    """What is taken from the scores of each head before they are normalised.
+    """A number per head that is subtracted from the scores before they are normalised.
 
-    Eighth powers learn it. A softmax is the same whatever it is; private inference is not, for which
+    Eighth powers learn it. A softmax does not depend on it, but its range in private inference does;
     `nas.conversion.score_bounds` sets it.
     """
 
@@ -51,12 +51,12 @@ class ScoreBound(nn.Module):
 
 
 def bound_of(num_heads: int, form: SoftmaxForm) -> ScoreBound | None:
-    """What a form takes from its scores, if anything."""
+    """Return the bound of a form, if it has one."""
     return ScoreBound(num_heads, form) if has_bound(form) else None
 
 
 def attention_of(form: SoftmaxForm, bound: ScoreBound | None, cap: float | None = None) -> Attention:
-    """Causal attention under a form of softmax, with the entropy of its rows. cap: of the scores."""
+    """Return causal attention with a form of softmax, which also returns the entropy of rows. cap: of the scores."""
     if form in FORMS:
         return partial(normalised_attention, form=form, bound=bound, cap=cap)
     return causal_attention if cap is None else partial(attention_reference, cap=cap)
@@ -73,10 +73,10 @@ def normalised_attention(
     temperature: Tensor | None = None,
     with_entropy: bool = True,
 ) -> Attended:
-    """Attention whose weights are positive numbers over their row sum, over the whole T x T matrix; in fp32 at least.
+    """Return attention with weights that are positive numbers / their row sum, over the T x T matrix, in fp32 or fp64.
 
     queries, keys, values: batch x heads x T x head_dim; temperature: heads x T. The entropy is that of the weights
-    scaled to a sum of 1, which an offset leaves just below; a row of zeros attends to nothing and has entropy 0.
+        scaled to a sum of 1, which an offset makes smaller; a row of zeros attends to nothing and has entropy 0.
     """
     length, dtype = queries.shape[-2], torch.promote_types(values.dtype, torch.float32)
     positive = positive_scores(queries.to(dtype), keys.to(dtype), form, bound, temperature, cap)
@@ -123,7 +123,7 @@ def positive_scores(
     temperature: Tensor | None,
     cap: float | None = None,
 ) -> Tensor:
-    """A number of at least 0 for every score, 0 where it is masked: batch x heads x T x T."""
+    """Return a number of at least 0 for every score, and 0 for masked ones: batch x heads x T x T."""
     length, head_dim = queries.shape[-2:]
     scores = scale_by_temperature(queries, temperature) @ keys.transpose(-2, -1) / math.sqrt(head_dim)
     scores = scores if cap is None else cap * torch.tanh(scores / cap)
@@ -131,7 +131,7 @@ def positive_scores(
     scores = scores if bound is None else scores - bound.weight[:, None, None]
     positive = FORMS[form][0](scores).masked_fill(~seen, 0.0)
     if form == "power8":
-        positive[..., 0, 0] = 1.0  # alone in its row, where its power may be next to nothing
+        positive[..., 0, 0] = 1.0  # alone in its row, and its power may be almost 0
     return positive
 
 

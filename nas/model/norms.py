@@ -19,15 +19,14 @@ MEMORY = 0.9  # of the running mean: a training step moves it by a tenth of the 
 class FrozenNorm(nn.Module):
     """`weight * (x - mean(x)) / sigma + bias`, or `weight * x / sigma` if it is not centred.
 
-    Until it is frozen sigma is each row's own deviation, as in LayerNorm and RMSNorm; then it is, for all rows, the
-    running mean of the deviations that training has seen. Position 0 is left out of that mean: its deviation is far
-    from that of the others in trained decoders. A validation moves nothing. Compiled code has both norms, of which
-    `frozen` selects one, so that it stays as it is when a norm is frozen.
+    Before the norm is frozen, sigma is each row's own deviation, as in LayerNorm and RMSNorm; afterwards it is, for all
+    rows, the running mean of the deviations seen in training. Position 0 is excluded from that mean, since its
+    deviation is far from the others' in trained decoders. Validation changes nothing. Compiled code has both norms, and
+    `frozen` selects one, so that freezing needs no new compilation.
 
-    groups: equal parts of a row, as heads of queries are, each with a deviation of its own.
-    sigma: the running mean, 0 before there is one; of each group, where there are several. frozen: 1 or 0, with the
-    weights in every file; `is_frozen` is the same where no device has to be asked. epsilon: added to the mean square of
-    each row.
+    groups: equal parts of a row, such as heads of queries, each with its own deviation.
+    sigma: the running mean, 0 before there is one; one per group. frozen: 1 or 0, saved with the weights; `is_frozen`
+        is the same, readable without waiting for a device. epsilon: added to the mean square of each row.
 
     Source: Baroni et al. 2025, arXiv 2507.02559, for frozen deviations and the first position.
     """
@@ -49,12 +48,12 @@ class FrozenNorm(nn.Module):
 
     @property
     def deviation(self) -> Tensor:
-        """The constant that a row is divided by once the norm is frozen, as of now."""
+        """The constant that divides rows if the norm is frozen now."""
         return torch.where(self.sigma > 0, self.sigma, 1.0)
 
     @property
     def gain(self) -> Tensor:
-        """What a row, less its mean, is multiplied by once the norm is frozen, as of now."""
+        """The factor of centred rows if the norm is frozen now."""
         deviation = self.deviation
         return self.weight / (deviation if self.groups == 1 else deviation.repeat_interleave(self.group_size))
 
@@ -65,7 +64,7 @@ class FrozenNorm(nn.Module):
 
     @torch.no_grad()
     def follow(self) -> None:
-        """Takes what the forward passes of a training step have seen into the running mean."""
+        """Update the running mean with the deviations seen in the forward passes of a training step."""
         total, count = self.seen
         seen = torch.stack(self._seen).mean(dim=0) if self._seen else torch.where(count > 0, total / count, self.sigma)
         followed = torch.where(self.sigma > 0, self.sigma.lerp(seen, 1 - MEMORY), seen)
@@ -74,13 +73,13 @@ class FrozenNorm(nn.Module):
 
     @torch.no_grad()
     def forget(self) -> None:
-        """Drops what forward passes have seen since the last step."""
+        """Drop the deviations seen since the last step."""
         self._seen.clear()
         self.seen.zero_()
 
     @torch.no_grad()
     def calibrate(self, source: Tensor) -> None:
-        """Sets sigma to the mean deviation of these rows, batch x T x features, alone."""
+        """Set sigma to the mean deviation of these rows only, batch x T x features."""
         self.sigma.zero_()
         self.forget()
         self._observe(source)
@@ -88,13 +87,13 @@ class FrozenNorm(nn.Module):
 
     @torch.no_grad()
     def set_frozen(self, frozen: bool = True) -> None:
-        """Makes sigma the constant that it is now, or has the norm normalise each row again."""
+        """Fix sigma at its present value, or let the norm normalise each row again."""
         self.is_frozen = frozen
         self.forget()
         self.frozen.fill_(float(frozen))
 
     def forward(self, source: Tensor) -> Tensor:
-        """source: batch x T x features."""
+        """Normalise `source`, batch x T x features."""
         if _is_recorded(source):
             return self._selected(source)
         if self.is_frozen:
@@ -142,13 +141,13 @@ class FrozenNorm(nn.Module):
 
 
 def _is_recorded(source: Tensor) -> bool:
-    """Whether what is computed becomes code or a graph of a training, which holds before and after a norm is frozen."""
+    """Whether this call is compiled or captured as a CUDA graph, which must be valid before and after freezing."""
     if torch.compiler.is_compiling():
         return not torch.compiler.is_exporting()
     return source.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-# norm -> its module, of its features, the epsilon of RMSNorms, and whether gain and bias are its own
+# norm -> its module, from its features, the epsilon of RMSNorms, and whether it has gain and bias
 NORMS: dict[Norm, Callable[[int, float, bool], nn.Module]] = {
     "layernorm": lambda features, _, affine: nn.LayerNorm(features, LAYERNORM_EPSILON, elementwise_affine=affine),
     "rmsnorm": lambda features, epsilon, affine: nn.RMSNorm(features, epsilon, elementwise_affine=affine),
@@ -159,12 +158,12 @@ NORMS: dict[Norm, Callable[[int, float, bool], nn.Module]] = {
 
 
 def norm_of(kind: Norm, architecture: Architecture, *, affine: bool = True) -> nn.Module:
-    """A norm of rows of the stream; what a frozen one multiplies and adds is always its own."""
+    """Return a norm of rows of the stream; a frozen norm always has its own gain and bias."""
     return NORMS[kind](architecture.d_model, architecture.norm_epsilon, affine)
 
 
 def inner_norm(architecture: Architecture, layer: Layer, name: str) -> nn.Module | None:
-    """A norm that `inner_norms` has of a layer, by node, or None; one of queries or keys is over the heads' width."""
+    """Return the norm at a node of `inner_norms`, or None; norms of queries or keys have the width of the heads."""
     kind, epsilon = inner_norms(architecture, layer).get(name), architecture.norm_epsilon
     if kind is None or name.endswith(".norm"):
         return None if kind is None else norm_of(kind, architecture)
@@ -176,12 +175,12 @@ def inner_norm(architecture: Architecture, layer: Layer, name: str) -> nn.Module
 
 
 def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:
-    """The norms of a model that are frozen or to be frozen, by name, in order of execution."""
+    """Return the norms of a model that are frozen or will be, by name, in order of execution."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FrozenNorm)}
 
 
 def followed_deviations(model: nn.Module) -> list[Tensor]:
-    """The running means of the norms that are not frozen yet, once they have taken in what this step has seen."""
+    """Update the norms that are not frozen yet with the deviations of this step, and return their running means."""
     live = [norm for norm in frozen_norms(model).values() if not norm.is_frozen]
     for norm in live:
         norm.follow()
@@ -189,13 +188,13 @@ def followed_deviations(model: nn.Module) -> list[Tensor]:
 
 
 def forget_seen(model: nn.Module) -> None:
-    """Drops what the forward passes of a step have seen, for a step that is taken again."""
+    """Drop the deviations that the forward passes of a step have seen, before the step is repeated."""
     for norm in frozen_norms(model).values():
         norm.forget()
 
 
 def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: int) -> None:
-    """Freezes the norms whose turn it is after step 1, 2, ... of num_steps; one that is frozen stays so."""
+    """Freeze the norms that are due after step 1, 2, ... of num_steps; frozen ones stay frozen."""
     norms = frozen_norms(model)
     for name, due in freezing_steps(list(norms), settings, num_steps).items():
         if step >= due and not norms[name].is_frozen:
@@ -203,7 +202,7 @@ def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: in
 
 
 def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict[str, int]:
-    """The step, from 1 to num_steps, after which each norm is frozen, in order and evenly spread."""
+    """Return the step, from 1 to num_steps, after which each norm is frozen, in order and evenly spread."""
     ordered = sorted(names, key=_turn)
     spread = settings.end_share - settings.start_share
     shares = [settings.start_share + spread * place / max(1, len(ordered) - 1) for place in range(len(ordered))]
@@ -211,7 +210,7 @@ def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict
 
 
 def _turn(name: str) -> tuple[int, int]:
-    """Attention's norms come first, from the first layer to the last; then those of FFNs; then the last.
+    """Return the sort key of a norm: attention's by layer, then those of FFNs, then the final one.
 
     Of the orders tried, this one trained a proxy best; layer by layer, from either end, is as good within a percent.
     """

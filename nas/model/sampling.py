@@ -1,4 +1,4 @@
-"""Text sampled from a model: token by token, with the keys and values of what is there kept."""
+"""Samples text from a model token by token, with cached keys and values."""
 
 import torch
 from torch import Tensor

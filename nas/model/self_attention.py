@@ -1,4 +1,4 @@
-"""Attention of a decoder's layers, module for module as `search_spaces.lower` states it."""
+"""Attention of a decoder's layers; its modules are those of the op graph that `search_spaces.lower` makes."""
 
 import math
 from functools import cache, partial
@@ -27,9 +27,9 @@ from search_spaces.inner import score_cap
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values of one linear or of three, causal softmax per head, output linear.
+    """Causal softmax attention: one linear for queries, keys and values, or three, and an output linear.
 
-    A key and a value head serve as many query heads, side by side.
+    Each key and value head serves the same number of neighbouring query heads.
     """
 
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
@@ -101,7 +101,7 @@ class SelfAttention(nn.Module):
 
 
 def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
-    """Each group of as many features as an RMSNorm has, by itself."""
+    """Normalise each group of as many features as an RMSNorm has."""
     if not isinstance(norm, nn.RMSNorm):
         return source if norm is None else norm(source)
     normed: Tensor = norm(source.view(*source.shape[:-1], -1, *norm.normalized_shape))
@@ -109,7 +109,7 @@ def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
 
 
 class ShapedSelfAttention(nn.Module):
-    """`a*I + b*softmax - c*C` per head on values that are the source itself, but for layer 0, which has a linear."""
+    """`a*I + b*softmax - c*C` per head; the values are the source itself, except in layer 0, which has a linear."""
 
     def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
         super().__init__()
@@ -135,9 +135,9 @@ class ShapedSelfAttention(nn.Module):
 
 
 class _Shaped(nn.Module):
-    """`a*V + b*(softmax V) - c*(C V)` with C the uniform causal attention: a running mean. All start at 1.
+    """`a*V + b*(softmax V) - c*(C V)`, where C is uniform causal attention (a running mean). All factors start at 1.
 
-    With queries of 0 the softmax is C, so that a fresh layer passes its values on.
+    With queries of 0 the softmax equals C, so a new layer passes its values on.
     """
 
     def __init__(self, num_heads: int) -> None:
@@ -147,7 +147,7 @@ class _Shaped(nn.Module):
         self.uniform = nn.Parameter(torch.ones(num_heads))
 
     def forward(self, values: Tensor, mixed: Tensor) -> Tensor:
-        """values, mixed: batch x heads x T x head_dim."""
+        """Combine values and the attention's output (`mixed`), each batch x heads x T x head_dim."""
         counts = torch.arange(1, values.shape[-2] + 1, device=values.device)
         running_mean = values.cumsum(dim=-2) / counts.unsqueeze(-1)
         a, b, c = (gain.view(-1, 1, 1) for gain in (self.identity, self.softmax, self.uniform))
@@ -155,14 +155,14 @@ class _Shaped(nn.Module):
 
 
 class _Temperature(nn.Module):
-    """Row i of head h of the scores is divided by t[h, i] > 0; ln t is what is trained."""
+    """Temperatures t[h, i] > 0 that divide row i of head h of the scores; ln t is trained."""
 
     def __init__(self, num_heads: int, context: int, initial: float) -> None:
         super().__init__()
         self.log_weight = nn.Parameter(torch.full((num_heads, context), math.log(initial)))
 
     def forward(self, length: int) -> Tensor:
-        """heads x length."""
+        """Return the temperatures, heads x length."""
         return self.log_weight[:, :length].exp()
 
 
@@ -184,7 +184,7 @@ class _Rotary(nn.Module):
         self.register_buffer("sines", torch.from_numpy(sines), persistent=False)
 
     def forward(self, heads: Tensor, start: int = 0) -> Tensor:
-        """heads: batch x heads x T x head_dim, from the position `start` on."""
+        """Rotate heads, batch x heads x T x head_dim, whose first position is `start`."""
         seen = slice(start, start + heads.shape[-2])
         turned, kept = heads[..., : self.rotary_dim], heads[..., self.rotary_dim :]
         first, second = turned.chunk(2, dim=-1)
@@ -196,9 +196,9 @@ class _Rotary(nn.Module):
 def rotary_tables(
     context: int, rotary_dim: int, base: float, scaling: RotaryScaling | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Cosines and sines of the angle of every position and rotated feature, each context x rotary_dim.
+    """Return cosines and sines of the angle of every position and rotated feature, each context x rotary_dim.
 
-    Of numpy, so that a model that is counted without data leaves none of its tensors in the cache.
+    They are numpy arrays, so that a model without data (on `meta`) leaves none of its tensors in the cache.
     """
     angles = np.arange(context)[:, None] * np.array(rotary_rates(rotary_dim, base, scaling))  # context x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2).astype(np.float32) for table in (np.cos, np.sin))
@@ -212,5 +212,5 @@ def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _T
 
 
 def _rescaled(queries: Tensor) -> Tensor:
-    """Undoes the 1/sqrt(head_dim) of `causal_attention`, which a folded model has in its weights."""
+    """Undo the 1/sqrt(head_dim) of `causal_attention`, which the weights of a folded model include."""
     return queries * math.sqrt(queries.shape[-1])

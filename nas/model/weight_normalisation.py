@@ -1,7 +1,7 @@
 """Weight and spectral normalisation: linears whose weights are trained in a normalised form.
 
-A normalised linear stays where it is; its `weight` is computed from other parameters at every use, so that the model,
-its op graph and its price do not change. `nas.model.weights.deployed_weights` writes the weights out.
+The `weight` of a normalised linear is computed from other parameters at every use, so that the model, its op graph and
+its cost do not change. `nas.model.weights.deployed_weights` returns the computed weights.
 """
 
 import torch
@@ -21,7 +21,7 @@ PACKED = 3  # matrices in a packed linear
 QK = {"attention.qkv": 2, "attention.q": 1, "attention.k": 1}
 QKV = {"attention.qkv": 3, "attention.q": 1, "attention.k": 1, "attention.v": 1}
 FFN = {"ffn.gate": 1, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1}
-# Linears of a block, and how many of the three matrices of the packed one, by set.
+# Set -> linears of a block, and how many matrices of each are normalised (a packed one has three).
 LINEARS: dict[NormalisedLinears, dict[str, int]] = {
     "qk": QK,
     "ffn": FFN,
@@ -32,7 +32,7 @@ LINEARS: dict[NormalisedLinears, dict[str, int]] = {
 
 
 def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
-    """Has the chosen linears of every layer trained in normalised form. Raises UserError as `chosen_linears` does."""
+    """Train the chosen linears of every layer in normalised form. Raises UserError as `chosen_linears` does."""
     for linear, num_matrices in chosen_linears(model, settings):
         num_rows = num_matrices * linear.out_features // (PACKED if num_matrices > 1 else 1)
         form = (
@@ -44,7 +44,7 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
 
 
 def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int]]:
-    """The linears whose weights are normalised, with how many matrices each holds on top of one another.
+    """Return the linears whose weights are normalised, with the number of matrices that are stacked in each.
 
     Raises UserError for a shaped block, whose queries start at 0 and have no direction, or if no layer has such
     linears.
@@ -66,9 +66,9 @@ def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Lin
 
 
 class _WeightNorm(nn.Module):
-    """The first rows are `gain * direction / |direction|`, row by row; the others are as they are.
+    """Computes the first rows as `gain * direction / |direction|`, row by row; the others are unchanged.
 
-    Starts at the weight it is given. Source: Salimans and Kingma 2016, arXiv 1602.07868.
+    The initial value is the given weight. Source: Salimans and Kingma 2016, arXiv 1602.07868.
     """
 
     def __init__(self, num_rows: int) -> None:
@@ -84,17 +84,17 @@ class _WeightNorm(nn.Module):
 
 
 class _SpectralNorm(nn.Module):
-    """Each of the first matrices is divided by its largest singular value; rows after them are as they are.
+    """Divides each of the first matrices by its largest singular value; the rows after them are unchanged.
 
-    The singular vectors follow the weights by one step of the power method in every forward pass that has gradients,
-    so that a validation changes nothing. Source: Miyato et al. 2018, arXiv 1802.05957, section 2.1.
+    The singular vectors follow the weights by one step of the power method in every forward pass with gradients, so
+    that validation changes nothing. Source: Miyato et al. 2018, arXiv 1802.05957, section 2.1.
     """
 
     left: Tensor
     right: Tensor
 
     def __init__(self, rows: Tensor, num_matrices: int, generator: torch.Generator) -> None:
-        """rows: of all matrices, on top of one another."""
+        """rows: the rows of all matrices, stacked."""
         super().__init__()
         self.num_rows = len(rows)
         matrices = rows.view(num_matrices, -1, rows.shape[-1])  # matrices x out x in
@@ -111,7 +111,7 @@ class _SpectralNorm(nn.Module):
         return torch.cat(((matrices / largest).flatten(0, 1), weight[self.num_rows :]))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
-        """Takes a weight that is put in: the first one, or that of another model, which needs singular vectors anew."""
+        """Compute the singular vectors of a newly assigned weight, and return the weight."""
         for _ in range(FIRST_ITERATIONS):
             self._follow(self._matrices(weight))
         return weight

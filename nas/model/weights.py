@@ -15,11 +15,10 @@ WEIGHTS_FILE = "weights.safetensors"
 
 
 def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Detached weights by `<node>.<suffix>`, as an executor of the op graph reads them.
+    """Return detached weights by `<node>.<suffix>`, as executors of the op graph read them.
 
-    These are the state dict's tensors but for the temperatures, of which the state dict holds ln t and this t, for
-    normalised weights, which are written out, and for norms that are frozen or to be frozen, whose gains have taken up
-    their deviation as it is now.
+    They are the state dict's tensors, except for temperatures (t, where the state dict has ln t), normalised weights,
+    which are computed, and norms that are frozen or will be, whose gains include their present deviation.
     """
     weights = {name: value.detach() for name, value in model.state_dict().items() if ".parametrizations." not in name}
     for name in [name for name in weights if name.endswith(".temperature.log_weight")]:
@@ -36,10 +35,10 @@ def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Sets weights from their deployed form, the inverse of `deployed_weights`; those that are not given stay.
+    """Set weights from their deployed form, the inverse of `deployed_weights`; weights not given stay as they are.
 
-    A norm that is to be frozen is so from now on, if its weight is given, unless `<norm>.frozen` is given as 0: the
-    weight is then the gain of a norm that normalises each row.
+    A norm that will be frozen is frozen now if its weight is given, unless `<norm>.frozen` is given as 0: the weight is
+    then the gain of a norm that normalises each row.
 
     Raises UserError for a name or shape that is not the model's, or a weight that is not finite.
     """
@@ -69,13 +68,13 @@ def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def stored_weights(model: Decoder) -> dict[str, Tensor]:
-    """The state dict with every tensor once, as files keep it: a tied or shared parameter has one of its names."""
+    """Return the state dict with every tensor once, as in files: a tied or shared parameter has one of its names."""
     names = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
     return {name: value for name, value in model.state_dict().items() if name in names}
 
 
 def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
-    """Puts back what `stored_weights` gave. Raises UserError for a name or shape that is not the model's."""
+    """Load weights that `stored_weights` returned. Raises UserError for a name or shape that is not the model's."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     aliases = {name: names[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
     state = {name: weights.get(aliases.get(name, name)) for name in model.state_dict()}

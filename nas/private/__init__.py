@@ -1,1 +1,1 @@
-"""The chosen model, answering privately: which model, which prompt, and what is said of the answer."""
+"""Private answers of a chosen model: loading the model, encoding the prompt, and reporting the answer and its costs."""

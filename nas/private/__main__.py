@@ -1,6 +1,6 @@
-"""`python -m nas.private RUN --prompt TEXT`: the chosen model answers under the MPC engine, beside its prices.
+"""`python -m nas.private RUN --prompt TEXT`: the chosen model answers under the MPC engine, next to predicted costs.
 
-The parties run as processes of this machine; or, each with `--party` and `--peers`, on machines of their own.
+The parties run as processes of this machine, or each on its own machine, with `--party` and `--peers`.
 """
 
 import json
@@ -55,22 +55,22 @@ def private(
     format: Literal["table", "json"] = "table",
     **setup: Any,
 ) -> None:
-    """Generates tokens greedily with a folded model under the MPC engine; what each costs stands beside its price.
+    """Generate tokens greedily with a folded model under the MPC engine, and print measured and predicted costs.
 
     Args:
-        run: folder of a run of nas.search, `latest` for its last, of nas.train, or of nas.export; a checkpoint of
-            others in a folder or a .gguf file; or `builtin`.
-        pick: of a run: knee or best of the front, or the arch_id of a completed trial.
+        run: folder of a run of nas.search (`latest` for the last one), of nas.train or of nas.export; another
+            checkpoint, as a folder or a .gguf file; or `builtin`.
+        pick: for a run, knee or best of the front, or the arch_id of a completed trial.
         prompt: text to continue.
-        new_tokens: at most so many; the end of a document ends the answer.
-        perplexity: instead of a prompt, about so many validation tokens by teacher forcing, in rings of 64 and 32 bits
-            unless another is asked for.
-        data: validation text, as nas.train takes it, instead of the model's own.
-        party: run one party alone: 0 the client, 1 the server, 2 the helper of aby3 or the dealer of crypten.
+        new_tokens: most tokens to generate; the answer also ends at the end of a document.
+        perplexity: instead of a prompt, run about this many validation tokens by teacher forcing, in rings of 64 and 32
+            bits unless another is asked for.
+        data: validation text, as in nas.train, instead of the model's own.
+        party: run only one party here: 0 the client, 1 the server, 2 the helper of aby3 or the dealer of crypten.
         peers: host:port of every party, by rank; the engine uses the port after each.
-        wait: how long a party that is run alone waits for the others to come.
-        protected_links: that links to other machines are protected by other means, such as a tunnel; crypten needs it
-            for peers that are not on this one.
+        wait: how long a party that runs alone waits for the others.
+        protected_links: confirm that links to other machines are protected by other means, such as a tunnel; crypten
+            needs this for peers on other machines.
         format: lines for people, or one JSON document in SI units.
     """
     check_installed(protocol := setup.get("protocol", "semi2k"))
@@ -115,7 +115,7 @@ def _check_flags(
 def _print_answer(
     setup: Setup, text: str | None, new_tokens: int, addresses: Addresses, wait_s: float, *, as_json: bool
 ) -> None:
-    """addresses: of all parties, if only the client runs here."""
+    """Answer a prompt and print the answer; `addresses` are those of all parties if only the client runs here."""
     model = setup.model
     prompt = read_prompt(text, model.tokenizer, context=model.architecture.context, new_tokens=new_tokens)
 
@@ -141,7 +141,7 @@ def _print_answer(
 
 
 def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None:
-    """A party that only takes part: it says what it holds, and in the end what it sent."""
+    """Run a party other than the client; print what it holds and, in the end, what it sent."""
     plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # the client's comes with its first message
     assignment = part_of(replace(setup.client(plan), addresses=addresses, wait_s=wait_s), rank)
     host, port = addresses[rank]
@@ -156,7 +156,7 @@ def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None
 
 
 def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_json: bool) -> None:
-    """Prints perplexities in the ring that is asked for; where it is the usual one, in a narrow one too."""
+    """Print perplexities in the ring that is asked for; if that is the usual one, in a narrow one too."""
     model, setting = setup.model, setup.setting
     context, vocab_size = model.architecture.context, model.architecture.vocab_size
     corpus = corpus_for(model.tokenizer, model.corpus, data, vocab_size=vocab_size, context=context)
@@ -184,7 +184,7 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs the command line and exits with its code."""
+    """Run the command line and exit with its code."""
     cli.run(private, prog="python -m nas.private", args=args)
 
 

@@ -1,4 +1,4 @@
-"""One prompt, answered privately: the parties of this machine, and what became of every token, in lines and as data."""
+"""Answers one prompt privately, and reports every token and its cost, as lines and as data."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -21,7 +21,7 @@ WIDTHS = (16, 5, 8, 15, 15, 9, 9, 8, 9)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Answer:
-    """tokens: with the prediction of each. agreement: over all; None if nobody has the model in the clear."""
+    """A prompt, and its new tokens with the prediction of each. `agreement` is None without the model in plaintext."""
 
     prompt: Prompt
     tokens: tuple[tuple[PrivateToken, Prediction], ...]
@@ -45,9 +45,9 @@ def answer(
     on_ready: Callable[[Ready], None],
     on_token: Callable[[PrivateToken, Prediction], None],
 ) -> Answer:
-    """Runs a client that knows everything, with `parties`: all of them here, or that one alone.
+    """Answer a prompt with the parties that `parties` starts: all on this machine, or only the client.
 
-    Raises UserError before anything is run if it cannot be priced; UserError, StoppedError as `parties`.
+    Raise UserError before anything runs if it cannot be priced; UserError and StoppedError as `parties`.
     """
     plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=new_tokens)
     steps = setup.steps(plan)
@@ -98,7 +98,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def summary_lines(setup: Setup, answer: Answer) -> list[str]:
-    """All tokens together."""
+    """Return lines on all tokens together."""
     measured, predicted = _costs(answer.tokens).values()
     peaks = ["not known" if peak is None else format_bytes(peak) for peak in measured["peak_bytes"]]
     seconds = (
@@ -116,7 +116,7 @@ def summary_lines(setup: Setup, answer: Answer) -> list[str]:
 
 
 def agreement_text(agreement: Agreement | None) -> str:
-    """The share of positions with its interval, and the largest error."""
+    """Return, in words, the share of equal tokens with its interval, and the largest error."""
     if agreement is None:
         return "not compared with the model in the clear, whose weights are not on this machine"
     low, high = agreement.interval
@@ -128,12 +128,12 @@ def agreement_text(agreement: Agreement | None) -> str:
 
 
 def difference(predicted: int, measured: int) -> str:
-    """Error of the prediction, relative to what was measured."""
+    """Return the error of a prediction relative to the measured value, in words."""
     return "equal" if predicted == measured else f"{predicted / measured - 1:+.3%}"
 
 
 def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
-    """JSON data: SI numbers, every key always there, null for what is not known."""
+    """Return JSON data in SI units; every key is always present, and unknown values are null."""
     return {
         **setup_document(setup),
         "prompt": {"text": answer.prompt.text, "tokens": list(answer.prompt.ids)},
@@ -170,7 +170,6 @@ def _token_document(prompt: Prompt, token: PrivateToken, expected: Prediction) -
 
 
 def _costs(tokens: Sequence[tuple[PrivateToken, Prediction]]) -> dict[str, dict[str, Any]]:
-    """The costs of all answers together."""
     costs, expected = [token.cost for token, _ in tokens], [prediction for _, prediction in tokens]
     seconds = [prediction.seconds for prediction in expected if prediction.seconds is not None]
     by_party = zip(*(cost.peak_bytes for cost in costs), strict=True)

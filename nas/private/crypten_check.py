@@ -1,8 +1,8 @@
-"""Whether a model's numbers hold under protocol `crypten`: in the clear, on tokens of its own, before anything is run.
+"""Checks whether a model stays accurate under protocol `crypten`, in plaintext on its own tokens, before it runs.
 
-Two things can go wrong. Approximations are right in a range alone. And each party truncates its share of a product by
-itself, so that one of 2^(64 - 2f) / |x| results x with f fraction bits is wrong by 2^(64 - 2f), which no answer
-survives. Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
+Two things can go wrong. Approximations are right only in a range. And each party truncates its share of a product by
+itself, so that one in 2^(64 - 2f) / |x| results x with f fraction bits is wrong by 2^(64 - 2f), which ruins the answer.
+Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,19 +24,19 @@ from nas.corpus.corpus import known_corpus
 from nas.private.setup import Setup
 from search_spaces.lower import lower
 
-FRACTION_BITS = (16, 15, 14, 13)  # to choose from: fewer leave an exponential too few digits
-MOST_WRONG = 0.01  # truncations in a whole sequence of `NUM_TOKENS`, expected
+FRACTION_BITS = (16, 15, 14, 13)  # choices; with fewer, an exponential has too few digits
+MOST_WRONG = 0.01  # most expected wrong truncations in a sequence of `NUM_TOKENS`
 NUM_TOKENS = 128
-EXPONENT = 256.0  # `crypten_functions.exponential`
+EXPONENT = 256.0  # range of `crypten_functions.exponential`
 SUMS = (2.0**-9, 2.0**12)
 SQUARES = (2.0**-12, 2.0**16)
-TRUNCATED = (ops.Rotary, ops.Temperature)  # local, and products with public numbers
+TRUNCATED = (ops.Rotary, ops.Temperature)  # local ops that multiply by public numbers
 
 
 class Reach(NamedTuple):
-    """How far the numbers of an op reach. least, most: of what is approximated; bounds: what they must be within.
+    """The reach of an op's numbers: `least` and `most` of what is approximated, which must be within `bounds`.
 
-    truncated: sum of the magnitudes of all products that it truncates.
+    `truncated` is the sum of the magnitudes of all products that the op truncates.
     """
 
     truncated: float
@@ -51,9 +51,9 @@ class Reach(NamedTuple):
 
 
 def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
-    """The set-up with the most fraction bits that its model holds in; as it is, where its weights are elsewhere.
+    """Return the set-up with the most fraction bits that its model allows; unchanged if its weights are elsewhere.
 
-    fraction_bits: that are asked for. Raises UserError for a model that does not hold, naming the layer and the value.
+    `fraction_bits` are those that the user asks for. Raise UserError if the model allows none, naming layer and value.
     """
     if not isinstance(setup.setting, CryptenSetting) or setup.model.weights is None:
         return setup
@@ -80,7 +80,7 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
 
 
 def _reaches(setup: Setup) -> dict[str, Reach]:
-    """By node, on a sequence of the model's corpus or of random tokens."""
+    """Return the reach of every node, on a sequence of the model's corpus or of random tokens."""
     model = setup.model
     architecture, weights = model.architecture, model.weights
     assert weights is not None
@@ -132,7 +132,7 @@ def _softmax(op: ops.Softmax, output: float, scores: Array) -> Reach:
 
 
 def _logistic(op: Any, output: float, source: Array, factor: float = 1.0) -> Reach:
-    """factor: of the numbers whose exponential is taken."""
+    """Return the reach of an op that takes the exponential of `factor` times its input."""
     steps = source.size * (1 + EXPONENTIAL_SQUARINGS + 2 * LOGISTIC_ITERATIONS)
     most = float(np.abs(source).max()) * factor
     return Reach(steps + output, "magnitudes", 0.0, most, (0.0, EXPONENT))
@@ -146,7 +146,7 @@ def _gelu(op: ops.Gelu, output: float, source: Array) -> Reach:
     return Reach(steps + output + 2 * _sum(np.square(source)) + 2 * _sum(inner))
 
 
-# op type -> its reach, where that is not its output's alone
+# op type -> its reach, unless that depends only on its output
 REACHES: dict[type, Callable[..., Reach]] = {
     ops.LayerNorm: _norm,
     ops.RmsNorm: _norm,

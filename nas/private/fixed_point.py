@@ -1,9 +1,9 @@
-"""Perplexity of a model in fixed point: validation tokens by teacher forcing, privately and in the clear.
+"""Perplexity of a model in fixed point, on validation tokens by teacher forcing, privately and in plaintext.
 
-Of the builtin parent (12 layers, LayerNorm, GELU by tanh), `python -m nas.private builtin --perplexity 2048`, semi2k:
-perplexity 7.375 in the clear and 7.378 privately, top-1 as in the clear on 98.4 % (97.8 to 98.9 %), logits off by up to
-0.46. Most of that is the engine's tanh (`tests/costmodel/engine/test_spu.py`): with `--gelu exact` 7.375, 99.3 %
-(98.8 to 99.6 %) and 0.14.
+For the builtin parent (12 layers, LayerNorm, GELU by tanh) under semi2k, `python -m nas.private builtin --perplexity
+2048` gives a perplexity of 7.375 in plaintext and 7.378 privately. The most likely token is equal on 98.4 % (97.8 to
+98.9 %), and logits are off by up to 0.46, mostly due to the engine's tanh (`tests/costmodel/engine/test_spu.py`): with
+`--gelu exact`, the figures are 7.375, 99.3 % (98.8 to 99.6 %) and 0.14.
 """
 
 import math
@@ -38,9 +38,9 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """Validation tokens under one arithmetic; costs are summed over them, bytes and messages over parties too.
+    """Results on validation tokens in one arithmetic; costs are summed over sequences, bytes also over parties.
 
-    predicted_s: None where the committed testbed has no seconds for the setting.
+    `predicted_s` is None if the committed testbed has no seconds for the setting.
     """
 
     setting: RunSetting
@@ -54,7 +54,7 @@ class Scored:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Unscored:
-    """An arithmetic that the model cannot be run in, and why."""
+    """An arithmetic in which the model cannot run, and the reason."""
 
     setting: RunSetting
     reason: str
@@ -63,29 +63,29 @@ class Unscored:
 def corpus_for(
     tokenizer: GivenTokenizer, fingerprint: str | None, data: str | None, *, vocab_size: int, context: int
 ) -> Corpus:
-    """The corpus of a model, else `data` or the default one in its tokens. Raises UserError as `prepare`."""
+    """Return the corpus `data`, or by default the model's own or DEFAULT_DATA. Raise UserError as `prepare`."""
     known = known_corpus(fingerprint) if data is None else None
     return known or prepare(data or DEFAULT_DATA, vocab_size, seq_len=context, tokenizer=tokenizer)
 
 
 def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Tokens:
-    """So many tokens, or a few less, in whole sequences spread over the split, each with the token after it.
+    """Return whole sequences spread over the split, of about `num_tokens` tokens, each with the token after it.
 
-    Returns sequences x (length + 1). Raises UserError for a split too small.
+    Their shape is sequences x (length + 1). Raise UserError if the split is too small.
     """
     length = min(context, num_tokens)
     return gather(corpus, "validation", held_out_targets(corpus, length, num_tokens).indices, length)
 
 
 def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
-    """The perplexity in double precision. tokens: sequences x (length + 1)."""
+    """Return the perplexity in plaintext and double precision; `tokens` are sequences x (length + 1)."""
     (graph,) = replace(setup, client_layers=None).steps(_plan(tokens))
     clear = _clear(setup)
     return _perplexity([_losses(clear.output(graph, row[:-1]), row[1:]) for row in tokens])
 
 
 def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int], None]) -> Scored | Unscored:
-    """The model in a setting, on parties of this machine. tokens: sequences x (length + 1)."""
+    """Run the model in a setting, with all parties on this machine; `tokens` are sequences x (length + 1)."""
     plan = _plan(tokens)
     (graph,) = setup.steps(plan)
     losses, agreements, sent_bytes, seconds = [], [], 0, 0.0
@@ -123,7 +123,7 @@ def _clear(setup: Setup) -> ClearRun:
 
 
 def _losses(logits: Array, targets: Tokens) -> Array:
-    """Losses of every token, in nats. logits: tokens x vocab."""
+    """Return the loss of every token, in nats; `logits` are tokens x vocab."""
     logits = np.asarray(logits, dtype=np.float64)
     largest = logits.max(axis=-1)
     total = largest + np.log(np.exp(logits - largest[:, None]).sum(axis=-1))
@@ -136,7 +136,7 @@ def _perplexity(losses: list[Array]) -> float:
 
 
 def fixed_point_table(setup: Setup, clear: float, scores: Sequence[Scored | Unscored], tokens: Tokens) -> Table:
-    """A line for the model in the clear, and one for each arithmetic that it runs in."""
+    """Return a table with a row for the model in plaintext, and one for each arithmetic in which it runs."""
     count, length = len(tokens), tokens.shape[1] - 1
     title = f"{count * length:,} validation tokens by teacher forcing, {count} sequences of {length}"
     table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
@@ -160,7 +160,7 @@ def fixed_point_table(setup: Setup, clear: float, scores: Sequence[Scored | Unsc
 
 
 def gelu_lines(setup: Setup) -> list[str]:
-    """Says what SPU makes of GELU by tanh, for a model that has it."""
+    """Return a line on the error of SPU's GELU by tanh, if the model has it."""
     architecture = setup.model.architecture
     if setup.protocol == "crypten" or all(gelu_form(architecture, layer) != "tanh" for layer in architecture.layers):
         return []
@@ -171,7 +171,7 @@ def gelu_lines(setup: Setup) -> list[str]:
 
 
 def unscored_lines(setup: Setup, scores: Sequence[Scored | Unscored]) -> list[str]:
-    """Names the arithmetics that it cannot be run in."""
+    """Return a line for each arithmetic in which the model cannot run."""
     return [
         f"not run: {setup.protocol}, {describe_setting(score.setting)}: {score.reason}"
         for score in scores
@@ -182,9 +182,9 @@ def unscored_lines(setup: Setup, scores: Sequence[Scored | Unscored]) -> list[st
 def fixed_point_document(
     setup: Setup, clear: float, scores: Sequence[Scored | Unscored], tokens: Tokens
 ) -> dict[str, Any]:
-    """JSON data; `reason` is null for an arithmetic that the model was run in, all else null for one it was not.
+    """Return JSON data. `reason` is null if the model ran in an arithmetic; if not, everything else is null.
 
-    So is a perplexity that is no finite number, as of logits that overflowed.
+    A perplexity that is not finite, for example because logits overflowed, is null as well.
     """
     return {
         **setup_document(setup),

@@ -1,4 +1,4 @@
-"""The model that is run: a pick of a run, a training, or an export, folded as far as its check allows."""
+"""Loads the model to run: from a run, a training, an export or a checkpoint, folded as far as its check allows."""
 
 import os
 from dataclasses import dataclass, replace
@@ -28,11 +28,11 @@ from search_spaces.notation import name_of
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PrivateModel:
-    """name: of its architecture and where it is from. architecture: folded, as it is run.
+    """A model with a folded architecture. `name` says which architecture it has, and where it comes from.
 
-    weights: by `<node>.<suffix>`; None where they are not on this machine. corpus: fingerprint of what it was trained
-    on, if it says. notes: what a reader should know of the folding. known: public layers, the client's layers, and
-    the checkpoint that they are of, of a run that was searched so.
+    weights: by `<node>.<suffix>`; None if they are not on this machine. corpus: fingerprint of the corpus on which it
+    was trained; None if unknown. notes: remarks on folding, for the reader. known: public layers, the client's layers,
+    and the checkpoint that has them, if the model is from a run that was searched with such layers.
     """
 
     name: str
@@ -45,12 +45,12 @@ class PrivateModel:
 
 
 def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateModel:
-    """The model of a run, a training, an export or a checkpoint of others; `builtin` is the parent of this package.
+    """Return the model of a run, training, export or other checkpoint; `builtin` is the parent in this package.
 
-    weights_here: whether the weights must be on this machine; else an export without its weights will do.
+    weights_here: whether the weights must be on this machine; if not, an export without its weights is enough.
 
-    Raises UserError for what is none of these, a run without a completed trial, an unknown pick, a file that was lost
-    or edited, or a model without tokenizer.
+    Raise UserError if the source is none of these, the run has no completed trial, the pick is unknown, a file was lost
+    or edited, or the model has no tokenizer.
     """
     folder = BUILTIN_FOLDER if source == BUILTIN else Path(source)
     if is_export(folder):
@@ -71,9 +71,9 @@ def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateM
 
 
 def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:
-    """The model with GELU in another form than it was trained in. Raises UserError for a model that has none.
+    """Return the model with another form of GELU than it was trained with. Raise UserError if it has no GELU.
 
-    A layer whose letter names a form keeps it.
+    A layer whose code names a form keeps that form.
     """
     trained = model.architecture.gelu
     if form is None:
@@ -117,7 +117,6 @@ def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel
 
 
 def _folded(source: str, model: Pretrained, corpus: str | None, notes: tuple[str, ...]) -> PrivateModel:
-    """A model folded here, if it is not yet."""
     if not model.architecture.folded:
         _, tokens = check_tokens(known_corpus(corpus), model.architecture.vocab_size, model.architecture.context)
         folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
@@ -142,7 +141,7 @@ def _of_weights(
 
 
 def _corpus(folder: Path) -> str | None:
-    """The corpus that an export says it was trained on."""
+    """Return the fingerprint of the corpus on which an export was trained, if the export has it."""
     if not (folder / EXPORT_FILE).is_file():
         return None
     provenance = load_mapping(folder / EXPORT_FILE).get("provenance")

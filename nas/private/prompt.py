@@ -9,7 +9,7 @@ from nas.corpus.tokenizer import Encoder, given_encoder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """ids: at least one. end: the token that ends a document."""
+    """A prompt of at least one token; `end` is the token that ends a document."""
 
     text: str
     ids: tuple[int, ...]
@@ -20,12 +20,12 @@ class Prompt:
         return self.encoder.end
 
     def decoded(self, ids: list[int]) -> str:
-        """Text of tokens; bytes that are no whole character are replaced."""
+        """Return the text of tokens; bytes that are not a whole character are replaced."""
         return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, new_tokens: int) -> Prompt:
-    """Raises UserError for a prompt that is missing, empty, too long, or in characters that the tokenizer lacks."""
+    """Return a prompt. Raise UserError if it is missing, empty or too long, or the tokenizer lacks a character."""
     if not text:
         raise UserError("--prompt must be text, such as 'def f(x):', but is empty.")
     if new_tokens < 1:
@@ -43,7 +43,7 @@ def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, ne
 
 
 def _lacking(text: str, encoder: Encoder) -> list[str]:
-    """Characters that become nothing, or the token for what is unknown."""
+    """Return the characters that the tokenizer drops, or turns into the token for unknown text."""
     unknown = getattr(encoder.tokenizer.model, "unk_token", None)
     unknown_id = None if unknown is None else encoder.tokenizer.token_to_id(unknown)
     ids = {

@@ -1,4 +1,4 @@
-"""Layers that are no secret in a private run: their weights must be those of a checkpoint that everybody has."""
+"""Checks layers that are not secret in a private run: their weights must be those of a public checkpoint."""
 
 import math
 from collections.abc import Iterator
@@ -13,18 +13,18 @@ from nas.private.model import PrivateModel
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
-WRITERS = ("embed", "position", ".attention.out", ".ffn.down", ".ffn.fused")  # to the stream, as their names end
+WRITERS = ("embed", "position", ".attention.out", ".ffn.down", ".ffn.fused")  # to the stream, by the ends of names
 
 
 def require_public(
     model: PrivateModel, public_layers: str | None, client_layers: int | None, checkpoint: PrivateModel
 ) -> None:
-    """Both models as they are run: what is folded into a layer must be the checkpoint's too; what writes to the stream,
-    that times the power of two by which the streams of both differ (`nas.conversion.stream_scale`; squared, epsilons
-    do). Of a model whose weights are elsewhere the shapes are compared.
+    """Check that layers that are not secret have the checkpoint's weights, bit for bit, in both models as they run.
 
-    Raises UserError for layers that the model does not have, a weight of them that is not, bit for bit, the one of its
-    name in the checkpoint, or streams that differ otherwise, or in a model whose weights are elsewhere.
+    What is folded into a layer must be the checkpoint's too. Weights that write to the stream may differ by the power
+    of two between both streams (`nas.conversion.stream_scale`; epsilons by its square). If the model's weights are
+    elsewhere, only shapes are compared, and the streams must be equal. Raise UserError for a missing layer or any other
+    difference.
     """
     assert checkpoint.weights is not None
     scale = math.sqrt(model.architecture.norm_epsilon / checkpoint.architecture.norm_epsilon)
@@ -49,7 +49,7 @@ def require_public(
 
 
 def _known(architecture: Architecture, public_layers: str | None, client_layers: int | None) -> Iterator[Node]:
-    """Every node whose weights are no secret."""
+    """Yield every node whose weights are not secret."""
     graph = lower(architecture, architecture.context, Deployment(public_layers=public_layers))
     at_client = () if client_layers is None else halves(graph, client_layers).client.nodes
     return (node for node in graph if node.op.public or node in at_client)

@@ -1,4 +1,4 @@
-"""The set-up of a private run: the model, the protocol with its numbers, the network that seconds are predicted on."""
+"""The set-up of a private run: the model, the protocol with its setting, and the network for predicted seconds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,15 +28,15 @@ from nas.private.public_layers import require_public
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
-# Bits after the point where none are asked for. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
+# Default fraction bits by ring bits. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
 FRACTION_BITS = {32: 8, 64: 18, 128: 26}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setup:
-    """network: what seconds are predicted on. public_layers, client_layers: as `Deployment` has them.
+    """A private run, with a network for predicted seconds; `public_layers` and `client_layers` are as in `Deployment`.
 
-    client_weights: of the client's layers, by name, if it has any.
+    `client_weights` are those of the client's layers, by name, if it has any.
     """
 
     model: PrivateModel
@@ -53,7 +53,7 @@ class Setup:
         return partial(_graph, self.model.architecture, layers)
 
     def own_layers(self, plan: Plan) -> ClientLayers | None:
-        """What the client computes itself in every step, if it has layers."""
+        """Return the layers that the client computes itself, for every step; None if it has none."""
         if self.client_layers is None:
             return None
         assert self.client_weights is not None
@@ -61,7 +61,7 @@ class Setup:
         return ClientLayers(graphs=graphs(whole, plan), run=ClearRun(self.client_weights))
 
     def holds(self, rank: int) -> str:
-        """Describes what a party knows and what it sees only shares of."""
+        """Describe what a party knows, and of what it has only shares."""
         words = holds(rank, self.protocol, self.setting)
         if self.public_layers:
             words += f"; the weights of public layers {self.public_layers}, as all parties"
@@ -70,15 +70,15 @@ class Setup:
         return words
 
     def steps(self, plan: Plan) -> tuple[OpGraph, ...]:
-        """Raises UserError for more tokens than the model's context."""
+        """Return the graph of every step. Raise UserError for more tokens than the model's context."""
         return graphs(self.graph_of, plan)
 
     def predicted(self, steps: Sequence[OpGraph]) -> tuple[Prediction, ...]:
-        """Raises UserError for a setting or op that has no price."""
+        """Return the prediction of every step. Raise UserError if a setting or op has no price."""
         return predictions(steps, self.protocol, self.setting, self.network)
 
     def client(self, plan: Plan) -> Assignment:
-        """The assignment of a client that knows everything, from which others' are made."""
+        """Return the assignment of a client that has all data, from which those of all parties are made."""
         weights = self.model.weights
         return Assignment(
             protocol=self.protocol, setting=self.setting, graph_of=self.graph_of, plan=plan, weights=weights
@@ -104,29 +104,29 @@ def resolve_setup(
     client_layers: int | None = None,
     public_checkpoint: str | None = None,
 ) -> Setup:
-    """The set-up that flags ask for. Raises UserError for what does not go together, or as `load_model`.
+    """Return the set-up that flags ask for. Raise UserError if flags contradict each other, or as `load_model`.
 
     Args:
-        run: as `load_model` takes it.
-        pick: likewise.
-        party: that is run alone here; only None and the server need the weights.
-        protocol: semi2k or cheetah (two parties), aby3 (three), or crypten (two and a dealer), on any Python.
-        weights: secret-shared by the server before the run, or held by it alone.
-        weight_masks: of semi2k, made anew for every token, or kept from the first.
+        run: as in `load_model`.
+        pick: as in `load_model`.
+        party: the only party that runs here, or None for all; only None and the server need the weights.
+        protocol: semi2k or cheetah (two parties), aby3 (three), or crypten (two and a dealer; on any Python).
+        weights: secret-shared by the server before the run, or held only by the server.
+        weight_masks: under semi2k, new masks for every token, or the masks of the first token kept.
         ring_bits: bits of a secret-shared integer.
-        fraction_bits: bits after the binary point; by default 18 in a ring of 64 bits, 8 in 32, 26 in 128, or 16 under
-            crypten.
-        device: of protocol crypten, cpu, or cuda for parties on GPUs: one each, or all on the one that there is.
-        network: predict seconds on this network, named or a .yaml file, instead of loopback.
-        bandwidth: of that network, with a unit, such as 1Gbps, instead of its own.
-        rtt: of that network, with a unit, such as 4ms, instead of its own.
-        gelu: tanh, exact or piecewise instead of the form that GELU was trained in, in the clear too; see --perplexity
-            for what the engine makes of tanh.
-        public_layers: whose weights are no secret and go to all parties in the clear, such as 0-5,7 or embed.
-        client_layers: so many first layers, with the embedding, that the client computes in the clear.
-        public_checkpoint: that either are of, as `run`; where the weights are, they must be the same to the bit, or to
-            the power of two that folding made the stream smaller by. Of a run that was searched with such layers, its
-            own and its parent, unless others are given.
+        fraction_bits: bits after the binary point; by default 18 in a ring of 64 bits, 8 in 32, 26 in 128, or at most
+            16 under crypten.
+        device: under crypten, cpu, or cuda for parties on GPUs, one each, or all on one if there is only one.
+        network: network for predicted seconds, by name or as a .yaml file, instead of loopback.
+        bandwidth: bandwidth of that network with a unit, such as 1Gbps, instead of its own.
+        rtt: round-trip time of that network with a unit, such as 4ms, instead of its own.
+        gelu: tanh, exact or piecewise instead of the form in training, also in plaintext; see --perplexity for the
+            error of tanh.
+        public_layers: layers whose weights are not secret and go to all parties in plaintext, such as 0-5,7 or embed.
+        client_layers: number of first layers that the client computes in plaintext, with the embedding.
+        public_checkpoint: checkpoint of these layers, given as RUN is. Weights that are here must be equal to the bit,
+            up to the power of two by which folding scaled the stream. A run searched with such layers uses these and
+            its parent by default.
     """
     if protocol not in RUN:
         known = ", ".join(RUN)
@@ -165,7 +165,6 @@ def _setting(
     weight_masks: WeightMasks,
     device: Literal["cpu", "cuda"],
 ) -> RunSetting:
-    """Raises UserError for what the protocol does not have."""
     if protocol == "crypten":
         if weight_masks != "fresh":
             raise UserError(
@@ -183,7 +182,7 @@ def _setting(
 
 
 def _graph(architecture: Architecture, layers: Mapping[str, Any], num_tokens: int, deployment: Deployment) -> OpGraph:
-    """A function of the module, so that it can go to other processes. layers: that are public, or the client's."""
+    """Return an op graph; a function of the module can go to other processes. `layers`: public ones, the client's."""
     return lower(architecture, num_tokens, replace(deployment, **layers))
 
 
@@ -192,7 +191,7 @@ def _client_graph(architecture: Architecture, num_layers: int, num_tokens: int, 
 
 
 def describe_setting(setting: RunSetting) -> str:
-    """The numbers of a setting, and what is not usual about it."""
+    """Return the numbers of a setting in words, and what is not usual about it."""
     weights = ", weights held by the server alone" if setting.weights == "server" else ""
     masks = ", masks of weights kept" if setting.weight_masks == "kept" else ""
     on_card = ", on a GPU" if getattr(setting, "device", "cpu") == "cuda" else ""
@@ -200,7 +199,7 @@ def describe_setting(setting: RunSetting) -> str:
 
 
 def trust_lines(setup: Setup) -> list[str]:
-    """Whom the run trusts, and what each party holds."""
+    """Return lines that say whom the run trusts, and what each party knows."""
     trust = TRUST[setup.protocol]
     of_client = " (that party is the client, which could so learn the weights)"
     dealer = of_client if trust.dealer and len(ranks(setup.protocol)) == trust.num_parties else ""
@@ -211,7 +210,7 @@ def trust_lines(setup: Setup) -> list[str]:
 
 
 def header_lines(setup: Setup) -> list[str]:
-    """Says what is about to be run, and whom it trusts."""
+    """Return lines that say what is about to run, and whom it trusts."""
     return [
         f"{setup.model.name}; protocol {setup.protocol}, {describe_setting(setup.setting)}; "
         f"{setup.setting.formulas_of}",
@@ -221,7 +220,7 @@ def header_lines(setup: Setup) -> list[str]:
 
 
 def setup_document(setup: Setup) -> dict[str, Any]:
-    """The model and how it is run, as JSON data."""
+    """Return the model and its setting as JSON data."""
     setting, trust = setup.setting, TRUST[setup.protocol]
     return {
         "model": setup.model.name,

@@ -33,7 +33,7 @@ class Candidate:
     def trained(self) -> Architecture:
         """The architecture at the recipe's scale, whose weights are trained.
 
-        With a parent, norms that the candidate lacks are frozen ones, which fold to the same model.
+        With a parent, it has frozen norms where the candidate has none; they fold to the same model.
         """
         made, distillation = trained_architecture(self.architecture, self.recipe.scale), self.recipe.distillation
         if distillation is None:

@@ -60,7 +60,7 @@ class DistillationSchedule:
     end_share: float = 0.05
     prediction_weight: float = 0.95
     spread_over_depth: bool = False
-    linear_fit_tokens: int = 8_192  # from 1,024 on, a layer's divergence falls by a sixth, and no further
+    linear_fit_tokens: int = 8_192  # a sixth less divergence than 1,024; more do not help
     teacher_top_k: int = 16
     trainable: Trainable = "all"
     blockwise_tokens: int = 0
@@ -125,8 +125,8 @@ def student_architecture(target: Architecture, parent: Architecture, *, spread: 
 def spread_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Spread layers that are followed by at least two empty ones evenly over the depth; return others unchanged.
 
-    Such a tail tells how many layers there are, not from which of the parent's they start. Spread layers end better
-    than first ones: from the builtin parent with five layers at perplexity 9.86 instead of 15.3 (docs/research-log.md).
+    Such a tail fixes the number of layers, but not the parent layers that they start from. Spread layers reach a lower
+    perplexity than first ones: from the builtin parent with five layers 9.86 instead of 15.3 (docs/research-log.md).
     """
     kept = [layer for layer in layers if layer != EMPTY]
     if len(kept) < 2 or len(layers) - len(kept) < 2 or EMPTY in layers[: len(kept)]:
@@ -153,7 +153,7 @@ def removed_parts(trained: Architecture, parent: Architecture) -> Iterator[Part]
 
 
 def trained_parts(trained: Architecture, parent: Architecture, trainable: Trainable) -> list[Part] | None:
-    """Return the attention and FFNs that are trained, in order; None for the whole model, also if nothing differs."""
+    """Return the attention and FFNs that are trained, in order; None for the whole model, or if nothing differs."""
     places = [Part(index, kind) for index in range(parent.num_layers) for kind in KINDS]
     reach = dict.fromkeys(removed_parts(trained, parent), 1)  # neighbours of removed parts must compensate for them
     for part in places:
@@ -167,7 +167,7 @@ def trained_parts(trained: Architecture, parent: Architecture, trainable: Traina
 
 
 def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
-    """Return parts fitted to the parent's: attention by eighth powers, and FFNs that are one linear or a polynomial."""
+    """Return parts fitted to the parent's: attention with eighth powers, FFNs that are linear or have a polynomial."""
     fitted = []
     for index, (layer, theirs) in enumerate(zip(trained.layers, parent.layers, strict=True)):
         if "none" not in (layer.attention, theirs.attention):
@@ -180,7 +180,7 @@ def fitted_parts(trained: Architecture, parent: Architecture) -> list[Part]:
 
 
 def fitted_degree(form: str, theirs: Layer, parent: Architecture) -> int | None:
-    """Degree of the polynomial in an FFN of this form if the parent's layer has another activation, else None.
+    """Return the degree of the polynomial in an FFN of this form if the parent has another activation, else None.
 
     A square without a gate can be fitted only if the parent's FFN has no gate either, and its linears have biases.
     """

@@ -22,7 +22,7 @@ NormalisedLinears = Literal["qk", "ffn", "qk+ffn", "qkv+ffn", "qkvo+ffn"]
 PenaltyForm = Literal["mean", "published-code"]
 EntropyMaximum = Literal["ln-t", "causal"]
 
-MAX_SEED = 2**63 - 1  # torch's generators take 64 bits
+MAX_SEED = 2**63 - 1  # torch's generators take seeds of 64 bits
 MAX_COUNT = 2**63 - 1  # of tokens, which torch and numpy index with 64 bits
 MAX_SIZE = 2**28  # of one dimension, so that the bytes of any tensor with two of them fit into 64 bits
 
@@ -129,7 +129,7 @@ _OF_SIZES = (
     "learning_rate",
     "validation_tokens",
 )
-SMALL_SCALES: tuple[ScaleName, ...] = ("smoke", "proxy")  # for a CPU: so narrow that a GPU waits for its host
+SMALL_SCALES: tuple[ScaleName, ...] = ("smoke", "proxy")  # for a CPU; too narrow to keep a GPU busy
 SCALES: dict[ScaleName, Scale] = {
     name: Scale(name=name, **dict[str, Any](zip(_OF_SIZES, sizes, strict=True))) for name, sizes in _SIZES.items()
 }
@@ -315,9 +315,9 @@ def check_precision(precision: Precision | None) -> None:
 
 
 def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
-    """Adapt a recipe to start from a trained parent, which needs smaller and fewer steps than random weights.
+    """Adapt a recipe to start from a trained parent, which needs fewer steps and smaller ones than random weights.
 
-    Chosen at scale `proxy` by `experiments/data/fidelity-levers.csv`: AdamW, an eighth of the rate, half the batch,
+    At scale `proxy`, chosen by `experiments/data/fidelity-levers.csv`: AdamW, an eighth of the rate, half the batch,
     five eighths of the tokens, and early freezing, so that most of the training is recovery. At scale `parent`, which
     already has a suitable rate, new sub-layers are first trained on their own, and only they are trained.
     """

@@ -1,6 +1,5 @@
 """Draws figure data with matplotlib, which only this module imports, and writes files."""
 
-import math
 from collections.abc import Mapping, Sequence
 from io import StringIO
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 import matplotlib
 
 from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines
-from nas.report.panels import BarPanel, HeatPanel, LinePanel, PanelFigure
+from nas.report.panels import BarPanel, LinePanel, PanelFigure
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -70,24 +69,17 @@ def draw_panels(data: PanelFigure) -> Figure:
         layout="constrained", squeeze=False,
     )  # fmt: skip
     figure.suptitle(fill(data.title, TITLE_WIDTH), fontsize=9)
-    listed = [panel for panel in data.panels if not isinstance(panel, HeatPanel)]
-    names = dict.fromkeys(series[0] for panel in listed for series in panel.series)
+    names = dict.fromkeys(series[0] for panel in data.panels for series in panel.series)
     places = {name: place for place, name in enumerate(names)}
     legend: dict[str, Any] = {}
-    image: Any = None
     for axes, panel in zip(grid.flat, data.panels, strict=False):
         axes.set_title(panel.title, fontsize=9, loc="left")
         axes.set_xlabel(panel.x_label, fontsize=8)
         axes.tick_params(labelsize=7)
-        if isinstance(panel, HeatPanel):
-            image = _draw_heat(axes, panel)
-            continue
         _draw_bars(axes, panel, places) if isinstance(panel, BarPanel) else _draw_lines(axes, panel, places)
         legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     for axes in grid.flat[len(data.panels) :]:
         axes.axis("off")
-    if image is not None:
-        figure.colorbar(image, ax=grid, shrink=0.8).set_label(data.colours, fontsize=8)
     if len(legend) > 1:
         figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=4, fontsize=8)
     return figure
@@ -98,15 +90,8 @@ def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None
         place = places[series.name]
         style: dict[str, Any] = {"color": COLOURS[place % len(COLOURS)], "markersize": 4}
         style["marker"] = "osD^v"[place % 5] if len(series.x) <= MOST_MARKED else ""
-        style["linestyle"] = LINES[place // len(COLOURS) % len(LINES)] if series.joined else ""
+        style["linestyle"] = LINES[place // len(COLOURS) % len(LINES)]
         axes.plot(series.x, series.y, label=series.name, linewidth=1, **style)
-        for number, (x, y, name) in enumerate(zip(series.x, series.y, series.names, strict=False)):
-            _name(axes, name, (x, y), above=not number % 2, fontsize=6, color=style["color"])
-        if series.names:
-            axes.margins(x=0.3, y=0.08)  # room for the names
-    if panel.log_x:
-        axes.set_xscale("log", base=panel.log_x)
-        axes.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
     if panel.log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
@@ -116,26 +101,15 @@ def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None
 
 
 def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
-    height = 0.8 if panel.stacked else 0.8 / len(panel.series)
-    lefts = [0.0] * len(panel.groups)
-    for index, (name, values) in enumerate(panel.series):
-        place, shift = places[name], 0.0 if panel.stacked else (index - (len(panel.series) - 1) / 2) * height
-        colour, hatch = COLOURS[place % len(COLOURS)], "//" * (place // len(COLOURS))
-        at = [group + shift for group in range(len(panel.groups))]
-        bars = axes.barh(at, values, height, left=lefts, label=name, color=colour, hatch=hatch, edgecolor="white")
-        if panel.stacked:
-            lefts = [left + value for left, value in zip(lefts, values, strict=True)]
-        else:
-            axes.bar_label(bars, fmt="%.3g", fontsize=6, padding=1)
-    axes.set_yticks(range(len(panel.groups)), panel.groups, fontsize=7)
-    axes.set_ylim(len(panel.groups) - 0.5, -0.5)
-    axes.margins(x=0.1 if not panel.stacked else 0.0)
-
-
-def _draw_heat(axes: Axes, panel: HeatPanel) -> Any:
-    cells = [[math.nan if cell is None else cell for cell in row] for row in panel.cells]
-    axes.set_ylabel(panel.y_label, fontsize=8)
-    return axes.imshow(cells, cmap="viridis", vmin=panel.limits[0], vmax=panel.limits[1], aspect="auto")
+    groups = range(len(panel.groups))
+    lefts = [0.0] * len(groups)
+    for name, values in panel.series:
+        colour, hatch = COLOURS[places[name] % len(COLOURS)], "//" * (places[name] // len(COLOURS))
+        axes.barh(groups, values, left=lefts, label=name, color=colour, hatch=hatch, edgecolor="white")
+        lefts = [left + value for left, value in zip(lefts, values, strict=True)]
+    axes.set_yticks(groups, panel.groups, fontsize=7)
+    axes.set_ylim(len(groups) - 0.5, -0.5)
+    axes.margins(x=0.0)
 
 
 def _label_perplexity(axes: Axes) -> None:

@@ -94,7 +94,7 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
 
 
 def cost_figure(run: Run) -> PanelFigure:
-    """Stacked bars of predicted minutes per token by kind of op, for the front, the baselines and the parent."""
+    """Return stacked bars of predicted minutes per token by kind of op, for the front, the baselines and the parent."""
     forms = {
         f"{number}  {label(member)}": run.priced_form(member.most_expensive)
         for number, member in enumerate(run.front, 1)
@@ -114,7 +114,7 @@ def cost_figure(run: Run) -> PanelFigure:
     series = sorted(
         ((kind, tuple(values)) for kind, values in minutes.items() if any(values)), key=lambda one: -sum(one[1])
     )
-    panel = BarPanel("", "predicted latency per token (minutes)", tuple(forms), tuple(series), stacked=True)
+    panel = BarPanel("", "predicted latency per token (minutes)", tuple(forms), tuple(series))
     return PanelFigure("", (panel,), row_height=0.8 + 0.3 * len(forms))
 
 
@@ -130,7 +130,7 @@ def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember])
 
 
 def title(trained: Sequence[TrainedMember]) -> str:
-    """Scale and training tokens of the points, and the trust assumptions of their protocols."""
+    """Return the scale and training tokens of the points, and the trust assumptions of their protocols."""
     done = [member.first for member in trained]
     scales = sorted({f"scale {trial.scale}, width {trial.width}, {trial.tokens:,} tokens" for trial in done})
     corpora = sorted({f"{trial.tokenizer}, {trial.split}" for trial in done})
@@ -140,7 +140,7 @@ def title(trained: Sequence[TrainedMember]) -> str:
 
 
 def label(member: TrainedMember) -> str:
-    """The notation, or the arch_id if that is too long for a label."""
+    """Return the notation, or the arch_id if the notation is too long for a label."""
     return member.notation if len(member.notation) <= LONGEST_NAME else member.arch_id
 
 

@@ -66,7 +66,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Everything that a repetition depends on. trial_id, budget_latency: of a run. command: of a training."""
+    """Everything needed to repeat a result. trial_id, budget_latency: of a run. command: of a training."""
 
     run: str
     trial_id: str | None = None

@@ -16,7 +16,7 @@ from nas.corpus.ngrams import TRIGRAM
 from nas.run.run import Run, Summary
 
 REFRESH_S = 1.0
-LINE_EVERY_S = 30.0  # between lines of progress without a terminal
+LINE_EVERY_S = 30.0  # between progress lines if there is no terminal
 
 
 def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
@@ -106,7 +106,7 @@ def _hypervolume(summary: Summary) -> str:
 
 
 def _more_seeds(summary: Summary) -> str:
-    """Replicates that have ended, out of all that the present front needs."""
+    """Return the replicates that have ended, out of all that the present front needs."""
     if not summary.replicates and not summary.seeds_left:
         return ""
     return f"{summary.replicates}/{summary.replicates + summary.seeds_left} more seeds, "
@@ -114,7 +114,7 @@ def _more_seeds(summary: Summary) -> str:
 
 @contextmanager
 def logged_to(console: Console) -> Iterator[None]:
-    """Print what the package logs, from level INFO, on a console, one line each."""
+    """Print the package's log messages, from level INFO, on a console, one line each."""
     logger, handler = logging.getLogger("nas"), logging.Handler()
     handler.emit = lambda record: console.print(record.getMessage(), soft_wrap=True, highlight=False)  # type: ignore[method-assign]
     before = logger.level

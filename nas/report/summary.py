@@ -79,32 +79,32 @@ def second_lines(run: Run) -> list[str]:
 
 
 def second_text(run: Run, member: TrainedMember) -> str:
-    """Perplexity on the second corpus, such as `9.31`, and objections to the member there; empty if unknown."""
+    """Return the perplexity on the second corpus, such as `9.31`, and objections there; empty if unknown."""
     if (perplexity := second_perplexity(member)) is None:
         return ""
     return f"{perplexity:.2f}" + (f", {FIRST_ALONE}" if holds_on_first_alone(member, run.front) else "")
 
 
 def on_second(run: Run, member: TrainedMember) -> str:
-    """Text such as `; on dependencies 9.31`, to follow a perplexity of the first corpus; empty if unknown."""
+    """Return text such as `; on dependencies 9.31`, to follow a perplexity of the first corpus; empty if unknown."""
     text = second_text(run, member)
     return f"; on {run.meta.second.data} {text}" if text and run.meta.second is not None else ""
 
 
 def mark(loss: float, ngrams: NgramBaseline | None) -> str:
-    """Mark a loss, in nats, that is above the trigram baseline's; empty for others."""
+    """Return a remark on a loss, in nats, above the trigram baseline's; empty for others."""
     return KNOWS_LESS if ngrams is not None and ngrams.above_trigram(loss) else ""
 
 
 def perplexity_text(member: TrainedMember) -> str:
-    """Text such as `33.10 ± 0.42 (3 seeds)`: exponential of the mean loss, and half the width of its bounds."""
+    """Return text such as `33.10 ± 0.42 (3 seeds)`: exponential of the mean loss, and half the width of its bounds."""
     bounds = member.perplexity_bounds
     spread = "" if bounds is None else f" ± {(bounds[1] - bounds[0]) / 2:.2f}"
     return f"{member.perplexity:.2f}{spread} ({seeds_text(member)})"
 
 
 def seeds_text(member: TrainedMember) -> str:
-    """Text such as `3 seeds`, or `1 of 3 seeds diverged`."""
+    """Return text such as `3 seeds`, or `1 of 3 seeds diverged`."""
     whole = member.num_seeds + member.num_diverged
     if member.num_diverged:
         return f"{member.num_diverged} of {whole} seeds diverged"
@@ -121,7 +121,7 @@ def spread_words(trained: Sequence[TrainedMember]) -> str:
 
 
 def compared(member: TrainedMember, other: TrainedMember) -> str:
-    """Verdict on a member compared with another one, and its evidence if seeds were not repeated."""
+    """Return the verdict on a member compared with another one, and its evidence if seeds were not repeated."""
     error, tested = difference_error(member, other), verdict(member, other)
     if error is None:
         return tested
@@ -129,7 +129,7 @@ def compared(member: TrainedMember, other: TrainedMember) -> str:
 
 
 def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
-    """IN_NOISE or an empty string for each member of a front, cheapest first."""
+    """Return IN_NOISE or an empty string for each member of a front, cheapest first."""
     return [IN_NOISE if inside else "" for inside in in_noise(front)]
 
 
@@ -144,7 +144,7 @@ def unstable_lines(run: Run) -> list[str]:
 
 
 def price_line(run: Run) -> str:
-    """Say whom the protocols trust, and which costs of the folded front lie outside the data of `published`."""
+    """Describe whom the protocols trust, and which costs of the folded front lie outside the data of `published`."""
     words = ""
     if "published" in run.config.protocols:
         forms = [deployed_of(member.most_expensive, run.base) for member in run.front]
@@ -169,7 +169,7 @@ def parent_lines(run: Run) -> list[str]:
 
 
 def against_parent(parent: ParentResult, member: TrainedMember) -> str:
-    """Text such as `+7.7% ± 1.2% in perplexity, 37% less time`, with two standard errors, paired by document."""
+    """Return text such as `+7.7% ± 1.2% in perplexity, 37% less time`, with two standard errors, paired by document."""
     less = 1 - member.latency_s / parent.latency_s
     time = f"{less:.0%} less time" if less >= 0 else f"{-less:.0%} more time"
     by_document = document_error(differences(parent.documents, member.documents))
@@ -225,18 +225,18 @@ def _described(member: TrainedMember) -> str:
 
 
 def sent_text(member: TrainedMember) -> str:
-    """Bytes, keys, and costs under the run's other protocols: `6.43 GB; under sigma 2.00 s and 1.90 GB`."""
+    """Return bytes, keys, and costs under the run's other protocols: `6.43 GB; under sigma 2.00 s and 1.90 GB`."""
     keys = "" if member.key_bytes is None else f", {format_bytes(member.key_bytes)} of keys"
     return "; ".join((f"{format_bytes(member.sent_bytes)}{keys}", *also_texts(member)))
 
 
 def also_texts(member: TrainedMember) -> list[str]:
-    """Costs of a member under each of the run's other protocols."""
+    """Return the costs of a member under each of the run's other protocols."""
     return [f"under {name} {format_price(costs)}" for name, costs in member.also.items()]
 
 
 def _crossing(member: TrainedMember, budget: Budget) -> str:
-    """Note a latency that is within the budget for only some coefficients that the data allow."""
+    """Return a note on a latency that is within the budget only for some of the coefficients that fit the data."""
     if not crosses(member, budget) or member.latency_s_range is None:
         return ""
     low, high = member.latency_s_range
@@ -262,7 +262,7 @@ def _baseline_lines(run: Run) -> list[str]:
 
 
 def order_lines(run: Run) -> list[str]:
-    """Say where this run orders published rows differently from the papers, and whether that is beyond noise."""
+    """Describe pairs of published rows that this run orders differently from the papers, and which are beyond noise."""
     printed = {
         row.notation: row.perplexity
         for row in published_rows()

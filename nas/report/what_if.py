@@ -107,7 +107,7 @@ def picks_table(what_ifs: Sequence[WhatIf]) -> Table:
 
 
 def loss_lines(what_ifs: Sequence[WhatIf]) -> list[str]:
-    """Say how much more each pick costs under each other protocol than the cheapest member that is as good."""
+    """Describe how much more each pick costs under each other protocol than the cheapest member that is as good."""
     return [
         f"{choice} of {chosen.title_after}, under {paid.title_after}: {_loss(paid, picked(chosen.after, choice))}"
         for choice in PICKS

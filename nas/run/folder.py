@@ -109,6 +109,18 @@ class Meta:
     held_out: HeldOut | None = None
     second: SecondCorpus | None = None
 
+    @property
+    def weak_parent(self) -> str:
+        """Say that the parent is no better than a model without context, and what to do; empty if it is better."""
+        baseline = min(self.reference[1], math.log(self.vocab_size))
+        if self.parent is None or self.parent.val_loss < baseline:
+            return ""
+        return (
+            f"parent {self.parent.name} has perplexity {self.parent.perplexity:.2f} on the validation tokens, no "
+            f"better than a model without context ({math.exp(baseline):.2f}), so candidates are likely to diverge; "
+            "train it first, or check its weights, its tokenizer and --data"
+        )
+
 
 def new_folder(output_dir: Path | None) -> Path:
     """Return the folder of a new run, `output_dir` or `runs/<UTC time>`, and create it if needed.

@@ -31,11 +31,11 @@ WALKED = 10_000  # members enumerated when draws find nothing new, so that small
 
 
 class Place(NamedTuple):
-    """Where a member lies among all members.
+    """The place of a member among all members.
 
-    form: what identifies it, the folded form where costs are folded costs, else the member itself. latency_s: seconds
-        per token; NaN if it is not a member of the space. fits: whether it is within the budget. slice: the number of
-        the slice that contains it, or None.
+    form: identifies it: the folded form if costs are folded costs, else the member itself. latency_s: seconds per
+        token; NaN if it is not a member of the space. fits: whether it is within the budget. slice: the number of the
+        slice that contains it, or None.
     """
 
     form: Hashable
@@ -59,7 +59,7 @@ class Draws:
         self._places: dict[Member, Place] = {}
 
     def place_of(self, member: Member) -> Place:
-        """Return where the member lies, from a cache because long searches ask for every member repeatedly."""
+        """Return the place of a member, from a cache, since long searches ask for every member repeatedly."""
         if (known := self._places.get(member)) is None:
             known = self._places[member] = self._placed(member)
         return known

@@ -18,7 +18,7 @@ CHOICES = 16  # offspring drawn for each proposal; the one nearest to its latenc
 
 @final
 class Evolution(Strategy):
-    """Propose the anchors, then offspring of the front so far.
+    """Proposes the anchors, then offspring of the front so far.
 
     Each offspring has a latency target, uniform in the slice of cost with the fewest trained members, and the nearest
     of CHOICES draws is taken. Without a target nearly all offspring lie close to the budget, as nearly all members do.
@@ -52,7 +52,7 @@ class Evolution(Strategy):
 
 
 def _parents(trained: Iterable[Observation]) -> list[Member]:
-    """The members of the best fronts, whole fronts at a time, until there are PARENTS of them."""
+    """Return the members of the best fronts, whole fronts at a time, until there are PARENTS of them."""
     points = points_of(list(trained))
     order = ranks([point for _, point in points])
     parents: list[Member] = []

@@ -2,8 +2,7 @@
 
 Every choice of every layer is a categorical parameter; latency and log-perplexity are minimised together. The Optuna
 study is rebuilt from the results for every generation, so that proposals depend on nothing else. A suggestion that is
-over budget or was made before is reported to Optuna as failed. After SUGGESTIONS of them, the last one is mutated step
-by step until it is new and within the budget.
+over budget or was made before is reported to Optuna as failed. After SUGGESTIONS such failures, a random draw is used.
 """
 
 import warnings
@@ -18,8 +17,7 @@ from nas.searchers.draws import Draws
 from nas.searchers.strategy import Observation, SearchProblem, Strategy
 from search_spaces.architecture import Layer
 from search_spaces.notation import Member
-from search_spaces.space import contains, member_of
-from search_spaces.variation import mutate
+from search_spaces.space import member_of
 
 try:
     import optuna
@@ -29,8 +27,7 @@ except ImportError:
         "python -m pip install 'private-inference-nas[searchers]'"
     ) from None
 
-SUGGESTIONS = 8  # for each proposal, before the last one is mutated
-MOVES = 64  # mutations of a suggestion, before a random draw replaces it
+SUGGESTIONS = 8  # for each proposal
 FIELDS = ("norm1", "attention", "norm2", "ffn", "stabiliser", "inner1", "inner2")  # the last two where they differ
 SETTINGS: dict[str, dict[str, Any]] = {
     "NSGAIISampler": {"population_size": 8},
@@ -46,11 +43,7 @@ class OptunaStrategy(Strategy):
         if not (isinstance(made, type) and issubclass(made, optuna.samplers.BaseSampler)):
             raise UserError(f"--searcher optuna:{sampler} must name a class of optuna.samplers, but there is none.")
         self.sampler: Callable[..., optuna.samplers.BaseSampler] = partial(made, **SETTINGS.get(sampler, {}))
-        self.feasible, self.reference_loss, self.draws = (
-            problem.feasible,
-            problem.reference_loss,
-            Draws(problem.feasible),
-        )
+        self.reference_loss, self.draws = problem.reference_loss, Draws(problem.feasible)
         self.space = space = problem.feasible.space
         given, listed = space.definition.first_layers, space.definition.members is not None
         self.listed = list(problem.feasible.members()) if listed else None
@@ -76,8 +69,6 @@ class OptunaStrategy(Strategy):
                 if members := self._nearest_new(layers, known):
                     break
                 study.tell(trial, state=optuna.trial.TrialState.FAIL)
-            else:
-                members = self._moved(layers, known, rng)
             chosen += members
         return self.draws.filled(chosen, size, rng, seen)
 
@@ -102,18 +93,6 @@ class OptunaStrategy(Strategy):
             return self.draws.new_of([member_of(self.space, layers)], known)
         new = self.draws.new_of(self.listed, known)
         return sorted(new, key=lambda member: _num_changes(layers, member.architecture.layers))[:1]
-
-    def _moved(self, layers: tuple[Layer, ...], known: Collection[Member], rng: np.random.Generator) -> list[Member]:
-        """Mutate towards a member that may be trained. No mutation raises the cost of a member that is over budget."""
-        member = member_of(self.space, layers)
-        for _ in range(MOVES if contains(self.space, member) else 0):
-            other = mutate(self.space, member, rng)
-            if new := self.draws.new_of([other], known):
-                return new
-            place = self.draws.place_of(member)
-            if place.fits or self.draws.place_of(other).latency_s <= place.latency_s:
-                member = other
-        return []
 
 
 def _layer(params: dict[str, Any], depth: int) -> Layer:

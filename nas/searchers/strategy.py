@@ -60,7 +60,7 @@ class Suggestion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """A training's result, or what its low-fidelity evaluation predicts.
+    """The result of a training, or the prediction from its low-fidelity evaluation.
 
     Attributes:
         latency_s: seconds per token, of the form that its weights were verified to fold to.
@@ -107,7 +107,7 @@ class RemainingBudget(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SearchProblem:
-    """What a searcher knows before anything is trained.
+    """The facts that a searcher has before anything is trained.
 
     Attributes:
         feasible: the members within the budget.

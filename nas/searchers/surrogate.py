@@ -7,9 +7,8 @@ the rest is in closed form.
 
 The global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
 counts as half), and attention gaps: the share of pairs of layers with no attention from the first to the second, so
-that no token mixing happens. Prior means, relative to the parent, are a least-squares fit over four parents. `python -m
-experiments run prior` prints this fit, the fits without each of the four, and how well they explain parents that are in
-none. Block scores of attentions add nothing to gaps, so their weight is near 0.
+that no token mixing happens. Prior means, relative to the parent, are a least-squares fit over four parents
+(docs/proxies.md). Block scores of attentions add nothing to gaps, so their weight is near 0.
 
 Source: Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", sections 2.1, 5.4.1 and 5.4.2.
 """
@@ -161,13 +160,13 @@ class Features:
 
 
 def lacking(left: Floats) -> Floats:
-    """Members x 3: scarcity of attentions and of nonlinear FFNs, and attention gaps. left: members x depth x 2."""
+    """Return members x 3: scarcity of attentions and nonlinear FFNs, and attention gaps. left: members x depth x 2."""
     counts = np.log((1 + left.shape[1]) / (1 + left.sum(axis=1)))
     return np.column_stack([counts, gap_share(left[:, :, 0] > 0)])
 
 
 def gap_share(has_attention: Bools) -> Floats:
-    """Share of pairs of layers with no attention from the first to the second. has_attention: members x depth."""
+    """Return the share of pairs of layers without attention from first to second. has_attention: members x depth."""
     run, pairs = np.zeros(len(has_attention)), np.zeros(len(has_attention))
     for lacks in ~has_attention.T:
         run = (run + 1) * lacks
@@ -176,7 +175,7 @@ def gap_share(has_attention: Bools) -> Floats:
 
 
 def gap_shares_closed(has_attention: Bools) -> Floats:
-    """How much attention at each depth lowers the gap share, all else equal. has_attention: depth."""
+    """Return by how much attention at each depth lowers the gap share, all else equal. has_attention: depth."""
     there = np.eye(len(has_attention), dtype=bool)
     closed: Floats = gap_share(has_attention & ~there) - gap_share(has_attention | there)
     return closed
@@ -210,7 +209,7 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
 
 
 def smooth_covariance(num_depths: int, smoothness: float) -> Floats:
-    """Squared-exponential covariance, depths x depths, with `smoothness` layers as its length scale."""
+    """Return the squared-exponential covariance, depths x depths, with `smoothness` layers as its length scale."""
     depths = np.arange(num_depths)
     covariance: Floats = np.exp(-(((depths[:, None] - depths) / smoothness) ** 2) / 2) + JITTER * np.eye(num_depths)
     return covariance
@@ -286,10 +285,10 @@ class PredictiveDistribution(NamedTuple):
         return self._replace(variance=self.variance - gain * shared, crossed=crossed)
 
     def with_own(self, losses: Floats, variances: Floats) -> tuple[Floats, Floats]:
-        """Mean and standard deviation, discrepancy included, of members whose own observations the posterior contains.
+        """Return mean and standard deviation, discrepancy included, of members with their own observations (if any).
 
-        losses, variances: of those observations, with infinite variance for none. Given the weights, only a member's
-            own observation says anything about its discrepancy.
+        losses, variances: of those observations, with infinite variance for none. The posterior contains them; given
+            the weights, only a member's own observation carries information about its discrepancy.
         """
         share = 1 / (1 + variances / self.discrepancy**2)  # of the discrepancy that the observation reveals
         mean = self.mean + share * (losses - self.mean)
@@ -306,7 +305,7 @@ class Fit:
     errors: Floats
 
     def r2(self) -> float:
-        """Leave-one-out R^2: one minus the squared errors over the squared deviations from the mean."""
+        """Return the leave-one-out R^2: one minus the squared errors over the squared deviations from the mean."""
         around = self.losses - self.losses.mean()
         return float(1 - self.errors @ self.errors / max(around @ around, 1e-12))
 

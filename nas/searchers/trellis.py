@@ -45,7 +45,7 @@ class Observed(NamedTuple):
 
 @final
 class Trellis(Strategy):
-    """Maximise expected improvement of the front over members that are optimal for draws from a posterior."""
+    """Maximises the expected improvement of the front over members that are optimal for draws from a posterior."""
 
     takes_proxies = True
 
@@ -115,7 +115,7 @@ class Trellis(Strategy):
         return fit(self.features, Observations(rows, losses, variances))
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
-        """Members that may be trained, one per folded form: only anchors while there are `least` of them."""
+        """Return members that may be trained, one per folded form; only anchors while there are `least` of them."""
         members = self.draws.new_of(self.problem.anchors, seen)
         if len(members) >= least:
             return self._drawn(members)
@@ -146,14 +146,14 @@ class Trellis(Strategy):
         return completion(self._counts(members), weights)
 
     def _counts(self, members: Sequence[Member]) -> Floats:
-        """Members x (1, and shares of layers with live norms, with attention, with a nonlinear FFN)."""
+        """Return members x (1, and shares of layers with live norms, with attention, with a nonlinear FFN)."""
         layers = self.stages.numbered([member.architecture.layers for member in members])
         kept = (self.features.kept[layers] > 0).mean(axis=1)
         return np.column_stack([np.ones(len(members)), self.features.live_norms[layers].mean(axis=1), kept])
 
 
 class AcquisitionBatch:
-    """Choose a generation's trainings one by one, by their expected improvement of the front.
+    """Chooses a generation's trainings one by one, by their expected improvement of the front.
 
     members: new ones, then evaluated ones that could be promoted, then those in training. observed: own observations of
         members that have any. completes: probability that each completes. ended: points of final results.
@@ -214,11 +214,11 @@ class AcquisitionBatch:
 def expected_improvement(
     latency_s: Floats, mean: Floats, deviation: Floats, points: Sequence[Point], reference: Point
 ) -> Floats:
-    """Expected hypervolume that each candidate adds to the front of the points, seconds x nats, in closed form.
+    """Return the expected hypervolume that each candidate adds to the front of the points, seconds x nats.
 
     A point with loss y at latency t adds the area between y and the staircase of the front, from t to the reference.
-    Its expectation is a sum over the steps of the staircase beyond t: width of the step times expected improvement on
-    its height.
+    Its expectation, in closed form, is a sum over the steps of the staircase beyond t: the width of the step times the
+    expected improvement on its height.
 
     Source: Emmerich, Giannakoglou and Naujoks 2006, https://doi.org/10.1109/TEVC.2005.859463, for expected hypervolume
     improvement; Jones, Schonlau and Welch 1998, https://doi.org/10.1023/A:1008306431147, for the term of a step.

@@ -12,7 +12,7 @@ from search_spaces.notation import Member
 
 @final
 class Stratified(Strategy):
-    """Draw uniformly within slices of cost, those with the fewest members first, without repetition."""
+    """Draws uniformly within slices of cost, those with the fewest members first, without repetition."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.draws = Draws(problem.feasible)
@@ -25,7 +25,7 @@ class Stratified(Strategy):
 
 @final
 class Uniform(Strategy):
-    """Draw uniformly from the members within the budget, nearly all of which cost almost as much as it allows."""
+    """Draws uniformly from the members within the budget, nearly all of which cost almost as much as it allows."""
 
     def __init__(self, problem: SearchProblem) -> None:
         self.feasible, self.draws = problem.feasible, Draws(problem.feasible)

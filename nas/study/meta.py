@@ -126,6 +126,7 @@ def _cost_model_ids(feasible: FeasibleSpace) -> str:
 def opening_lines(meta: Meta, corpus: Corpus, parent: Parent | None) -> list[str]:
     """Say what the candidates of a new run start from, and on what they are validated."""
     lines = [start_line(meta), *(() if parent is None else parent.model.notes), validation_line(corpus, parent)]
+    lines += [f"warning: {meta.weak_parent}"] if meta.weak_parent else []
     return lines if meta.second is None else [*lines, second_line(meta.second)]
 
 

@@ -109,7 +109,8 @@ def _closing(trials: Trials, run: Run, budget: TimeBudget) -> list[str]:
     if not run.completed:
         report_line(run)
         resume = resume and f"{resume} (before the first steps: {budget.spent()})"
-        reason = resume or f"see the reasons in {run.folder / 'trials.csv'}"
+        weak = run.meta.weak_parent and f"; {run.meta.weak_parent}"
+        reason = resume or f"see the reasons in {run.folder / 'trials.csv'}{weak}"
         raise StoppedError(f"no trial was trained to completion: {reason}.")
     if not unfinished:  # no longer needed: an extended run trains these candidates from the beginning
         for record in run.finished:

@@ -111,7 +111,7 @@ def agreement(model: Decoder, parent: Decoder, corpus: Corpus, scale: Scale, tok
 
 
 def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, each rows x seq_len, of sequences that include the next token."""
+    """Return inputs and targets, each rows x seq_len, of sequences that include the next token."""
     tokens = torch.from_numpy(sequences.astype(np.int64))
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 

@@ -126,7 +126,7 @@ def _read(folder: Path) -> Checkpoint:
 
 
 def _by_age(trial: Path) -> list[Path]:
-    """Checkpoint folders, newest first."""
+    """Return the checkpoint folders, newest first."""
     return sorted((path for path in (trial / FOLDER).glob("step-*") if path.suffix != ".draft"), reverse=True)
 
 

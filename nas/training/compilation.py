@@ -27,14 +27,12 @@ logger = logging.getLogger(__name__)
 
 
 def layer_function(recipe: Recipe, device: str) -> LayerFunction:
-    """Return what runs the layers of a training step. Layers that are computed again for their gradients are not
-    compiled.
-    """
+    """Return the function that runs the layers of a training step; layers that are recomputed are not compiled."""
     return nn.Module.__call__ if recipe.recompute else compiled(_layer, recipe, device, nn.Module.__call__)
 
 
 def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -> F:
-    """Return compiled code of a function where that is wanted and possible, else the function, or `eager`."""
+    """Return compiled code of a function if it is wanted and possible, else the function, or `eager`."""
     backend, plain = BACKENDS.get(torch.device(device).type), eager or function
     if recipe.compile == "off" or backend is None:
         return plain
@@ -42,7 +40,7 @@ def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -
 
 
 def _or_plain(code: F, plain: F) -> F:
-    """Return compiled code, in whose place is the plain function from where it cannot be compiled."""
+    """Return compiled code that the plain function replaces once it cannot be compiled."""
     chosen = code
 
     def run(*args: Any) -> Any:
@@ -60,14 +58,14 @@ def _or_plain(code: F, plain: F) -> F:
 
 
 def counted_layer_function(recipe: Recipe) -> LayerFunction:
-    """Return what keeps as much for the gradients of a layer as compiled code does, on tensors without data."""
+    """Return a function that stores as much for a layer's gradients as compiled code does, on tensors without data."""
     is_compiled = recipe.compile == "auto" and not recipe.recompute
     return _or_plain(_compiled(_layer, _keeping()), nn.Module.__call__) if is_compiled else nn.Module.__call__
 
 
 @cache
 def _keeping() -> Any:
-    """A backend that chooses what is kept for gradients, and compiles nothing."""
+    """Return a backend that chooses what is stored for gradients, and compiles nothing."""
     return aot_autograd(fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=min_cut_rematerialization_partition)
 
 
@@ -77,11 +75,11 @@ def _as_it_is(graph: torch.fx.GraphModule, _: object) -> Any:
 
 @cache
 def _compiled(function: Callable[..., Any], backend: Any) -> Any:
-    """Layers of one kind share their code, also between models; it is kept on disk for other processes and runs."""
+    """Compile a function. Layers of one kind share their code, also between models; other processes find it on disk."""
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own_folder("inductor"))
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_KINDS
-    torch._functorch.config.force_non_lazy_backward_lowering = True  # so that all errors of a compiler come forward
+    torch._functorch.config.force_non_lazy_backward_lowering = True  # so that all compiler errors are raised at once
     return torch.compile(function, fullgraph=True, dynamic=False, backend=backend)
 
 

@@ -1,4 +1,4 @@
-"""The device of a training, where none is asked for, and the precision of products on it."""
+"""The default device of a training, and the precision of products on a device."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ def usual_device() -> Device:
 
 
 def on_device(changes: RecipeChanges, device: str) -> RecipeChanges:
-    """State the precision of a new training, so that it stays when the training is resumed elsewhere.
+    """Set the precision of a new training, so that it stays the same when the training is resumed elsewhere.
 
     On a GPU the default is bfloat16 products, with weights, sums and loss in float32. A GPU without bfloat16 units
     trains in float32 instead, which is logged. On a CPU nothing changes.
@@ -36,14 +36,14 @@ def on_device(changes: RecipeChanges, device: str) -> RecipeChanges:
 
 
 def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGED) -> Candidate:
-    """Return a candidate in the precision that it has on a device. changes: those asked for in its recipe."""
+    """Return a candidate in the precision that it has on a device. changes: requested changes of its recipe."""
     precision = on_device(changes, device).precision
     recipe = candidate.recipe if precision is None else replace(candidate.recipe, precision=precision)
     return replace(candidate, recipe=recipe)
 
 
 def log_another(began_on: str | None, device: str) -> None:
-    """Say that a training continues on another kind of device than the last checkpoint's; None if that is unknown."""
+    """Log that a training continues on another kind of device than its last checkpoint's. began_on: None if unknown."""
     if began_on not in (None, kind := torch.device(device).type):
         _log.warning(
             f"the checkpoint was written on {began_on} and training continues on {kind}; from here on, its numbers "

@@ -92,5 +92,5 @@ def _gradient_norms(objective: nn.Module) -> dict[str, float | None]:
 
 
 def _finite(number: float) -> float | None:
-    """The number, or None if JSON cannot represent it."""
+    """Return the number, or None if JSON cannot represent it."""
     return number if math.isfinite(number) else None

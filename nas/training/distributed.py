@@ -50,7 +50,7 @@ class Team:
                 tensor.copy_(part.view_as(tensor))
 
     def broadcast_from_leader(self, make: Callable[[], T]) -> T:
-        """Return what the first process makes while the others wait; its expected errors are raised in all."""
+        """Return the result of `make` in the first process, while others wait; raise its expected errors in all."""
         if self.size == 1:
             return make()
         box: list[T | UserError | StoppedError | OSError | None] = [None]

@@ -17,7 +17,7 @@ TRAINING_FILE = "training.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingManifest:
-    """What was trained, and on what.
+    """The candidate and data of a training.
 
     corpus: its fingerprint. tokenizer, split: those of perplexities. created: UTC. versions: of packages. command:
         arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens.

@@ -20,7 +20,7 @@ ADAMW_RMS = 0.2  # arXiv 2502.16982: root mean square of an entry of AdamW's ste
 class Muon(torch.optim.Optimizer):
     """Muon for the weights of linears, out_features x in_features.
 
-    As of torch's fused optimizers, nothing moves in a step if the attribute `found_inf` is a tensor of 1.
+    As in torch's fused optimizers, a step changes nothing if the attribute `found_inf` is a tensor of 1.
 
     weights: pairs of a weight and the number of equally large matrices stacked in it (3 for queries, keys and values).
         The state is one buffer per weight, `momentum`.
@@ -69,7 +69,7 @@ class Muon(torch.optim.Optimizer):
         return None
 
     def _look_ahead(self, weight: nn.Parameter) -> Tensor:
-        """Nesterov momentum of a weight: the running mean of gradients, updated twice with the present one."""
+        """Return Nesterov's momentum of a weight: the running mean of gradients, updated twice with the present one."""
         assert weight.grad is not None
         state = self.state[weight]
         if not state:
@@ -105,6 +105,6 @@ def _size(weight: Tensor, packed: int) -> tuple[int, int]:
 
 
 def _matrices(source: Tensor, packed: int) -> Tensor:
-    """The matrices of a weight, transposed if needed: packed x short x long."""
+    """Return the matrices of a weight, transposed if needed: packed x short x long."""
     matrices = source.view(packed, -1, source.shape[1])
     return matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT

@@ -54,7 +54,7 @@ class Objective(nn.Module):
         )
         if recipe.entropy is not None and most_heads:  # there is nothing to regularise without attention
             self.penalty = EntropyPenalty(recipe.entropy, num_layers=architecture.num_layers, num_heads=most_heads)
-        self.loss_function: Runner = losses_of_chunk  # of a part of the logits, in place of which is compiled code
+        self.loss_function: Runner = losses_of_chunk  # of a chunk of logits; may be compiled
         self.lowered = recipe.precision == "bfloat16"
         self.prediction_weight = 0.0 if distillation is None else distillation.prediction_weight
         self.hidden_state_weight = 0.0 if distillation is None else distillation.hidden_state_weight
@@ -62,7 +62,7 @@ class Objective(nn.Module):
     def forward(self, inputs: Tensor, targets: Tensor, lesson: Lesson | None = None) -> tuple[Tensor, Losses]:
         """Return the loss to be differentiated, without the penalty, and all losses.
 
-        inputs, targets: batch x T. lesson: the parent's about these inputs, needed for distillation.
+        inputs, targets: batch x T. lesson: the parent's lesson for these inputs, needed for distillation.
         """
         hidden_states: list[Tensor] = []
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):

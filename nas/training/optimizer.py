@@ -62,7 +62,7 @@ def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) 
 
 
 def _rate(recipe: Recipe, is_cuda: bool) -> float | Tensor:
-    """Return the first learning rate, on a GPU as a tensor, so that a graph of the step reads it anew."""
+    """Return the first learning rate, on a GPU as a tensor, so that a captured step reads its present value."""
     return torch.tensor(recipe.scale.learning_rate, device="cuda") if is_cuda else recipe.scale.learning_rate
 
 

@@ -1,4 +1,4 @@
-"""How far a training is: what its checkpoints keep beside tensors."""
+"""The progress of a training, which its checkpoints store besides tensors."""
 
 import math
 from dataclasses import dataclass, replace

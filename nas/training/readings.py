@@ -1,4 +1,4 @@
-"""What differs on a GPU: a training step waits for no number, so its losses are read and judged some steps later."""
+"""Delayed reading of losses: on a GPU no training step waits for its numbers, which are judged some steps later."""
 
 import math
 from collections import deque
@@ -17,7 +17,7 @@ LAG = {"cpu": 0, "cuda": 4}  # steps that may be begun before the numbers of a s
 
 
 class Reading(NamedTuple):
-    """Numbers of a step. halted: 1 if this step or an earlier one broke a rule of divergence, so that nothing moved."""
+    """Numbers of a step. halted: 1 if this or an earlier step broke a rule of divergence, so no weight changed."""
 
     loss: float
     penalty: float
@@ -28,11 +28,11 @@ class Reading(NamedTuple):
 class Readings:
     """A queue of the numbers of steps that the host has not read yet.
 
-    Without a lag, the numbers of a step are read before anything moves. With one, the device applies the rules of
-    `nas.training.divergence` itself: `halted` becomes 1 with the first step that breaks one and stays so, and
-    optimizers that have it as their `found_inf` move nothing. The host finds out when it reads that step.
+    Without a lag, the numbers of a step are read before weights change. With one, the device applies the rules of
+    `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks one and stays 1, and optimizers
+    with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
 
-    losses, initial_loss: of the steps before, as in `TrainingProgress`. least_initial: the smallest initial loss.
+    losses, initial_loss: of the earlier steps, as in `TrainingProgress`. least_initial: the smallest initial loss.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class Readings:
         return len(self._queue)
 
     def begin(self, *, settled: bool) -> None:
-        """Say of the next step whether a loss above the start counts."""
+        """Set whether a loss above the start counts as divergence in the next step."""
         self._settled.fill_(settled)
 
     def judged(self, values: Tensor) -> Tensor:
-        """Return a step's loss, penalty and gradient norm, float64, with `halted` behind them."""
+        """Return a step's loss, penalty and gradient norm, float64, followed by `halted`."""
         if self.lag:
             loss, _, norm = values
             self._window.copy_(torch.cat((self._window[1:], loss[None])))
@@ -84,9 +84,9 @@ class Readings:
 
 
 def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
-    """Return the steps that are judged at once: rungs, and those after which more than the optimizers changes a model.
+    """Return the steps that are judged at once: rungs, and steps after which not only the optimizers change the model.
 
-    These are the freezing of a norm, the removal of a part and corrections that keep FFNs foldable.
+    Other changes are the freezing of a norm, the removal of a part and corrections that keep FFNs foldable.
     """
     num_steps = recipe.scale.num_steps
     points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}

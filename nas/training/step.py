@@ -1,4 +1,4 @@
-"""One optimizer step of a model: the gradients of a batch, and the movement of the weights."""
+"""One optimizer step of a model: the gradients of a batch, and the update of the weights."""
 
 from collections.abc import Callable, Iterable
 
@@ -16,10 +16,10 @@ from nas.training.readings import Readings
 
 
 class OptimizerStep:
-    """What a step does. It reads nothing back, so that on a GPU it can be captured as a graph.
+    """An optimizer step that reads no number back, so that it can be captured as a graph on a GPU.
 
-    lessons: of a batch and its number of parts, the parent's lessons for each; None without a parent.
-    readings: judge each step's numbers on their way to the host.
+    lessons: maps a batch and its number of parts to the parent's lessons for each part; None without a parent.
+    readings: judge each step's numbers before they are sent to the host.
     """
 
     readings: Readings
@@ -42,7 +42,7 @@ class OptimizerStep:
         self._penalty_weight = torch.zeros((), device=device)
 
     def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
-        """Set the numbers that the next step is taken with. settled: whether a loss above the start counts."""
+        """Set rate and penalty weight of the next step. settled: whether a loss above the start is divergence."""
         set_rate(self.optimizers, rate)
         self._penalty_weight.fill_(self._penalty_factor * penalty_weight)
         self.readings.begin(settled=settled)
@@ -62,7 +62,7 @@ class OptimizerStep:
         return self.readings.judged(numbers), norm
 
     def move(self, norm: Tensor) -> None:
-        """Have the optimizers move the weights. norm: of the whole gradient."""
+        """Clip the gradients and update the weights. norm: of the whole gradient."""
         nn.utils.clip_grads_with_norm_(list(self.objective.parameters()), self._clip_norm, norm)
         for optimizer in self.optimizers:
             optimizer.step()

@@ -1,4 +1,4 @@
-"""A training step as one CUDA graph: launched at once, where a small batch would wait for its kernels' launches."""
+"""A training step as one CUDA graph, which is launched at once; kernel by kernel, a small batch waits for launches."""
 
 import logging
 from collections.abc import Callable
@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class StepGraph:
-    """Launches the work of a step as a graph, once it has been taken often enough.
+    """Launches the work of a step as a graph after `WARM_UP` steps.
 
-    The work must not read a number back, and whatever changes between steps must be in tensors that stay. Memory of
+    The work must not read a number back, and whatever changes between steps must stay in the same tensors. Memory of
     the graph is kept until it is dropped.
 
     work: takes a step on inputs and targets, both batch x T, and returns its numbers.
-    undo: clears what a failed capture leaves behind.
+    undo: clears what a failed capture leaves.
     is_alone: whether no other process trains the same model.
     """
 
@@ -41,12 +41,12 @@ class StepGraph:
         self.drop()
 
     def close(self) -> None:
-        """Forget the graph, and capture none again."""
+        """Drop the graph, and capture no other."""
         self.is_wanted = False
         self.drop()
 
     def drop(self) -> None:
-        """Forget the graph, because the work has changed; it is captured again after as many steps."""
+        """Drop the graph, because the work has changed; after as many steps it is captured again."""
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None
 
@@ -56,15 +56,15 @@ class StepGraph:
             self.drop()
 
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Take a step and return its numbers; None if it is to be taken kernel by kernel."""
+        """Take a step and return its numbers; return None if it must be taken kernel by kernel."""
         if self._replay is None and self.is_wanted:
             self._num_taken += 1
             if self._num_taken > WARM_UP:
-                torch.cuda.empty_cache()  # which the capture would do, so that only the graph's memory is counted
+                torch.cuda.empty_cache()  # before the capture, so that only the graph's memory is counted
                 before = torch.cuda.memory_reserved()
                 try:
                     self._replay = captured(self._work, inputs, targets)
-                except RuntimeError as error:  # also of memory
+                except RuntimeError as error:  # such as out of memory
                     self.is_wanted = False
                     reason = str(error).strip().partition("\n")[0]
                     logger.warning("steps cannot be captured as a graph, so that they take longer: %s", reason)
@@ -75,10 +75,10 @@ class StepGraph:
 
 
 def captured(work: Callable[[Tensor, Tensor], Tensor], *arguments: Tensor) -> Callable[..., Tensor]:
-    """Return a function that does the work on other arguments of the same shapes, without having done it yet."""
+    """Capture the work without doing it; return a function that does it on other arguments of the same shapes."""
     held = [argument.clone() for argument in arguments]
     graph = torch.cuda.CUDAGraph()
-    # other threads may go on with their own calls, as they do for the next batches
+    # other threads, which prepare the next batches, may continue their CUDA calls
     with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         result = work(*held)
 

@@ -113,7 +113,7 @@ def _records(run: "TrainingRun", stop: Callable[[], bool]) -> Generator[RungReco
 
 
 class TrainingRun:
-    """A run between two steps. folder: None in a process that writes nothing."""
+    """The state of a training run. folder: None in a process that writes nothing."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class TrainingRun:
         self._since_s = time.perf_counter()
 
     def step(self) -> list[StepMetrics]:
-        """Take one optimizer step; return the metrics of the steps judged by now, on the CPU of this one.
+        """Take one optimizer step; return the metrics of the steps judged so far (on a CPU, this step).
 
         From a diverged step on no weight changes; the outcome is set when it is judged.
         """
@@ -183,7 +183,7 @@ class TrainingRun:
         return judged
 
     def _change(self, step: int) -> None:
-        """Change what more than the optimizers changes in the model after step 1, 2, ..."""
+        """Freeze norms, move gates and keep FFNs foldable after step 1, 2, ..."""
         model, num_steps = self.objective.model, self.scale.num_steps
         freeze_due(model, self.recipe.freezing, step=step, num_steps=num_steps)
         if self._gates is not None and self._gates.move(step=step, num_steps=num_steps):
@@ -191,9 +191,9 @@ class TrainingRun:
         keep_foldable(model, self.recipe.foldable, step=step, num_steps=num_steps)
 
     def settle(self, inputs: Tensor | None = None, *, everything: bool = True) -> list[StepMetrics]:
-        """Judge steps whose numbers are read; the last one's `inputs` are given while its gradients are there.
+        """Judge the steps whose numbers were read. inputs: of the last step, while its gradients exist.
 
-        A diverged step that is found later is taken again and judged at once, since no weight has moved after it.
+        A diverged step that is found later is repeated and judged at once, since no weight has changed after it.
         """
         judged: list[StepMetrics] = []
         for loss, penalty, norm, halted in self._readings.take(everything=everything):
@@ -208,7 +208,7 @@ class TrainingRun:
         return judged
 
     def judge(self, inputs: Tensor | None, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
-        """Count a step; set the outcome if it diverged. inputs: its tokens, as long as its gradients are there."""
+        """Count a step; set the outcome if it diverged. inputs: its tokens, while its gradients exist."""
         rate = learning_rate(self.recipe, self.progress.step)
         self._count(loss)
         problem = self._problem(loss, gradient_norm, inputs)
@@ -294,7 +294,7 @@ class TrainingRun:
         load_state_tensors(self.objective, self._step.optimizers, moments)
 
     def close(self) -> None:
-        """Stop making batches, and free the memory of a graph."""
+        """Stop preparing batches, and free the memory of a graph."""
         self._graph.close()
         if self._prefetched:
             self._prefetched.close()
@@ -326,7 +326,7 @@ class TrainingRun:
         return (inputs.pin_memory(), targets.pin_memory()) if self._prefetched else (inputs, targets)
 
     def _problem(self, loss: float, norm: float, inputs: Tensor | None) -> tuple[str, str] | None:
-        """What is wrong with the step just computed, and in which module; None if nothing is."""
+        """Return what is wrong with the last step, and in which module; None if nothing is."""
         progress, batches = self.progress, () if inputs is None else torch.split(inputs, self.scale.micro_batch)
         if problem := divergence.nonfinite_step(self.objective, batches, loss, norm):
             return problem
@@ -385,7 +385,7 @@ class TrainingRun:
 
     @property
     def _settled(self) -> int:
-        """First step whose loss must not be above the start: before, after removals or warm-up, it is the model's."""
+        """First step at which a loss above the start is divergence, after warm-up or half of the removals."""
         settled = self.scale.warmup_steps if self.recipe.distillation is None else self.scale.num_steps // 2
         return settled + divergence.WINDOW
 

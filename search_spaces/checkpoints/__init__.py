@@ -1,1 +1,1 @@
-"""Checkpoints of others as architectures of ours, from their settings alone: no weights are read."""
+"""Reads the architecture of checkpoints of transformers and llama.cpp from their settings, without weights."""

@@ -1,4 +1,4 @@
-"""A checkpoint by its name: a folder of `save_pretrained`, its config.json, an id on the Hugging Face hub, a GGUF file.
+"""Reads the settings of a checkpoint: a folder of `save_pretrained`, its config.json, an id on the hub or a GGUF file.
 
 Only settings are read. Needs the extra `hf`, and `gguf` for a GGUF file, which are imported when a function is called.
 """
@@ -22,9 +22,9 @@ OUR_TYPE = "private-inference-decoder"  # `model_type` of what `nas.export --for
 
 
 class Checkpoint(NamedTuple):
-    """What a checkpoint computes: an architecture of ours, or a torch module on the device `meta`, without weights.
+    """The model of a checkpoint: an `Architecture`, or a torch module on the device `meta`, without weights.
 
-    unlike: why the model is no architecture of ours, where it is a module.
+    unlike: why the model has no `Architecture`, if it is a module.
     """
 
     name: str
@@ -33,20 +33,20 @@ class Checkpoint(NamedTuple):
 
     @property
     def told(self) -> str:
-        """How the op graph of it comes about, for people."""
+        """A sentence on how its op graph is obtained: lowered or traced."""
         if isinstance(self.model, Architecture):
             return f"block {self.model.block}"
         return f"traced from {type(self.model).__name__}"
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a name is that of a checkpoint: a folder, a config.json, a GGUF file, or OWNER/NAME on the hub."""
+    """Whether this is the name of a checkpoint: a folder, a config.json, a GGUF file, or OWNER/NAME on the hub."""
     is_file = is_gguf(name) or Path(name).name == CONFIG_FILE
     return is_file or os.path.isdir(name) or ("/" in name and ":" not in name and not name.endswith(".yaml"))
 
 
 def read_checkpoint(name: str) -> Checkpoint:
-    """The architecture of a checkpoint whose family is known; else its torch module, to be traced.
+    """Return the architecture of a checkpoint if its family is known, else its torch module, to be traced.
 
     Raises UserError if there is none, it cannot be read, or its package is not installed.
     """
@@ -60,7 +60,7 @@ def read_checkpoint(name: str) -> Checkpoint:
 
 
 def read_config(name: str) -> Any:
-    """The settings of a checkpoint, as transformers reads them. Raises UserError as `read_checkpoint` does."""
+    """Return the settings of a checkpoint as a config of transformers. Raises UserError as `read_checkpoint` does."""
     transformers, what = transformers_library(), what_is_asked(name)
     if is_gguf(name):
         type_, settings = gguf_settings(name)
@@ -74,7 +74,7 @@ def read_config(name: str) -> Any:
 
 
 def read_foreign(what: str, load: Callable[[], Any]) -> Any:
-    """What is loaded. Raises UserError for whatever a foreign file provokes."""
+    """Return the result of `load`; any exception that a foreign file causes becomes a UserError."""
     try:
         return load()
     except Exception as error:
@@ -84,7 +84,7 @@ def read_foreign(what: str, load: Callable[[], Any]) -> Any:
 
 
 def looks_like_a_path(name: str) -> bool:
-    """Whether a name can only be a path: an id on the hub is NAME or OWNER/NAME."""
+    """Whether a name can only be a path, since an id on the hub is NAME or OWNER/NAME."""
     first, *others = name.split("/")
     return len(others) > 1 or first in ("", ".", "..", "~") or (len(others) == 1 and os.path.isdir(first))
 
@@ -94,7 +94,7 @@ def what_is_asked(name: str) -> str:
 
 
 def _exported(name: str) -> Architecture | None:
-    """The architecture of an export in our own form, whose code is not run."""
+    """Return the architecture of an export of this package; its code is not run."""
     path = Path(name) if Path(name).name == CONFIG_FILE else Path(name, CONFIG_FILE)
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ def _exported(name: str) -> Architecture | None:
 
 
 def _module(config: Any, name: str) -> Any:
-    """The model of a config on the device `meta`: shapes without numbers."""
+    """Return the model of a config on the device `meta`, which has shapes but no values."""
     import torch
 
     make = transformers_library().AutoModelForCausalLM.from_config
@@ -115,7 +115,7 @@ def _module(config: Any, name: str) -> Any:
 
 
 def transformers_library() -> Any:
-    """Transformers, quiet. Raises UserError if it is not installed."""
+    """Import transformers without its log output. Raises UserError if it is not installed."""
     try:
         import transformers
     except ImportError:

@@ -1,6 +1,6 @@
-"""The models of transformers that a block of ours computes: what their settings mean, where their weights are.
+"""`FAMILIES`: the model types of transformers that our blocks cover, with the meaning of their settings and weights.
 
-What reads these facts is `huggingface_settings`, for settings, and `huggingface_layout`, for weights.
+`search_spaces.checkpoints.settings` reads the facts on settings, `nas.conversion.huggingface_layout` those on weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ GATE_ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
 
 
 class Number(NamedTuple):
-    """A setting that is a function of one of our fields. read: theirs to ours; write: back."""
+    """A setting that is a function of one of our fields. read: from the setting to our field; write: back."""
 
     ours: str
     read: Callable[[float], float]
@@ -39,22 +39,20 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """Names and layout in a model of transformers of what a block of ours computes.
+    """Settings and weight layout of one model type of transformers, in terms of our blocks.
 
-    model_type, config: what they call it, and their class. One type may have several blocks, told by `fixed`.
-    sizes: their settings to our fields. activation: their setting.
-    layer: its norms are those of every layer. bias: whether its linears have one. final_norm: behind the last layer.
-    turns: whether its settings say how positions are rotated. partly: whether they say of how many features.
-    by_type: whether they say it of each type of layers. windowed: of which layers a window is, where `layer_types` is
-        not said: all, or none.
-    fixed: values that our blocks have built in. read_only: the same, of settings that are not written.
-    names: their modules to ours; `{}` is the layer. Two of ours are stacked in theirs.
-    transposed: whether weights of a layer's linears are in_features x out_features.
-    interleaved: whether the packed rows are heads x (query, key, value), not (query, key, value) x heads.
-    first_position: row of their table that position 0 is in.
-    gain_offset: what their gains of norms are less than ours.
-    scales_embedding: whether rows of the table are multiplied by the root of the width.
-    final_norm: behind the last layer; None for the one of its layers.
+    model_type, config: type and configuration class. A type may cover several blocks, distinguished by `fixed`.
+    block, layer: our block, and the layer that all layers equal. bias: whether linears have a bias.
+    sizes: names of settings, with our fields. activation: name of the setting.
+    turns: whether the settings describe rotary positions. partly: whether they give the share of rotated features.
+    fixed: settings whose values are built into our block. read_only: the same, for settings that are not written.
+    names: names of modules, with ours; `{}` is the layer. Two names of ours are stacked in one module.
+    transposed: whether weights of linears are in_features x out_features.
+    interleaved: whether packed rows are heads x (query, key, value) instead of (query, key, value) x heads.
+    first_position: row of the position table for position 0.
+    gain_offset: number to add to the stored gains of norms.
+    scales_embedding: whether embeddings are multiplied by the square root of the width.
+    final_norm: norm after the last layer; None for the norm of the layers.
     """
 
     model_type: str
@@ -96,7 +94,7 @@ GATED = {f"mlp.{name}_proj": f"ffn.{name}" for name in ("gate", "up", "down")}
 
 
 def _in_layers(modules: Mapping[str, str | tuple[str, ...]], folder: str = "model.layers") -> dict[str, Any]:
-    """Modules of a layer to ours, with the path of the layer."""
+    """Return names of modules of a layer, with the path of the layer, and ours."""
 
     def ours(name: str | tuple[str, ...]) -> str | tuple[str, ...]:
         return f"layers.{{}}.{name}" if isinstance(name, str) else tuple(f"layers.{{}}.{part}" for part in name)

@@ -1,4 +1,4 @@
-"""The head of a `.gguf` file: its settings, as a config of transformers, and its tensors.
+"""Reads the head of a GGUF file: its settings, as those of transformers, and its tensors.
 
 Needs the packages gguf and transformers (extra `gguf`). Transformers' own `from_pretrained(gguf_file=...)` is not used:
 it takes its defaults for rotary scaling, caps, windows and the size of heads, whatever a file says.
@@ -41,7 +41,7 @@ LARGEST_GEMMAS = (46, 62)  # layers of those of 27B, whose scores are scaled by 
 
 
 class Settings(NamedTuple):
-    """The metadata of a file."""
+    """The metadata of a GGUF file."""
 
     path: str
     values: Mapping[str, Any]
@@ -51,7 +51,7 @@ class Settings(NamedTuple):
         return str(self.values.get("general.architecture"))
 
     def own(self, name: str, default: Any = None) -> Any:
-        """A setting of the family's own. Raises UserError if it is not there and has no default."""
+        """Return a setting of the family. Raises UserError if it is missing and has no default."""
         value = self.values.get(f"{self.family}.{name}", default)
         if value is None:
             raise UserError(f"{self.path!r} must be a whole GGUF file, but lacks the setting '{self.family}.{name}'.")
@@ -64,7 +64,7 @@ def is_gguf(path: str) -> bool:
 
 
 def read_head(path: str) -> tuple[Settings, dict[str, Any]]:
-    """Settings and tensors by name."""
+    """Return the settings and tensors of a file by name."""
     if not Path(path).is_file():
         raise UserError(f"{path!r} must be a GGUF file, but there is none.")
     return _read_at(path, Path(path).stat().st_mtime_ns)
@@ -92,9 +92,9 @@ def gguf_package() -> Any:
 
 
 def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
-    """The type of a model and its settings, as transformers calls them.
+    """Return the model type and the settings of a file under their names in transformers.
 
-    Raises UserError, naming what, for a model of no family here, or settings that its family cannot have.
+    Raises UserError for an unknown family, or settings that its family cannot have.
     """
     settings, tensors = read_head(path)
     own, type_ = settings.own, TYPES.get(settings.family, settings.family)
@@ -132,7 +132,7 @@ def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def _rope(settings: Settings, head_size: int) -> dict[str, Any]:
-    """Their `rope_parameters`. A factor without a type is linear, as in llama.cpp."""
+    """Return the `rope_parameters` of transformers. A factor without a type is linear, as in llama.cpp."""
     own = settings.own
     factor = own("rope.scaling.factor", own("rope.scale_linear", 0)) or 1.0
     kind = own("rope.scaling.type", "linear")

@@ -1,4 +1,4 @@
-"""Settings of transformers as an architecture of ours, and back: `architecture_of` a config, without any weights."""
+"""Converts settings of transformers to an `Architecture`, and back, without weights."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,8 +11,8 @@ from search_spaces.architecture import Architecture, Positions, canonical, gelu_
 from search_spaces.bases import MAX_LAYERS
 from search_spaces.checkpoints.families import FAMILIES, Family, Number
 
-FULL, SLIDING = "full_attention", "sliding_attention"  # their types of layers
-# What no block has -> settings of theirs that say so, where they are given and not 0.
+FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers in transformers
+# Features that no block has, with the settings that show them if they are neither missing nor 0.
 FOREIGN: dict[str, tuple[str, ...]] = {
     "chooses experts by token": (
         "num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok",
@@ -27,10 +27,11 @@ ROPE_NAMES = {"yarn": "YaRN", "longrope": "LongRoPE", "dynamic": "dynamic NTK sc
 
 
 def architecture_of(config: Any, path: str) -> Architecture:
-    """The architecture of a config of transformers, from its settings alone: equal layers, and a final norm.
+    """Return the architecture of a config of transformers.
 
-    No number is said that is the one that there is anyway, so that it has one id.
-    path: what errors call it. Raises UserError, naming what, for a model that is not exactly what a block can be.
+    Fields that equal their defaults are left out, so that equal models have one `arch_id`. path: the name in errors.
+
+    Raises UserError, naming the setting, for a model that no block computes exactly.
     """
     settings, family = config.to_dict(), family_of(config, path)
     activation, known = settings[family.activation], ", ".join(family.activations)
@@ -61,7 +62,7 @@ def architecture_of(config: Any, path: str) -> Architecture:
 
 
 def family_of(config: Any, path: str) -> Family:
-    """The family of a config. Raises UserError if there is none, or it has something that our block does not have."""
+    """Return the family of a config. Raises UserError if there is none, or our block lacks a part of it."""
     settings = config.to_dict()
     families = [family for family in FAMILIES if family.model_type == config.model_type]
     if not families:
@@ -73,7 +74,7 @@ def family_of(config: Any, path: str) -> Family:
 
 
 def _unknown(settings: Mapping[str, Any], path: str) -> str:
-    """Why a type that no family has cannot be imported, as far as its settings tell."""
+    """Return an error text for an unknown type, with the reason if its settings show one."""
     kind = settings.get("model_type")
     what = next((what for what, names in FOREIGN.items() if any(settings.get(name) for name in names)), None)
     if what is None and kind in BY_ALIBI:
@@ -85,13 +86,13 @@ def _unknown(settings: Mapping[str, Any], path: str) -> str:
 
 
 def _unlike(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that a family has built in, of settings that are others."""
+    """Return the expected values of settings that differ from what is built into a family."""
     expected = {**family.fixed, **family.read_only}
     return {name: value for name, value in expected.items() if settings.get(name, value) != value}
 
 
 def _fields(family: Family, settings: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Our fields that are numbers in their settings."""
+    """Return the fields of an architecture that are numbers in the settings."""
     fields: dict[str, Any] = {}
     for name, ours in family.sizes.items():
         value = settings.get(name)
@@ -107,7 +108,7 @@ def _fields(family: Family, settings: Mapping[str, Any], path: str) -> dict[str,
 
 
 def _unsaid(architecture: Architecture) -> Architecture:
-    """Without numbers that are those that there are anyway."""
+    """Return the architecture without numbers that equal their defaults."""
     heads, features, kinds = architecture.num_heads, architecture.rotary_features, architecture.positions
     architecture = replace(
         architecture,
@@ -122,7 +123,7 @@ def _unsaid(architecture: Architecture) -> Architecture:
 
 
 def _positions(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The fields that say how positions are known, and how long a sequence may be before a window hides some of it."""
+    """Return the fields on positions and windows."""
     num_layers, context = settings["num_hidden_layers"], settings["max_position_embeddings"]
     window = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
     types = settings.get("layer_types") or [FULL if window is None else SLIDING] * num_layers
@@ -162,7 +163,7 @@ def _head_dim(settings: Mapping[str, Any]) -> int:
 
 
 def _rope(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What their settings say of the angles of a type of layers, in any of their versions."""
+    """Return the rotary settings of a type of layers, from any version of transformers."""
     rope = settings.get("rope_parameters")
     if rope is None:  # before version 5
         base = settings.get("rope_theta", settings.get("rotary_emb_base", ROTARY_BASE))
@@ -175,7 +176,7 @@ def _rope(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _scaling(rope: Mapping[str, Any], settings: Mapping[str, Any], path: str) -> RotaryScaling | None:
-    """Raises UserError for a kind of scaling that no block has."""
+    """Return the scaling of rotary angles. Raises UserError for a kind that no block has."""
     kind = rope.get("rope_type", rope.get("type", "default"))
     if kind == "default":
         return None
@@ -193,9 +194,9 @@ def _scaling(rope: Mapping[str, Any], settings: Mapping[str, Any], path: str) ->
 
 
 def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, dict[str, Any]] | None:
-    """The family of theirs that computes the same, and its settings; None if there is none.
+    """Return the family of transformers that computes this architecture, and its settings; None if there is none.
 
-    library: transformers, whose config of these settings must be read as the architecture again.
+    The config of these settings must convert back to the same architecture. library: the module transformers.
     """
     for family in FAMILIES:
         if family.block == architecture.block and (settings := _settings(family, architecture)) is not None:
@@ -204,7 +205,7 @@ def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, di
             settings = {name: value for name, value in settings.items() if name in known}
             try:
                 again = architecture_of(config(**settings), family.model_type)
-            except Exception:  # settings that theirs cannot have
+            except Exception:  # the family cannot have these settings
                 continue
             if canonical(again) == canonical(_unsaid(architecture)):
                 return family, settings
@@ -212,7 +213,7 @@ def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, di
 
 
 def _settings(family: Family, architecture: Architecture) -> dict[str, Any] | None:
-    """What a family would call an architecture; None if it has no name for its activation."""
+    """Return the settings of an architecture in a family; None if the family lacks its activation."""
     layer = architecture.layers[0]
     form = gelu_form(architecture, layer)
     kind = (layer.ffn if layer.ffn == "geglu" or form is None else "gelu", form or "tanh")

@@ -148,7 +148,8 @@ def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
     bounded = of_ops(ops.ScoreBound(heads=4, queries=rows, keys=rows))
     powers = of_ops(ops.Softmax(heads=4, queries=rows, keys=rows, form="power8"))
     some = {"grouped heads": grouped_heads, "gated": gated, "scaled": scaled, "pooled": pooled}
-    some |= {"bounded": bounded, "powers": powers}
+    halves = of_ops(ops.TakeColumns(rows=rows, features=features, taken=features // 2, first=features // 2))
+    some |= {"bounded": bounded, "powers": powers, "halves": halves}
     return {f"{name}, {size}": graph for name, graph in some.items()}
 
 

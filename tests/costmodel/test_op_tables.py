@@ -15,7 +15,7 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.execution import op_functions
 from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import crypten, op_programs, published, sigma_programs
-from costmodel.protocols.compute_testbed import POOL
+from costmodel.protocols.compute_testbed import POOL, UNMEASURED
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
@@ -28,6 +28,8 @@ PRODUCTS = dict.fromkeys(
     {op_type.__name__ for op_type in OP_TYPES if op_type.is_product} - {"TokenEmbedding"},  # which has lookups too
     "its seconds are those of all matrix products",
 )
+
+SIMILAR = {name: f"its seconds are those of {other}" for name, other in UNMEASURED.items()}
 
 
 class Table(NamedTuple):
@@ -55,7 +57,9 @@ def first_words(names: Iterable[str], separator: str) -> set[str]:
 def of_testbed(protocol: str) -> Table:
     file = f"costmodel/testbeds/{protocol}.yaml"
     holds = f"its fitted seconds: `python -m costmodel calibrate --engine spu --protocol {protocol}`"
-    return table(file, "kinds", holds, first_words(load_mapping(ROOT / file)["kinds"], ".") - {POOL}, PRODUCTS)
+    return table(
+        file, "kinds", holds, first_words(load_mapping(ROOT / file)["kinds"], ".") - {POOL}, PRODUCTS | SIMILAR
+    )
 
 
 def of_measured(protocol: str) -> Table:

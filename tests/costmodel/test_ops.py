@@ -60,6 +60,7 @@ ROWWISE = (
     *(kind(rows=5, features=6) for kind in (ops.Add, ops.ScaledAdd, ops.Multiply)),
     ops.Scale(rows=5, features=6, factor=0.5),
     ops.Gelu(rows=5, features=6, form="tanh"),
+    ops.TakeColumns(rows=5, features=6, taken=2, first=3),
 )
 
 

@@ -97,9 +97,6 @@ RULES = (
     # experiments
     Rule("python -m experiments list"),
     parsed("python -m experiments run", TRAINS),
-    Rule("python -m experiments run aero-steps"),
-    Rule("python -m experiments run flops-share"),
-    Rule("python -m experiments run prior"),
     # set-up
     parsed("make", "installs, and tests everything"),
     parsed("pip install", "needs a package index"),

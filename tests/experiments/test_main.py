@@ -8,15 +8,14 @@ import pytest
 from costmodel.errors import UserError
 from experiments.__main__ import KINDS, definitions, kind_of, run, settings_of
 from experiments.bars import Figure
-from experiments.papers import run as papers
-from experiments.ranking import pairs_in_order, spearman
+from experiments.smollm2.tables import spearman
 
 
 def test_every_experiment_has_a_known_kind():
     assert {kind_of(name) for name in definitions()} <= set(KINDS)
 
 
-@pytest.mark.parametrize(("name", "end"), [("moon", "'moon'."), ("aero-step", "'aero-step'; did you mean aero-steps?")])
+@pytest.mark.parametrize(("name", "end"), [("moon", "'moon'."), ("smollm", "'smollm'; did you mean smollm2?")])
 def test_an_unknown_experiment_is_refused_by_name_with_the_nearest(name, end):
     with pytest.raises(ValueError, match=f"experiment must be one of .*smollm2.* but got {re.escape(end)}$"):
         run(name)
@@ -25,7 +24,7 @@ def test_an_unknown_experiment_is_refused_by_name_with_the_nearest(name, end):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("seconds-small", {"repeats": 1}, "`repeats` must be at least 2, to see a spread, but got 1"),
+        ("smollm2-healing", {"placements": {}}, "`placements` must not be empty"),
         ("gpu", {"bars": 1}, "unknown key 'bars'"),
     ],
 )
@@ -34,20 +33,11 @@ def test_bad_settings_are_refused(name, change, message):
         settings_of(name, **change)
 
 
-def test_all_are_the_experiments_on_the_papers(monkeypatch):
-    ran = []
-    monkeypatch.setattr(papers, "run", lambda name, settings, console, pool: ran.append((name, settings.scale)))
-    run("all", "smoke")
-    assert ran
-    assert ran == [(name, "smoke") for name in definitions() if kind_of(name) == "paper"]
-
-
 @pytest.mark.parametrize(
     ("name", "flag", "message"),
     [
-        ("aero-steps", {"device": "cpu"}, "aero-steps does not take --device; flags that it takes: --scale"),
-        ("all", {"output_dir": "x"}, "all does not take --output-dir; flags that it takes: --scale"),
-        ("prior", {"parts": "step"}, "prior does not take --parts; flags that it takes: none"),
+        ("table", {"device": "cpu"}, "table does not take --device; flags that it takes: --scale"),
+        ("families", {"parts": "step"}, "families does not take --parts; flags that it takes: none"),
     ],
 )
 def test_a_flag_of_other_experiments_is_refused(name, flag, message):
@@ -79,7 +69,3 @@ PRINTED = {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}
 )
 def test_spearman(first, second, correlation):
     assert spearman(first, second) == pytest.approx(correlation, nan_ok=True)
-
-
-def test_ties_in_print_are_no_pairs():
-    assert pairs_in_order({"a": 1.0, "b": 1.0, "c": 2.0}, {"a": 5.0, "b": 6.0, "c": 5.5}) == (1, 2)

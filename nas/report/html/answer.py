@@ -21,7 +21,7 @@ NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", 
 
 
 class Row(NamedTuple):
-    """One model in the comparison. kind: a key of NOTES. paper: the papers' row of it, or None.
+    """One model in the comparison. kind: a key of NOTES. paper: its row in the papers, or None.
 
     latency_s, sent_bytes: None for n-grams. here: the perplexity of this run, empty without one.
     """
@@ -41,7 +41,7 @@ class Row(NamedTuple):
 def answer_of(run: Run) -> dict[str, Any]:
     """Describe the pick, the member of the front with the lowest perplexity.
 
-    verdicts: results about it, most important first.
+    verdicts: statements about it, most important first.
     """
     best = run.front[-1]
     return {
@@ -54,7 +54,7 @@ def answer_of(run: Run) -> dict[str, Any]:
 def rows_beside(run: Run) -> list[Row]:
     """Return rows of the pick, the parent, trained baselines, the papers' models and n-grams, most expensive first.
 
-    A model of the papers that this run has trained, or started from, has one row.
+    A model of the papers that this run trained or started from has only one row.
     """
     papers = {row.notation: row for row in rows_of(run)}
     compared = [member for member in run.members if member.role == "baseline" or member.notation in papers]

@@ -19,7 +19,7 @@ from search_spaces.bases import base_architecture
 
 
 def caveats(run: Run) -> dict[str, list[str]]:
-    """Return what limits the answer, by subject, most important first, without empty subjects."""
+    """Return the limits of the answer by subject, most important first, without empty subjects."""
     whose = shown(run.config.public_layers, run.config.client_layers)
     known = {
         "Scale": _scale(run),

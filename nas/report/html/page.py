@@ -32,7 +32,7 @@ _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 
 def page(run: Run) -> str:
-    """The page of a run, of one without a completed trial too. Equal runs give equal pages."""
+    """Return the page of a run, with or without completed trials. Equal runs give equal pages."""
     maps = [layer_map(architecture_of(member.first, run.base), run.config.cost_of) for member in run.front]
     return rendered(
         ASSETS / "page.html",
@@ -132,7 +132,7 @@ def _commands(run: Run) -> list[tuple[str, str]]:
 
 
 def _short(folder: Path) -> str:
-    """The path relative to the current folder, if the run is inside it."""
+    """Return the path relative to the current folder, if the run is inside it."""
     try:
         return str(folder.relative_to(Path.cwd()))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Architectures as a layer map: norms, attention and FFN of each layer as letters and words, and whether they fold."""
+"""A layer map of an architecture: letters and words for norms, attention and FFN of each layer, and what folds away."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ ABSENT = "·"
 
 
 class Cell(NamedTuple):
-    """One choice in one layer. kind: its name among the choices, which decides its colour."""
+    """One choice in one layer. kind: its name among the choices, which sets its colour."""
 
     letter: str
     kind: str
@@ -98,7 +98,7 @@ def _cell(choice: Choice, left: Choice, forms: Mapping[Choice, AttentionForm | F
 
 
 def _norms(layer: Layer, left: Layer) -> Cell:
-    """Both norms in one cell; with one letter if they are equal, or only one sub-layer exists."""
+    """Return both norms as one cell, with one letter if they are equal or only one sub-layer exists."""
     pair = [(layer.norm1, left.norm1)] * (layer.attention != "none") + [(layer.norm2, left.norm2)] * (
         layer.ffn != "none"
     )

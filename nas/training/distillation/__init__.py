@@ -1,1 +1,1 @@
-"""Changes of a model in training, by the number of the step: parts of its parent go, linear FFNs stay foldable."""
+"""Distillation: teacher, block library, gradual removal of the parent's parts, and linear FFNs that stay foldable."""

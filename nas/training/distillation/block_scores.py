@@ -1,8 +1,8 @@
-"""Block scores: the loss in the parent's predictions when one sub-layer is replaced by a trained alternative.
+"""Block scores: the change of the parent's predictions when one sub-layer is replaced by a trained alternative.
 
 The alternatives come from `nas.training.distillation.library`. Scoring takes a few minutes on one core at the width of
-the builtin parent, once for a parent, a corpus and the forms of a space. Scores are cached beside the corpus, layer by
-layer as they are computed, and kept with the run.
+the builtin parent, once for each parent, corpus and set of forms. Scores are cached next to the corpus as soon as a
+layer is scored, and saved with the run.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +32,7 @@ from nas.training.distillation.sub_layers import (
 from search_spaces.architecture import Layer
 
 SCORED_TOKENS = 8_192  # of the validation split: the standard error of most scores is then a few percent
-MOST_PREDICTED = 1 << 27  # numbers, 512 MiB: SmolLM2 is scored on 2,688 tokens, as long as training the sub-layer takes
+MOST_PREDICTED = 1 << 27  # numbers, 512 MiB: scoring SmolLM2 on 2,688 tokens takes as long as training the sub-layer
 LOGITS_AT_A_TIME = 1 << 24  # 64 MiB
 
 
@@ -48,11 +48,11 @@ def block_scores(
     keep: bool = False,
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> BlockScores:
-    """Scores of the sub-layers of these layers at every depth of the parent; from the cache, as far as they are there.
+    """Return the scores of these layers' sub-layers at every depth of the parent, from the cache if they are in it.
 
-    first_depth: before which layers stay the parent's, and have the scores of their own alone. keep: whether the
-    trained sub-layers are kept too, for candidates to start from (`Library`). on_progress: gets the share of the work
-    that is done. Raises UserError if the corpus is too short.
+    first_depth: earlier layers stay the parent's, and only their own sub-layers have scores. keep: whether to save the
+        trained sub-layers, for candidates to start from (`Library`). on_progress: called with the share of the work
+        that is done. Raises UserError if the corpus is too short.
     """
     architecture = parent.model.architecture
     depths, parent_sub_layers = range(first_depth, architecture.num_layers), trained_sub_layers(architecture)
@@ -86,13 +86,13 @@ def block_scores(
 
     for scored in library.trained(missing, score, on_progress):
         divergences |= scored
-        with suppress(OSError):  # a cache that only others may write to
+        with suppress(OSError):  # the cache may be read-only
             replace_file(path, to_csv(BlockScores(divergences=divergences)))
     return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
 
 
 def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
-    """The tokens that scores are taken on, sequences x seq_len. Raises UserError if the corpus is too short."""
+    """Return the tokens used for scores, sequences x seq_len. Raises UserError if the corpus is too short."""
     num_tokens = max(seq_len, min(SCORED_TOKENS, MOST_PREDICTED // vocab_size))
     sequences = gather(corpus, "validation", held_out_targets(corpus, seq_len, num_tokens).indices, seq_len)
     return torch.from_numpy(sequences[:, :-1].astype("int64"))
@@ -100,7 +100,7 @@ def scored_tokens(corpus: Corpus, seq_len: int, vocab_size: int) -> Tensor:
 
 @torch.no_grad()
 def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block, depth: int) -> float:
-    """KL(parent || parent with one layer replaced), nats per token. predicted: by the parent, rows x vocab."""
+    """Return KL(parent || parent with one layer replaced), nats per token. predicted: by the parent, rows x vocab."""
     for layer in (block.eval(), *model.layers[depth + 1 :]):
         stream, _ = layer(stream, False)
     total = 0.0
@@ -111,7 +111,7 @@ def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block,
 
 @torch.no_grad()
 def _predicted(model: Decoder, stream: Tensor, folder: Path) -> Tensor:
-    """Log-probabilities, rows x vocab."""
+    """Return the log-probabilities of all rows, rows x vocab. stream: the output of the last layer."""
     shape = stream.shape[:-1].numel(), model.architecture.vocab_size
     predicted = allocate_buffer(shape, folder, stream.device.type)
     for rows, part in _log_probabilities(model, stream):
@@ -120,7 +120,7 @@ def _predicted(model: Decoder, stream: Tensor, folder: Path) -> Tensor:
 
 
 def _log_probabilities(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Log-probabilities of the stream that the last layer leaves, a part at a time: rows, and rows x vocab."""
+    """Yield the log-probabilities of the last layer's output in parts: rows, and rows x vocab."""
     features, num_rows = model.read_out(stream).flatten(0, 1), LOGITS_AT_A_TIME // model.architecture.vocab_size
     for start in range(0, len(features), num_rows):
         rows = slice(start, start + num_rows)

@@ -1,4 +1,4 @@
-"""One alternative of a parent's layer: what it starts from, and its training on the parent's hidden states."""
+"""One alternative of a parent's layer: its initial weights, and its training on the parent's hidden states."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -16,28 +16,27 @@ from nas.recipe.distillation import KINDS, fitted_degree
 from nas.training.distillation.parts import modules_of
 from nas.training.distillation.sub_layers import SubLayer
 
-FIT_ROWS = 8  # tokens that a linear in place of an FFN is fitted to, for each of its rows
+FIT_ROWS = 8  # tokens, per row of a linear FFN, over which it is fitted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockwiseDistillation:
-    """How alternatives are trained: by AdamW at a constant rate; norms freeze after their share of the steps.
+    """Settings for training alternatives by AdamW at a constant rate; norms freeze after `freezing_share` of the steps.
 
-    batch: sequences a step; fewer where they are so long that the tokens would not do for `least_steps`.
-    polynomial_rate, power8_rate: of what is fitted to the parent's before, and so near to it that larger steps undo
-        that (`rate_of`).
+    batch: sequences per step; fewer if they are so long that `tokens` would not last for `least_steps`.
+    polynomial_rate, power8_rate: for forms that are first fitted to the parent; larger steps undo the fit (`rate_of`).
     """
 
     tokens: int = 32_768
     batch: int = 8
-    least_steps: int = 32  # with 4 the order of scores on the proxy agrees with that of trainings by 0.44, not 0.64
+    least_steps: int = 32  # with 4, scores and trainings on the proxy agree in order by 0.44, not 0.64
     learning_rate: float = 1e-3
     polynomial_rate: float = 2.5e-4
     power8_rate: float = 1e-4
     freezing_share: float = 0.25
 
     def rate_of(self, form: str, degree: int | None) -> float:
-        """The rate of a form that is fitted by a polynomial of this degree, if by any; a line is far from all it fits.
+        """Return the rate of a form. degree: of the polynomial that is fitted to the parent, if any; a line fits badly.
 
         Errors on held-out hidden states at three layers of SmolLM2, without training and after 64 steps of 512 tokens:
 
@@ -62,7 +61,7 @@ DEFAULT = BlockwiseDistillation()
 
 
 class HiddenStates(NamedTuple):
-    """What a layer of the parent reads and leaves, each steps x batch x T x d_model."""
+    """Input and output of a layer of the parent, each steps x batch x T x d_model."""
 
     read: Tensor
     left: Tensor
@@ -71,7 +70,7 @@ class HiddenStates(NamedTuple):
 def trained_block(
     parent: Parent, sub_layer: SubLayer, hidden_states: HiddenStates, settings: BlockwiseDistillation
 ) -> Block:
-    """The parent's layer with another sub-layer, trained to leave what the parent's does."""
+    """Return the parent's layer with another sub-layer, trained to reproduce the output of the parent's layer."""
     block = fitted_block(parent, sub_layer, hidden_states)
     moved = [value for value in block.parameters() if value.requires_grad]
     if not moved:
@@ -89,11 +88,10 @@ def trained_block(
 
 
 def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenStates) -> Block:
-    """The parent's layer with another sub-layer, which alone requires gradients.
+    """Return the parent's layer with another sub-layer, the only part that requires gradients.
 
-    A linear in place of an FFN starts at the least squares of the first steps, a polynomial in an activation's place at
-    those of the first, queries of eighth powers as long as is nearest on it, others as a candidate would.
-
+    A linear FFN starts at its least-squares fit over the first steps, a polynomial activation at that over the first
+    step, queries for eighth powers with the length that fits the first step best, others as in a candidate.
     hidden_states: of at least `steps_to_fit` steps.
     """
     theirs, device = parent.model.architecture.layers[sub_layer.depth], hidden_states.read.device
@@ -114,18 +112,18 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
 
 
 def steps_to_fit(stream: Tensor) -> int:
-    """Steps whose hidden states a linear is fitted to. stream: steps x batch x T x d_model."""
+    """Return the number of steps over which a linear is fitted. stream: steps x batch x T x d_model."""
     return -(-FIT_ROWS * stream.shape[-1] // stream[0, :, :, 0].numel())
 
 
 def rate_of(parent: Parent, sub_layer: SubLayer, settings: BlockwiseDistillation) -> float:
-    """The learning rate of an alternative."""
+    """Return the learning rate of an alternative."""
     source = parent.model.architecture
     return settings.rate_of(sub_layer.form, fitted_degree(sub_layer.form, source.layers[sub_layer.depth], source))
 
 
 def freeze(block: Block) -> None:
-    """Freezes the norms of a block that are to be frozen."""
+    """Freeze the norms of a block that are not frozen yet."""
     for norm in frozen_norms(block).values():
         if not norm.is_frozen:
             norm.set_frozen()
@@ -145,8 +143,9 @@ def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
 
 
 def distillation_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
-    """Squared error of what a layer leaves over the square of what the parent's adds, at each position on the mean.
+    """Return the squared error of a layer's output / mean square of what the parent's layer adds, averaged over T.
 
-    made, read, left: batch x T x d_model. Positions count alike, since the first one's numbers are far larger.
+    made: the layer's output. read, left: input and output of the parent's layer; each batch x T x d_model.
+    The ratio gives positions equal weight, since the first one's numbers are far larger.
     """
     return ((made - left).square().mean(dim=(0, 2)) * weights_by_position(read, left)).mean()

@@ -1,17 +1,17 @@
-"""Keeps linear FFNs such that folding them costs no precision (`nas.conversion.verified_fold`), while they are trained.
+"""Keeps linear FFNs foldable without loss of precision (`nas.conversion.verified_fold`) while they are trained.
 
-A layer of a linear FFN takes the residual stream X to `M X + c`, M = beta I + W / alpha, and what is deployed has all
-of them folded into changes of the stream's basis. Training leaves some directions of M close to 0, so that the inverse
-of the basis, a product over layers, grows along them and fixed point loses its digits. So, from time to time, every
-singular value of M below a floor is raised to it; the change of W, and with two linears that of `down`, is the least
-that does so. The floor is beside 1, what M is without FFN: as a share of the largest it lifts the values that it is
-measured by, and first layers, whose largest stand apart, run away.
+A layer with a linear FFN maps the residual stream X to `M X + c`, M = beta I + W / alpha, and the deployed model has
+all of them folded into changes of the stream's basis. Training leaves some directions of M close to 0, so that the
+inverse of the basis, a product over layers, grows along them and fixed point loses its digits. Therefore every few
+steps each singular value of M below a floor is raised to it, by the smallest change of W or, with two linears, of
+`down`. The floor is relative to 1, the value without FFN. Relative to the largest singular value, it would raise the
+values that define it, and the first layers, whose largest values are far above the others, would diverge.
 
-A function of weights and step alone, so that a resumed run is the run. It costs an SVD in double precision per layer.
-With frozen norms before the FFN there is no M until they freeze; such layers are left as they are.
+It depends on weights and step only, so that a resumed run does not differ. It costs an SVD in double precision per
+layer. With frozen norms before the FFN there is no M until they freeze; such layers are not changed.
 
-At scale `proxy`, seed 0, 262,144 tokens: validation perplexity; FFNs absorbed; error in fixed point of the model with
-all FFNs folded over that of the trained one, where 2 is the bar; by the floor, seen to every 32 steps (* every 16).
+At scale `proxy`, seed 0, 262,144 tokens: validation perplexity; FFNs absorbed; fixed-point error of the model with all
+FFNs folded / that of the trained model, whose limit is 2; by floor, applied every 32 steps (* every 16).
 
     architecture           without            0.3                0.5                0.7
     SM+ScFFN               72.0   3/12  13.3  73.1*  4/12  2.8   73.2  12/12  0.9   diverged*
@@ -31,7 +31,7 @@ from nas.recipe.recipe import Foldable, layers_kept_foldable
 
 @torch.no_grad()
 def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_steps: int) -> None:
-    """Floors the layers' singular values after every so many of the steps 1, 2, ..., num_steps, and after the last."""
+    """Raise small singular values of the layers every `settings.every` steps, and after the last. step: 1, 2, ..."""
     if settings is None or (step % settings.every and step != num_steps):
         return
     for index in layers_kept_foldable(model.architecture):
@@ -42,12 +42,12 @@ def keep_foldable(model: Decoder, settings: Foldable | None, *, step: int, num_s
 
 @torch.no_grad()
 def floor_singular_values(ffn: FeedForward, floor: float) -> None:
-    """Raises the singular values of M to `floor` where they are below; not of a broken M."""
+    """Raise the singular values of M that are below `floor` to it, unless M is not finite."""
     unit = torch.ones((), dtype=torch.float64, device=next(ffn.parameters()).device)
     alpha, beta = (unit, unit) if ffn.residual is None else (ffn.residual.alpha.double(), ffn.residual.beta.double())
     weight = ffn.down.weight.double() @ ffn.up.weight.double() if ffn.fused is None else ffn.fused.weight.double()
     matrix = beta * torch.eye(len(weight), dtype=weight.dtype, device=weight.device) + weight / alpha  # d x d
-    if not matrix.isfinite().all():  # the next loss says so
+    if not matrix.isfinite().all():  # the next loss is not finite either
         return
     left, sizes, right = torch.linalg.svd(matrix)
     lacking = (floor - sizes).clamp(min=0)
@@ -56,7 +56,7 @@ def floor_singular_values(ffn: FeedForward, floor: float) -> None:
 
 
 def _add(ffn: FeedForward, change: Tensor) -> None:
-    """Adds to the fused linear, or to the product of the two: of all changes of `down` that do, the least."""
+    """Add a change to the fused linear, or to the product of the two by the smallest change of `down`."""
     if ffn.fused is not None:
         ffn.fused.weight.copy_(ffn.fused.weight.double() + change)
         return

@@ -1,4 +1,4 @@
-"""Takes the parts of its parent that a candidate lacks out of a model, gradually, by the number of the step alone."""
+"""Gradually removes the parts of a parent that a candidate lacks; the gates depend on the step only."""
 
 import torch
 from torch import nn
@@ -10,11 +10,10 @@ from search_spaces.architecture import Architecture
 
 
 class Gates:
-    """The parts of a model that go. It begins as `initial_architecture` and ends as what is trained.
+    """Gates of the parts that are removed from a model, which starts as `initial_architecture` and ends as `trained`.
 
-    A gate g multiplies what attention adds to the residual stream, and draws the stream behind an FFN towards what it
-    would be without, s + g (f - s). At 0 the part leaves the model.
-
+    A gate g multiplies what attention adds to the residual stream. With s and f the stream before and after an FFN, it
+    replaces f by s + g (f - s). At 0 the part leaves the model.
     as_tensor: whether the gate is a tensor, which may change in compiled code.
     """
 
@@ -30,7 +29,7 @@ class Gates:
         self._set(1.0)
 
     def move(self, *, step: int, num_steps: int) -> bool:
-        """Sets the gates as they are after step 0, 1, ..., num_steps; after the last the model is what is trained.
+        """Set the gates for step 0, 1, ..., num_steps; after the last, the model has the trained architecture.
 
         Returns whether parts left the model.
         """

@@ -1,9 +1,9 @@
 """The block library: every sub-layer that may replace one of the parent's, trained alone on its hidden states.
 
-On a CPU blockwise distillation goes layer by layer. The parent's hidden states are computed once, each layer's from the
-one before, so that memory holds what one layer reads and leaves, and the alternatives that are in training: as many as
-there are threads, each on one. Alternatives do not see one another, so their number, order and threads change nothing.
-On a GPU all alternatives of as many layers as fit train at once (`nas.training.distillation.stacked`).
+On a CPU it is trained layer by layer. The parent's hidden states are computed once, each layer's from the layer before,
+so that memory holds only the input and output of one layer and the alternatives in training, one per thread.
+Alternatives are independent, so their number, order and threads change no result. On a GPU all alternatives of as many
+layers as fit train at once (`nas.training.distillation.stacked`).
 
 Source: Bercovich et al. 2024, "Puzzle", arXiv 2411.19146, section 3: a library of blocks trained apart.
 """
@@ -43,8 +43,8 @@ from nas.training.distillation.sub_layers import SubLayer, trained_sub_layers
 
 T = TypeVar("T")
 
-FORMAT = 3  # of what is computed and kept; raised when numbers change
-MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; more are in a file that the system keeps in memory as far as it can
+FORMAT = 3  # of the stored files; raised when numbers change
+MOST_IN_MEMORY = 1 << 28  # numbers, 1 GiB; larger tensors are in memory-mapped files
 MOST_TOGETHER = 1 << 30  # numbers in alternatives that train at once on a GPU, 4 GiB; gradients and moments take more
 
 
@@ -56,7 +56,7 @@ def parent_hidden_states(
     *,
     seq_len: int,
 ) -> Iterator[tuple[int, HiddenStates]]:
-    """The hidden states of these depths in order, good until the next are asked for; the parent runs once."""
+    """Yield the hidden states of these depths in order, each valid until the next is asked for; run the parent once."""
     if not depths:
         return
     model, batch = parent.decoder(), settings.batch_of(seq_len)
@@ -76,7 +76,7 @@ def parent_hidden_states(
 
 
 def allocate_buffer(shape: tuple[int, ...], folder: Path, device: str = "cpu") -> Tensor:
-    """A tensor to be filled: in memory or, if it is large, in a file of this folder that goes when the tensor does."""
+    """Return an empty tensor, in memory or, if it is large, in a temporary file in this folder."""
     size = math.prod(shape)
     if size <= MOST_IN_MEMORY or device != "cpu":
         return torch.empty(shape, device=device)
@@ -85,8 +85,10 @@ def allocate_buffer(shape: tuple[int, ...], folder: Path, device: str = "cpu") -
 
 
 def settings_of(recipe: Recipe) -> BlockwiseDistillation:
-    """How a recipe has sub-layers trained. At SmolLM2's width 64 steps of 4 sequences leave errors of 0.050 where 32 of
-    8 leave 0.056 of gates that are linear, for which rates of 5e-4 to 2e-3 are alike.
+    """Return the settings with which a recipe trains sub-layers.
+
+    For linear gates at SmolLM2's width, 64 steps of 4 sequences leave errors of 0.050, and 32 steps of 8 leave 0.056;
+    rates from 5e-4 to 2e-3 are equally good.
     """
     tokens = recipe.distillation.blockwise_tokens if recipe.distillation else 0
     return replace(DEFAULT, tokens=tokens, batch=recipe.scale.micro_batch) if tokens else DEFAULT
@@ -100,10 +102,10 @@ def initial_weights(
     device: str = "cpu",
     on_progress: Callable[[float], None] = lambda share: None,
 ) -> dict[str, Tensor]:
-    """The deployed weights that training of a candidate begins with: of its parent and, if its recipe says so, of the
-    block library, whose norms are frozen where they are to be. on_progress: gets the share of the library that is done.
+    """Return the deployed weights that a candidate starts from: its parent's and, if its recipe says so, the library's.
 
-    Raises UserError if the candidate does not fit, or the corpus holds no sequence.
+    Norms in the library are frozen if they are to be. on_progress: called with the share of the library that is done.
+    Raises UserError if the candidate does not fit, or the corpus has no sequence.
     """
     recipe, source = candidate.recipe, parent.model
     if recipe.distillation is None or not recipe.distillation.blockwise_tokens:
@@ -116,7 +118,7 @@ def initial_weights(
 
 
 class Library:
-    """Sub-layers in place of a parent's: trained, and kept on disk beside the corpus for candidates to start from."""
+    """Trained replacements of a parent's sub-layers, on disk next to the corpus, for candidates to start from."""
 
     def __init__(
         self, parent: Parent, corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int, device: str = "cpu"
@@ -131,10 +133,10 @@ class Library:
         then: Callable[[SubLayer, Block], T],
         on_progress: Callable[[float], None] = lambda share: None,
     ) -> Iterator[dict[SubLayer, T]]:
-        """What `then` makes of every trained sub-layer, in the layer around it; layer by layer, of those that have one.
+        """Yield what `then` returns for every trained sub-layer and the layer around it, one depth at a time.
 
-        then: may be called by several threads. Numbers are those of torch's threads, as they are set here.
-        on_progress: gets the share that is done.
+        then: may be called by several threads, each of which has as many torch threads as this one.
+        on_progress: called with the share that is done.
         """
         by_depth: dict[int, list[SubLayer]] = {}
         for sub_layer in wanted:
@@ -164,7 +166,6 @@ class Library:
     def _together(
         self, by_depth: Mapping[int, list[SubLayer]], then: Callable[[SubLayer, Block], T]
     ) -> Iterator[dict[SubLayer, T]]:
-        """As `_layer_by_layer`, after training as many alternatives at once as memory allows."""
         model, settings = self.parent.model, self.settings
         size = sum(value.numel() for name, value in model.weights.items() if name.startswith("layers."))
         at_a_time = max(1, MOST_TOGETHER * model.architecture.num_layers // size)
@@ -178,7 +179,7 @@ class Library:
                 yield {sub_layer: then(sub_layer, blocks[sub_layer]) for sub_layer in layer}
 
     def keep(self, sub_layer: SubLayer, block: Block) -> None:
-        """Writes what a candidate needs of a trained sub-layer. Raises OSError."""
+        """Write the weights of a trained sub-layer that a candidate needs. Raises OSError."""
         weights = {
             f"layers.{sub_layer.depth}.{name}": value.cpu().contiguous()
             for name, value in deployed_weights(block).items()
@@ -190,7 +191,7 @@ class Library:
     def start(
         self, candidate: Candidate, on_progress: Callable[[float], None] = lambda share: None
     ) -> dict[str, Tensor]:
-        """Weights of the candidate's sub-layers that are not the parent's, by node. on_progress: as `block_scores`."""
+        """Return a candidate's weights of sub-layers that are not its parent's, by node; train missing ones."""
         distillation = candidate.recipe.distillation
         assert distillation is not None
         architecture = parent_architecture(distillation, candidate.trained)
@@ -209,7 +210,6 @@ class Library:
         return self._path(sub_layer).exists()
 
     def _read(self, sub_layer: SubLayer) -> dict[str, Tensor] | None:
-        """None for one that is missing or damaged."""
         with suppress(OSError, SafetensorError):
             return dict(safetensors.torch.load(self._path(sub_layer).read_bytes()))
         return None

@@ -10,7 +10,7 @@ MODULES: dict[PartKind, tuple[str, str]] = {"attention": ("norm1", "attention"),
 
 
 def train_parts(model: Decoder, trained: Architecture, distillation: DistillationSchedule) -> None:
-    """Has only the parameters of what the schedule trains require gradients, if it does not train all."""
+    """Let only the parameters that the schedule trains require gradients, unless it trains all."""
     parent = parent_architecture(distillation, trained)
     parts = trained_parts(trained, parent, distillation.trainable)
     if parts is not None:
@@ -26,5 +26,5 @@ def train_parts(model: Decoder, trained: Architecture, distillation: Distillatio
 
 
 def modules_of(layer: nn.Module, kind: PartKind) -> list[nn.Module]:
-    """The norm and the attention or FFN of a layer, as far as it has them."""
+    """Return the norm and the attention or FFN of a layer, if it has them."""
     return [module for name in MODULES[kind] if isinstance(module := getattr(layer, name), nn.Module)]

@@ -1,7 +1,7 @@
 """Trains alternatives of all layers in one pass: those of one shape as a single module with stacked weights.
 
-The parent runs once over the batch of a step, and every alternative takes its step on what its layer read and left.
-Alternatives do not see one another, so each is trained as `nas.training.distillation.blocks` trains it alone.
+The parent runs once over the batch of a step, and every alternative takes its step on the input and output of its
+layer. Alternatives are independent, so each is trained as `nas.training.distillation.blocks` trains it alone.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -44,7 +44,7 @@ def trained_together(
 
     @torch.no_grad()
     def hidden_states(step: int) -> Tensor:
-        """What every layer reads and the last one leaves, (layers + 1) x batch x T x d_model."""
+        """Return the input of every layer and the output of the last, (layers + 1) x batch x T x d_model."""
         inputs, _ = train_batch(corpus, step=step, batch=batch, seq_len=seq_len, seed=0)
         return torch.stack(model.hidden_states(inputs.to(device)))
 
@@ -69,7 +69,7 @@ def trained_together(
 
 
 def _shape_of(parent: Parent, sub_layer: SubLayer, block: Block) -> Hashable:
-    """Equal for blocks that differ in numbers alone: what they and their layers are, their tensors and frozen norms."""
+    """Return a key that is equal for blocks that differ only in numbers: forms, layers, tensors and frozen norms."""
     tensors = chain(block.named_parameters(), block.named_buffers())
     return (
         sub_layer[1:],
@@ -90,7 +90,7 @@ class _Stack:
         self.optimizer = torch.optim.AdamW(moved, lr=rate, weight_decay=0.0)
 
     def step(self, streams: Tensor, *, freezing: bool) -> None:
-        """Take one step. streams: layers + 1 x batch x T x d_model. freezing: whether norms to be frozen are now."""
+        """Take one step. streams: layers + 1 x batch x T x d_model. freezing: whether to freeze the norms now."""
         if freezing:
             freeze(self.blocks[0].block)
         read, left = streams[self.depths], streams[self.depths + 1]
@@ -103,7 +103,7 @@ class _Stack:
 
     @torch.no_grad()
     def unstack(self) -> None:
-        """Write the trained numbers into the blocks."""
+        """Write the trained weights into the blocks."""
         stacked = self.parameters | self.buffers
         frozen = [norm.is_frozen for norm in frozen_norms(self.blocks[0]).values()]
         for index, trained in enumerate(self.blocks):
@@ -114,7 +114,7 @@ class _Stack:
 
 
 class _Trained(nn.Module):
-    """The error of a block; its norms that are to be frozen follow what they read."""
+    """A block that returns its error, and updates the deviations of norms that are not frozen yet."""
 
     def __init__(self, block: Block) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class _Trained(nn.Module):
     def forward(self, read: Tensor, left: Tensor) -> Tensor:
         attention: Any = self.block.attention
         attend = getattr(attention, "attend", None)
-        if attend is causal_attention:  # whose kernels vmap does not know
+        if attend is causal_attention:  # vmap does not support its kernels
             attention.attend = attention_reference
         error = distillation_error(self.block(read, False)[0], read, left)
         if attend is causal_attention:

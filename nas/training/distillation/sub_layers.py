@@ -1,4 +1,4 @@
-"""Sub-layers, attention or an FFN with the norm before it, and what each does to a parent by itself.
+"""Sub-layers (attention or an FFN with the norm before it), and the scores of replacing one of a parent's.
 
 Forms that start as the same function and train alike share a score: a softmax with and without temperature or bounds, a
 leaky ReLU and a ReLU, one linear and two, an FFN with and without learned scalars.
@@ -36,9 +36,9 @@ class SubLayer(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockScores:
-    """divergences: KL(parent || parent with that sub-layer in place of its own), nats per token; 0 for its own.
+    """Scores of sub-layers. Raises UserError for one that is not finite.
 
-    Raises UserError for one that is not finite.
+    divergences: KL(parent || parent with this sub-layer instead of its own), nats per token; 0 for its own.
     """
 
     divergences: Mapping[SubLayer, float]
@@ -48,9 +48,7 @@ class BlockScores:
             raise UserError(f"block scores must be finite, but that of {odd[0]} is {self.divergences[odd[0]]}.")
 
     def by_layer(self, stages: Stages, parent: Architecture) -> Floats:
-        """Part x depth x layer of a space; 0 where a depth does not offer the layer. Raises KeyError for a sub-layer
-        without a score.
-        """
+        """Return part x depth x layer of a space, 0 for layers not offered; raise KeyError for a missing score."""
         scores = np.zeros((2, *stages.shape))
         for depth, edges in enumerate(stages.steps):
             for number in set(edges.layer):
@@ -60,14 +58,14 @@ class BlockScores:
 
 
 def sub_layers_of(parent: Architecture, depth: int, layer: Layer) -> tuple[SubLayer, SubLayer]:
-    """The sub-layers that a layer is trained as, on the way from a parent."""
+    """Return the sub-layers as which a layer is trained, starting from a parent."""
     alone = with_layers(parent, (layer,), (depth,)), with_layers(parent, (parent.layers[depth],), (depth,))
     (trained,) = student_architecture(*alone, spread=False).layers
     return _sub_layers(depth, trained)
 
 
 def trained_sub_layers(trained: Architecture) -> set[SubLayer]:
-    """The sub-layers of what is trained."""
+    """Return the sub-layers of a trained architecture."""
     return {sub_layer for depth, layer in enumerate(trained.layers) for sub_layer in _sub_layers(depth, layer)}
 
 
@@ -87,7 +85,7 @@ def to_csv(scores: BlockScores) -> str:
 
 
 def from_csv(text: str, name: str) -> BlockScores:
-    """Reads what `to_csv` wrote. Raises UserError, naming the file, if it is damaged."""
+    """Read the text that `to_csv` wrote. Raises UserError, naming the file, if it is damaged."""
     try:
         divergences = {
             SubLayer(int(row["depth"]), PARTS[row["part"]], row["norm"], row["form"], row.get("inner", "own")): float(

@@ -1,7 +1,7 @@
-"""What a parent says about the sequences that its candidates train on.
+"""The outputs of a parent for the sequences that its candidates train on.
 
-On a CPU its outputs are computed once for all candidates and cached on disk. On a GPU the parent runs beside every
-candidate instead, and its predictions count for the whole vocabulary.
+On a CPU its outputs are computed once for all candidates and cached on disk. On a GPU the parent runs with every
+candidate instead, and its predictions cover the whole vocabulary.
 """
 
 import os
@@ -38,19 +38,18 @@ from nas.training.compilation import layer_function
 LOGITS_AT_A_TIME = 1 << 22  # at least one sequence's: 16 MiB of fp32
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])
 MOST_CACHED_SHARE = 1 / 4  # of the free disk, for one cache of the outputs of a parent
-STREAM = np.dtype("<f2")  # of a feature that a norm leaves; its rounding is far below what candidates are off by
-WRITTEN = b"\x01"  # behind a record that is whole
+STREAM = np.dtype("<f2")  # of a normalised feature; its rounding is far below the errors of candidates
+WRITTEN = b"\x01"  # after a complete record
 
 Records: TypeAlias = NDArray[Any]  # of some sequences, or of one
 StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # of a model's hidden states
 
 
 class Lesson(NamedTuple):
-    """How a model is compared with its parent on the sequences of a micro-batch; None for what is not wanted.
+    """Comparisons of a model with its parent on a micro-batch; None if not wanted.
 
-    distilled: the losses of hidden, weight, targets, share, cap and run, as `nas.model.cross_entropy.distilled` takes
-        them.
-    hidden_state_error: `Teacher.hidden_state_error` from the parent's.
+    distilled: takes hidden, weight, targets, share, cap and run, as `nas.model.cross_entropy.distilled` does.
+    hidden_state_error: `Teacher.hidden_state_error` with the parent's hidden states.
     """
 
     distilled: Callable[..., Distilled] | None
@@ -72,20 +71,20 @@ class Predictions(NamedTuple):
         cap: float | None,
         run: Runner = losses_of_chunk,
     ) -> Distilled:
-        """`nas.model.cross_entropy.distilled` from these predictions."""
+        """Return `nas.model.cross_entropy.distilled` with these predictions."""
         likely, log_probabilities = (part.flatten(0, 1) for part in self)
         return distilled(hidden, weight, targets, likely, log_probabilities, share, cap, run)
 
 
 class Kept:
-    """Records of sequences in a file, each at the place of its number. dtype, shape: of one."""
+    """A file with a record for each sequence, at the position of its index. dtype, shape: of one record."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.path, self.dtype, self.shape = path, dtype, shape
         self.num_bytes = dtype.itemsize * int(np.prod(shape))
 
     def read(self, index: int) -> Records | None:
-        """None if the record is not there as a whole."""
+        """Return a record; None if it is missing or incomplete."""
         size = self.num_bytes + len(WRITTEN)
         try:
             with self.path.open("rb", buffering=0) as file:
@@ -96,7 +95,7 @@ class Kept:
         return np.frombuffer(raw[: self.num_bytes], dtype=self.dtype).reshape(self.shape) if is_whole else None
 
     def write(self, index: int, record: Records) -> None:
-        """Keeps the record, unless the disk does not take it."""
+        """Write a record, if the disk takes it."""
         at = index * (self.num_bytes + len(WRITTEN))
         with suppress(OSError):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
@@ -124,12 +123,11 @@ class Teacher(ABC):
         """
 
     def hidden_state_error(self, wanted: Tensor, hidden_states: Sequence[Tensor]) -> Tensor:
-        """How far a model's hidden states are from the parent's as its next norm reads them.
+        """Return the error of a model's hidden states, as read by its next norms, relative to the parent's.
 
-        So the few features that are far larger than others do not dominate. Squared errors over the mean square, the
-        mean over layers and positions.
-
-        wanted: as `normed` returns it. hidden_states: as `Decoder.features` gives them for the same sequences, each
+        Norms keep the few far larger features from dominating. The error is squared error / mean square, the mean over
+        layers and positions.
+        wanted: as `normed` returns it. hidden_states: as `Decoder.features` returns them for the same sequences, each
             batch x T x d_model.
         """
         errors = []
@@ -139,8 +137,9 @@ class Teacher(ABC):
         return torch.stack(errors).mean()
 
     def normed(self, hidden_states: Sequence[Tensor]) -> Tensor:
-        """Return what each layer's stream is to the norm that reads it next, batch x layers x T x d_model, in half
-        precision. hidden_states: as in `hidden_state_error`.
+        """Return each layer's output after the norm that reads it, batch x layers x T x d_model, in half precision.
+
+        hidden_states: as in `hidden_state_error`.
         """
         normed = [norm(stream) for norm, stream in zip(self.readers, hidden_states[1:], strict=True)]
         return torch.stack(normed, dim=1).half()
@@ -148,10 +147,10 @@ class Teacher(ABC):
 
 @final
 class CachedTeacher(Teacher):
-    """A parent on a CPU. Its numbers do not depend on what is cached, nor on the batch of a sequence.
+    """A parent on a CPU. Its outputs do not depend on what is cached, nor on the batch of a sequence.
 
     most_likely: tokens of each prediction; the rest of the vocabulary counts as one more.
-    predictions_path, hidden_states_path: files of what was computed so far; None to keep none.
+    predictions_path, hidden_states_path: cache files; None for no cache.
     """
 
     def __init__(
@@ -179,7 +178,7 @@ class CachedTeacher(Teacher):
         yield from map(Lesson, losses, errors)
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
-        """inputs: batch x T, the sequences with these numbers in the corpus."""
+        """Return predictions. inputs: batch x T, the sequences with these indices in the corpus."""
         kept = _kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
         records = _all(kept, indices, inputs, self._predicted)
         return Predictions(
@@ -188,13 +187,13 @@ class CachedTeacher(Teacher):
         )
 
     def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
-        """As `normed`. inputs: as `predictions` takes them."""
+        """Return hidden states as `normed` does. inputs: as in `predictions`."""
         shape = (len(self.readers), inputs.shape[1], self.model.architecture.d_model)
         return torch.from_numpy(_all(_kept(self.hidden_states_path, STREAM, shape), indices, inputs, self._normed))
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor) -> Records:
-        """inputs: sequences x T; the records: sequences x T x tokens."""
+        """Return records, sequences x T x tokens. inputs: sequences x T."""
         vocab_size = self.model.architecture.vocab_size
         num = max(1, LOGITS_AT_A_TIME // (inputs.shape[1] * vocab_size))
         parts = []
@@ -208,13 +207,13 @@ class CachedTeacher(Teacher):
 
     @torch.no_grad()
     def _normed(self, inputs: Tensor) -> Records:
-        """inputs: sequences x T; the records: sequences x layers x T x d_model."""
+        """Return records, sequences x layers x T x d_model. inputs: sequences x T."""
         return self.normed(self.model.hidden_states(inputs)).numpy()
 
 
 @final
 class LiveTeacher(Teacher):
-    """A parent that runs beside the model that learns from it. Nothing is stored; divergences are over all tokens.
+    """A parent that runs with the model that learns from it. Nothing is stored; divergences are over all tokens.
 
     lowered: whether factors of products are in bf16; hidden states, norms and logits are in fp32 either way.
     layer_function: runs the layers, as in `Decoder`.
@@ -224,7 +223,7 @@ class LiveTeacher(Teacher):
         super().__init__(model)
         self.lowered, self.layer_function = lowered, layer_function
         for linear in model.modules() if lowered else ():
-            if isinstance(linear, nn.Linear):  # its own copy, since a token table that is also read stays in fp32
+            if isinstance(linear, nn.Linear):  # a copy, since a tied token table stays in fp32
                 for name, value in list(linear.named_parameters()):
                     setattr(linear, name, nn.Parameter(value.bfloat16(), requires_grad=False))
         self.table = padded(model.logits.weight.detach())
@@ -241,7 +240,7 @@ class LiveTeacher(Teacher):
 
     @torch.no_grad()
     def _passed(self, inputs: Tensor, hidden_states: bool) -> tuple[Tensor, Tensor | None]:
-        """Return what the logits are a projection of, rows x d_model, and what norms read (`normed`) if wanted."""
+        """Return the input of the vocabulary projection, rows x d_model, and, if wanted, `normed` hidden states."""
         with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
             passed = [self.model.embedded(inputs)]
             for layer in self.model.layers:
@@ -261,7 +260,7 @@ def _kept(path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Ke
 
 
 def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
-    """The records of these sequences, in order, and from now on kept. computed: of those that are not there."""
+    """Return the records of these sequences in order, and cache new ones. computed: computes missing records."""
     records = {index: kept.read(index) if kept else None for index in indices}
     missing = [place for place, index in enumerate(indices) if records[index] is None]
     if missing:
@@ -273,8 +272,9 @@ def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Ca
 
 
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:
-    """Return the parent as a teacher: beside the model on a GPU; on a CPU with its outputs cached beside the corpus, if
-    the disk has room for them.
+    """Return the parent as a teacher: on a GPU it runs with the model; on a CPU its outputs are cached.
+
+    Outputs are cached next to the corpus, if the disk has room for them.
     """
     if torch.device(device).type != "cpu":
         lowered, function = recipe.precision == "bfloat16", layer_function(recipe, device)

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from costmodel import ops
 from costmodel.engine import compare, runtimes, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import EngineRun, Measured
+from costmodel.errors import UserError
 from costmodel.execution import interpreter
+from costmodel.ops import Node, OpGraph
 from costmodel.protocols import derived
 from costmodel.protocols.compute_testbed import dump_compute, load_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
-from costmodel.protocols.primitives import NOTHING
+from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons
 from costmodel.report.estimates import PRICE_KEYS
 from tests.costmodel.conftest import refused
@@ -183,6 +186,24 @@ def test_the_engine_agrees(run, protocol, options):
     assert predicted["sent_bytes"] == pytest.approx(measured["sent_bytes"], rel=whole)
     assert document["total"]["logits_max_abs_error"] < LOGIT_TOLERANCE
     assert measured["latency_s"] > 0
+
+
+def test_an_op_that_cannot_be_run_is_named_before_the_engine_starts(monkeypatch):
+    relu, wide = ops.Relu(rows=2, features=2), ops.TokenEmbedding(tokens=2, vocab=5, features=4)
+    graph = OpGraph(
+        nodes=(
+            Node(name="table", layer="embed", op=wide, inputs=("tokens",)),
+            Node(name="relu", layer=0, op=relu, inputs=("table",)),
+        )
+    )
+    monkeypatch.setattr(spu, "run", lambda *args, **options: pytest.fail("the engine was started"))
+    setting = EngineSetting()
+    with pytest.raises(UserError) as refusal:
+        compare.compare(graph, compare.predict(graph, "semi2k", setting), protocol="semi2k", setting=setting)
+    assert str(refusal.value) == (
+        "Relu 'relu' must read 'table' of shape (2, 4) as ((2, 2),), but no op takes that part of it; use a linear of "
+        "its own for each part in the module, or only `estimate` its cost."
+    )
 
 
 @pytest.mark.needs_engine

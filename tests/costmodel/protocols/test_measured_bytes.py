@@ -74,6 +74,7 @@ def some_ops(*, rows: int, features: int, heads: int, keys: int, vocab: int) -> 
         *(kind(**row) for kind in (ops.Add, ops.ScaledAdd, ops.Multiply)),
         *(ops.Scale(**row, factor=factor) for factor in (0.22, 12.0, -1.0, 1e-5)),
         ops.TakeRows(**row, taken=1, first=rows - 1),
+        ops.TakeColumns(**row, taken=1, first=features - 1),
         ops.JoinRows(**row, part=max(1, rows // 2)),
         ops.JoinColumns(rows=rows, features=vocab, part=vocab // 2),
         ops.VocabProjection(**row, vocab=vocab),

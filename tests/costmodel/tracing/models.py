@@ -1,5 +1,7 @@
 """Small models of transformers, of random weights, that tests trace."""
 
+from functools import partial
+
 import pytest
 
 transformers = pytest.importorskip("transformers")
@@ -16,16 +18,14 @@ MULTIPLIERS = {
 }  # fmt: skip
 
 
-def granite(**changes):
-    return transformers.GraniteForCausalLM(transformers.GraniteConfig(**SHARED_HEADS, **NO_SPECIAL, **changes))
+def decoder(kind, sizes=SHARED_HEADS, **changes):
+    config = getattr(transformers, f"{kind}Config")(**{**sizes, **NO_SPECIAL, **changes})
+    return getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
 
 
-def gemma2(**changes):
-    config = transformers.Gemma2Config(
-        **SHARED_HEADS, **NO_SPECIAL, query_pre_attn_scalar=16, attn_logit_softcapping=2.0,
-        final_logit_softcapping=1.5, **changes,
-    )  # fmt: skip
-    return transformers.Gemma2ForCausalLM(config)
+granite, llama = partial(decoder, "Granite"), partial(decoder, "Llama")
+gemma2 = partial(decoder, "Gemma2", query_pre_attn_scalar=16, attn_logit_softcapping=2.0, final_logit_softcapping=1.5)
+falcon = partial(decoder, "Falcon", SIZE, new_decoder_architecture=True, num_kv_heads=2, ffn_hidden_size=48)
 
 
 def bert(kind="ForSequenceClassification", **changes):
@@ -36,10 +36,6 @@ def bert(kind="ForSequenceClassification", **changes):
 def roberta(kind="ForSequenceClassification"):
     config = transformers.RobertaConfig(**SIZE, layer_norm_eps=1e-5)
     return getattr(transformers, f"Roberta{kind}")(config)
-
-
-def nemotron():
-    return transformers.NemotronForCausalLM(transformers.NemotronConfig(**SHARED_HEADS, **NO_SPECIAL))
 
 
 def cohere():
@@ -71,11 +67,6 @@ def pythia(**changes):
         **{**SIZE, **changes}, max_position_embeddings=32, bos_token_id=None, eos_token_id=None
     )
     return transformers.GPTNeoXForCausalLM(config)
-
-
-def llama(**changes):
-    config = transformers.LlamaConfig(**{**SHARED_HEADS, **changes}, **NO_SPECIAL)
-    return transformers.LlamaForCausalLM(config)
 
 
 def qwen2(**changes):

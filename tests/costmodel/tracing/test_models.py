@@ -1,7 +1,7 @@
 """Models of transformers, tiny and of random weights: the traced graph in the clear is the model, and what it costs."""
 
 from collections import Counter
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from costmodel import ops
 from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.execution.interpreter import execute, values
-from costmodel.ops import Node, OpGraph
+from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, Node, OpGraph
 from costmodel.tracing.trace import trace
 from tests.costmodel.kv_cache import kv_cache
 from tests.costmodel.tracing.models import (
@@ -25,11 +25,12 @@ from tests.costmodel.tracing.models import (
     bert,
     clip,
     cohere,
+    decoder,
+    falcon,
     gemma2,
     gpt2,
     granite,
     llama,
-    nemotron,
     openai_gpt,
     pythia,
     roberta,
@@ -48,7 +49,17 @@ MODELS = {
     "bert with a pooler": bert,
     "bert, spelled out": lambda: bert(attn_implementation="eager"),
     "bert of masks": lambda: bert("ForMaskedLM"),
-    "nemotron": nemotron,
+    "nemotron": partial(decoder, "Nemotron"),
+    "qwen3": partial(decoder, "Qwen3"),
+    "olmo2": partial(decoder, "Olmo2", rms_norm_eps=RMSNORM_EPSILON),
+    "gemma3": partial(decoder, "Gemma3Text", rope_theta=ROTARY_BASE),
+    "phi3": partial(decoder, "Phi3", rms_norm_eps=RMSNORM_EPSILON),
+    "phi3, spelled out": partial(decoder, "Phi3", rms_norm_eps=RMSNORM_EPSILON, attn_implementation="eager"),
+    "glm": partial(decoder, "Glm", rms_norm_eps=RMSNORM_EPSILON),
+    "glm4": partial(decoder, "Glm4", rms_norm_eps=RMSNORM_EPSILON),
+    "falcon": falcon,
+    "falcon, spelled out": partial(falcon, attn_implementation="eager"),
+    "falcon with one norm": partial(falcon, num_ln_in_parallel_attn=1),
     "cohere": cohere,
     "openai gpt": openai_gpt,
     "roberta": roberta,
@@ -86,15 +97,22 @@ def _weight(model: Any, state: dict[str, Any], node: Node, suffix: str, shape: t
     kind = type(owner).__name__
     if kind == "Conv1D" and value.ndim == 2:  # in_features x out_features
         return value.T
-    if kind in ("Gemma2RMSNorm", "NemotronLayerNorm1P") and suffix == "weight":
+    if kind in ("Gemma2RMSNorm", "Gemma3RMSNorm", "NemotronLayerNorm1P") and suffix == "weight":
         return value + 1
     if isinstance(node.op, ops.TokenEmbedding):
-        factor = {"Granite": model.config.to_dict().get("embedding_multiplier"), "Gemma2": WIDTH**0.5}
+        factor = {"Granite": model.config.to_dict().get("embedding_multiplier")}
+        factor |= dict.fromkeys(("Gemma2", "Gemma3"), WIDTH**0.5)
         return value * (factor.get(type(model).__name__.removesuffix("ForCausalLM")) or 1)
+    if ".query_key_value" in node.name and "Falcon" in type(model).__name__:  # key heads x (queries, key, value)
+        groups = value.reshape(2, HEADS // 2 + 2, HEAD_DIM, -1)
+        return torch.cat([part.flatten(0, 2) for part in groups.split([HEADS // 2, 1, 1], dim=1)])
     if ".query_key_value" in node.name:  # heads x parts, where ours has parts x heads
         return value.reshape(HEADS, 3, HEAD_DIM, -1).transpose(0, 1).reshape(value.shape)
-    if node.name.endswith(("q_proj", "k_proj")) and type(model).__name__.startswith("Cohere"):  # pairs are neighbours
-        return value.view(-1, HEAD_DIM // 2, 2, WIDTH).transpose(1, 2).reshape(value.shape)
+    if node.name.endswith(("q_proj", "k_proj")) and type(model).__name__.startswith(("Cohere", "Glm")):
+        heads = value.reshape(-1, HEAD_DIM, *value.shape[1:]).clone()
+        turned = heads[:, : HEAD_DIM // (2 if type(model).__name__.startswith("Glm") else 1)]
+        turned[:] = torch.cat((turned[:, ::2], turned[:, 1::2]), dim=1)  # pairs are neighbours
+        return heads.reshape(value.shape)
     return value
 
 
@@ -123,7 +141,7 @@ def test_a_traced_graph_in_the_clear_is_the_model(name):
     np.testing.assert_allclose(ours.reshape(theirs.shape), theirs, rtol=1e-5, atol=1e-5 * np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("name", ["granite", "gemma2", "cohere", "openai gpt", "bert of masks"])
+@pytest.mark.parametrize("name", ["granite", "gemma2", "cohere", "glm4", "falcon", "openai gpt", "bert of masks"])
 def test_a_traced_model_has_the_same_last_logits_however_it_is_run(name):
     model, graph = made(name)
     weights, tokens = deployed(model, graph), np.random.default_rng(0).integers(3, VOCAB, size=SEQ_LEN)
@@ -213,6 +231,9 @@ RUNS = [
     ("semi2k", "gemma2"),
     ("semi2k", "gpt2 of quick gelus"),
     ("aby3", "bert with a pooler"),
+    ("semi2k", "glm4"),
+    ("semi2k", "falcon"),
+    *(pytest.param("semi2k", name, marks=pytest.mark.slow) for name in ("glm", "phi3", "qwen3", "olmo2", "gemma3")),
     pytest.param("semi2k", "granite with multipliers", marks=pytest.mark.slow),
     pytest.param("aby3", "cohere", marks=pytest.mark.slow),
     pytest.param("cheetah", "gemma2", marks=pytest.mark.slow),

@@ -171,6 +171,28 @@ def test_what_stands_between_table_and_projection_is_told(name):
     assert middle(Small(between, **modules)) == expected
 
 
+@pytest.mark.parametrize(
+    ("cut", "first"),
+    [
+        (lambda x: x.chunk(2, -1)[1], 16),
+        (lambda x: x.split([12, 16, 4], dim=2)[1], 12),
+        (lambda x: x[..., :-8][..., 8:], 8),
+        (lambda x: x.narrow(-1, 3, 16).clone(), 3),
+        (lambda x: x[..., ::2], None),  # columns that are not adjacent are priced, and not run
+        (lambda x: x.view(1, SEQ_LEN, 4, 8)[..., :4].reshape(1, SEQ_LEN, 16), None),
+    ],
+)
+def test_a_part_of_the_columns_is_an_op(cut, first):
+    columns = [] if first is None else [ops.TakeColumns(**ROWS, taken=16, first=first)]
+    model = Small(lambda model, x: model.up(cut(x).relu()), up=nn.Linear(16, 32))
+    assert middle(model)[:-1] == [*columns, ops.Relu(rows=SEQ_LEN, features=16)]
+
+
+def test_columns_that_two_ops_read_are_taken_once():
+    doubled = Small(lambda model, x: model.up((y := x.chunk(2, -1)[1]).relu() + y), up=nn.Linear(16, 32))
+    assert [type(op) for op in middle(doubled)] == [ops.TakeColumns, ops.Relu, ops.Add, ops.Linear]
+
+
 @pytest.mark.parametrize("factor", [1.0, torch.ones(()), 12.0])
 def test_a_table_is_read_once(factor):
     """A factor is in the table only where nothing reads the table without it."""

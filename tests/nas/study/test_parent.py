@@ -1,10 +1,12 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from costmodel.errors import UserError
+from costmodel.errors import StoppedError, UserError
 from nas import train
 from nas.conversion.parent import BUILTIN, keep_parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
@@ -16,10 +18,12 @@ from nas.recipe.recipe import SCALES
 from nas.report.html import page
 from nas.run.config import StudyConfig, study_recipe
 from nas.run.folder import PARENT_FOLDER, ParentResult
-from nas.study.meta import FEW_TOKENS, parent_result, start_line
+from nas.study.meta import FEW_TOKENS, opening_lines, parent_result, start_line
 from nas.study.parent import find_initial, find_parent
+from nas.study.priced_study import price_study
 from nas.study.resolve import usual_parent
-from nas.study.run_study import report_line
+from nas.study.run_study import _closing, report_line
+from nas.study.time_budget import TimeBudget
 from nas.study.worker import run_trial
 from nas.training import checkpoint
 from nas.training.batches import agreement
@@ -111,10 +115,38 @@ def test_a_study_says_what_its_candidates_start_from_and_warns_of_few_tokens(mak
         ({"recipe": enough}, "candidates are trained from scratch on 8,388,608 tokens"),
         (
             {"parent": parent},
-            "candidates start from parent builtin, SM+LN+G, perplexity 7.00 on the tokens",
+            "candidates start from parent builtin, SM+LN+G, perplexity 7.00 on the tokens that validate them",
         ),
     ):
         assert said in start_line(make_meta(**meta))
+
+
+def test_a_parent_no_better_than_a_model_without_context_is_told_before_and_after(
+    make_meta, make_run, corpus, tmp_path
+):
+    """By the lower of the unigram's loss, here 5 nats, and that of a uniform guess among 512 tokens or 8."""
+    parent = ParentResult(name="made", notation="SM", val_loss=5.0, latency_s=400.0)
+    meta = make_meta(parent=parent)
+    told = (
+        "parent made has perplexity 148.41 on the validation tokens, no better than a model without context (148.41), "
+        "so candidates are likely to diverge; train it first, or check its weights, its tokenizer and --data"
+    )
+    assert opening_lines(meta, corpus, None)[-1] == f"warning: {told}"
+    better = make_meta(parent=replace(parent, val_loss=4.9))
+    assert better.weak_parent == make_meta().weak_parent == ""
+    assert "without context (8.00)" in replace(better, vocab_size=8).weak_parent
+    trials: Any = SimpleNamespace(running={}, finished=True)
+    for run_meta, hint in ((meta, f"; {told}."), (better, ".")):
+        with pytest.raises(StoppedError) as stopped:
+            _closing(trials, replace(make_run(), meta=run_meta), TimeBudget(None, 0.0))
+        reasons = tmp_path / "trials.csv"
+        assert str(stopped.value) == f"no trial was trained to completion: see the reasons in {reasons}{hint}"
+
+
+def test_a_parent_with_random_weights_is_weak(folder, corpus, make_meta):
+    feasible = price_study(StudyConfig(budget_latency="5min", space="tiny", scale="smoke", parent="none")).feasible
+    parent = parent_result(load_parent(str(folder)), corpus, SCALES["smoke"], feasible)
+    assert make_meta(parent=parent, reference=(300.0, corpus.unigram_loss), vocab_size=corpus.vocab_size).weak_parent
 
 
 def test_a_search_does_not_fail_for_its_report(monkeypatch, make_run, tmp_path):
