@@ -106,7 +106,7 @@ def test_characters_that_the_tokenizer_lacks_are_named(tokenizer):
     }
     data["model"]["merges"] = []
     poor = GivenTokenizer(name="bpe", json=json.dumps(data), end_of_text=tokenizer.end_of_text)
-    with pytest.raises(ValueError, match="--prompt must be in what the model's tokenizer knows, but that lacks 'z',"):
+    with pytest.raises(ValueError, match="must be in what the model's tokenizer knows, but that lacks 'z', 'q'"):
         prompt_of("zzq", poor)
 
 
