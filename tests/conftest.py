@@ -4,6 +4,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
@@ -191,6 +193,20 @@ def snapshot(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
     return compare
 
 
+def refusals(name: str, test_file: str) -> list[tuple[str, str]]:
+    """Arguments of a command and what it says of them, from a file beside the test: `$ ARGUMENTS`, then a line."""
+    lines = Path(test_file).with_name(name).read_text(encoding="utf-8").splitlines()
+    return [(args.removeprefix("$").strip(), message) for args, message in zip(lines[::2], lines[1::2], strict=True)]
+
+
+def python(*args: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> str:
+    """What a process of Python prints, which must end well; env: added to that of this process."""
+    command, around = [sys.executable, *args], {**os.environ, **(env or {})}
+    done = subprocess.run(command, env=around, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
 @pytest.fixture(scope="session")
 def feasible():
     return within_budget(price_space(load_space("tiny"), ToyPricer(), 16), Budget(latency_s=25.0))
@@ -198,36 +214,14 @@ def feasible():
 
 def made_record(index: int = 0, **changes: Any) -> Record:
     """A record of a ledger with the fields a test does not care about filled in."""
-    fields: dict[str, Any] = {
-        "event": "finished",
-        "trial_id": f"t{index}-s0-a0",
-        "candidate_id": f"c{index}",
-        "arch_id": f"a{index}",
-        "notation": "SM+ScFuFFN",
-        "placement": "2xoSoFs",
-        "entropy_regularised": False,
-        "index": index,
-        "generation": 0,
-        "role": "candidate",
-        "status": "completed",
-        "scale": "smoke",
-        "width": 8,
-        "tokens": 100,
-        "corpus": "c",
-        "tokenizer": "bpe",
-        "split": "validation",
-        "val_loss": 2.0,
-        "perplexity": 7.389,
-        "protocol": "published",
-        "network": None,
-        "cost_model_id": "m",
-        "rounds": None,
-        "sent_bytes": 1e9,
-        "latency_s": 100.0,
-        "latency_s_range": (90.0, 110.0),
-        "seed": 0,
-        "versions": {"python": "3.11"},
-    }
+    fields: dict[str, Any] = {"event": "finished", "trial_id": f"t{index}-s0-a0", "candidate_id": f"c{index}"}
+    fields |= {"arch_id": f"a{index}", "notation": "SM+ScFuFFN", "placement": "2xoSoFs"}
+    fields |= {"entropy_regularised": False, "index": index, "generation": 0, "role": "candidate"}
+    fields |= {"status": "completed", "scale": "smoke", "width": 8, "tokens": 100, "corpus": "c"}
+    fields |= {"tokenizer": "bpe", "split": "validation", "val_loss": 2.0, "perplexity": 7.389}
+    fields |= {"protocol": "published", "network": None, "cost_model_id": "m", "rounds": None}
+    fields |= {"sent_bytes": 1e9, "latency_s": 100.0, "latency_s_range": (90.0, 110.0), "seed": 0}
+    fields |= {"versions": {"python": "3.11"}}
     return Record(**{**fields, **changes})
 
 
@@ -238,19 +232,13 @@ def make_record() -> Callable[..., Record]:
 
 def over_seeds(index: int, *losses: float | None, role: str = "candidate", **changes: Any) -> list[Record]:
     """The records of one candidate, from its loss with each seed; None for one that diverged."""
-    return [
-        made_record(
-            index,
-            trial_id=f"t{index}-s{seed}-a0",
-            seed=seed,
-            role="replicate" if seed else role,
-            status="diverged" if loss is None else "completed",
-            val_loss=loss,
-            perplexity=None if loss is None else math.exp(loss),
-            **changes,
-        )
-        for seed, loss in enumerate(losses)
-    ]
+    records = []
+    for seed, loss in enumerate(losses):
+        fields = {"seed": seed, "trial_id": f"t{index}-s{seed}-a0", "role": "replicate" if seed else role}
+        fields |= {"val_loss": loss, "perplexity": None if loss is None else math.exp(loss)}
+        status = "diverged" if loss is None else "completed"
+        records.append(made_record(index, status=status, **fields, **changes))
+    return records
 
 
 @pytest.fixture(name="over_seeds")
@@ -267,21 +255,11 @@ def ngrams() -> NgramBaseline:
 
 def made_meta(**changes: Any) -> Meta:
     """What a run says of itself, with the fields a test does not care about filled in."""
-    fields: dict[str, Any] = {
-        "created": "2026-01-01T00:00:00+00:00",
-        "versions": {"python": "3.11"},
-        "hardware": {"cores": "2"},
-        "cost_model_id": "1-m",
-        "corpus": "c",
-        "tokenizer": "bpe",
-        "split": "validation",
-        "vocab_size": 512,
-        "reference": (300.0, 5.0),
-        "num_members": 10,
-        "num_feasible": 5,
-        "base": base_architecture("tiny"),
-        "recipe": recipe_for("smoke", "stdlib", entropy_regularised=True),
-    }
+    fields: dict[str, Any] = {"created": "2026-01-01T00:00:00+00:00", "versions": {"python": "3.11"}}
+    fields |= {"hardware": {"cores": "2"}, "cost_model_id": "1-m", "corpus": "c", "tokenizer": "bpe"}
+    fields |= {"split": "validation", "vocab_size": 512, "reference": (300.0, 5.0), "num_members": 10}
+    fields |= {"num_feasible": 5, "base": base_architecture("tiny")}
+    fields |= {"recipe": recipe_for("smoke", "stdlib", entropy_regularised=True)}
     return Meta(**{**fields, **changes})
 
 

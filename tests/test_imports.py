@@ -1,5 +1,3 @@
-"""What a command loads: seconds of every start."""
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""What surrounds the code: programs, metadata, workflow, and documentation that names only what is there."""
-
 import pkgutil
 import re
 import tomllib
@@ -20,7 +18,6 @@ COMMANDS = (
     *(f"nas.{name}" for name in ["search", "status", "plot", "report", "export", "train", "private"]),
 )
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
-
 _CODE = re.compile(r"`([^`\n]+)`")
 _FENCED = re.compile(r"^```.*?^```$", flags=re.DOTALL | re.MULTILINE)
 _PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")

@@ -16,14 +16,8 @@ FREE = {ops.PackHeads, ops.RepeatHeads}  # move numbers; no row of notation has 
 
 
 def test_the_range_is_that_of_the_fitted_rows(row_graphs):
-    assert PRICER.data.dimensions == {
-        "d_model": (768,),
-        "d_ff": (3072,),
-        "num_heads": (12,),
-        "num_layers": (12, 18),
-        "vocab_size": (50_000,),
-        "seq_len": (128, 256),
-    }
+    model = {"d_model": (768,), "d_ff": (3072,), "num_heads": (12,), "num_layers": (12, 18)}
+    assert PRICER.data.dimensions == {**model, "vocab_size": (50_000,), "seq_len": (128, 256)}
     # what was fitted is what is read
     assert [row.name for row in PRICER.rows] == [row.name for row in published_rows()]
     in_rows = {type(node.op) for graph in row_graphs.values() for node in graph}
@@ -67,15 +61,12 @@ def test_lengths_and_ways_to_run_a_model(seq_len, way, outside):
     assert PRICER.extrapolated(lower(base_architecture("gpt2-small"), seq_len, Deployment(**way))) == outside
 
 
-def test_a_range_of_no_dimension_still_knows_its_ops(graph_of):
+def test_a_range_of_no_dimension_knows_its_ops_and_derived_prices_have_bounds_of_them(graph_of):
     data = DataRange(dimensions={}, op_types=frozenset({ops.Add}))
     assert "Softmax (data: none)" in data.outside(graph_of("SM"))
     assert describe(()) == ""
     outside = ["num_layers 10 (data: 12)", "Softmax 2.0x", "num_layers 6 (data: 12)", "Softmax 3.0x"]
     assert describe(outside) == "extrapolated: num_layers 6, 10 (data: 12), Softmax 3.0x"
-
-
-def test_derived_prices_have_bounds_of_ops_instead(graph_of):
-    outside = load_pricer("semi2k").extrapolated(graph_of("SM", layers=1))
-    assert "Softmax 3.0x" in outside  # 12 heads, 4 of which were measured
-    assert not any("data:" in text for text in outside)
+    derived = load_pricer("semi2k").extrapolated(graph_of("SM", layers=1))
+    assert "Softmax 3.0x" in derived  # 12 heads, 4 of which were measured
+    assert not any("data:" in text for text in derived)

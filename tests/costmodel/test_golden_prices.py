@@ -50,7 +50,6 @@ COLUMNS = ("num_ops", *MEASURES)
 SMALL = Dimensions(layers=12, heads=2, d_model=16, vocab=50, context=32)
 LARGE = Dimensions(layers=12, heads=12, d_model=768, vocab=50_000, context=1024)  # GPT-2 small
 SIZES = {"small": (SMALL, 9), "large": (LARGE, 128)}
-
 Prices: TypeAlias = dict[str, dict[str, Any]]  # case -> kind of op, or `total` -> one value per column
 
 
@@ -77,11 +76,7 @@ CASES = {
         forms=Dimensions(softmax="2quad", gelu="piecewise"),
         deployment=Deployment(embedding="lookup"),
     ),
-    "rotary decode": Case(
-        notation="6xLSoGo-6xoToRs",
-        base="pythia-70m",
-        deployment=Deployment(phase="decode"),
-    ),
+    "rotary decode": Case(notation="6xLSoGo-6xoToRs", base="pythia-70m", deployment=Deployment(phase="decode")),
     "simplified": Case(notation="HH(SM(t)+ScFuFFN)", folded=True),
     "simplified decode": Case(
         notation="HH(SM+LR)", forms=Dimensions(softmax="relu"), deployment=Deployment(phase="decode")
@@ -269,10 +264,7 @@ def test_a_changed_price_is_told_and_not_written_over():
     before: Prices = {"case": {"total": row(1, 2.0), "Relu": row(1, 2.0)}}
     after: Prices = {"case": {"total": row(1, 2.0), "Relu": row(2, 2.5)}}
     assert differences(before, before) == differences({}, {}) == []
-    assert differences(before, after) == [
-        "case, Relu: num_ops was 1, is 2",
-        "case, Relu: latency_s was 2.0, is 2.5",
-    ]
+    assert differences(before, after) == ["case, Relu: num_ops was 1, is 2", "case, Relu: latency_s was 2.0, is 2.5"]
     assert differences({"case": {}}, {"case": {"total": row(1, 2.0)}}) == [f"case, total: was None, is {row(1, 2.0)}"]
     file = {"cost_model_version": 3, "prices": {"semi2k": before}}
     with pytest.raises(UserError, match="2 prices differ from those of version 3, .* raise COST_MODEL_VERSION"):

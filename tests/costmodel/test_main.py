@@ -3,17 +3,20 @@ import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 from costmodel.calibration import timed_run
 from costmodel.calibration.microbenchmark import Timing
+from costmodel.config.strict_yaml import load_mapping
 from costmodel.protocols import published
 from costmodel.protocols.compute_testbed import load_compute
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import parse
+from tests.conftest import refusals
 from tests.costmodel.conftest import refused
 
 
@@ -23,33 +26,8 @@ def estimated(run, *args):
     return json.loads(out)
 
 
-SHORT = "estimate SM --base=tiny --protocol=semi2k --seq-len=8"
-DECODED = "estimate SM+LN+R --base=tiny --layers=1 --protocol=aby3 --phase=decode"
 # what is told, and where: what is written and deployed, settings, whom a price trusts, money, keys, what is beyond data
-TEXTS = {
-    "published": "estimate SM+ScFuFFN",
-    "published-json": "estimate EReg(SM+ScFuFFN) --layers 1 --format json",
-    "published-csv": "estimate SM --layers 1 --format csv",
-    "published-decode-json": "estimate SM+LN+G --layers 1 --phase decode --format json",
-    "beyond-data": "estimate SM+ScFFN --d-model 12",
-    "beyond-vocabulary": "estimate SM --vocab 100000000",
-    "within-data": "estimate SM+LN+G --layers 15 --seq-len 200 --vocab 50257",
-    "semi2k": f"{SHORT} --network=wan --phase=decode --weights=server",
-    "semi2k-json": "estimate SM+LN+G --base tiny --layers 1 --seq-len 8 --protocol semi2k --format json",
-    "semi2k-kept": f"{SHORT} --phase=decode --weight-masks=kept",
-    "semi2k-rows": f"{SHORT} --projection=last --rows=needed --query-block=3",
-    "semi2k-link": f"{SHORT} --network=link.yaml",
-    "aby3": "estimate SM+LN+R --base=tiny --protocol=aby3 --egress-price 0.09",
-    "aby3-csv": "estimate SM+LN+R --base=tiny --layers=1 --protocol=aby3 --format csv",
-    "aby3-decode-json": f"{DECODED} --weights=server --embedding=lookup --softmax=relu --seq-len=9 --format json",
-    "aby3-one-token-json": f"{DECODED} --seq-len=1 --format json",
-    "sigma": "estimate SM+LN+G --protocol sigma --egress-price 0.09 --budget-keys 30GB",
-    "sigma-json": "estimate SM+LN+G --layers 1 --protocol sigma --bandwidth 1Gbps --egress-price 0.09 --format json",
-    "diff": "diff SM+LN+G SM+ScFuFFN_i6",
-    "diff-json": "diff SM+LN+G SM+ScFuFFN_i6 --format json",
-    "diff-csv": "diff SM+LN+G SM+LN+R --format csv",
-    "diff-of-protocols": "diff SM+LN+R SM+LN+R --base=tiny --protocol=semi2k --versus=aby3 --bandwidth=1Gbps --rtt=4ms",
-}
+TEXTS = load_mapping(Path(__file__).with_name("told.yaml"))
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -82,20 +60,18 @@ def test_what_is_said_of_an_op_wraps_and_numbers_do_not(run, monkeypatch):
     assert all(name in out for name in (" latency ", " communication", "beyond"))
 
 
-def test_a_link_on_the_command_line(run):
+def test_flags_state_a_link_and_override_the_base(run):
     flags = ("SM+LN+R", "--base=tiny", "--protocol=semi2k", "--seq-len=8")
     given = estimated(run, *flags, "--bandwidth", "1Gbps", "--rtt", "0.5ms")
     assert given["network"] == "1Gbps 0.5ms"
     assert given["total"] == estimated(run, *flags, "--network", "lan")["total"]
 
-
-def test_flags_override_the_base(run):
     def latency(*flags):
         return json.loads(run("estimate", "SM+LN+G", "--format=json", *flags)[1])["total"]["latency_s"]
 
     whole = latency()
-    for flags in ("--layers=6", "--d-model=384 --heads=6", "--d-ff=768", "--vocab=1000", "--seq-len=64"):
-        assert latency(*flags.split()) < whole
+    for less in ("--layers=6", "--d-model=384 --heads=6", "--d-ff=768", "--vocab=1000", "--seq-len=64"):
+        assert latency(*less.split()) < whole
     assert latency("--base", "gpt2-18l") == latency("--layers", "18") > whole
 
 
@@ -122,75 +98,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("", 'expected "subcommand" to be one of {estimate,compare,diff,validate,calibrate}'),
-        ("estimate LN+SM", "architecture must be a name like SM+LN+G"),
-        ("estimate absent.yaml", "'absent.yaml' does not exist"),
-        ("estimate bad.yaml", "unknown key 'colour'"),
-        (
-            "estimate SM+LN+G --protocol sigma --budget-keys 8GB",
-            "SM+LN+G takes 20.49 GB of keys a party under sigma, but --budget-keys is 8.00 GB; shorten the prompt or",
-        ),
-        ("estimate SM --base gpt5", "base must be one of gpt2-small"),
-        (
-            "estimate SM --protocol x",
-            "protocol must be one of published, semi2k, aby3, cheetah, crypten, sigma, but got 'x'",
-        ),
-        ("estimate SM --network lan", "protocol published has its network fitted in"),
-        ("estimate SM --rtt 4ms", "protocol published has its network fitted in, but got network 'lan 4ms'"),
-        (
-            "estimate SM --protocol aby3 --bandwidth 0Gbps",
-            "--bandwidth must be a positive number with a unit (bps, kbps, Mbps, Gbps, Tbps), such as 100Mbps or 1Gbps",
-        ),
-        ("estimate SM --egress-price=-1", "--egress-price must be at least 0 and finite"),
-        ("diff SM", "arguments are required"),
-        ("diff SM SM --versus x", "protocol must be one of published, semi2k, aby3, cheetah, crypten, sigma, but got"),
-        ("estimate SM --protocol aby3 --network ''", "or a .yaml file, but got ''"),
-        ("estimate SM --weights server", "its weights fitted in, but got --weights server; leave it out"),
-        ("estimate SM --weight-masks=kept", "published has its weight-masks fitted in, but got --weight-masks"),
-        (
-            "estimate SM --protocol cheetah --vocab 1000000000000",
-            "must be of at most 10000 tiles of up to 256 MiB, but 128 x 1000000000000 times 1000000000000 x 768 takes",
-        ),
-        ("estimate SM --heads 7", "`num_heads` must divide `d_model`, but got num_heads=7, d_model=768"),
-        ("estimate SM --layers two", "--layers must be one of int, null. Got value: two"),
-        (
-            "validate --protocol x",
-            "--protocol must be one of ['published', 'sigma', 'crypten', 'aby3', 'cheetah']. Got value: x",
-        ),
-        ("calibrate --output absent/x.yaml", "--output absent/x.yaml cannot be written"),
-        ("calibrate --protocol aby3", "--protocol aby3 must be fitted with --engine spu"),
-        ("calibrate --protocol crypten --engine spu", "--protocol crypten must be fitted with --engine crypten"),
-        ("calibrate --engine spu", "--protocol published must be fitted without --engine spu"),
-        ("calibrate --protocol aby3 --engine spu", "--output is required for protocol aby3"),
-        (
-            "calibrate --protocol aby3 --engine spu --output absent/x.yaml",
-            "--output absent/x.yaml must be a file in a folder that can be written to",
-        ),
-        ("calibrate --layers 3", "flags of a model need --for ARCH, the model to measure; give it or leave"),
-        *(
-            (f"calibrate {flag}", "--for, --threads and --memory are of an engine; give --engine and its")
-            for flag in ("--for SM", "--threads 2", "--memory")
-        ),
-        (
-            "calibrate --memory --engine spu --protocol aby3 --threads 2 --output m.yaml",
-            "--memory is measured of models of its own, on one thread; leave all other flags out",
-        ),
-        (
-            "calibrate --protocol aby3 --engine spu --output x.yaml --threads 0",
-            "`threads` must be at least 1, but got 0",
-        ),
-        ("estimate SM --threads 2", "protocol published has its threads fitted in, but got --threads 2"),
-        ("estimate SM --ring-bits 32", "protocol published has its ring-bits fitted in"),
-        ("estimate SM --budget-keys 1GB", "--budget-keys is of a dealer's keys, but protocol published has"),
-        ("estimate SM --protocol sigma --seq-len 100", "but got 100; pad the prompt to 128 tokens"),
-        ("estimate SM --protocol sigma --new-tokens 2", "but got 129; its code runs whole prompts"),
-        ("compare SM --protocol sigma", "protocol sigma has no engine to compare with; choose one of semi2k"),
-        ("estimate SM --protocol aby3 --threads 2", "aby3.yaml must be 2, but got 1; calibrate one"),
-    ],
-)
+@pytest.mark.parametrize(("args", "message"), refusals("refused.txt", __file__))
 def test_bad_input_is_one_line_and_writes_nothing(run, tmp_path, args, message):
     (tmp_path / "bad.yaml").write_text("colour: red\n")
     code = 3 if "GB of keys a party" in message else 2
@@ -207,7 +115,7 @@ def test_config_files_and_print_config(run, tmp_path):
     assert direct[0] == 0
 
 
-def test_validate_prints_every_row_and_bar(run, rows):
+def test_validate_prints_every_row_and_bar_and_fails_when_one_does(run, rows, monkeypatch, tmp_path):
     code, out, err = run("validate")
     assert (code, err) == (0, "")
     for row in rows:
@@ -218,9 +126,6 @@ def test_validate_prints_every_row_and_bar(run, rows):
     assert "held out, never fitted" in out
     assert out.count("T=512  ") == 8
     assert "latency, leaving all of 18 layers out, worst" in out
-
-
-def test_validate_fails_when_a_bar_does(run, monkeypatch, tmp_path):
     text = published.TESTBED.read_text()
     (tmp_path / "off.yaml").write_text(text.replace("value: 1676.45", "value: 1776.45"))
     assert (tmp_path / "off.yaml").read_text() != text

@@ -19,10 +19,11 @@ def test_bytes_take_bandwidth_which_half_duplex_shares_and_rounds_half_a_round_t
     assert network_s(network, rounds=4, waited_bytes=1e6, pair_bytes=2e6) == pytest.approx(seconds)
 
 
-def test_a_file_holds_a_network(tmp_path):
+def test_a_network_is_in_a_file_or_a_preset(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("{name: mine, bandwidth_bits_per_s: 1.0e+8, rtt_s: 0.02, duplex: half, source: measured}")
     assert load_network(str(path)).duplex == "half"
+    assert all(load_network(name).name == name and network.source for name, network in NETWORKS.items())
 
 
 def test_flags_change_a_named_link():
@@ -37,10 +38,6 @@ def test_flags_change_a_named_link():
         assert (changed.name, changed.bandwidth_bits_per_s, changed.rtt_s) == numbers
     with pytest.raises(ValueError, match="--bandwidth must be a positive number"):
         link(None, "", None)
-
-
-def test_presets_are_filed_under_their_names():
-    assert all(load_network(name).name == name and network.source for name, network in NETWORKS.items())
 
 
 @pytest.mark.parametrize(
@@ -64,20 +61,14 @@ def test_impossible_links_are_refused(wrong):
         Network(name="link", source="a test", **settings)
 
 
-def test_every_protocol_has_a_statement():
+def test_every_protocol_has_a_statement_in_words():
     assert set(TRUST) == set(PROTOCOLS)
     for protocol in PROTOCOLS:
         assert load_pricer(protocol).trust == TRUST[protocol]
-
-
-def test_thresholds_by_name():
     three = TRUST["aby3"]
     assert three.threshold == "honest majority"
     assert replace(three, max_corrupted=2).threshold == "dishonest majority"
     assert TRUST["semi2k"].threshold == "dishonest majority"
-
-
-def test_in_words():
     assert described(TRUST["aby3"]) == (
         "3 parties, semi-honest, honest majority (at most 1 corrupted); correlated randomness: none but seeds that "
         "pairs of parties share"
@@ -91,7 +82,6 @@ def test_in_words():
 
 @pytest.mark.needs_engine
 def test_the_engine_deals_from_its_first_party():
-    """What the statement of semi2k says, in the configuration that runs are made with."""
     from spu import libspu
 
     from costmodel.engine.runtimes import configuration

@@ -4,18 +4,7 @@ import pytest
 from costmodel import ops
 from costmodel.execution.interpreter import operands
 from costmodel.execution.op_functions import evaluate, numpy_library
-from costmodel.ops import (
-    Add,
-    Gelu,
-    Input,
-    KeyValueCache,
-    Linear,
-    Node,
-    OpGraph,
-    PositionEmbedding,
-    Relu,
-    shape,
-)
+from costmodel.ops import Add, Gelu, Input, KeyValueCache, Linear, Node, OpGraph, PositionEmbedding, Relu, shape
 
 RELU = Relu(rows=2, features=3)
 

@@ -1,5 +1,3 @@
-"""The example callbacks with the real libraries, where these are installed, over a run that is on disk."""
-
 import csv
 import importlib.util
 import shutil

@@ -1,5 +1,3 @@
-"""`nas.load_run` and `nas.Study`: runs through Python."""
-
 import csv
 import shutil
 from pathlib import Path
@@ -72,8 +70,7 @@ def test_other_prices_leave_the_run_as_it_is(run):
 
 
 def test_what_may_change_when_a_run_goes_on(run):
-    assert run.resumed(num_trials=9, time_budget="1min").num_trials == 9
-    assert run.resumed() == run.config
+    assert (run.resumed(num_trials=9, time_budget="1min").num_trials, run.resumed()) == (9, run.config)
     with pytest.raises(UserError, match=r"--space of a resumed run must stay 'tiny', but got 'gpt2-small'"):
         run.resumed(space="gpt2-small")
     with pytest.raises(UserError, match=r"--num-trials of a resumed run can only be raised from 3, but got 2"):
@@ -114,40 +111,31 @@ class Broken(nas.Callback):
         raise KeyError(record.trial_id)
 
 
-def test_a_study_is_priced_without_being_run():
-    priced = nas.Study(budget_latency="5min").priced()
-    assert priced.num_members == 1_575_325_567_577_099_522_000_000_000_000
-    assert 0 < priced.num_feasible < priced.num_members
-    assert "cheapest: " in "\n".join(priced.lines)
-
-
-def test_a_study_takes_the_flags_of_the_command():
+def test_a_study_takes_the_flags_of_the_command_and_is_priced_without_being_run(tmp_path):
     given = ["--budget-latency=6.22s", "--space=tiny", "--scale=smoke", "--seq-len=32", "--seed=3", "--num-trials=2"]
     assert nas.Study(**parse(given)) == nas.Study(budget_latency="6.22s", num_trials=2, **SETTINGS)
     with pytest.raises(UserError, match="--num-trials must be at least 1"):
         nas.Study(budget_latency="5min", num_trials=0)
     with pytest.raises(InfeasibleError, match="the cheapest"):
         nas.Study(budget_latency="1ms", **SETTINGS).run()
-
-
-def test_callbacks_that_are_nowhere_are_not_called(tmp_path):
     seen = Seen()
     with pytest.raises(InfeasibleError):
         nas.Study(budget_latency="1ms", **SETTINGS).run(callbacks=[seen], output_dir=tmp_path / "run")
     assert seen.events == []
     assert not (tmp_path / "run").exists()
+    priced = nas.Study(budget_latency="5min").priced()
+    assert priced.num_members == 1_575_325_567_577_099_522_000_000_000_000
+    assert 0 < priced.num_feasible < priced.num_members
+    assert "cheapest: " in "\n".join(priced.lines)
 
 
-def test_a_callback_that_raises_is_dropped_with_a_warning(make_record):
+def test_a_callback_that_raises_is_dropped_with_a_warning_and_hides_no_other_error(make_record, tmp_path):
     seen = Seen()
     calls = Calls([Broken(), seen])
     with pytest.warns(UserWarning, match=r"callback Broken raised KeyError in trial_ended \('t0-s0-a0'\)"):
         calls.trial_ended(make_record(0))
     calls.trial_ended(make_record(1))
     assert [event for event, _ in seen.events] == ["ended", "ended"]
-
-
-def test_a_run_that_cannot_be_read_hides_no_other_error(tmp_path):
     with pytest.warns(UserWarning, match="callback Seen raised UserError in run_started"):
         Calls([Seen()]).started(tmp_path)
 

@@ -1,15 +1,11 @@
-"""An export for transformers is evaluated by lm-evaluation-harness as it is."""
-
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nas import export, train
+from tests.conftest import python
 
 pytest.importorskip("lm_eval", reason="needs the extra `eval`")
 
@@ -35,15 +31,7 @@ def test_a_local_task_runs_on_an_export(source_files: str, tmp_path: Path) -> No
     items = [{"question": "def f(x):", "choices": [" return x", " zebra"], "answer": 0}] * 4
     (tmp_path / "items.json").write_text(json.dumps(items))
     (tmp_path / "choice.yaml").write_text(CHOICE.format(items=tmp_path / "items.json"))
-    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--tasks", "local_choice", "--device", "cpu"]
-    command += ["--model_args", f"pretrained={tmp_path / 'hf'},trust_remote_code=True", "--batch_size", "2"]
-    done = subprocess.run(
-        [*command, "--include_path", str(tmp_path)],
-        env={**os.environ, "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert re.search(r"\|local_choice\|.*\|acc +\|↑ +\| +[01]", done.stdout)
+    command = ["-m", "lm_eval", "--model", "hf", "--tasks", "local_choice", "--device", "cpu", "--batch_size", "2"]
+    command += ["--model_args", f"pretrained={tmp_path / 'hf'},trust_remote_code=True", "--include_path", str(tmp_path)]
+    printed = python(*command, env={"HF_HUB_OFFLINE": "1"})
+    assert re.search(r"\|local_choice\|.*\|acc +\|↑ +\| +[01]", printed)

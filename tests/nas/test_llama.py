@@ -1,5 +1,3 @@
-"""A Llama of transformers from its folder to a private answer: search, fold, export, parties."""
-
 import json
 import re
 import shutil
@@ -37,18 +35,7 @@ from tests.conftest import trials_here, write_email
 # what scale `smoke` makes of a Llama of 4 heads
 SIZE: Any = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
 PRICES = ("--protocol", "semi2k", "--network", "lan", "--budget-latency", "1h")
-TRAININGS = (
-    "--scale",
-    "smoke",
-    "--seq-len",
-    "32",
-    "--num-trials",
-    "2",
-    "--num-proxy-evals",
-    "0",
-    "--finalist-seeds",
-    "0",
-)
+TRAININGS = "--scale smoke --seq-len 32 --num-trials 2 --num-proxy-evals 0 --finalist-seeds 0"
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +117,7 @@ def run(parent: Path, corpus: Path) -> Path:
     folder = corpus.parent / "run"
     given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--searcher", "uniform"]
     with trials_here():
-        assert search.main([*PRICES, *TRAININGS, *given]) == 0
+        assert search.main([*PRICES, *TRAININGS.split(), *given]) == 0
     return folder
 
 
@@ -148,7 +135,7 @@ def test_where_the_parents_scores_hold_no_bound_a_search_offers_none(parent, cor
     folder = corpus.parent / "exact"
     given = ["--parent", str(parent), "--data", str(corpus), "--output-dir", str(folder), "--num-trials", "1"]
     with trials_here():
-        assert search.main([*PRICES, *TRAININGS, *given, "--searcher", "uniform"]) == 0
+        assert search.main([*PRICES, *TRAININGS.split(), *given, "--searcher", "uniform"]) == 0
     out = capsys.readouterr().out
     assert "no bounded softmax in layers 0, 1, 2 (from 0)" in out
     assert re.findall(r"space parent: ([\d,]+) members", out) == [f"{2 * 130**3:,}"]
@@ -166,7 +153,7 @@ def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(parent, corpu
     given += ["--num-trials", "1", "--recipe.distillation.trainable=all"]
     given += ["--public-layers", "embed,0-1", "--client-layers", "1"]
     with trials_here():
-        assert search.main([*PRICES, *TRAININGS, *given]) == 0
+        assert search.main([*PRICES, *TRAININGS.split(), *given]) == 0
     run, source = Run.find(str(folder)), load_pretrained(str(parent))
     trained = prepare_export(run, run.pick("best"), fold=False).weights
     same = {name for name, value in source.weights.items() if name in trained and trained[name].equal(value)}
@@ -212,7 +199,6 @@ def private_answer(model: Path, protocol: str, capsys: pytest.CaptureFixture[str
 
 
 def test_its_export_is_a_model_of_transformers(run, capsys):
-    """The folded pick from its folder has the logits of our decoder."""
     with pytest.raises(SystemExit) as end:
         export.main([str(run), "--fold", "--format", "hf", "--output-dir", str(run / "hf")])
     assert end.value.code == 0

@@ -1,5 +1,3 @@
-"""The command people know, on a small space: run, break, resume, extend, look, export."""
-
 import csv
 import json
 import re
@@ -28,7 +26,7 @@ from nas.run.folder import read_config, read_meta
 from nas.run.front import front
 from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
-from tests.conftest import write_email
+from tests.conftest import python, refusals, write_email
 
 SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
 ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1", "--num-proxy-evals", "9")
@@ -46,18 +44,13 @@ def root(tmp_path_factory):
         yield folder
 
 
-def command(*args: str) -> list[str]:
-    return [sys.executable, "-m", "nas.search", *args]
-
-
 @pytest.fixture(scope="module")
 def finished(root):
     """A run in the default folder that nobody disturbed: (folder, what it printed)."""
     args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--max-concurrent", "1")
-    done = subprocess.run(command(*args), cwd=root, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
+    printed = python("-m", "nas.search", *args, cwd=root)
     (folder,) = (root / "runs").iterdir()
-    return folder, done.stdout
+    return folder, printed
 
 
 @pytest.fixture
@@ -150,9 +143,8 @@ def test_a_run_that_was_stopped_resumes_to_the_same_numbers(finished, root, sear
     whole, _ = finished
     folder = root / f"stopped-{number}"
     args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--output-dir", str(folder))
-    with subprocess.Popen(
-        command(*args), cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    command, pipe = [sys.executable, "-m", "nas.search", *args], subprocess.PIPE
+    with subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True) as process:
         await_finished(folder, 2)
         process.send_signal(number)
         printed, errors = process.communicate(timeout=60)
@@ -206,7 +198,6 @@ def test_a_finished_run_is_extended(finished, search_here):
 
 
 def test_a_resumed_run_takes_another_budget(finished, root, search_here):
-    """What was trained stays; new candidates and the front are within the new budget."""
     folder = root / "other-budget"
     shutil.copytree(finished[0], folder)
     before = {record.candidate_id: record.val_loss for record in candidates(folder)}
@@ -265,9 +256,7 @@ def test_a_bug_in_the_driver_is_one_line_in_the_run_folder_and_the_run_goes_on(r
 def test_export_is_complete_and_priced(finished, tmp_path):
     folder, _ = finished
     args = [str(folder), "--pick", "best", "--format", "yaml", "--output-dir", str(tmp_path / "out")]
-    started = [sys.executable, "-m", "nas.export", *args]
-    done = subprocess.run(started, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    python("-m", "nas.export", *args)
     assert read_export(tmp_path / "out").tokenizer is not None
     architecture = load_architecture(tmp_path / "out" / "architecture.yaml")
     with safe_open(tmp_path / "out" / "weights.safetensors", framework="pt") as weights:
@@ -310,14 +299,8 @@ def test_a_folded_export_is_written_in_every_format(finished, tmp_path):
     fold = made.facts.fold
     assert (fold.passes, fold.tokens, fold.check["positions"]) == (True, "validation", 4096)
     files = {path.name for path in export.write_export(made, tmp_path / "mpc", "mpc")}
-    assert files == {
-        "architecture.yaml",
-        "weights.safetensors",
-        "graph.json",
-        "export.yaml",
-        "README.md",
-        "checksums.json",
-    }
+    own = {"architecture.yaml", "weights.safetensors", "graph.json", "export.yaml"}
+    assert files == own | {"README.md", "checksums.json"}
     pytest.importorskip("transformers")
     files = {path.name for path in export.write_export(made, tmp_path / "hf", "hf")}
     assert {"config.json", "model.safetensors", "tokenizer.json", "huggingface_model.py", "README.md"} <= files
@@ -338,34 +321,7 @@ def test_a_folded_export_says_what_was_measured(finished, tmp_path, monkeypatch,
     assert "on 4,096 random tokens" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("", "--budget-latency is required"),
-        ("--budget-latency 5", "must be a positive number with a unit"),
-        ("--budget-latency 5min --budget-keys 8GB", "of a dealer's keys, but protocol published has none"),
-        ("--budget-latency 5min --space moon", "space must be one of"),
-        ("--budget-latency 5min --searcher moon", "--searcher"),
-        ("--budget-latency 5min --scale moon", "--scale"),
-        ("--budget-latency 5min --num-trials 0", "--num-trials must be at least 1"),
-        ("--budget-latency 5min --finalist-seeds=-1", "--finalist-seeds must not be negative, but got -1"),
-        ("--budget-latency 5min --seq-len 4000", "`seq_len` must be between 1 and the context"),
-        ("--budget-latency 6.22s --data /no/such/path", "/no/such/path"),
-        ("--budget-latency 6.22s --gpus-per-trial 0.5", "needs a CUDA device"),
-        ("--budget-latency 6.22s --max-concurrent 9999", "--max-concurrent must be at most "),
-        ("--budget-latency 5min --trial-timeout 20", "--trial-timeout must be a positive number with a unit"),
-        ("--budget-latency 5min --time-budget 1min --trial-timeout 5min", "must be at most the --time-budget, 1min"),
-        ("--budget-latency 5min --max-failures 0", "--max-failures must be at least 1"),
-        ("--budget-latency 6.22s --warm-start runs", "--warm-start was removed; continue a run by --resume RUN"),
-        ("--budget-latency 6.22s --ray-address x.yaml", "--ray-address must be auto, HOST:PORT or ray://HOST:PORT"),
-        ("--budget-latency 6.22s --data=", "data must be stdlib"),
-        ("--budget-latency 6.22s --seed 99999999999999999999", "--seed must be from 0 to"),
-        ("--resume /no/such/run", "RUN must be the folder of a run"),
-        ("--resume emptied", "is empty or gone; restore it"),
-        ("--budget-latency 5min --space ladder --seq-len 256", "the cheapest, SM+ScFFN, costs 9.20 min"),
-        ("--budget-latency 6.22s --output-dir /proc/nothing", "--output-dir /proc/nothing must be a folder"),
-    ],
-)
+@pytest.mark.parametrize(("args", "message"), refusals("refused_by_search.txt", __file__))
 def test_bad_input_is_one_clear_line_and_nothing_written(args, message, finished, root, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(finished[0], "emptied")
@@ -396,7 +352,5 @@ def test_a_dry_run_writes_nothing_and_loads_neither_torch_nor_ray(tmp_path):
         "code = main(['--budget-latency', '5min', '--dry-run']); "
         "sys.exit(code or sum(name in sys.modules for name in ('torch', 'ray', 'matplotlib', 'scipy')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert "1,575,325,567,577,099,522,000,000,000,000 members" in done.stdout
+    assert "1,575,325,567,577,099,522,000,000,000,000 members" in python("-c", code, cwd=tmp_path)
     assert list(tmp_path.iterdir()) == []

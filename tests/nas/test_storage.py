@@ -1,5 +1,3 @@
-"""Files and locks of a run, Ctrl-C, and versions."""
-
 import fcntl
 import os
 import signal
@@ -39,14 +37,11 @@ def test_a_run_is_running_while_another_process_holds_it(tmp_path, monkeypatch):
         pass
 
 
-def test_asking_writes_nothing(tmp_path):
+def test_one_who_asks_writes_nothing_and_does_not_keep_a_run_from_starting(tmp_path):
     assert not is_running(tmp_path)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / LOCK_FILE).touch(mode=0o444)
     assert not is_running(tmp_path)
-
-
-def test_one_who_asks_does_not_keep_a_run_from_starting(tmp_path):
     (tmp_path / LOCK_FILE).touch()
     with (tmp_path / LOCK_FILE).open("rb") as reader:
         fcntl.flock(reader.fileno(), fcntl.LOCK_SH)  # what `is_running` holds for a moment
@@ -71,7 +66,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_of_two_writers_the_last_ones_file_is_whole(tmp_path, monkeypatch):
-    """Another process replaces the file while this one is half way."""
     path = tmp_path / "blocks.csv"
     others = [sys.executable, "-c", f"from nas.storage import *; replace_file(Path({str(path)!r}), 'theirs')"]
 
@@ -100,9 +94,6 @@ def test_the_first_ctrl_c_is_noted_and_the_second_interrupts():
         with pytest.raises(KeyboardInterrupt):
             press()
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_ctrl_c_is_as_ever_afterwards():
     with deferred_interrupt() as interrupted:
         pass
     assert not interrupted()

@@ -18,6 +18,7 @@ from nas.training import checkpoint, trainer
 from nas.training.batches import train_batch
 from nas.training.manifest import TRAINING_FILE, read_training
 from nas.training.objective import Objective
+from tests.conftest import refusals
 
 SMOKE = ("--base", "tiny", "--scale", "smoke", "--seq-len", "16", "--tokens", "1024")
 
@@ -36,6 +37,11 @@ def test_trains_and_resumes_to_the_same_end(source_files, tmp_path, capsys):
     assert f"training tokens: unigram {ngrams.perplexity(1):.4g}, " in first
     assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 2
     assert "already holds a training" in capsys.readouterr().err
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(ValueError, match="must have a whole checkpoint, but has none"):
+        export.export(str(folder))
+    assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(tmp_path)]) == 2
+    assert "must be new or empty" in capsys.readouterr().err
 
 
 def last_lines(printed):
@@ -43,15 +49,6 @@ def last_lines(printed):
     lines = printed.splitlines()
     (place,) = (index for index, line in enumerate(lines) if line.startswith("n-gram baselines, perplexity after"))
     return lines[place - 1 : -1]
-
-
-def test_a_folder_with_other_files_is_refused(source_files, tmp_path, capsys):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    (folder / "run.yaml").write_text("a search")
-    assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 2
-    assert "must be new or empty" in capsys.readouterr().err
-    assert [path.name for path in folder.iterdir()] == ["run.yaml"]
 
 
 def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, monkeypatch):
@@ -75,25 +72,7 @@ def test_ctrl_c_saves_and_the_training_goes_on(source_files, tmp_path, capsys, m
     assert last_lines(capsys.readouterr().out)[0].startswith(f"{whole}, ")
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        ("", "an architecture is required"),
-        ("SM+FOO", "architecture must be a name like"),
-        ("SM --tokens 0", "`tokens` of a scale must be at least 1"),
-        ("SM --parent builtin --tokens 0", "`tokens` of a scale must be at least 1"),
-        ("SM --normalised qk", "--normalised needs --normalisation"),
-        ("SM --device cuda", "--device cuda needs a CUDA device"),
-        ("SM --recipe.precision float16", "--recipe.precision must be bfloat16, tf32 or float32, but got float16"),
-        ("SM --seq-len 4096", "the context must cover a sequence"),
-        ("SM --seed 99999999999999999999", "--seed must be from 0 to"),
-        ("sys:exit", "but it raised SystemExit"),
-        ("os:getpid", "must return an Architecture, but returned int; a torch module is only priced, by"),
-        ("SM --data /no/such/path", "/no/such/path"),
-        ("EReg(SM) --recipe.entropy.form published-code", "state --recipe.entropy.weight"),
-        ("SM --resume x", "--resume DIR takes everything but --device from DIR"),
-    ],
-)
+@pytest.mark.parametrize(("args", "message"), refusals("refused_by_train.txt", __file__))
 def test_bad_input_is_one_clear_line_and_nothing_written(args, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -110,8 +89,7 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
     assert train.main([*arguments, "--normalisation", "spectral", "--output-dir", str(folder)]) == 0
     export.export(str(folder), output_dir=str(out))
     facts = load_mapping(out / "export.yaml")
-    assert facts["notation"] == "EReg(SM+LN+R)"
-    assert facts["result"]["tokens"] == 1024
+    assert (facts["notation"], facts["result"]["tokens"]) == ("EReg(SM+LN+R)", 1024)
     assert facts["result"]["perplexity"] == pytest.approx(math.exp(facts["result"]["val_loss"]))
     above = facts["result"]["perplexity"] > facts["result"]["ngram_floors"]["perplexities"]["trigram"]
     assert facts["result"]["knows_less_than_trigram"] == above
@@ -142,11 +120,3 @@ def test_a_training_of_another_version_is_refused_in_a_line(tmp_path):
         UserError, match=f"`schema_version` must be {SCHEMA_VERSION}, but got None; it was written by another"
     ):
         read_training(tmp_path)
-
-
-def test_a_training_without_a_checkpoint_has_nothing_to_export(source_files, tmp_path):
-    folder = tmp_path / "run"
-    assert train.main(["SM", *SMOKE, "--data", source_files, "--output-dir", str(folder)]) == 0
-    shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(ValueError, match="must have a whole checkpoint, but has none"):
-        export.export(str(folder))

@@ -1,6 +1,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -17,15 +18,8 @@ from search_spaces.forms import Attention, Ffn, Norm
 from search_spaces.graph import ConstraintName
 from search_spaces.space import SearchSpace, build_space
 
-SECONDS = {
-    ops.LayerNorm: 2.0,
-    ops.Softmax: 3.0,
-    ops.Gelu: 5.0,
-    ops.Relu: 1.0,
-    ops.LeakyRelu: 1.0,
-    ops.TokenEmbedding: 7.0,
-    ops.VocabProjection: 11.0,
-}
+SECONDS = {ops.LayerNorm: 2.0, ops.Softmax: 3.0, ops.Gelu: 5.0, ops.Relu: 1.0, ops.LeakyRelu: 1.0}
+SECONDS |= {ops.TokenEmbedding: 7.0, ops.VocabProjection: 11.0}
 BYTES = {ops.LayerNorm: 300.0, ops.Gelu: 200.0, ops.Relu: 1000.0, ops.VocabProjection: 500.0}
 
 
@@ -85,13 +79,9 @@ def make_space() -> Callable[..., SearchSpace]:
     """Ten choices a layer on the tiny base: enough to tell paths apart, few enough to enumerate."""
 
     def make(*constraints: ConstraintName, num_layers: int = 3) -> SearchSpace:
-        choices = Choices(
-            norm1=("layernorm", "none"),
-            attention=("softmax",),
-            norm2=("layernorm", "none"),
-            ffn=("gelu", "relu", "none"),
-            stabiliser=("none",),
-        )
+        norms: Any = ("layernorm", "none")
+        ffns: Any = ("gelu", "relu", "none")
+        choices = Choices(norm1=norms, attention=("softmax",), norm2=norms, ffn=ffns, stabiliser=("none",))
         dimensions = Dimensions(layers=num_layers)
         return build_space(
             Definition(name="small", base="tiny", dimensions=dimensions, choices=choices, constraints=constraints)

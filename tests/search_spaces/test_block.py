@@ -1,5 +1,3 @@
-"""A block's facts are in one table: nothing else in the package asks which block a model has."""
-
 import ast
 from pathlib import Path
 

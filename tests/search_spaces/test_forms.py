@@ -1,12 +1,9 @@
-"""A form is one record: every choice has one, and a new one needs no other file but that of exported code."""
-
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
 
 from search_spaces.forms import ATTENTIONS, FFNS, INNERS, NORMS, STABILISERS, Attention, Ffn, Inner, Norm, Stabiliser
+from tests.conftest import python
 
 ADDED = """
 from functools import partial
@@ -67,5 +64,4 @@ def test_every_choice_has_a_record_and_a_letter_of_its_own(forms, choices) -> No
 @pytest.mark.needs_hf
 def test_an_ffn_that_is_added_is_named_priced_built_drawn_and_exported() -> None:
     """In a process of its own, as modules read the records when they are imported."""
-    done = subprocess.run([sys.executable, "-c", ADDED], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", ADDED)

@@ -29,16 +29,13 @@ def placements(graph: nx.DiGraph) -> list[tuple[Layer, ...]]:
     return [tuple(vertex.layer for vertex in path if isinstance(vertex, Choice)) for path in paths]
 
 
-def test_ffns_are_removed_only_in_a_deepest_suffix():
+def test_ffns_are_removed_in_a_deepest_suffix_and_listed_placements_share_their_ends():
     allowed = [
         word
         for word in product(ALPHABET, repeat=3)
         if not any(first is REMOVED and second is not REMOVED for first, second in pairwise(word))
     ]
     assert placements(free_graph(3, BLOCKS["gpt2"], ALPHABET, (RULE,))) == allowed
-
-
-def test_listed_placements_share_their_ends():
     graph = listed_graph(BLOCKS["gpt2"], [(KEPT, KEPT, REMOVED), (REMOVED, KEPT, REMOVED)])
     assert sum(isinstance(vertex, Choice) for vertex in graph) == 4  # two first layers, one second, one third
 
@@ -61,7 +58,7 @@ def test_states_say_which_norm_is_highest_and_whether_one_is_live(block):
         assert heads == [Head(final_norm=default_final_norm(word, least))]
 
 
-def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out():
+def test_every_choice_lies_on_a_path_which_a_walk_follows():
     graph = free_graph(4, BLOCKS["gpt2"], ALPHABET, (RULE,))
     counts = completions(graph)
     assert nx.is_directed_acyclic_graph(graph)
@@ -69,9 +66,6 @@ def test_every_choice_lies_on_a_path_and_has_one_way_in_and_out():
     for vertex in graph:
         if isinstance(vertex, Choice):
             assert (graph.in_degree(vertex), graph.out_degree(vertex)) == (1, 1)
-
-
-def test_a_walk_follows_a_path_or_says_there_is_none():
     graph = free_graph(2, BLOCKS["gpt2"], ALPHABET, (RULE,))
     path = walk(graph, source(graph), (NORMED, REMOVED))
     assert path[::2] == [

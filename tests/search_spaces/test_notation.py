@@ -54,13 +54,10 @@ def test_paper_names_mean_what_the_papers_say():
     assert layers_of("SM+ScFuFFN_i6") == (Layer(ffn="fused", stabiliser="scaled"),) * 6 + (Layer(ffn="none"),) * 6
 
 
-def test_he_and_hofmann_keep_one_norm_at_the_input():
+def test_he_and_hofmann_keep_one_norm_and_entropy_regularisation_is_a_recipe():
     architecture = parse("HH(SM+ScFFN)", GPT2).architecture
     assert (architecture.block, architecture.final_norm) == ("sas", "none")
     assert [layer.norm1 for layer in architecture.layers] == ["layernorm"] + ["none"] * 11
-
-
-def test_entropy_regularisation_is_a_recipe():
     plain, regularised = parse("SM(t)+ScFuFFN", GPT2), parse("EReg(SM(t)+ScFuFFN)", GPT2)
     assert plain.architecture == regularised.architecture
     assert (plain.entropy_regularised, regularised.entropy_regularised) == (False, True)
@@ -112,8 +109,7 @@ def test_every_letter_is_a_choice_of_its_own():
     tables: list[dict[Any, str]] = [NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS, STABILISER_LETTERS]
     kinds = (Norm, Attention, Ffn, Stabiliser)
     for letters, kind in zip(tables, kinds, strict=True):
-        assert set(letters) == set(get_args(kind))
-        assert len(set(letters.values())) == len(letters)
+        assert (set(letters), len(set(letters.values()))) == (set(get_args(kind)), len(letters))
     norms: Any = {"norm1": "frozen-rmsnorm", "norm2": "frozen-layernorm"}
     assert layers_of("mHlXs") == (Layer(attention="softmax-half", ffn="square", stabiliser="scaled", **norms),) * 12
 
@@ -142,7 +138,6 @@ def test_the_final_norm_is_stated_where_the_layers_do_not_imply_it(text, final_n
 @pytest.mark.parametrize("block", ["gpt2", "pythia", "sas"])
 @given(data=st.data())
 def test_a_deployed_placement_says_how_many_layers_it_has(block, data):
-    """It names a folded architecture on any base of its dimensions, whatever the base's own depth."""
     letters = data.draw(st.lists(SIMPLIFIED if block == "sas" else LETTERS, min_size=1, max_size=5))
     base = replace(BASES["tiny"], block=block)
     form = parse_deployed("-".join(letters), base)
@@ -156,7 +151,6 @@ def base_of(architecture: Architecture, num_layers: int) -> Architecture:
 
 @pytest.mark.parametrize("forms", [Dimensions(softmax="2quad"), Dimensions(softmax="relu", gelu="piecewise")])
 def test_a_name_keeps_the_forms_of_its_base(forms):
-    """Forms are the base's, as dimensions are: names say placements only."""
     base = base_architecture("tiny", forms)
     named = parse("SM(t)+LN+G", base)
     assert (named.architecture.softmax, named.architecture.gelu) == (base.softmax, base.gelu)

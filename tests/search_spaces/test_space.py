@@ -1,18 +1,17 @@
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from search_spaces.architecture import arch_id
-from search_spaces.definition import Withheld
+from search_spaces.architecture import Layer, arch_id
+from search_spaces.definition import SHIPPED, Definition, Withheld, alphabet, load_definition
 from search_spaces.graph import Choice
-from search_spaces.notation import name_of, parse
+from search_spaces.notation import Member, name_of, parse
 from search_spaces.space import (
+    build_space,
     contains,
     load_space,
     member_at,
@@ -25,6 +24,8 @@ from search_spaces.space import (
     with_first_layers,
     without,
 )
+from search_spaces.variation import crossover, mutate
+from tests.conftest import python
 
 
 @pytest.mark.parametrize(
@@ -44,15 +45,12 @@ def test_exact_size(name, size):
     assert num_members(load_space(name)) == 2 * size
 
 
-def test_enumeration_gives_every_member_once(small_space):
+def test_enumeration_gives_every_member_once_also_under_the_constraint(small_space, make_space):
     all_members = list(members(small_space))
     assert len(all_members) == len(set(all_members)) == num_members(small_space)
     assert all(contains(small_space, member) for member in all_members)
     assert len({arch_id(member.architecture) for member in all_members}) == num_architectures(small_space)
-
-
-def test_size_under_the_constraint(make_space):
-    """With k kept layers of 8 choices each, then 3 - k removed FFNs of 2 each."""
+    # with k kept layers of 8 choices each, then 3 - k removed FFNs of 2 each
     assert num_architectures(make_space()) == 10**3
     assert num_architectures(make_space("ffn-removed-only-in-deepest-suffix")) == 8**3 + 8**2 * 2 + 8 * 2**2 + 2**3
 
@@ -82,13 +80,15 @@ def test_members_may_begin_with_layers_that_are_given():
         with_first_layers(load_space("ladder"), first)
 
 
-def test_ladder_is_the_papers_rows():
+def test_ladder_is_the_papers_rows_whose_choices_are_in_the_large_space():
     space = load_space("ladder")
     pruned = [f"SM+ScFuFFN_i{p}" for p in range(1, 12)]
     plain = ["SM+LN+G", "SM+LN+R", "SM+ScFFN", "SM+ScFuFFN", *pruned]
     names = plain + [name.replace("SM", "SM(t)") for name in plain[2:]]
     member_names = [name_of(member.architecture) for member in members(space) if not member.entropy_regularised]
     assert sorted(member_names) == sorted(names)
+    large, papers, rng = load_space("gpt2-small"), load_space("gpt2-papers"), np.random.default_rng(0)
+    assert all(contains(large, sample(papers, rng)) for _ in range(20))
 
 
 @pytest.mark.parametrize("name", ["gpt2-papers", "gpt2-small"])
@@ -97,12 +97,7 @@ def test_the_published_rows_are_in_the_large_spaces(name):
     assert all(contains(large, member) for member in members(load_space("ladder")))
 
 
-def test_the_papers_choices_are_among_those_of_the_large_space():
-    large, papers, rng = load_space("gpt2-small"), load_space("gpt2-papers"), np.random.default_rng(0)
-    assert all(contains(large, sample(papers, rng)) for _ in range(20))
-
-
-def test_membership_asks_for_base_placement_and_recipe():
+def test_membership_asks_for_base_placement_and_recipe_and_is_a_path():
     space = load_space("tiny")
     member = parse("LSoRs-oSooo", space.base)
     assert contains(space, member)
@@ -113,9 +108,6 @@ def test_membership_asks_for_base_placement_and_recipe():
     assert not contains(space, parse("SM+R", replace(space.base, layers=space.base.layers * 2)))
     plain = replace(space, definition=replace(space.definition, entropy_regularisation=(False,)))
     assert not contains(plain, replace(member, entropy_regularised=True))
-
-
-def test_path_of_a_member_alternates_boundaries_and_choices():
     space = load_space("tiny")
     path = path_of(space, parse("LSoRs-oSooo", space.base).architecture.layers)
     assert [type(vertex).__name__ for vertex in path] == ["Boundary", "Choice"] * 2 + ["Boundary", "Head"]
@@ -149,26 +141,175 @@ def test_random_below_stays_below_and_reaches_both_ends(bound):
     assert max(drawn) >= bound - 1 - bound // 100
 
 
+SAMPLED = """
+import numpy as np
+from search_spaces.space import *
+from search_spaces.architecture import arch_id
+rng = np.random.default_rng(3)
+for space in map(load_space, ("gpt2-small", "ladder")):
+    print([arch_id(sample(space, rng).architecture) for _ in range(5)])
+"""
+
+
 def test_the_same_seed_samples_the_same_members_in_another_process():
     """The order of vertices must not hang on the hash seed of the process."""
-    code = (
-        "import numpy as np\n"
-        "from search_spaces.space import *\n"
-        "from search_spaces.architecture import arch_id\n"
-        "rng = np.random.default_rng(3)\n"
-        "for name in ('gpt2-small', 'ladder'):\n"
-        "    space = load_space(name)\n"
-        "    print([arch_id(sample(space, rng).architecture) for _ in range(5)])\n"
-    )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
-    assert outputs.pop().count("[") == 2
+    first, second = (python("-c", SAMPLED, env={"PYTHONHASHSEED": seed}) for seed in ("1", "2"))
+    assert (first, first.count("[")) == (second, 2)
+
+
+def differing(first: Member, second: Member) -> int:
+    pairs = zip(first.architecture.layers, second.architecture.layers, strict=True)
+    return sum(layer != other for layer, other in pairs)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_offspring_are_members_and_mutants_differ(name):
+    space, rng = load_space(name), np.random.default_rng(0)
+    for _ in range(720 // space.base.num_layers):
+        first, second = sample(space, rng), sample(space, rng)
+        mutant = mutate(space, first, rng)
+        assert contains(space, mutant)
+        assert mutant != first
+        assert contains(space, crossover(space, first, second, rng))
+
+
+def test_mutation_changes_one_or_two_neighbouring_layers_or_the_recipe(small_space):
+    rng = np.random.default_rng(1)
+    changes: Counter[tuple[int, bool]] = Counter()
+    for _ in range(500):
+        member = sample(small_space, rng)
+        mutant = mutate(small_space, member, rng)
+        flipped = mutant.entropy_regularised != member.entropy_regularised
+        changes[differing(member, mutant), flipped] += 1
+    assert set(changes) == {(1, False), (2, False), (0, True)}
+    assert 60 < changes[0, True] < 190  # one move in four, at three layers
+
+
+def test_mutation_reaches_every_member(small_space):
+    rng, member = np.random.default_rng(2), member_at(small_space, 0)
+    seen = {member}
+    for _ in range(12 * num_members(small_space)):
+        member = mutate(small_space, member, rng)
+        seen.add(member)
+    assert len(seen) == num_members(small_space)
+
+
+def test_mutation_in_a_listed_space_moves_to_a_near_member():
+    """Pruning depths next to each other differ in one layer, so most moves from _i6 change few layers."""
+    space, rng = load_space("ladder"), np.random.default_rng(0)
+    member = parse("SM+ScFuFFN_i6", space.base)
+    distances = [differing(member, mutate(space, member, rng)) for _ in range(200)]
+    assert np.median(distances) <= 3
+
+
+def test_the_only_member_has_no_other_and_outsiders_are_refused():
+    rng = np.random.default_rng(0)
+    definition = Definition(name="one", base="tiny", members=("SM+R",), entropy_regularisation=(True,))
+    space = build_space(definition)
+    member = member_at(space, 0)
+    assert mutate(space, member, rng) == member
+    both = build_space(replace(definition, entropy_regularisation=(False, True)))
+    assert mutate(both, member, rng) == replace(member, entropy_regularised=False)
+    space, rng = load_space("tiny"), np.random.default_rng(0)
+    member, outsider = member_at(space, 0), parse("SM+LN+G", space.base)
+    for vary in (
+        lambda: mutate(space, outsider, rng),
+        lambda: crossover(space, outsider, member, rng),
+        lambda: crossover(space, member, outsider, rng),
+    ):
+        with pytest.raises(ValueError, match="only a member of space 'tiny' can be varied"):
+            vary()
+
+
+def test_crossover_takes_every_layer_from_a_parent(small_space):
+    rng = np.random.default_rng(3)
+    for _ in range(200):
+        first, second = sample(small_space, rng), sample(small_space, rng)
+        child = crossover(small_space, first, second, rng)
+        origins = zip(*(member.architecture.layers for member in (child, first, second)), strict=True)
+        assert all(layer in (first_layer, second_layer) for layer, first_layer, second_layer in origins)
+        assert child.entropy_regularised in (first.entropy_regularised, second.entropy_regularised)
+
+
+def test_crossover_gives_a_new_placement_where_it_can_and_else_a_parent():
+    space, rng = load_space("tiny"), np.random.default_rng(0)
+    first, second = parse("oSoGo-oSoGo", space.base), parse("LSoRs-LSoRs", space.base)
+    children = Counter(crossover(space, first, second, rng).architecture.layers for _ in range(100))
+    gelu, relu = Layer(ffn="gelu"), Layer(norm1="layernorm", ffn="relu", stabiliser="scaled")
+    assert set(children) == {(gelu, relu), (relu, gelu)}
+    space = build_space(Definition(name="two", base="tiny", members=("SM+LN+G", "SM+R")))
+    first, second = member_at(space, 0), member_at(space, 2)
+    parents = {crossover(space, first, second, np.random.default_rng(seed)).architecture for seed in range(20)}
+    assert parents == {first.architecture, second.architecture}
+
+
+CHOICES = """\
+name: mine
+base: tiny
+choices:
+  norm1: [none]
+  attention: [softmax]
+  norm2: [layernorm]
+  ffn: [gelu, none]
+  stabiliser: [scaled, none]
+"""
+MEMBERS = """\
+name: mine
+base: tiny
+members: [SM+LN+G, SM+R]
+"""
+
+
+def test_every_shipped_file_is_listed_and_others_are_refused(tmp_path):
+    folder = Path(__file__).parents[2] / "search_spaces" / "spaces"
+    assert sorted(path.stem for path in folder.glob("*.yaml")) == sorted(SHIPPED)
+    with pytest.raises(ValueError, match=r"no\.yaml cannot be read: No such file or directory\."):
+        load_space(str(tmp_path / "no.yaml"))
+    with pytest.raises(ValueError, match=r"space must be one of gpt2-small, .*, tiny or the path of a \.yaml file"):
+        load_space("gpt2")
+
+
+def test_what_is_removed_takes_its_norm_and_stabiliser_with_it(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(CHOICES)
+    choices = load_definition(str(path)).choices
+    assert choices is not None
+    assert alphabet(choices) == [
+        Layer(norm2="layernorm", ffn="gelu", stabiliser="scaled"),
+        Layer(norm2="layernorm", ffn="gelu", stabiliser="none"),
+        Layer(ffn="none"),
+    ]
+    without_attention = replace(choices, norm1=("layernorm", "none"), attention=("none",), ffn=("none",))
+    assert alphabet(without_attention) == [Layer(attention="none", ffn="none")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (CHOICES + "colour: red\n", "PATH has the unknown key 'colour'; known keys are name, base, dimensions, "),
+        (CHOICES.replace("[gelu, none]", "[gelu, swish]"), "item 1 of `ffn` of `choices` of PATH must be one of"),
+        (CHOICES.replace("[gelu, none]", "[]"), "`choices` of PATH: `ffn` must list at least one item, but is empty."),
+        (CHOICES.replace("[gelu, none]", "[gelu, gelu]"), "`choices` of PATH: `ffn` must list each item on"),
+        (CHOICES + "members: [SM]\n", "PATH: a space must have either `choices` or `members`, and not both."),
+        ("name: mine\nbase: tiny\n", "PATH: a space must have either `choices` or `members`, and not both."),
+        (CHOICES + "constraints: [fun]\n", "item 0 of `constraints` of PATH must be one of ffn-removed-only-in-"),
+        (CHOICES + "entropy_regularisation: []\n", "PATH: `entropy_regularisation` must list at least one item, but "),
+        (CHOICES + "entropy_regularisation: [1]\n", "item 0 of `entropy_regularisation` of PATH must be of type"),
+        (CHOICES + "dimensions: {depth: 3}\n", "`dimensions` of PATH has the unknown key 'depth'; known keys are "),
+        (MEMBERS.replace("SM+R", "SM+Q"), "architecture must be a name like SM+LN+G, "),
+        (MEMBERS.replace("SM+R", "EReg(SM+R)"), "member 'EReg(SM+R)' must be without EReg(...); "),
+        (MEMBERS.replace("SM+R", "1xLSoGo-1xoSoGo-o"), "member '1xLSoGo-1xoSoGo-o' must have the final norm that its "),
+        (MEMBERS.replace("SM+R", "HH(SM+R)"), "member 'HH(SM+R)' must keep the 'gpt2' block of its base"),
+        (MEMBERS.replace("SM+R", "SM+LN+G"), "PATH: `members` must list each item once, but lists 'SM+LN+G' twice."),
+        (MEMBERS.replace("[SM+LN+G, SM+R]", "[]"), "PATH: `members` must list at least one item, but is empty."),
+        (MEMBERS + "constraints: [ffn-removed-only-in-deepest-suffix]\n", "PATH: `constraints` goes with `choices`"),
+        (CHOICES + "withheld: {power8: [1, 1]}\n", "`withheld` of PATH: `withheld.power8` must list each item once,"),
+    ],
+)
+def test_bad_definitions_are_refused_in_one_line(text, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as refused:
+        load_space(str(path))
+    assert str(refused.value).startswith(message.replace("PATH", str(path)))
+    assert "\n" not in str(refused.value)

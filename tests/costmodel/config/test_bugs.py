@@ -41,14 +41,11 @@ def test_a_bug_is_reported_once(tmp_path, capsys):
     assert isinstance(info.value.__cause__, TypeError)
 
 
-def test_without_a_home_the_traceback_goes_to_stderr(monkeypatch, capsys):
+def test_without_a_home_the_traceback_goes_to_stderr_and_a_long_text_is_cut(monkeypatch, capsys):
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("pathlib.Path.home", lambda: fail(RuntimeError("no home")))
     assert report_bug(TypeError("x")).endswith("the traceback could not be written")
     assert "TypeError: x" in capsys.readouterr().err
-
-
-def test_an_exception_with_a_long_text_is_cut():
     assert len(described(KeyError("x" * 10 * MAX_CHARS))) < MAX_CHARS + 50
 
 

@@ -58,12 +58,17 @@ def raising(error: BaseException):
     return command
 
 
-def test_flags_come_from_the_signature_and_take_hyphens_or_underscores(capsys):
+def test_flags_come_from_the_signature_and_override_those_of_a_config_file(capsys, tmp_path):
     assert code_of(greet, "Ada", "--num-times", "2") == 0
     assert code_of(greet, "Ada", "--num_times=2", "--style=loud") == 0
     assert code_of(greet, "a_b-c") == 0  # values keep theirs
     assert code_of(greet, "nobody") == 5  # what the command returns
     assert capsys.readouterr().out == "Ada 2 quiet\nAda 2 loud\na_b-c 1 quiet\nnobody 1 quiet\n"
+    path = tmp_path / "run.yaml"
+    path.write_text("num_times: 3\nstyle: loud\n")
+    assert code_of(greet, "Ada", "--config", str(path)) == 0
+    assert code_of(greet, "Ada", f"--config={path}", "--num-times=4") == 0
+    assert capsys.readouterr().out == "Ada 3 loud\nAda 4 loud\n"
 
 
 def test_a_removed_flag_names_what_to_use(capsys, monkeypatch, tmp_path):
@@ -169,14 +174,6 @@ def test_a_value_of_thousands_of_characters_does_not_fill_the_line(capsys):
     line = capsys.readouterr().err
     assert line.startswith("error: --num-times must be int.")
     assert len(line) < 1100
-
-
-def test_a_config_file_sets_flags_and_flags_override_it(capsys, tmp_path):
-    path = tmp_path / "run.yaml"
-    path.write_text("num_times: 3\nstyle: loud\n")
-    assert code_of(greet, "Ada", "--config", str(path)) == 0
-    assert code_of(greet, "Ada", f"--config={path}", "--num-times=4") == 0
-    assert capsys.readouterr().out == "Ada 3 loud\nAda 4 loud\n"
 
 
 NO_SETTING = "FILE must not have the key '{}', which is no setting; leave it out."

@@ -4,6 +4,7 @@ from typing import Literal
 import pytest
 
 from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
 
 
@@ -77,3 +78,38 @@ def test_another_schema_version_is_named_before_any_other_complaint():
     assert decode(Versioned, {"schema_version": 2, "name": "x"}, "file") == Versioned(name="x")
     with pytest.raises(ValueError, match="unknown key 'colour'"):
         decode(Versioned, {"schema_version": 2, "name": "x", "colour": 1}, "file")
+
+
+def test_what_is_dumped_loads_in_the_same_order_and_a_missing_file_is_named(tmp_path):
+    data = {"b": 1, "a": [1, 2.5, None, "x"], "c": {"d": True}}
+    path = tmp_path / "x.yaml"
+    path.write_text(dump(data))
+    loaded = load_mapping(path)
+    assert (loaded, list(loaded)) == (data, list(data))
+    with pytest.raises(ValueError, match=r"absent\.yaml cannot be read: No such file"):
+        load_mapping(tmp_path / "absent.yaml")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: 1\na: 2\n", "key 'a' appears twice, line 2"),
+        (b"x: {b: 1, b: 1}\n", "key 'b' appears twice"),
+        (b"1: 2\n", "key 1 is not a string"),
+        (b"a: !!python/object/apply:os.getcwd []\n", "could not determine a constructor"),
+        (b"a: 2020-99-99\n", r"is not valid YAML: month must be in 1\.\.12"),
+        (b"a: [1\n", "is not valid YAML"),
+        (b"\x80\x81", "holds binary data"),
+        (b"a: \x00", "control characters are not allowed"),
+        (b"3\n", "must hold a mapping of keys to values, but holds int"),
+        (b"", "but holds NoneType"),
+        (b"a: " + b"[" * 5000 + b"]" * 5000, "exceeded maximum nesting depth"),
+    ],
+)
+def test_anything_else_is_refused_by_name(tmp_path, content, message):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        load_mapping(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)

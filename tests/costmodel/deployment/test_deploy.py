@@ -1,5 +1,3 @@
-"""A deployed graph computes what the plain one does: last tokens, blocks, batches."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -7,11 +5,16 @@ import numpy as np
 import pytest
 
 from costmodel import ops
+from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment, deploy
-from costmodel.engine.compare import compare, drawn_weights, predict
+from costmodel.deployment.public_layers import public_layers
+from costmodel.engine.compare import compare, drawn_caches, drawn_weights, predict
 from costmodel.execution import interpreter
 from costmodel.ops import Node, Op, OpGraph
+from costmodel.pricing.price import price
+from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
+from costmodel.trust import at_client
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -59,26 +62,27 @@ def op_of(graph: OpGraph, name: str) -> Op:
     return next(node.op for node in graph if node.name == name)
 
 
-def test_the_last_layer_is_run_for_the_last_row_but_for_keys_and_values():
+def test_the_last_layer_is_run_for_the_last_row_and_blocks_see_the_keys_up_to_their_own_end():
     graph = lower(parse("SM+LN+R", GPT2).architecture, 8, NEEDED)
     assert op_of(graph, "layers.0.ffn.up") == ops.Linear(rows=8, in_features=16, out_features=64, bias=True)
     assert op_of(graph, "layers.1.attention.qkv") == ops.Linear(rows=8, in_features=16, out_features=48, bias=True)
     assert op_of(graph, "layers.1.attention.softmax") == ops.Softmax(heads=2, queries=1, keys=8)
     assert op_of(graph, "layers.1.ffn.up") == ops.Linear(rows=1, in_features=16, out_features=64, bias=True)
     assert op_of(graph, "logits") == ops.VocabProjection(rows=1, features=16, vocab=GPT2.vocab_size)
-
-
-def test_blocks_see_the_keys_up_to_their_own_end():
     graph = lower(parse("SM+G", GPT2).architecture, 8, Deployment(query_block=3))
     blocks = [node.op for node in graph if isinstance(node.op, ops.Softmax) and node.layer == 0]
     assert blocks == [ops.Softmax(heads=2, queries=queries, keys=keys) for queries, keys in ((3, 3), (3, 6), (2, 8))]
     assert op_of(graph, "layers.0.attention.mix") == ops.JoinRows(rows=8, features=16, part=3)
 
 
-def test_a_block_as_long_as_the_prompt_and_a_prompt_of_one_token_change_nothing():
+def test_a_block_as_long_as_the_prompt_a_prompt_of_one_token_and_a_batch_of_one_change_nothing():
     plain = parse("SM+G", GPT2).architecture
     assert lower(plain, 8, Deployment(query_block=8)) == lower(plain, 8)
     assert lower(plain, 1, NEEDED) == lower(plain, 1)
+    architecture = parse("SM+LN+R", GPT2).architecture
+    assert lower(architecture, 8, Deployment(batch=1)) == lower(architecture, 8)
+    with pytest.raises(ValueError, match="`batch` must be at least 1, but got 0"):
+        Deployment(batch=0)
 
 
 @pytest.mark.parametrize(
@@ -103,11 +107,7 @@ def test_an_op_that_mixes_tokens_otherwise_is_refused():
 
 
 BASE = base_architecture("tiny", Dimensions(vocab=41, context=16))
-
-
 MODEL = parse("SM+LN+R", BASE).architecture
-
-
 WAYS = [Deployment(), Deployment(projection="last"), Deployment(phase="decode"), Deployment(batch=2)]
 
 
@@ -131,20 +131,16 @@ def test_blocks_read_their_own_entries():
         ops.VocabProjection(**shared, vocab=14, first=14),
         ops.VocabProjection(**shared, vocab=13, first=28),
     ]
-    assert joined.name == "logits"
-    assert joined.inputs == ("logits@0", "logits@14", "logits@28")
+    assert (joined.name, joined.inputs) == ("logits", ("logits@0", "logits@14", "logits@28"))
     assert joined.op == ops.JoinColumns(rows=7, features=41, part=14)
 
 
-def test_weights_of_another_vocabulary_are_refused():
+def test_weights_of_another_vocabulary_and_more_blocks_than_entries_are_refused():
     blocks = lower(MODEL, 5, Deployment(vocab_blocks=2))
     weights = drawn_weights(lower(MODEL, 5), np.random.default_rng(0))
     weights["logits.weight"] = np.zeros((42, 16))
     with pytest.raises(ValueError, match=r"weight 'logits.weight' must have the shape \(41, 16\), but has \(42, 16\)"):
         interpreter.execute(blocks, weights, np.arange(5))
-
-
-def test_more_blocks_than_entries_are_refused():
     message = "`vocab_blocks` must be of at least an entry each, but got 42 and a vocabulary of 41"
     with pytest.raises(ValueError, match=message):
         lower(MODEL, 5, Deployment(vocab_blocks=42))
@@ -158,8 +154,6 @@ def test_more_blocks_than_entries_are_refused():
 
 
 BATCHED = [(GPT2, "SM(t)+LN+G"), (GPT2, "1xLHLRo-1xooLGs"), (GPT2, "HH(SM(t)+G)"), (PYTHIA, "SM+LN+G")]
-
-
 BATCH_WAYS = {
     "whole": Deployment(),
     "last": Deployment(projection="last", rows="needed"),
@@ -167,8 +161,6 @@ BATCH_WAYS = {
     "looked up": Deployment(embedding="lookup"),
     "decode": Deployment(phase="decode"),
 }
-
-
 BATCH_LENGTH, BATCH = 7, 3
 
 
@@ -217,8 +209,103 @@ def test_weights_of_the_server_and_first_positions_are_priced_in_a_batch(protoco
             assert (comm.online_bytes, comm.messages) == (measured.sent_bytes, measured.messages), node.name
 
 
-def test_a_batch_of_one_changes_nothing_and_one_below_is_refused():
-    architecture = parse("SM+LN+R", GPT2).architecture
-    assert lower(architecture, 8, Deployment(batch=1)) == lower(architecture, 8)
-    with pytest.raises(ValueError, match="`batch` must be at least 1, but got 0"):
-        Deployment(batch=0)
+SMALL = Dimensions(layers=3, heads=2, d_model=16, vocab=50, context=32)
+MIXED = parse("1xMSlGo-1xLTLEs-1xoSoRo", base_architecture("gpt2-small", SMALL)).architecture
+TRUNCATED = {"semi2k": 2 * 4, "aby3": 3 * 4 + 2 * 8}  # bytes an element, all parties: see `_truncate`
+
+
+def test_numbers_ranges_and_ends_are_layers_of_the_model():
+    assert public_layers("0-2,7") == {0, 1, 2, 7}
+    assert public_layers("embed,3,head") == {"embed", 3, "head"}
+    with pytest.raises(ValueError, match="layers of the model, whose last one is 2, but has 3, 4; leave out"):
+        lower(MIXED, 8, Deployment(public_layers="1-4"))
+
+
+@pytest.mark.parametrize("text", ["", "-1", "2-1", "0-", "0,,1", "all", "0 - 1", "12345"])
+def test_what_names_no_layer_is_refused(text):
+    with pytest.raises(ValueError, match="`public_layers` must be layers from 0, ranges of them, .* such as 0-5,7,"):
+        Deployment(public_layers=text)
+
+
+@pytest.mark.parametrize("way", [{}, {"phase": "decode"}, {"projection": "last", "rows": "needed", "vocab_blocks": 2}])
+def test_hidden_weights_of_those_layers_alone_are_public(way):
+    graph, plain = (lower(MIXED, 8, Deployment(public_layers=layers, **way)) for layers in ("1,head", None))
+    assert [node.name for node in graph] == [node.name for node in plain]
+    hidden = {node.name for node in plain if node.op.hides_weights}
+    assert {node.name for node in graph if node.op.hides_weights} == {
+        node.name for node in plain if node.name in hidden and node.layer not in (1, "head")
+    }
+
+
+@pytest.mark.parametrize("weights", ["secret", "server"])
+@pytest.mark.parametrize("protocol", TRUNCATED)
+def test_of_a_linear_with_public_weights_the_truncation_is_left(protocol, weights):
+    pricer = load_pricer(protocol, setting=EngineSetting(weights=weights))
+    op = next(node.op for node in lower(MIXED, 8, Deployment(public_layers="0")) if node.name == "layers.0.ffn.up")
+    assert pricer.price(op).sent_bytes == TRUNCATED[protocol] * 8 * 64
+
+
+def test_there_is_no_deployed_form_where_folding_gives_layers_other_numbers():
+    for name, is_priced in {"3xLSLGo": True, "1xLSLGo-1xooooo-1xLSLGo": False}.items():
+        priced = price(name, layers=3, protocol="semi2k", public_layers="0-1", seq_len=8)
+        assert (priced.deployed is not None) == is_priced
+
+
+@pytest.mark.parametrize("protocol", ["published", "sigma", "crypten"])
+def test_protocols_without_formulas_of_public_weights_refuse_them(protocol):
+    op = lower(MIXED, 8, Deployment(public_layers="embed")).nodes[0].op
+    with pytest.raises(
+        ValueError, match=f"but got protocol {protocol}, .*; price under one of those, or with no layer"
+    ):
+        load_pricer(protocol).price(op)
+
+
+CLIENT_MODEL = parse("1xMSlGo-1xLTLEs-1xoSoRo", base_architecture("pythia-70m", SMALL)).architecture
+TOKENS = np.array([3, 14, 15, 9, 26, 5, 35, 8])
+CUT_WAYS: tuple[dict[str, Any], ...] = (
+    {},
+    {"phase": "decode"},
+    {"projection": "last", "rows": "needed", "vocab_blocks": 2},
+    {"query_block": 3},
+)
+
+
+@pytest.mark.parametrize("way", CUT_WAYS)
+@pytest.mark.parametrize("num_layers", [0, 2, 3])
+def test_the_stream_of_the_client_gives_the_logits_of_the_whole(num_layers, way):
+    whole = lower(CLIENT_MODEL, 8, Deployment(**way))
+    client, private = halves(whole, num_layers)
+    assert private == lower(CLIENT_MODEL, 8, Deployment(client_layers=num_layers, **way))
+    assert {node.layer for node in client} == {"embed", *range(num_layers)}
+    generator = np.random.default_rng(0)
+    weights, caches = drawn_weights(whole, generator), drawn_caches(whole, generator)
+    tokens = TOKENS[-1:] if "phase" in way else TOKENS
+    stream = interpreter.execute(client, weights, tokens, caches)
+    shared = {**caches, client.nodes[-1].name: stream}
+    logits = interpreter.execute(private, weights, None, shared)
+    assert logits == pytest.approx(interpreter.execute(whole, weights, tokens, caches), abs=1e-12)
+
+
+@pytest.mark.parametrize("num_layers", [-1, 4])
+def test_layers_that_the_client_cannot_have_are_refused(num_layers):
+    with pytest.raises(ValueError, match=f"from 0, the embedding alone, to the 3 layers .*, but got {num_layers}"):
+        lower(CLIENT_MODEL, 8, Deployment(client_layers=num_layers))
+
+
+def test_what_reads_the_embedding_again_is_not_cut():
+    graph = lower(CLIENT_MODEL, 8)
+    again = tuple(replace(node, inputs=("embed",)) if node.name == "layers.2.ffn.up" else node for node in graph)
+    with pytest.raises(ValueError, match=r"but with 1 that reads layers.0.ffn.*, embed; choose another number"):
+        halves(replace(graph, nodes=again), 1)
+    assert halves(replace(graph, nodes=again), 0).private.inputs[0].name == "embed"
+
+
+@pytest.mark.parametrize("protocol", ["published", "semi2k", "sigma", "crypten"])
+def test_what_the_client_computes_costs_nothing(protocol):
+    asked = {"layers": 3, "protocol": protocol, "seq_len": 8}
+    whole, rest = (price("SM+LN+G", client_layers=layers, **asked) for layers in (None, 2))
+    by_layer, left = dict(whole.estimate.by_layer), dict(rest.estimate.by_layer)
+    assert set(left) == {2, "head"}
+    assert all(left[layer] == by_layer[layer] for layer in left)
+    assert "embedding and first 2 layers at the client: it has their weights" in rest.asked.whose
+    assert [at_client(number) for number in (0, 1)] == ["embedding", "embedding and first layer"]

@@ -1,5 +1,3 @@
-"""`python -m costmodel compare`: predicted against measured, and its exit codes; the engine itself is optional here."""
-
 import json
 import re
 import sys

@@ -1,5 +1,3 @@
-"""Rounds are the slope of seconds against the one-way delay; predictions agree with what the engine waits for."""
-
 from collections.abc import Callable
 
 import numpy as np
@@ -42,7 +40,7 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MeasuredRounds]:
     return measure
 
 
-def test_the_slope_of_the_least_times(rounds_of):
+def test_the_slope_of_the_least_times_and_what_it_does_not_explain(rounds_of):
     """Passes 2, 3, 4 and 5, 6, 7 go through three delays; the first three are disturbed by 1, 2 and 3 s."""
     measured = rounds_of((0.04, 0.01, 0.02), lambda delay_s, n: (0.5 + 8 * delay_s + max(0, 5 - n), 0.25 + 2 * delay_s))
     assert measured.by_op == pytest.approx((8.0, 2.0))
@@ -50,10 +48,7 @@ def test_the_slope_of_the_least_times(rounds_of):
     assert measured.residual_s == pytest.approx(0.0, abs=1e-9)
     assert [delay_s for delay_s, _ in measured.seconds] == [0.01, 0.02, 0.04]
     assert [seconds for _, seconds in measured.seconds] == pytest.approx([0.85, 0.95, 1.15])
-
-
-def test_what_a_line_does_not_explain_is_the_residual(rounds_of):
-    """Seconds 0, 0, 3 at 0, 1, 2 s: the line of least squares is 1.5 x - 0.5, off by 0.5, 1 and 0.5."""
+    # seconds 0, 0, 3 at 0, 1, 2 s: the line of least squares is 1.5 x - 0.5, off by 0.5, 1 and 0.5
     measured = rounds_of((0.0, 1.0, 2.0), lambda delay_s, _: (3.0 if delay_s == 2 else 0.0, 0.0))
     assert measured.residual_s == pytest.approx(1.0)
 

@@ -1,5 +1,3 @@
-"""Parties that do not come, are not alone at their port, or are about to run something else, are told in one line."""
-
 import json
 import socket
 import time

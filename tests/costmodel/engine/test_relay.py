@@ -1,5 +1,3 @@
-"""The relay carries every byte, in order, and no sooner than it was told to."""
-
 import socket
 import threading
 import time
@@ -82,12 +80,9 @@ def test_a_target_that_does_not_listen_closes_the_connection(relay):
         assert connection.recv(1) == b""
 
 
-def test_it_ends_with_its_stdin_and_says_so(relay):
+def test_it_ends_with_its_stdin_and_is_said_to_have_ended(relay):
     relay.process.stdin.close()
     assert relay.process.wait(timeout=30) == 0
-
-
-def test_one_that_ended_is_said_to_have():
     with started_relay() as relay:
         relay.process.kill()
         relay.process.wait()

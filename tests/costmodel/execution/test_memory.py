@@ -1,5 +1,3 @@
-"""What a party holds, by count; and the peak memory that is predicted from it, against that of real runs."""
-
 import csv
 import io
 import json

@@ -1,5 +1,7 @@
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -7,10 +9,22 @@ from costmodel import ops
 from costmodel.calibration.microbenchmark import plan
 from costmodel.estimate import estimate
 from costmodel.network import NETWORKS
-from costmodel.ops import Node, OpGraph
+from costmodel.ops import Node, Op, OpGraph, shape
 from costmodel.protocols import load_pricer
-from costmodel.protocols.compute_testbed import ComputeTestbed, KindSeconds, dump_compute, fitted_kind
-from costmodel.protocols.derived import load
+from costmodel.protocols.compute_testbed import (
+    ComputeTestbed,
+    KindSeconds,
+    OpSeconds,
+    dump_compute,
+    error_s_of,
+    extrapolation_of,
+    fitted_kind,
+    load_compute,
+    op_name,
+    seconds_of,
+    work,
+)
+from costmodel.protocols.derived import TESTBEDS, load
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.report.estimates import estimate_tables
@@ -29,28 +43,18 @@ def testbeds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """One second per op and a microsecond per unit of work, ten to start; 10 % off on what was held out."""
     folder, paths = tmp_path_factory.mktemp("testbeds"), {}
     for protocol in PROTOCOLS:
-        kinds = {
-            fitted_kind(series.sizes[0], series.weights): KindSeconds(
-                fixed_s=1.0,
-                per_unit_s=dict.fromkeys(UNITS, 1e-6),
-                greatest=dict.fromkeys(UNITS, 10**6),
-                num_points=6,
-                worst_error=0.0,
-                held_out_error=0.1,
-            )
-            for series in plan(protocol)
-        }
-        testbed = ComputeTestbed(
-            protocol=protocol, engine=ENGINE_PROTOCOLS[protocol].setting.formulas_of, threads=1, machine="m",
-            measured_on="d", ring_bits=64, fraction_bits=18, start_s=10.0, kinds=kinds,
-        )  # fmt: skip
+        units: dict[str, Any] = {"per_unit_s": dict.fromkeys(UNITS, 1e-6), "greatest": dict.fromkeys(UNITS, 10**6)}
+        every = replace(RELU, num_points=6, held_out_error=0.1, **units)
+        kinds = {fitted_kind(series.sizes[0], series.weights): every for series in plan(protocol)}
+        engine = ENGINE_PROTOCOLS[protocol].setting.formulas_of
+        testbed = a_testbed(protocol=protocol, engine=engine, start_s=10.0, kinds=kinds)
         paths[protocol] = folder / f"{protocol}.yaml"
         paths[protocol].write_text(dump_compute(testbed))
     return paths
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_latency_is_the_sum_of_its_parts(protocol, testbeds):
+def test_latency_is_the_sum_of_its_parts_and_ranges_as_wide_as_held_out_errors(protocol, testbeds):
     op = ops.Relu(rows=32, features=64)
     price, comm = load(protocol, "wan", testbeds[protocol]).price(op), ENGINE_PROTOCOLS[protocol].comm(op, SETTING)
     wan = NETWORKS["wan"]
@@ -60,10 +64,6 @@ def test_latency_is_the_sum_of_its_parts(protocol, testbeds):
     assert price.latency_s == price.compute_s + price.network_s
     assert price.sent_bytes == comm.online_bytes + comm.setup_bytes
     assert (price.rounds, price.messages) == (comm.rounds, comm.messages)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_decoder_starts_once_and_adds_up_exactly(protocol, testbeds):
     whole = estimate(GRAPH, load(protocol, None, testbeds[protocol]))
     assert whole.network == "lan"
     seconds = [price.compute_s - 1.0 for _, price in whole.by_op]
@@ -72,10 +72,6 @@ def test_a_decoder_starts_once_and_adds_up_exactly(protocol, testbeds):
     for name in ("latency_s", "sent_bytes", "rounds", "messages", "compute_s", "network_s"):
         parts = [getattr(price, name) for _, price in whole.by_op]
         assert sum(parts) == getattr(whole.total, name)
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_range_is_as_wide_as_held_out_errors(protocol, testbeds):
     whole = estimate(GRAPH, load(protocol, "lan", testbeds[protocol]))
     error_s = 0.1 * (whole.total.compute_s - 10.0)  # starting has no held-out error
     bounds = (whole.total.latency_s - error_s, whole.total.latency_s + error_s)
@@ -104,22 +100,21 @@ def test_the_fingerprint_tells_networks_testbeds_and_settings_apart(testbeds, tm
     assert len({pricer.cost_model_id for pricer in pricers}) == len(pricers)
 
 
-def test_a_testbed_of_another_protocol_and_an_unknown_network_are_refused(testbeds):
+def test_a_testbed_of_another_protocol_or_ring_and_an_unknown_network_are_refused(testbeds):
     with pytest.raises(ValueError, match=r"`protocol` of testbed .*semi2k.yaml must be aby3, but got semi2k"):
         load("aby3", None, testbeds["semi2k"])
     with pytest.raises(ValueError, match="network must be one of loopback"):
         load("semi2k", "moon", testbeds["semi2k"])
+    with pytest.raises(ValueError, match="`ring_bits` of testbed .* must be 128, but got 64"):
+        load("semi2k", None, testbeds["semi2k"], EngineSetting(ring_bits=128))
 
 
-def test_sums_stay_exact_at_days_of_latency(testbeds, tmp_path):
+def test_sums_stay_exact_at_days_of_latency_and_beyond_all_numbers_are_refused(testbeds, tmp_path):
     path = tmp_path / "slow.yaml"
     path.write_text("{name: slow, bandwidth_bits_per_s: 7.777, rtt_s: 3.3, source: nobody}")
     whole = estimate(GRAPH, load("semi2k", str(path), testbeds["semi2k"]))
     assert whole.total.latency_s > 20 * 3600
     assert sum(price.latency_s for _, price in whole.by_op[::-1]) == whole.total.latency_s
-
-
-def test_seconds_beyond_all_numbers_are_refused(testbeds, tmp_path):
     path = tmp_path / "no-link.yaml"
     path.write_text("{name: none, bandwidth_bits_per_s: 1.0e-307, rtt_s: 0.0, source: nobody}")
     with pytest.raises(ValueError, match="takes inf s on this testbed and network"):
@@ -149,11 +144,6 @@ def test_testbeds_that_cannot_be_used_are_refused(old, new, error, testbeds, tmp
         estimate(GRAPH, load("semi2k", None, path))
 
 
-def test_a_testbed_of_another_ring_is_refused(testbeds):
-    with pytest.raises(ValueError, match="`ring_bits` of testbed .* must be 128, but got 64"):
-        load("semi2k", None, testbeds["semi2k"], EngineSetting(ring_bits=128))
-
-
 def test_a_testbed_of_several_threads_prices_as_many(testbeds, tmp_path):
     path = tmp_path / "four.yaml"
     path.write_text(testbeds["semi2k"].read_text().replace("threads: 1", "threads: 4"))
@@ -179,3 +169,140 @@ def test_committed_testbeds_price_every_kind(protocol):
     pricer = load_pricer(protocol)
     for series in plan(protocol):
         assert 0 < pricer.price(series.sizes[-1]).latency_s < 3600
+
+
+RELU = KindSeconds(
+    fixed_s=1.0, per_unit_s={"elements": 0.5}, greatest={"elements": 100}, num_points=3, worst_error=0.0,
+    held_out_error=0.25,
+)  # fmt: skip
+MEASURED = OpSeconds(seconds=7.0, setup_s=1.0, spread=0.1, num_runs=3)
+
+
+def a_testbed(**changes) -> ComputeTestbed:
+    usual = ComputeTestbed(
+        protocol="semi2k", engine=ENGINE, threads=1, machine="m", measured_on="d", ring_bits=64, fraction_bits=18,
+        start_s=0.0, kinds={"Relu": RELU},
+    )  # fmt: skip
+    return replace(usual, **changes)
+
+
+def linear(rows: int, inner: int, columns: int) -> ops.Linear:
+    return ops.Linear(rows=rows, in_features=inner, out_features=columns, bias=False)
+
+
+def test_a_product_reads_its_operands_once_and_tiles_anew():
+    """2 x 5801 times 5801 x 5600 has 5801 x 5602 operands of 8 bytes, just below 256 MiB."""
+    assert work(linear(2, 5801, 5600), "semi2k", SETTING) == {
+        "calls": 2,
+        "elements": 2 * 2 * 5600,  # the product and its truncation
+        "products": 2 * 5801 * 5600,
+        "operands": 5801 * 5602,
+    }
+    # at 5900 columns: sqrt(2^25 x 5902 / 5801) = 5842.8, so tiles of 1 x 5744 x 5841, both rows apart
+    tiled = work(linear(2, 5801, 5900), "semi2k", SETTING)
+    assert (tiled["calls"], tiled["products"]) == (2 * 2 * 2 + 1, 2 * 5801 * 5900)
+    assert tiled["operands"] == 2 * 5801 * 5900 + 2 * 2 * 5801  # the right factor for each row, rows for both columns
+    assert tiled["operands"] / work(linear(2, 5801, 5600), "semi2k", SETTING)["operands"] > 2
+
+
+def test_all_matrix_products_are_one_kind():
+    products = {
+        series.kind for series in plan("semi2k") if fitted_kind(series.sizes[0], series.weights)[:6] == "Matmul"
+    }
+    assert products == {
+        "AttentionScores", "AttentionMix", "Linear.secret", "Linear.server", "VocabProjection.secret",
+        "VocabProjection.server", "TokenEmbedding.one-hot.secret", "TokenEmbedding.one-hot.server",
+    }  # fmt: skip
+    assert fitted_kind(ops.AttentionMix(heads=1, queries=2, keys=2, head_dim=2), "server") == "Matmul.secret"
+    assert fitted_kind(linear(1, 1, 1), "server") == "Matmul.server"
+
+
+def test_errors_grow_by_the_held_out_one_for_each_doubling_unless_an_op_was_measured():
+    within, beyond = ops.Relu(rows=10, features=10), ops.Relu(rows=40, features=10)
+    assert extrapolation_of(within, "secret", a_testbed()) == 1.0
+    assert error_s_of(within, "secret", a_testbed()) == pytest.approx(0.25 * 51.0)
+    assert extrapolation_of(beyond, "secret", a_testbed()) == 4.0
+    assert error_s_of(beyond, "secret", a_testbed()) == pytest.approx(0.25 * (1 + 2) * 201.0)
+    op = ops.Relu(rows=1000, features=10)
+    testbed = a_testbed(ops={op_name(op, "secret"): MEASURED})
+    assert seconds_of(op, "secret", testbed) == 7.0
+    assert error_s_of(op, "secret", testbed) == pytest.approx(0.7)
+    assert extrapolation_of(op, "secret", testbed) == 1.0
+    assert seconds_of(ops.Relu(rows=1000, features=11), "secret", testbed) == 5501.0
+
+
+@pytest.mark.parametrize(
+    ("lacking", "message"),
+    [
+        ({"ops": {"x": MEASURED}}, r"no seconds for Relu\(rows=2, features=3\); measure it with .* with --for"),
+        ({}, r"no seconds for Relu; measure it with `python -m costmodel calibrate"),
+    ],
+)
+def test_a_testbed_names_the_op_or_kind_that_it_lacks_and_how_to_measure_it(lacking, message):
+    with pytest.raises(ValueError, match=message):
+        seconds_of(ops.Relu(rows=2, features=3), "secret", a_testbed(kinds={}, **lacking))
+
+
+def test_names_of_ops_tell_all_their_fields_apart_in_a_file_too(tmp_path):
+    norm = ops.LayerNorm(rows=2, features=3)
+    names = {op_name(op, "secret") for op in (norm, replace(norm, affine=False), replace(norm, rows=3))}
+    assert names == {
+        "LayerNorm.secret(rows=2, features=3)",
+        "LayerNorm.secret(rows=2, features=3, affine=False)",
+        "LayerNorm.secret(rows=3, features=3)",
+    }
+    testbed = a_testbed(ops={"Relu(rows=1)": MEASURED}, notes=("a", "b"))
+    path = tmp_path / "mine.yaml"
+    path.write_text(dump_compute(testbed))
+    assert load_compute(path) == testbed
+
+
+def test_bounds_are_of_the_units_that_are_measured_and_seconds_never_fall():
+    with pytest.raises(ValueError, match="`greatest` must have the units of `per_unit_s`, elements, but has rows"):
+        replace(RELU, greatest={"rows": 1})
+    with pytest.raises(ValueError, match="`elements` must be finite and at least 0"):
+        replace(RELU, per_unit_s={"elements": -1.0})
+
+
+# Where an op gets cheaper as it grows: from then on blocks are less deep, and a packed ciphertext takes as many key
+# switches as a block is deep. By at most 70 %. The inner dimension is never among these.
+PACKED = {
+    ("TokenEmbedding", "tokens"), ("TokenEmbedding", "features"), ("Linear", "rows"), ("Linear", "out_features"),
+    ("VocabProjection", "rows"),
+}  # fmt: skip
+MOST = 0.7
+GROWN = (1, 2, 3, 5, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 3072, 6144)
+
+
+def falls(testbed: ComputeTestbed, weights: str, op: Op) -> list[tuple[str, float, Op]]:
+    """Dimension, share of the seconds lost and op, of every step up at which seconds fall."""
+    steps = []
+    for name in shape(op):
+        for smaller, larger in pairwise(replace(op, **dict[str, Any]({name: value})) for value in GROWN):
+            before, after = (seconds_of(sized, weights, testbed) for sized in (smaller, larger))
+            if after < before * (1 - 1e-12):
+                steps.append((name, 1 - after / before, larger))
+    return steps
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_seconds_grow_with_every_dimension_of_every_op(protocol):
+    testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
+    for series in plan(protocol):
+        for op in (series.sizes[1], series.sizes[-1]):
+            for name, share, larger in falls(testbed, series.weights, op):
+                assert protocol == "cheetah", larger
+                assert (type(op).__name__, name) in PACKED, larger
+                assert share < MOST, larger
+
+
+def test_the_exceptions_are_needed():
+    some = [series for series in plan("cheetah") if type(series.sizes[0]).__name__ in dict(PACKED)]
+    testbed = load_compute(TESTBEDS / "cheetah.yaml")
+    exceptions = {
+        (type(op).__name__, name)
+        for series in some
+        for op in (series.sizes[1], series.sizes[-1])
+        for name, _, _ in falls(testbed, series.weights, op)
+    }
+    assert exceptions == PACKED

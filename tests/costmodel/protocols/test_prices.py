@@ -1,5 +1,3 @@
-"""What must hold of the prices of every derived protocol, for every op and shape, and of what is asked of several."""
-
 from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
@@ -91,8 +89,17 @@ def test_more_rows_take_no_more_rounds(protocol, kind, setting, num_rows, data):
 BOTH = ("semi2k", "sigma")
 
 
-def test_protocols_are_named_once():
+def test_a_testbed_is_of_one_protocol_and_keys_of_those_that_have_them():
     assert protocols_of("semi2k, sigma,semi2k") == BOTH
+    with pytest.raises(UserError, match=r"--testbed is of one protocol; say whose, such as semi2k=mine.yaml\."):
+        options_by_protocol("semi2k,sigma", {"testbed": "mine.yaml"})
+    assert options_by_protocol("semi2k", {"testbed": "mine.yaml"}) == {"semi2k": {"testbed": "mine.yaml"}}
+    asked = options_by_protocol("semi2k,sigma", {"budget_latency": "5s", "budget_keys": "8GB"})
+    assert asked == {
+        "semi2k": {"budget_latency": "5s", "budget_keys": None},
+        "sigma": {"budget_latency": "5s", "budget_keys": "8GB"},
+    }
+    assert options_by_protocol("semi2k", {"budget_keys": "8GB"}) == {"semi2k": {"budget_keys": "8GB"}}
 
 
 @pytest.mark.parametrize(
@@ -112,18 +119,3 @@ def test_values_are_of_all_or_of_each(text, values):
 def test_other_protocols_and_values_without_one_are_refused(text, part):
     with pytest.raises(UserError, match=rf"--budget-latency must be .* \(semi2k, sigma\), but got '{part}'\."):
         by_protocol(text, BOTH, "--budget-latency")
-
-
-def test_a_testbed_is_of_one_protocol():
-    with pytest.raises(UserError, match=r"--testbed is of one protocol; say whose, such as semi2k=mine.yaml\."):
-        options_by_protocol("semi2k,sigma", {"testbed": "mine.yaml"})
-    assert options_by_protocol("semi2k", {"testbed": "mine.yaml"}) == {"semi2k": {"testbed": "mine.yaml"}}
-
-
-def test_a_budget_of_keys_is_of_those_that_have_keys():
-    asked = options_by_protocol("semi2k,sigma", {"budget_latency": "5s", "budget_keys": "8GB"})
-    assert asked == {
-        "semi2k": {"budget_latency": "5s", "budget_keys": None},
-        "sigma": {"budget_latency": "5s", "budget_keys": "8GB"},
-    }
-    assert options_by_protocol("semi2k", {"budget_keys": "8GB"}) == {"semi2k": {"budget_keys": "8GB"}}

@@ -1,5 +1,3 @@
-"""Prices of `published`: counts written out, constants, ranges, and the fit they come from."""
-
 import math
 from dataclasses import MISSING, fields, replace
 
@@ -32,12 +30,10 @@ def price_of(graph):
     return total_price(PRICER.price(node.op) for node in graph)
 
 
-def test_counts_are_of_known_terms():
+def test_counts_are_of_known_terms_and_an_unknown_op_is_never_free():
     for kind in PRICED:
         assert set(published.counts(an_op(kind, [2] * 4))) <= set(published.TERMS)
 
-
-def test_an_unknown_op_is_an_error_and_never_free():
     class Unknown(ops.OnRows):
         pass
 
@@ -97,12 +93,8 @@ def test_what_fits_five_minutes_at_128_tokens(graph_of, rows):
     printed = {row.notation for row in rows if row.num_layers == 12 and row.seq_len == 128}
     fitting = {name for name in printed if FIVE_MINUTES.admits(price_of(graph_of(name)))}
     assert fitting == {
-        "SM+ScFuFFN",
-        "SM+ScFuFFN_i6",
-        "EReg(SM(t)+ScFuFFN)",
-        "EReg(SM(t)+ScFuFFN_i6)",
-        "HH(SM+ScFuFFN)",
-        "HH(SM+ScFuFFN_i4)",
+        *("SM+ScFuFFN", "SM+ScFuFFN_i6", "EReg(SM(t)+ScFuFFN)", "EReg(SM(t)+ScFuFFN_i6)"),
+        *("HH(SM+ScFuFFN)", "HH(SM+ScFuFFN_i4)"),
     }
 
 
@@ -122,30 +114,24 @@ def test_the_range_is_no_wider_than_the_tolerance_on_a_printed_row(rows, row_gra
         assert high <= row.latency_s * (1 + PRICER.latency_tolerance + 1e-6)
 
 
-def test_a_wider_prior_widens_the_range(graph_of):
+def test_a_wider_prior_widens_the_range_by_the_share_of_relus(graph_of):
     wider = replace(PRICER, latency_bounds_s={"relu_elements": (0.0, 1e-4)})
     relu = ops.Node(name="relu", layer=0, op=ops.Relu(rows=128, features=3072), inputs=("tokens",))
     graph = ops.OpGraph(nodes=(relu,))
     (low, high), (wide_low, wide_high) = PRICER.latency_s_range(graph), wider.latency_s_range(graph)
     assert wide_low < low
     assert high < wide_high
-
-
-def test_prior_share_is_the_share_of_relus(graph_of):
     graph = graph_of("SM+LN+R")
     relus = sum(PRICER.price(node.op).latency_s for node in graph if isinstance(node.op, ops.Relu))
     assert PRICER.prior_share(graph) == pytest.approx(relus / price_of(graph).latency_s)
     assert PRICER.prior_share(graph_of("SM+ScFuFFN")) == 0.0
 
 
-def test_cost_model_id_changes_with_the_coefficients(tmp_path, monkeypatch):
+def test_every_constant_says_what_identifies_it_has_bounds_and_changes_the_cost_model_id(tmp_path, monkeypatch):
     changed = tmp_path / "published.yaml"
     changed.write_text(published.TESTBED.read_text() + "# a comment\n")
     monkeypatch.setattr(published, "TESTBED", changed)
     assert load_pricer().cost_model_id != PRICER.cost_model_id
-
-
-def test_every_constant_says_what_identifies_it():
     testbed = load_testbed(published.TESTBED)
     for constants in (testbed.sent_bytes, testbed.latency_s):
         assert constants.keys() == published.TERMS.keys()
@@ -156,6 +142,8 @@ def test_every_constant_says_what_identifies_it():
         "relu_elements"
     }
     assert testbed.not_identified
+    assert Constant(value=1.0, identified_by="data", source="").bounds == (0.0, float("inf"))
+    assert Constant(value=1.0, identified_by="prior", source="", low=0.5, high=2.0).bounds == (0.5, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -173,11 +161,6 @@ def test_impossible_constants_are_refused(changes, message):
         Constant(**{"value": 1.0, "identified_by": "data", "source": "a test", **changes})
 
 
-def test_bounds_of_a_constant():
-    assert Constant(value=1.0, identified_by="data", source="").bounds == (0.0, float("inf"))
-    assert Constant(value=1.0, identified_by="prior", source="", low=0.5, high=2.0).bounds == (0.5, 2.0)
-
-
 ROWS = [{"a": 1_000_000, "b": 3}, {"a": 2_000_000, "b": 1}, {"a": 500_000, "b": 7}]
 
 
@@ -188,7 +171,7 @@ def test_exact_coefficients_are_found_whatever_their_scale(a, b):
     assert [sum(coefficients[term] * row[term] for term in row) for row in ROWS] == pytest.approx(targets, rel=1e-5)
 
 
-def test_the_cap_on_the_worst_error_is_kept_and_the_mean_is_least_under_it():
+def test_the_cap_on_the_worst_error_is_kept_and_rows_without_one_count_in_the_mean_alone():
     # One coefficient, counts 1, targets 100, 100, 110: the median 100 errs by 0, 0 and 10/110 = 9.1 %.
     rows, targets = [{"a": 1}] * 3, [100.0, 100.0, 110.0]
     assert fit(rows, targets, worst=0.2, fixed={})["a"] == pytest.approx(100)
@@ -196,9 +179,6 @@ def test_the_cap_on_the_worst_error_is_kept_and_the_mean_is_least_under_it():
     assert fit(rows, targets, worst=0.06, fixed={})["a"] == pytest.approx(103.4)
     # A cap of 1 % is out of reach: equal relative errors at 2 * 100 * 110 / 210, an error of 10 / 210.
     assert fit(rows, targets, worst=0.01, fixed={})["a"] == pytest.approx(2 * 100 * 110 / 210)
-
-
-def test_rows_without_a_cap_count_in_the_mean_alone():
     # The first row must stay within 1 %; the median of 100, 150, 150 is out of its reach.
     rows, targets = [{"a": 1}] * 3, [100.0, 150.0, 150.0]
     assert fit(rows, targets, worst=0.01, fixed={}, capped=[True, False, False])["a"] == pytest.approx(101)
@@ -213,15 +193,12 @@ def test_given_coefficients_stay_as_they_are_and_none_is_negative():
     assert fit([{"a": 1, "b": 1}, {"a": 1, "b": 2}], [10.0, 1.0], worst=0.0, fixed={})["b"] == 0.0
 
 
-def test_extremes_by_hand():
+def test_extremes_by_hand_and_rows_that_contradict_each_other():
     # a in [9, 11] from the row; 2 a in [18, 22].
     assert extremes({"a": 2}, [{"a": 1}], [10.0], 0.1, {}) == pytest.approx((18.0, 22.0))
     # a + b in [9, 11] with b in [1, 2] leaves a in [7, 10].
     low, high = extremes({"a": 1, "b": 0}, [{"a": 1, "b": 1}], [10.0], 0.1, {"b": (1.0, 2.0)})
     assert (low, high) == pytest.approx((7.0, 10.0))
     assert extremes({"a": 1, "b": 1}, [{"a": 1, "b": 0}], [10.0], 0.1, {})[1] == math.inf
-
-
-def test_rows_that_contradict_each_other_are_an_error():
     with pytest.raises(ValueError, match=r"no coefficients reproduce every row within 1\.0%"):
         extremes({"a": 1}, [{"a": 1}, {"a": 1}], [10.0, 20.0], 0.01, {})

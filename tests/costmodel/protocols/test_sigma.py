@@ -1,5 +1,3 @@
-"""Protocol `sigma`: bytes, keys and rounds with their arithmetic, and against every public row."""
-
 from dataclasses import replace
 from typing import Any
 
@@ -84,24 +82,19 @@ def test_an_element_sends_so_many_bits_each_way(op, bits, rounds):
     assert (cost.rounds, cost.messages, cost.setup_bytes) == (rounds, 2 * rounds, 0)
 
 
-def test_keys_of_a_gelu_as_a_public_benchmark_prints_them():
+def test_keys_of_a_gelu_as_printed_and_of_tables_and_batches():
     """ponyyuhan/SUF_new 36d6e59, evaluation_latest.md, section 4, in a ring of 48 bits."""
     ring = SigmaSetting(ring_bits=48)
     assert comm(ops.Gelu(rows=128, features=3072, form="tanh"), ring).key_bytes == 226_246_736
     assert comm(ops.Gelu(rows=128, features=4096, form="tanh"), ring).key_bytes == 301_662_288
     silu = comm(ops.Silu(rows=128, features=11008), ring)
     assert (silu.key_bytes, silu.online_bytes + 4) == (867_078_224, 49_668_100)
-
-
-def test_small_functions_are_tables_and_large_keys_are_made_in_batches():
-    assert comparison_key(100, 6) == 8 + 100 * 8
-    assert comparison_key(100, 8) == 24 + 100 * 16 * 3 + 16
+    assert (comparison_key(100, 6), comparison_key(100, 8)) == (8 + 100 * 8, 24 + 100 * 16 * 3 + 16)
     batch = 24 * 2**30 // (16 * 33) // 32 * 32
     assert comparison_key(batch + 32, 38) - comparison_key(batch, 38) == 12 + comparison_key(32, 38) - 24
 
 
 def test_an_op_without_a_formula_says_what_it_lacks():
-
     assert comm(ops.Add(**ROW), SETTING) == NOTHING
     for op in (
         ops.Tanh(**ROW),
@@ -112,6 +105,8 @@ def test_an_op_without_a_formula_says_what_it_lacks():
     ):
         with pytest.raises(UnpricedOpError, match=f"sigma has no formula for {type(op).__name__}: .*; choose protocol"):
             comm(op, SETTING)
+    with pytest.raises(UserError, match="`fraction_bits` must be 12 for softmax"):
+        comm(ops.Softmax(**SQUARE), SigmaSetting(fraction_bits=10))
 
 
 @pytest.mark.parametrize("keys", [2, 100, 2048])
@@ -133,11 +128,6 @@ def test_a_length_that_it_cannot_run_is_told(keys):
 def test_settings_that_it_does_not_have(given, text):
     with pytest.raises(UserError, match=text):
         setting_of("sigma", **given)
-
-
-def test_softmax_is_of_twelve_fraction_bits():
-    with pytest.raises(UserError, match="`fraction_bits` must be 12 for softmax"):
-        comm(ops.Softmax(**SQUARE), SigmaSetting(fraction_bits=10))
 
 
 def test_a_price_has_keys_in_a_column_of_their_own_and_no_set_up():
@@ -164,8 +154,7 @@ def test_seconds_never_fall_as_work_grows_and_their_range_widens_beyond_the_fit(
     spans = [(high - low) / (high + low) for low, high in ranges]
     assert spans[0] > spans[2] == pytest.approx(spans[3])
     assert spans[4] > spans[3]
-    assert pricer.extrapolated(nodes[2:4]) == ()
-    assert pricer.extrapolated(nodes[4:]) == ("Linear 5.4x",)
+    assert (pricer.extrapolated(nodes[2:4]), pricer.extrapolated(nodes[4:])) == ((), ("Linear 5.4x",))
 
 
 @pytest.mark.parametrize(("phase", "said"), [("prefill", ()), ("decode", (CACHED,))])

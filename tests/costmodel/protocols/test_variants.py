@@ -1,5 +1,3 @@
-"""Variants of whole decoders under the engine: the clear logits, and the predicted bytes and messages."""
-
 from dataclasses import replace
 
 import numpy as np
@@ -35,32 +33,21 @@ VARIANTS = {
     "client llama": (*LLAMA, replace(DECODE, client_layers=2)),
     "public fused": ("1xlTmBs-1xoSoFs-1xMHLKs", "tiny", Dimensions(layers=3), Deployment(public_layers="1-2")),
 }
+AT_ONCE = {
+    "semi2k": "plain,forms,last,decode simplified,batch,last of a batch,vocabulary in halves,llama,public GPT-2,"
+    "public llama,client GPT-2",
+    "aby3": "plain,decode,decode rotary,decode batch,llama decode batch,public fused,client llama",
+}
+SLOW = {
+    "aby3": "public GPT-2,public llama",
+    "cheetah": "plain,batch,forms,decode rotary,llama,public GPT-2,public llama,public fused",
+}
 CASES = [
-    ("semi2k", "plain"),
-    ("aby3", "plain"),
-    ("semi2k", "forms"),
-    ("semi2k", "last"),
-    ("semi2k", "decode simplified"),
-    ("aby3", "decode"),
-    ("aby3", "decode rotary"),
-    ("semi2k", "batch"),
-    ("semi2k", "last of a batch"),
-    ("semi2k", "vocabulary in halves"),
-    ("aby3", "decode batch"),
-    ("semi2k", "llama"),
-    ("aby3", "llama decode batch"),
-    ("semi2k", "public GPT-2"),
-    ("semi2k", "public llama"),
-    ("aby3", "public fused"),
-    ("semi2k", "client GPT-2"),
-    ("aby3", "client llama"),
-    *(pytest.param("aby3", name, marks=pytest.mark.slow) for name in ("public GPT-2", "public llama")),
+    *((protocol, name) for protocol, names in AT_ONCE.items() for name in names.split(",")),
     *(
-        pytest.param("cheetah", name, marks=pytest.mark.slow)
-        for name in (
-            *("plain", "batch", "forms", "decode rotary", "llama"),
-            *("public GPT-2", "public llama", "public fused"),
-        )
+        pytest.param(protocol, name, marks=pytest.mark.slow)
+        for protocol, names in SLOW.items()
+        for name in names.split(",")
     ),
 ]
 

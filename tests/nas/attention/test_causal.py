@@ -1,5 +1,3 @@
-"""Attention and its entropy against textbook formulas in float64, with gradients."""
-
 import logging
 import math
 import re

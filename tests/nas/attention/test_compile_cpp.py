@@ -1,5 +1,3 @@
-"""C++ compiled on first use: kept, shared, and told in a line when it fails."""
-
 import ctypes
 import logging
 import shutil

@@ -1,5 +1,3 @@
-"""The C++ kernel against textbook formulas in float64, at the edges of its tiles, strips and blocks."""
-
 import math
 import platform
 import shutil
@@ -73,13 +71,17 @@ def test_of_nothing_comes_nothing(shape):
         assert result.numel() == 0
 
 
-def test_repeated_operands_and_gradients_need_no_memory_of_their_own():
+def test_operands_may_lie_in_memory_in_any_order_and_repeat():
     queries, keys, values, weights = operands(2, 3, 20, 8)
     repeated = [queries, keys[:1].expand_as(keys), values[:, :1].expand_as(values), weights]
     assert_exact(repeated)
     gradient = torch.autograd.grad(cpu_native.attend(*repeated[:3])[0].sum(), queries)[0]
     expected = torch.autograd.grad(attention_reference(*repeated[:3]).output.sum(), queries)[0]
     torch.testing.assert_close(gradient, expected, rtol=1e-4, atol=1e-5)
+    parts = operands(2, 3, 20, 8)
+    turned = [part.detach().mT.contiguous().mT.requires_grad_() for part in parts]
+    for ours, theirs in zip(*(results(cpu_native.attend, tensors) for tensors in (parts, turned)), strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("other", [(2, 3, 21, 8), (2, 1, 20, 8), (2, 3, 20, 4)])
@@ -91,15 +93,12 @@ def test_operands_that_do_not_fit_are_refused(other):
         cpu_native.attend(queries, keys, keys.double())
 
 
-def test_a_temperature_in_fp64_cools_queries_in_fp32():
+def test_a_temperature_in_fp64_cools_queries_in_fp32_and_tensors_without_numbers_are_left_to_torch():
     queries, keys, values, _ = (part.detach() for part in operands(2, 3, 20, 8))
     temperature = torch.rand(3, 20, dtype=torch.float64) + 0.5
     ours = causal_attention(queries, keys, values, temperature=temperature)
     for result, other in zip(ours, attention_reference(queries, keys, values, temperature=temperature), strict=True):
         torch.testing.assert_close(result, other.float())
-
-
-def test_tensors_without_numbers_are_left_to_torch():
     with FakeTensorMode():
         parts = [torch.empty(2, 3, 20, 8) for _ in range(3)]
         for with_entropy in (False, True):
@@ -124,13 +123,6 @@ def test_threads_do_not_change_a_bit():
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(first, second) for first, second in zip(alone, together, strict=True))
-
-
-def test_operands_may_lie_in_memory_in_any_order():
-    parts = operands(2, 3, 20, 8)
-    turned = [part.detach().mT.contiguous().mT.requires_grad_() for part in parts]
-    for ours, theirs in zip(*(results(cpu_native.attend, tensors) for tensors in (parts, turned)), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -1,5 +1,3 @@
-"""The Triton kernels: in Triton's interpreter, which wants a process of its own; compiled for a GPU; and on a GPU."""
-
 import os
 import subprocess
 import sys
@@ -67,8 +65,7 @@ def distances(parts: list[Tensor]) -> list[float]:
 
 @on_every_device
 @pytest.mark.parametrize(
-    ("length", "head_dim", "temperature"),
-    [(70, 8, 1.0), (64, 16, 0.1), (33, 40, 1.0), (20, 128, 1.0)],
+    ("length", "head_dim", "temperature"), [(70, 8, 1.0), (64, 16, 0.1), (33, 40, 1.0), (20, 128, 1.0)]
 )
 def test_values_and_gradients_are_the_references(length, head_dim, temperature, device):
     parts = heads(length, head_dim, torch.float32, device, temperature=temperature)
@@ -124,9 +121,7 @@ def test_any_layout_of_the_features_will_do(device):
     strided = [part.detach().mT.contiguous().mT.requires_grad_() for part in parts[:3]]
     assert strided[0].stride(-1) != 1
     for ours, theirs in zip(
-        with_gradients(cuda_triton.attend, [*strided, parts[3]]),
-        with_gradients(cuda_triton.attend, parts),
-        strict=True,
+        with_gradients(cuda_triton.attend, [*strided, parts[3]]), with_gradients(cuda_triton.attend, parts), strict=True
     ):
         torch.testing.assert_close(ours, theirs)
 

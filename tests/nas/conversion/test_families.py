@@ -1,5 +1,3 @@
-"""Families of transformers: their logits, our op graph and model, and the family again."""
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -43,35 +41,16 @@ from search_spaces.space import member_of  # noqa: E402
 from search_spaces.workload import Workload  # noqa: E402
 from tests.costmodel.kv_cache import kv_cache  # noqa: E402
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 24,
-    "intermediate_size": 20,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-LLAMA3 = {
-    "rope_theta": 1000.0,
-    "rope_type": "llama3",
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 16,
-}
+SIZES: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+SIZES |= {"vocab_size": 40, "hidden_size": 24, "intermediate_size": 20, "num_hidden_layers": 3}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 32}
+LLAMA3 = {"rope_theta": 1000.0, "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 16}
 LINEAR = {"rope_theta": 1e4, "rope_type": "linear", "factor": 4.0}
 PARTLY = {"rope_theta": 1e4, "rope_type": "default"}
 TIED = {"tie_word_embeddings": True}
-GRANITE = {
-    "embedding_multiplier": 12.0,
-    "residual_multiplier": 0.22,
-    "attention_multiplier": 0.3,
-    "logits_scaling": 6.0,
-}
+GRANITE = {"embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.3}
+GRANITE |= {"logits_scaling": 6.0}
 GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 12, "sliding_window": 16}
 NO_CAPS = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
 TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
@@ -214,7 +193,6 @@ def test_our_own_class_runs_what_a_family_lacks(name: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "olmo2", "smollm3", "granite", "stablelm"])
 def test_candidates_start_from_a_family_and_fold(name: str, tmp_path: Path) -> None:
-    """Queries by eighth powers, half of the heads, squared gates and a linear in an FFN's place, fitted and folded."""
     their_model(name, num_hidden_layers=3).save_pretrained(tmp_path)
     source = load_pretrained(str(tmp_path))
     norm = NORM_LETTERS[source.architecture.layers[0].norm1]
@@ -238,7 +216,6 @@ def test_candidates_start_from_a_family_and_fold(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma2", "gemma3", "olmo2"])
 def test_inner_norms_freeze_fold_and_cost_nothing_then(name: str, tmp_path: Path) -> None:
-    """Beside fewer heads and layers without attention, in our model, op graph and export, trained and folded."""
     their_model(name, num_hidden_layers=3).save_pretrained(tmp_path)
     source = load_pretrained(str(tmp_path))
     own, after = source.architecture.layers[0], "o" if name == "qwen3" else "f"
@@ -300,7 +277,6 @@ def test_a_price_falls_by_the_inner_norms_and_caps_that_go(name: str, protocol: 
     "name", ["llama3", "qwen3", "granite", "starcoder2", "stablelm2", "gpt_neox", "opt", "gemma2", "gemma3", "olmo2"]
 )
 def test_a_family_costs_what_its_trace_does(name: str) -> None:
-    """Op by op, in bytes and messages."""
     theirs = their_model(name)
     ours, traced = lower(architecture_of(theirs.config, name), 9), trace(theirs, 9)
 
@@ -312,7 +288,6 @@ def test_a_family_costs_what_its_trace_does(name: str) -> None:
 
 @pytest.mark.needs_engine
 def test_the_engine_sends_what_a_layer_is_predicted_to() -> None:
-    """Of one layer of the families with most ops, as they are and with frozen norms, each op once, to the byte."""
     made = [architecture_of(their_model(name, num_hidden_layers=1).config, name) for name in ONE_LAYER]
     made += [replace(own, layers=(with_cheapest_inner(own, own.layers[0]),)) for own in made]
     graphs = [lower(whole, 5) for own in made for whole in (own, deployed(own))]
@@ -324,7 +299,6 @@ def test_the_engine_sends_what_a_layer_is_predicted_to() -> None:
 
 
 def test_a_config_alone_is_an_architecture(tmp_path: Path) -> None:
-    """Of any size: 70 billion weights would not fit into memory."""
     sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
     transformers.LlamaConfig(**sizes, num_key_value_heads=8, vocab_size=128256).save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "config.json"):

@@ -1,5 +1,3 @@
-"""Folding changes the architecture as the rule says, and never the logits."""
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -17,6 +15,7 @@ from costmodel import ops
 from costmodel.execution import interpreter
 from nas.conversion.change_of_basis import Basis, balanced
 from nas.conversion.fold import fold
+from nas.conversion.verified_fold import FIXED_POSITIONS, RESOLUTION, FoldCheck, Reference, fold_as_far_as
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
 from search_spaces.architecture import Architecture, Layer, default_final_norm
@@ -108,8 +107,7 @@ def test_weights_fold_as_the_rule_says_and_the_function_stays(architecture: Arch
     weights = weights_of(architecture, seed)
     before = {name: value.clone() for name, value in weights.items()}
     folded = fold(architecture, weights, dtype=torch.float64)
-    assert folded.left == ()
-    assert folded.architecture == deployed(architecture)
+    assert (folded.left, folded.architecture) == ((), deployed(architecture))
     named = {f"{node.name}.{weight}" for node in lower(folded.architecture, 6) for weight in node.op.weight_shapes}
     assert folded.weights.keys() == named
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
@@ -166,7 +164,6 @@ def test_the_reason_names_the_layer_and_the_rest_is_folded() -> None:
 
 
 def test_an_ffn_that_only_adds_its_bias_vanishes_too() -> None:
-    """No basis changes, and the last linear that is left takes up the biases."""
     architecture = member("SM+ScFuFFN")
     weights = weights_of(architecture)
     for name, value in weights.items():
@@ -198,7 +195,6 @@ def drawn(architecture: Architecture) -> Decoder:
 
 @pytest.mark.parametrize(("base", "name"), MEMBERS)
 def test_a_folded_trained_model_is_a_model_of_its_own(base: Architecture, name: str) -> None:
-    """In torch, and in single precision."""
     model = drawn(member(name, base))
     folded = fold(model.architecture, deployed_weights(model))
     again = Decoder(folded.architecture)
@@ -209,7 +205,7 @@ def test_a_folded_trained_model_is_a_model_of_its_own(base: Architecture, name: 
         assert_same(again(tokens).logits.numpy(), model(tokens).logits.numpy())
 
 
-def test_one_temperature_per_head_goes_into_the_queries() -> None:
+def test_one_temperature_per_head_goes_into_the_queries_and_folding_twice_is_refused() -> None:
     architecture = member("SM(t)+R")
     weights = weights_of(architecture)
     for index in range(3):
@@ -217,6 +213,10 @@ def test_one_temperature_per_head_goes_into_the_queries() -> None:
     folded = fold(architecture, weights, dtype=torch.float64)
     assert all(layer.attention == "softmax" for layer in folded.architecture.layers)
     assert_same(executed(folded.architecture, folded.weights), executed(architecture, weights), 1e-9)
+    architecture = member("SM+LN+G")
+    folded = fold(architecture, weights_of(architecture))
+    with pytest.raises(ValueError, match="only a model that is not folded yet"):
+        fold(folded.architecture, folded.weights)
 
 
 def test_balanced_bases_share_the_growth() -> None:
@@ -230,8 +230,87 @@ def test_balanced_bases_share_the_growth() -> None:
     assert sorted(round(math.log10(size)) for size in sizes[1].tolist()) == [-3, 0]
 
 
-def test_folding_twice_is_refused() -> None:
-    architecture = member("SM+LN+G")
-    folded = fold(architecture, weights_of(architecture))
-    with pytest.raises(ValueError, match="only a model that is not folded yet"):
-        fold(folded.architecture, folded.weights)
+BASE = base_architecture("tiny", Dimensions(layers=6, heads=2, d_model=16, vocab=24, context=32))
+SEQUENCES = np.random.default_rng(5).integers(24, size=(20, 32))
+ERRORS: dict[str, Any] = {"float_error": 1e-4, "fixed_error": 7e-5, "trained_fixed_error": 3e-5}
+GOOD = FoldCheck(positions=640, agreement=0.999, fixed_divergence=2e-3, resolution=1e-5, fits=True, **ERRORS)
+
+
+def model(notation: str, *, shrink: float = 1.0) -> tuple[Architecture, dict[str, Tensor]]:
+    """A model whose FFNs, where they are fused, leave half of the stream as it is and shrink the other half."""
+    architecture = parse(notation, BASE).architecture
+    weights = deployed_weights(build(architecture, torch.Generator().manual_seed(0)))
+    rotation, _ = torch.linalg.qr(torch.randn(16, 16, generator=torch.Generator().manual_seed(1)))
+    change = torch.diag(torch.cat((torch.zeros(8), torch.full((8,), shrink - 1))))
+    for name in weights:
+        if name.endswith("fused.weight"):
+            weights[name] = rotation @ change @ rotation.T
+    return architecture, {name: value.clone() for name, value in weights.items()}
+
+
+@pytest.mark.parametrize(
+    ("change", "passes"),
+    [
+        ({}, True),  # each bar may be met exactly
+        ({"float_error": 1.01e-4}, False),
+        ({"float_error": float("nan")}, False),
+        ({"agreement": 0.9989}, False),
+        ({"fixed_error": 7.01e-5}, False),  # twice the trained model's, and a resolution
+        ({"fixed_error": 7.01e-5, "fixed_divergence": 1e-3}, True),  # no prediction moves
+        ({"fixed_error": 7.01e-5, "fixed_divergence": 1e-3, "fits": False}, False),
+        ({"fixed_error": float("nan"), "fixed_divergence": float("nan")}, False),
+        ({"fits": False}, False),
+    ],
+)
+def test_every_bar_counts(change: dict[str, Any], passes: bool) -> None:
+    assert replace(GOOD, **change).passes == passes
+
+
+def test_a_well_conditioned_model_is_folded_as_the_rule_says() -> None:
+    architecture, weights = model("SM+ScFuFFN", shrink=0.7)
+    folded, check = fold_as_far_as(architecture, weights, SEQUENCES)
+    assert folded.architecture == deployed(architecture)
+    assert check.passes
+    assert check == Reference.of(architecture, weights, SEQUENCES).check(folded)
+    assert check.positions == SEQUENCES.size > FIXED_POSITIONS
+    assert 0 < check.float_error < 1e-5
+    assert RESOLUTION / 100 < check.trained_fixed_error < 1e-3
+
+
+def test_folding_goes_back_until_fixed_point_holds_it() -> None:
+    """Six layers that shrink a direction fiftyfold: all of them together are more than 18 fraction bits can hold."""
+    architecture, weights = model("SM+ScFuFFN", shrink=0.02)
+    everything = fold(architecture, weights, max_condition=1e15)
+    assert everything.left == ()
+    assert not Reference.of(architecture, weights, SEQUENCES).check(everything).keeps_precision
+    folded, check = fold_as_far_as(architecture, weights, SEQUENCES)
+    assert check.keeps_precision
+    assert 0 < len(folded.left) < 6
+    assert folded.condition < everything.condition
+
+
+def test_a_model_that_was_folded_wrongly_fails() -> None:
+    architecture, weights = model("SM+ScFuFFN", shrink=0.7)
+    folded = fold(architecture, weights)
+    name = "layers.3.attention.out.weight"
+    moved = folded._replace(weights={**folded.weights, name: 1.01 * folded.weights[name]})
+    check = Reference.of(architecture, weights, SEQUENCES).check(moved)
+    assert check.float_error > 1e-4
+    assert not check.passes
+
+
+def test_what_the_ring_cannot_hold_is_told() -> None:
+    """The same function, with a stream of 2^28: its products have 2^36 times as much, beyond 63 bits."""
+    architecture, weights = model("SM_i6-o")
+    folded = fold(architecture, weights)
+    factor = 2.0**28
+    large = dict(folded.weights)
+    for name in large:
+        if name.startswith(("embed.", "position.")) or name.endswith(("out.weight", "out.bias")):
+            large[name] = large[name] * factor
+        elif name.endswith(("qkv.weight", "logits.weight")):
+            large[name] = large[name] / factor
+    check = Reference.of(architecture, weights, SEQUENCES).check(folded._replace(weights=large))
+    assert check.float_error < 1e-5
+    assert not check.fits
+    assert not check.passes

@@ -1,5 +1,3 @@
-"""A folded model under the MPC engine: as near to its own clear logits as twice what the trained one is."""
-
 from typing import Any
 
 import numpy as np

@@ -1,9 +1,4 @@
-"""Our models are transformers' models: the same logits with the same weights, in both directions."""
-
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +20,7 @@ from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from search_spaces.architecture import Architecture, canonical  # noqa: E402
 from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
 from search_spaces.notation import parse  # noqa: E402
+from tests.conftest import python  # noqa: E402
 from tests.small_models import GPT2, PYTHIA  # noqa: E402
 
 LLAMA = base_architecture(
@@ -101,7 +97,7 @@ GENERATED = [*OTHERS, (GPT2, "2xoooRo"), (GPT2, "2xoQoRo"), (PYTHIA, "1xMTlEo-1x
 
 
 @pytest.mark.parametrize(("base", "name"), GENERATED)
-def test_a_new_token_runs_one_position_and_is_the_one_of_our_decoder(base: Architecture, name: str) -> None:
+def test_new_tokens_run_one_position_each_with_the_logits_of_our_decoder(base: Architecture, name: str) -> None:
     model = made(base, name)
     theirs = to_transformers(model.architecture, deployed_weights(model))
     prompt = torch.randint(40, (2, 5), generator=torch.Generator().manual_seed(5))
@@ -113,12 +109,6 @@ def test_a_new_token_runs_one_position_and_is_the_one_of_our_decoder(base: Archi
     assert run == list(range(5, 15))
     assert torch.equal(cached, uncached)
     assert torch.equal(cached, greedy(model, prompt, 10))
-
-
-@pytest.mark.parametrize(("base", "name"), GENERATED)
-def test_logits_from_a_cache_are_those_of_the_whole_sequence(base: Architecture, name: str) -> None:
-    model = made(base, name)
-    theirs = to_transformers(model.architecture, deployed_weights(model))
     tokens = torch.randint(40, (2, 16), generator=torch.Generator().manual_seed(6))
     with torch.no_grad():
         first = theirs(tokens[:, :7], use_cache=True)
@@ -170,17 +160,7 @@ def test_constants_are_those_of_this_package() -> None:
 LOAD_AND_GENERATE = """
 import sys
 
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("costmodel", "search_spaces", "nas", "experiments"):
-            raise ImportError(f"{name} is not on this machine")
-
-sys.meta_path.insert(0, Blocked())
-try:
-    import nas
-    sys.exit("the package is not blocked")
-except ImportError:
-    pass
+sys.modules.update(dict.fromkeys(("costmodel", "search_spaces", "nas", "experiments")))  # cannot be imported
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model = AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
@@ -207,27 +187,22 @@ def test_a_saved_model_generates_on_a_machine_without_this_package(name: str, tm
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     folder = tmp_path / "saved"
     save_model(model.architecture, deployed_weights(model), tmp_path, folder)
-    environment = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD_AND_GENERATE, str(folder)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=environment,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    module, num_new, says, *generated = done.stdout.split(maxsplit=3)
+    elsewhere = {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    printed = python("-c", LOAD_AND_GENERATE, str(folder), cwd=tmp_path, env=elsewhere)
+    module, num_new, says, *generated = printed.split(maxsplit=3)
     assert module.startswith("transformers_modules.")
     assert (num_new, says) == ("20", "True")
     assert json.loads(generated[0]) == greedy(model, torch.tensor([[1, 1]]), 20)[0].tolist()
 
 
-def test_padding_is_refused(some_tokens: Callable[..., Tensor]) -> None:
+def test_padding_and_a_missing_tokenizer_are_refused(some_tokens: Callable[..., Tensor], tmp_path: Path) -> None:
     model = made(GPT2, "SM")
     theirs = to_transformers(model.architecture, deployed_weights(model))
     with pytest.raises(ValueError, match="`attention_mask` must be all ones"):
         theirs(some_tokens(), attention_mask=torch.tensor([[0] + [1] * 10, [1] * 11]))
+    model = made(GPT2, "SM")
+    with pytest.raises(ValueError, match="the tokenizer of the corpus must be in"):
+        save_model(model.architecture, deployed_weights(model), tmp_path, tmp_path / "out")
 
 
 def saved(tmp_path: Path) -> Path:
@@ -244,11 +219,7 @@ def saved(tmp_path: Path) -> Path:
         ("n_embd", 32, "that can be read, but"),
         ("n_layer", 3, "must hold all weights of its config.json"),
         ("model_type", "biogpt", "must be a model of type gpt2, gpt_neox, llama, .* or an export of ours, but is"),
-        (
-            "model_type",
-            "llama",
-            "has 6,476,599,296 weights, which take 51.81 GB to load .* 50.00 GB of memory are free",
-        ),
+        ("model_type", "llama", "has 6,476,599,296 weights, which take 51.81 GB to load .* 50.00 GB of memory are"),
     ],
 )
 def test_models_that_are_not_ours_are_refused(tmp_path, monkeypatch, setting: str, value: object, message: str) -> None:
@@ -281,17 +252,9 @@ def test_no_model_and_no_network_is_one_line(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match="the folder has no config.json"):
         load_pretrained(str(tmp_path))
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
-    with pytest.raises(
-        ValueError, match="'no-one/no-model' must be a folder of save_pretrained or a model id"
-    ) as error:
+    with pytest.raises(ValueError, match="'no-one/no-model' must be a folder of save_pretrained or a model") as error:
         load_pretrained("no-one/no-model")
     assert "\n" not in str(error.value)
-
-
-def test_the_tokenizer_must_be_there(tmp_path: Path) -> None:
-    model = made(GPT2, "SM")
-    with pytest.raises(ValueError, match="the tokenizer of the corpus must be in"):
-        save_model(model.architecture, deployed_weights(model), tmp_path, tmp_path / "out")
 
 
 def saved_llama(folder: Path, **settings: Any) -> Any:

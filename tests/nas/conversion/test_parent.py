@@ -1,5 +1,4 @@
-"""The model that candidates start from: what it must be, what it starts, and that nobody edited it."""
-
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -7,29 +6,37 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
 
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
+from nas import train
 from nas.conversion.parent import (
     BUILTIN,
     BUILTIN_FOLDER,
     Parent,
     keep_parent,
     kept_parent,
+    load_initial,
     load_parent,
     require_fit,
 )
-from nas.conversion.pretrained import TRAINED_FILE
+from nas.conversion.pretrained import TRAINED_FILE, read_export, write_checksums, write_pretrained
+from nas.conversion.sampled_text import sampled_source
 from nas.corpus import local_files
-from nas.corpus.corpus import Corpus, prepare
-from nas.corpus.documents import by_hash
+from nas.corpus.corpus import Corpus, prepare, tokenizer_folder
+from nas.corpus.documents import DocumentSource, by_hash
 from nas.corpus.ngram_baseline import ngram_baseline
-from nas.model.decoder import Decoder
-from nas.model.weights import load_deployed
+from nas.corpus.tokenizer import kept_tokenizer
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights, load_deployed
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, Recipe, from_parent, trained_architecture
 from nas.training.batches import validate
-from search_spaces.bases import BASES
+from nas.training.manifest import read_training
+from search_spaces.architecture import dump_architecture
+from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import parse
 
 PROXY = SCALES["proxy"]
@@ -93,9 +100,7 @@ def test_a_kept_parent_is_the_parent(builtin: Parent, tmp_path: Path) -> None:
     keep_parent(builtin, tmp_path / "parent")
     assert kept_parent(tmp_path / "parent", BUILTIN, builtin.digest).digest == builtin.digest
     assert load_parent(str(tmp_path / "parent")).digest == builtin.digest
-    with pytest.raises(
-        UserError, match=r"must hold the parent 000000000000 of the run, but holds \w+; start a new run"
-    ):
+    with pytest.raises(UserError, match=r"must hold the parent 000000000000 of the run, but holds \w+; start a new"):
         kept_parent(tmp_path / "parent", BUILTIN, "0" * 12)
 
 
@@ -137,3 +142,169 @@ def test_a_parent_of_other_dimensions_is_refused(builtin: Parent, change: dict[s
     target = replace(builtin.model.architecture, **change)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=named):
         require_fit(builtin, target)
+
+
+TINY = base_architecture("tiny", Dimensions(vocab=300, context=32))
+
+
+def write_export(folder: Path, name: str = "SM+LN+G", **changes: torch.Tensor) -> Path:
+    model = build(parse(name, TINY).architecture, torch.Generator().manual_seed(0))
+    folder.mkdir()
+    weights = {key: value.clone() for key, value in deployed_weights(model).items()} | changes
+    save_file(weights, folder / "weights.safetensors")
+    (folder / "trained.yaml").write_text(dump_architecture(model.architecture))
+    return folder
+
+
+@pytest.fixture
+def gpt2(tmp_path: Path, source_files: str) -> Path:
+    """A small GPT-2 as transformers saves it, with a tokenizer of 300 tokens."""
+    from nas.conversion.huggingface import save_model
+
+    weights = deployed_weights(build(TINY, torch.Generator().manual_seed(0)))
+    save_model(TINY, weights, Path(prepare(source_files, vocab_size=300).folder), tmp_path / "gpt2")
+    return tmp_path / "gpt2"
+
+
+def test_a_tokenizer_ends_documents_as_before_wherever_it_is_kept(gpt2, tmp_path, source_files) -> None:
+    """Llama's and Mistral's end them by </s>, and have no <|endoftext|>."""
+    from nas.conversion.huggingface import save_model
+
+    for path in gpt2.glob("tokenizer*.json"):
+        path.write_text(path.read_text().replace("<|endoftext|>", "</s>"))
+    model = load_initial(str(gpt2))
+    assert model.tokenizer is not None
+    write_pretrained(model, tmp_path / "export")
+    assert read_export(tmp_path / "export").tokenizer == replace(model.tokenizer, name="bpe")
+    corpus = prepare(source_files, vocab_size=300, tokenizer=model.tokenizer)
+    assert kept_tokenizer(Path(corpus.folder), model.tokenizer.name) == model.tokenizer
+    save_model(TINY, model.weights, Path(corpus.folder), tmp_path / "again")
+    again = load_initial(str(tmp_path / "again")).tokenizer
+    assert again == replace(model.tokenizer, name="again")
+    ends = {
+        json.loads((tmp_path / "again" / name).read_text())["eos_token_id"]
+        for name in ("config.json", "generation_config.json")
+    }
+    assert ends == {Tokenizer.from_str(model.tokenizer.json).token_to_id("</s>")}
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"eos_token": {}}', '{"eos_token": 3}'])
+def test_a_damaged_configuration_of_a_tokenizer_is_refused(text: str, gpt2: Path) -> None:
+    (gpt2 / "tokenizer_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"tokenizer_config.json must name the `eos_token` of tokenizer.json beside it"):
+        kept_tokenizer(gpt2, "any")
+
+
+def test_an_export_is_read_back_and_missing_weights_are_named(tmp_path: Path) -> None:
+    folder = write_export(tmp_path / "export")
+    source = load_initial(str(folder))
+    assert source.architecture == TINY
+    assert set(source.weights) == set(deployed_weights(build(TINY, torch.Generator())))
+    (folder / "weights.safetensors").unlink()
+    with pytest.raises(ValueError, match="weights.safetensors must be the weights of trained.yaml beside it"):
+        read_export(folder)
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"embed.weight": torch.zeros(5, 16)}, "must hold 'embed.weight' of shape .300, 16., .* but has .5, 16."),
+        ({"embed.weight": torch.full((300, 16), torch.nan)}, "finite floating-point numbers, but 'embed.weight'"),
+        ({"embed.weight": torch.zeros(300, 16, dtype=torch.int8)}, "finite floating-point numbers"),
+    ],
+)
+def test_a_damaged_export_is_refused(tmp_path: Path, weights: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_export(write_export(tmp_path / "export", **weights))
+
+
+@pytest.mark.needs_hf
+def test_an_export_for_transformers_is_checked_and_read(gpt2: Path) -> None:
+    write_checksums(gpt2)
+    weights = deployed_weights(build(TINY, torch.Generator().manual_seed(0)))
+    assert load_initial(str(gpt2)).weights["embed.weight"].equal(weights["embed.weight"])
+    (gpt2 / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"tokenizer.json must be as it was written"):
+        load_initial(str(gpt2))
+
+
+@pytest.mark.needs_hf
+@pytest.mark.parametrize(
+    "args",
+    [
+        "SM+ScFuFFN --init-from {gpt2} --scale smoke --tokens 512",
+        "1xlSlRo-1xooooo --parent {gpt2} --base tiny --scale paper --seq-len 16 --tokens 1024 "
+        "--recipe.scale.batch 4 --recipe.scale.micro-batch 4",
+    ],
+)
+def test_a_gpt2_is_fine_tuned_with_fewer_nonlinearities(args: str, gpt2, tmp_path, source_files) -> None:
+    out = tmp_path / "out"
+    flags = args.format(gpt2=gpt2).split()
+    assert train.main([*flags, "--data", source_files, "--output-dir", str(out)]) == 0
+    made = read_training(out).candidate
+    assert (made.architecture.vocab_size, made.architecture.context) == (300, 32)
+    assert (made.recipe.distillation is not None) == ("--parent" in args)
+    assert made.recipe.distillation is None or made.recipe.distillation.placement == "2xLSLGo"
+
+
+def test_weights_without_their_tokenizer_are_refused_and_with_it_are_trained(tmp_path, source_files, capsys) -> None:
+    """A tokenizer trained on the corpus would have as many tokens as the weights know, and other ones."""
+    folder = write_export(tmp_path / "export")
+    args = ["SM", "--init-from", str(folder), "--scale", "smoke", "--tokens", "512", "--data", source_files]
+    assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert "but is in those of bpe-" in error
+    assert "put the tokenizer.json of the weights beside them" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+    tokenizer = tokenizer_folder(prepare(source_files, vocab_size=300).fingerprint) / "tokenizer.json"
+    (folder / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    assert train.main([*args, "--output-dir", str(tmp_path / "out")]) == 0, capsys.readouterr().err
+
+
+def source_of(parent: Parent, data: str = "parent", tokens: int = 2048) -> DocumentSource:
+    source = sampled_source(data, parent.model, parent.digest, tokens)
+    assert source is not None
+    return source
+
+
+def test_a_corpus_is_prepared_from_what_the_parent_writes(builtin: Parent, tmp_path: Path) -> None:
+    def prepared(cache: str) -> Corpus:
+        return prepare(
+            "parent", 512, tmp_path / cache, tokenizer=builtin.model.tokenizer, source=source_of(builtin), tokens=2048
+        )
+
+    corpus, again = prepared("a"), prepared("b")
+    assert corpus.num_train_tokens >= 2048
+    assert corpus.num_validation_tokens > 0
+    assert corpus.fingerprint == again.fingerprint
+    assert (corpus.tokens("train") == again.tokens("train")).all()
+    texts = [document.text for batch in source_of(builtin).streams[1].batches(None) for document in batch.documents]
+    assert "def " in "".join(texts)
+
+
+def test_a_stream_goes_on_where_it_was_and_settings_decide_the_text(builtin: Parent) -> None:
+    stream = source_of(builtin, tokens=12_000).streams[1]
+    first, second, *_ = stream.batches(None)
+    (resumed, *_) = stream.batches(first.position)
+    assert resumed.documents == second.documents
+    assert first.documents != second.documents
+    names = ("parent", "parent:temperature=0.5", "parent:seed=1", "parent:tokens=4096")
+    assert len({source_of(builtin, name).fingerprint for name in names}) == len(names)
+    assert source_of(builtin, "parent:tokens=4096").fingerprint == source_of(builtin, tokens=4096).fingerprint
+    assert sampled_source("stdlib", builtin.model, builtin.digest, 1) is None
+
+
+@pytest.mark.parametrize(
+    ("data", "has_parent", "said"),
+    [
+        ("parent", False, "is text that the parent generates, but there is none; name a --parent"),
+        ("parent:heat=1", True, "--data parent:heat=1 must be `parent`, or say temperature, tokens, seed as in"),
+        ("parent:temperature=0", True, "needs a temperature from 0.1 to 10"),
+        ("parent:tokens=many", True, "must be `parent`, or say temperature"),
+    ],
+)
+def test_bad_settings_are_one_line(builtin: Parent, data: str, has_parent: bool, said: str) -> None:
+    with pytest.raises(UserError, match=said) as refused:
+        sampled_source(data, builtin.model if has_parent else None, builtin.digest, 2048)
+    assert "\n" not in str(refused.value)

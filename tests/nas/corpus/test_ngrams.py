@@ -1,5 +1,3 @@
-"""N-gram models, and the baseline that they are for a corpus."""
-
 import math
 from collections import Counter
 from collections.abc import Iterator
@@ -67,7 +65,6 @@ def test_every_probability_is_that_of_the_formula(text):
 
 
 def test_all_next_tokens_share_probability_one():
-    """Also after contexts of the training text, and with a vocabulary that 16 bits do not hold."""
     rng = np.random.default_rng(0)
     vocab_size = 70_000
     train = rng.integers(0, 3, (20, 9)).astype(np.uint32) * 34_999
@@ -91,8 +88,6 @@ def test_perplexities_by_order_and_name():
 
 
 SEQ_LEN = 16
-
-
 SCALE = replace(SCALES["smoke"], seq_len=SEQ_LEN, validation_tokens=200, micro_batch=4)
 
 
@@ -140,13 +135,10 @@ def test_they_are_computed_once_and_again_if_the_file_is_damaged(fresh, monkeypa
         assert ngram_baseline(fresh, seq_len=SEQ_LEN, validation_tokens=200, tokens=320) == first
 
 
-def test_another_question_has_another_answer(fresh):
+def test_another_question_has_another_answer_and_one_without_a_sequence_none(fresh):
     question: dict[str, Any] = {"seq_len": SEQ_LEN, "validation_tokens": 200, "tokens": 320, "seed": 0}
     first = ngram_baseline(fresh, **question)
     for change in ({"seq_len": 8}, {"validation_tokens": 400}, {"tokens": 640}, {"seed": 1}):
         assert ngram_baseline(fresh, **(question | change)).losses != first.losses
-
-
-def test_a_corpus_without_a_sequence_is_refused(fresh):
     with pytest.raises(ValueError, match="the validation split of data .* must hold more than 100000 tokens"):
         ngram_baseline(replace(fresh, num_train_tokens=10**6), seq_len=100_000, validation_tokens=200)

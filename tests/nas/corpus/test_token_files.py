@@ -1,5 +1,3 @@
-"""Tokenizers, token files and the sequences in them."""
-
 import errno
 import json
 import os
@@ -92,8 +90,7 @@ def test_only_what_a_run_needs_is_prepared_and_more_later(small, rows, tmp_path)
     assert Path(first.folder, "train.bin").stat().st_size < 2 * 6_000
     before = contents(first)
     second = prepare(str(rows), 300, tmp_path / "cache", tokens=5_001)
-    assert second.num_train_tokens == 10_000
-    assert second.tokens("train")[:5_000].tolist() == before[0]
+    assert (second.num_train_tokens, second.tokens("train")[:5_000].tolist()) == (10_000, before[0])
     whole = prepare(str(rows), 300, tmp_path / "cache", tokens=10**9)
     assert 10_000 < whole.num_train_tokens < 10**6
     assert len({corpus.fingerprint for corpus in (first, second, whole)}) == 3
@@ -101,13 +98,12 @@ def test_only_what_a_run_needs_is_prepared_and_more_later(small, rows, tmp_path)
     assert contents(first) == before
 
 
-def test_a_level_is_the_same_however_far_the_preparation_went(small, rows, tmp_path):
+def test_a_level_is_the_same_however_far_the_preparation_went_and_found_with_its_tokenizer(
+    small, rows, tmp_path, monkeypatch
+):
     prepare(str(rows), 300, tmp_path / "far", tokens=10_000)
     direct = prepare(str(rows), 300, tmp_path / "near", tokens=1)
     assert contents(prepare(str(rows), 300, tmp_path / "far", tokens=1)) == contents(direct)
-
-
-def test_every_level_is_found_with_its_tokenizer(small, rows, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = [prepare(str(rows), 300, tokens=tokens) for tokens in (5_000, 10_000, 10**9)]
     assert {tokenizer_folder(corpus.fingerprint) for corpus in made} == {Path(made[0].folder)}
@@ -211,7 +207,7 @@ def uneven(tmp_path_factory) -> Corpus:
     return prepare(str(folder), 300, tmp_path_factory.mktemp("cache"))
 
 
-def test_every_target_is_known_by_its_document(uneven):
+def test_every_target_is_known_by_its_document_and_they_are_taken_from_evenly(uneven):
     targets = held_out_targets(uneven, SEQ_LEN, 10**9)
     owners = np.repeat(np.arange(len(uneven.held_out.documents)), [size for _, size in uneven.held_out.documents])
     assert (targets.documents.ravel() == owners[1 : 1 + targets.documents.size]).all()
@@ -219,17 +215,14 @@ def test_every_target_is_known_by_its_document(uneven):
     assert (some.documents == targets.documents[some.indices]).all()
     assert len(some.indices) == 2_000 // SEQ_LEN
     assert (np.diff(some.indices) > 0).all()
-
-
-def test_documents_are_taken_from_evenly(uneven):
-    all_, some = (held_out_targets(uneven, SEQ_LEN, tokens).documents[:, SEQ_LEN // 2 - 1] for tokens in (10**9, 4_000))
-    available, taken = (np.bincount(documents, minlength=len(uneven.held_out.documents)) for documents in (all_, some))
+    middle = (held_out_targets(uneven, SEQ_LEN, tokens).documents[:, SEQ_LEN // 2 - 1] for tokens in (10**9, 4_000))
+    available, taken = (np.bincount(documents, minlength=len(uneven.held_out.documents)) for documents in middle)
     assert (taken <= available).all()
     assert taken.sum() == 4_000 // SEQ_LEN
     assert (taken >= np.minimum(available, taken.max() - 1)).all()
 
 
-def test_no_document_counts_for_more_than_a_twentieth(uneven):
+def test_no_document_counts_for_more_than_a_twentieth_or_twice_an_equal_share(uneven):
     shares = held_out_targets(uneven, SEQ_LEN, 10**9).shares
     assert shares.sum() == pytest.approx(1)
     assert shares.max() == pytest.approx(1 / 20)
@@ -238,9 +231,6 @@ def test_no_document_counts_for_more_than_a_twentieth(uneven):
         [*[0.05] * 18, 0.1 / 60 * 10, 0.1 / 60 * 20, 0.05]
     )
     assert loss_shares(np.array([5, 5, 0, 5] * 10)).max() == pytest.approx(1 / 30)
-
-
-def test_of_few_documents_none_counts_for_more_than_twice_an_equal_share():
     assert loss_shares(np.array([7])).tolist() == [1]
     assert loss_shares(np.array([30, 10])).tolist() == [0.75, 0.25]
     assert loss_shares(np.array([900, 50, 25, 25])).tolist() == pytest.approx([0.5, 0.25, 0.125, 0.125])
@@ -260,12 +250,8 @@ def test_the_loss_is_the_mean_of_documents_by_their_shares(uneven):
 
 def test_sequences_that_were_cut_within_documents_belong_to_them(uneven):
     documents = (("a", 2 * (SEQ_LEN + 1)), ("b", SEQ_LEN + 1))
-    cut = replace(
-        uneven,
-        chunk_len=SEQ_LEN,
-        num_validation_tokens=3 * (SEQ_LEN + 1),
-        held_out=replace(uneven.held_out, documents=documents),
-    )
+    held_out = replace(uneven.held_out, documents=documents)
+    cut = replace(uneven, chunk_len=SEQ_LEN, num_validation_tokens=3 * (SEQ_LEN + 1), held_out=held_out)
     assert held_out_targets(cut, SEQ_LEN, 10**9).documents.tolist() == [[0] * SEQ_LEN] * 2 + [[1] * SEQ_LEN]
 
 

@@ -1,5 +1,3 @@
-"""The decoder, and its loss in parts."""
-
 from dataclasses import replace
 from itertools import product
 
@@ -8,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from costmodel.errors import UserError
 from nas.attention.causal import attention_reference
 from nas.model import cross_entropy
 from nas.model.cross_entropy import (
@@ -19,6 +18,7 @@ from nas.model.cross_entropy import (
     token_cross_entropies,
 )
 from nas.model.decoder import Decoder, build
+from nas.model.sampling import sampled
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES
@@ -30,12 +30,15 @@ def seeded(architecture: Architecture, seed: int = 0) -> Decoder:
     return build(architecture, torch.Generator().manual_seed(seed), temperature_init=0.5)
 
 
-def test_gpt2_small_has_gpt2s_parameters():
+def test_gpt2_small_has_gpt2s_parameters_and_rotary_an_even_number_of_features():
     # Radford et al. 2019's released small model: 124,439,808 with 50,257 tokens and 1,024 positions.
     architecture = replace(BASES["gpt2-small"], vocab_size=50_257)
     with torch.device("meta"):
         model = Decoder(architecture)
     assert sum(parameter.numel() for parameter in model.parameters()) == 124_439_808
+    odd = replace(PYTHIA, num_heads=2, d_model=24, layers=(Layer(),))  # head_dim 12, a quarter of which is 3
+    with pytest.raises(ValueError, match="must be even"):
+        Decoder(odd)
 
 
 def test_entropies_are_those_of_every_layer_and_head(some_tokens):
@@ -49,16 +52,13 @@ def test_entropies_are_those_of_every_layer_and_head(some_tokens):
     torch.testing.assert_close(entropies[0], attention_reference(queries, keys, values).entropy, rtol=1e-4, atol=1e-5)
 
 
-def test_a_fresh_simplified_block_passes_the_stream_on():
+def test_a_fresh_simplified_block_passes_the_stream_on_and_all_of_it_learns(some_tokens):
     model = seeded(parse("HH(SM+ScFuFFN)", GPT2).architecture)
     stream = torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(2))
     attended, entropy = model.layers[1].attention(stream)
     torch.testing.assert_close(attended, stream)  # I + softmax - C with queries of 0
     torch.testing.assert_close(entropy, torch.arange(1, 10).log().expand(2, 2, 9))
     assert model.layers[1].ffn.residual.alpha.item() == pytest.approx(10)
-
-
-def test_every_parameter_of_the_simplified_block_learns(some_tokens):
     model = seeded(parse("HH(SM(t)+ScFFN)", GPT2).architecture)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(2):  # keys and temperatures have no gradient before the queries have left 0
@@ -79,12 +79,6 @@ def test_one_slope_for_all_layers_is_learned_once():
         model.layers[1].ffn.activation.slope.fill_(0.5)
     weights = deployed_weights(model)
     assert [weights[f"layers.{index}.ffn.activation.slope"].item() for index in (0, 1)] == [0.5, 0.5]
-
-
-def test_rotary_over_an_odd_number_of_features_is_refused():
-    odd = replace(PYTHIA, num_heads=2, d_model=24, layers=(Layer(),))  # head_dim 12, a quarter of which is 3
-    with pytest.raises(ValueError, match="must be even"):
-        Decoder(odd)
 
 
 ROWS, WIDTH, VOCAB = 10, 6, 7
@@ -127,10 +121,6 @@ def test_under_autocast_products_are_lowered_and_sums_are_not():
     assert loss.dtype == weight.grad.dtype == torch.float32
     assert loss != exact
     torch.testing.assert_close(loss, exact, rtol=2e-2, atol=2e-2)
-
-
-@pytest.mark.usefixtures("chunked")
-def test_without_gradients_a_loss_is_all():
     hidden, weight, targets = drawn(torch.float32)
     with torch.no_grad():
         assert not projected_cross_entropy(hidden, weight, targets).requires_grad
@@ -225,3 +215,40 @@ def test_a_padded_vocabulary_changes_no_number(monkeypatch):
             torch.testing.assert_close(got, expected)
     assert len(padded(weight)) == 8
     assert not padded(weight)[VOCAB:].any()
+
+
+STEPPED = {
+    "tiny": "SM+LN+G EReg(SM(t)+ScFuFFN) 1xLHLRo-1xoooRo 1xLPLRo-1xLQLRo 1xLULRo-1xLBLRo",
+    "pythia-70m": "SM+LN+G",
+    "smollm2-135m": "SM+RMS+SwiGLU",
+}
+
+
+@pytest.mark.parametrize(("name", "base"), [(name, base) for base, names in STEPPED.items() for name in names.split()])
+def test_steps_have_the_logits_of_the_whole(name: str, base: str) -> None:
+    architecture = parse(name, BASES[base]).architecture
+    model = build(architecture, torch.Generator().manual_seed(0)).eval()
+    tokens = torch.randint(architecture.vocab_size, (2, 7), generator=torch.Generator().manual_seed(1))
+    past: list[list[torch.Tensor]] = [[] for _ in model.layers]
+    with torch.no_grad():
+        steps = torch.stack([model.step(tokens[:, place], place, past) for place in range(7)], dim=1)
+        torch.testing.assert_close(steps, model(tokens, with_entropies=False).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_seed_gives_the_same_text_within_the_vocabulary() -> None:
+    model = build(parse("SM+LN+G", BASES["tiny"]).architecture, torch.Generator().manual_seed(0)).eval()
+    first, again = (
+        sampled(
+            model, batch=3, length=9, vocab_size=100, temperature=0.8, generator=torch.Generator().manual_seed(seed)
+        )
+        for seed in (5, 5)
+    )
+    assert first.shape == (3, 9)
+    assert torch.equal(first, again)
+    assert first.max() < 100
+
+
+def test_a_shaped_block_is_refused() -> None:
+    model = build(parse("HH(SM+ScFFN)", BASES["tiny"]).architecture, torch.Generator().manual_seed(0))
+    with pytest.raises(UserError, match="keeps no keys and values"):
+        model.step(torch.zeros(1, dtype=torch.int64), 0, [[] for _ in model.layers])

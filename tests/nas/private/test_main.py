@@ -1,5 +1,3 @@
-"""The command: what it prints, and two of it that play a party each."""
-
 import json
 import re
 import shutil
@@ -25,6 +23,7 @@ from nas.private.setup import resolve_setup
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.conftest import refusals
 
 
 @pytest.fixture
@@ -183,22 +182,7 @@ def test_killing_one_command_ends_the_other(export, killed, peers):
 
 
 @pytest.mark.needs_crypten
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        ("--prompt v --weight-masks kept", "`weight_masks` must be fresh under protocol crypten, but got kept"),
-        ("--prompt v --weights server", "`weights` must be secret under protocol crypten"),
-        ("--prompt v --fraction-bits 24", "in 24 tokens would be wrong, most in logits, where"),
-        ("--party 3 --peers a:1,b:3,c:5", "--party must be from 0 to 2 under crypten, but got 3"),
-        ("--prompt v --device cuda", "--device cuda needs a GPU with CUDA, but torch"),
-        ("--party 2 --peers a:1,b:3,c:5", "peers on other machines, such as a, since they are not encrypted; set up a"),
-        ("--party 2 --peers localhost:1,127.0.0.2:3", "--peers must be 3 comma-separated HOST:PORT"),
-        (
-            "--prompt v --public-layers 0 --public-checkpoint EXPORT",
-            "protocol crypten, which has no formula for public",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("args", "line"), refusals("refused_under_crypten.txt", __file__))
 def test_bad_input_under_crypten_is_one_line(run, export, args, line):
     code, _, err = run(str(export), *args.replace("EXPORT", str(export)).split(), "--protocol", "crypten")
     assert code == 2
@@ -207,28 +191,7 @@ def test_bad_input_under_crypten_is_one_line(run, export, args, line):
 
 
 @pytest.mark.needs_engine
-@pytest.mark.parametrize(
-    ("args", "line"),
-    [
-        ("--prompt v --party 1", "--party and --peers go together"),
-        ("--prompt v --party 1 --peers a:1,b:2", "--prompt is the client's alone"),
-        ("--party 2 --peers a:1,b:2", "--party must be from 0 to 1 under semi2k, but got 2"),
-        ("--prompt v --perplexity 9", "--perplexity goes without --prompt"),
-        ("--perplexity 0", "--perplexity must be at least 1 token, but got 0"),
-        ("--prompt v --protocol cheetah --weight-masks kept", "`weight_masks` kept is of protocol semi2k"),
-        (
-            "--prompt v --protocol sigma",
-            "no engine of private answers runs protocol 'sigma'; choose one of semi2k, aby3",
-        ),
-        ("--prompt v --ring-bits 32", "`ring_bits` must be at least 64"),
-        (
-            "--prompt v --device cuda",
-            "--device must be cpu under protocol semi2k, but got cuda; choose protocol crypten",
-        ),
-        ("--prompt " + "v" * 30, "must fit into the context of 24 tokens"),
-        ("--prompt v --wait soon", "--wait must be a positive number with a unit"),
-    ],
-)
+@pytest.mark.parametrize(("args", "line"), refusals("refused.txt", __file__))
 def test_bad_input_is_one_line(run, export, args, line):
     code, _, err = run(str(export), *args.split())
     assert code == 2

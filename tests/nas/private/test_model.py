@@ -1,9 +1,8 @@
-"""What `nas.private` reads: models, prompts, and the ring their numbers must fit."""
-
 import json
 import math
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,21 +22,18 @@ from search_spaces.bases import base_architecture
 from search_spaces.notation import parse
 
 
-def test_an_export_is_run_as_it_was_folded(export):
-    model = load_model(str(export), "knee")
-    assert model.architecture.folded
-    assert model.weights is not None
-    assert set(model.weights) >= {"embed.weight", "logits.weight"}
-    assert model.notes == ()
-
-
 @pytest.fixture(scope="module")
 def builtin():
     """Its folding is checked in fixed point, which takes seconds."""
     return load_model("builtin", "knee")
 
 
-def test_an_export_that_is_not_folded_is_folded(builtin):
+def test_an_export_is_run_as_it_was_folded_or_folded(export, builtin):
+    model = load_model(str(export), "knee")
+    assert model.architecture.folded
+    assert model.weights is not None
+    assert set(model.weights) >= {"embed.weight", "logits.weight"}
+    assert model.notes == ()
     assert builtin.architecture.folded
     assert not any(name.endswith("norm1.weight") for name in builtin.weights)
 
@@ -51,13 +47,10 @@ def test_gelu_in_another_form_is_said(builtin, export):
         with_gelu(load_model(str(export), "knee"), "exact")
 
 
-def test_without_checksums_it_is_said_that_nothing_was_checked(export, tmp_path):
+def test_a_client_needs_no_weights_and_without_checksums_nothing_is_checked(export, tmp_path):
     folder = shutil.copytree(export, tmp_path / "copy")
     (folder / "checksums.json").unlink()
     assert load_model(str(folder), "knee").notes == (f"{folder} has no checksums.json: not checked",)
-
-
-def test_a_client_needs_no_weights(export, tmp_path):
     folder = shutil.copytree(export, tmp_path / "copy")
     (folder / "weights.safetensors").unlink()
     assert load_model(str(folder), "knee", weights_here=False).weights is None
@@ -78,12 +71,7 @@ def test_what_holds_no_model_is_refused(tmp_path, make_meta):
         ("x", "knee", True, "be a run, a training, an export, a checkpoint, `latest` or `builtin`, but got 'x'"),
         (empty, "knee", True, "RUN must be the folder of a run"),
         (run, "knee", True, "has no completed candidate within its budget yet"),
-        (
-            run,
-            "abc",
-            True,
-            "must be knee, best or the arch_id of a completed trial .on the front: none., but got 'abc'",
-        ),
+        (run, "abc", True, "must be knee, best or the arch_id of a completed trial .on the front: none., but got"),
         (folder, "knee", False, "must be a folded export where it is without weights; write one with --fold"),
     ):
         with pytest.raises(ValueError, match=line):
@@ -94,14 +82,11 @@ def prompt_of(text, tokenizer, new_tokens=2):
     return read_prompt(text, tokenizer, context=8, new_tokens=new_tokens)
 
 
-def test_a_prompt_is_its_tokens_and_they_are_its_text(tokenizer):
+def test_a_prompt_is_some_tokens_of_its_text_and_fits_into_the_context(tokenizer):
     prompt = prompt_of("value", tokenizer)
     assert len(prompt.ids) == 1  # merged
     assert prompt.decoded(list(prompt.ids)) == "value"
     assert prompt.decoded([prompt.end]) == "<|endoftext|>"
-
-
-def test_prompt_and_new_tokens_must_be_some_and_fit_into_the_context(tokenizer):
     assert len(prompt_of("abcdef", tokenizer).ids) == 6
     for text, new_tokens, line in (
         ("abcdef", 3, "must fit into the context of 8 tokens, but they are 6 . 3; shorten"),
@@ -121,9 +106,7 @@ def test_characters_that_the_tokenizer_lacks_are_named(tokenizer):
     }
     data["model"]["merges"] = []
     poor = GivenTokenizer(name="bpe", json=json.dumps(data), end_of_text=tokenizer.end_of_text)
-    with pytest.raises(
-        ValueError, match="--prompt must be in what the model's tokenizer knows, but that lacks 'z', 'q'"
-    ):
+    with pytest.raises(ValueError, match="must be in what the model's tokenizer knows, but that lacks 'z', 'q'"):
         prompt_of("zzq", poor)
 
 
@@ -149,15 +132,8 @@ def test_what_the_engine_makes_of_tanh_is_said_where_there_is_one(name, is_said,
 
 def test_a_perplexity_that_overflowed_is_null(setup_of):
     agreement = Agreement(num_positions=1, num_equal=0, largest_error=1.0)
-    scored = Scored(
-        setting=EngineSetting(),
-        perplexity=math.inf,
-        agreement=agreement,
-        sent_bytes=1,
-        seconds=1.0,
-        predicted_bytes=1,
-        predicted_s=None,
-    )
+    numbers: dict[str, Any] = {"sent_bytes": 1, "seconds": 1.0, "predicted_bytes": 1, "predicted_s": None}
+    scored = Scored(setting=EngineSetting(), perplexity=math.inf, agreement=agreement, **numbers)
     document = fixed_point_document(setup_of("SM+LN+R"), math.inf, [scored], np.zeros((1, 9), dtype=np.uint16))
     assert document["clear_perplexity"] is document["arithmetics"][0]["perplexity"] is None
     json.dumps(document, allow_nan=False)

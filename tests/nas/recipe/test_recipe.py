@@ -1,20 +1,31 @@
-"""Recipes: defaults, the papers', changes of them, and what names a candidate."""
-
 import math
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from costmodel.errors import UserError
 from nas import search, train
 from nas.recipe.candidate import Candidate, candidate_at, candidate_id, trial_id
-from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.distillation import (
+    DistillationSchedule,
+    Part,
+    fitted_parts,
+    initial_architecture,
+    removed_parts,
+    student_architecture,
+)
 from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
 from nas.recipe.papers import LANGUINI, recipe_for
-from nas.recipe.recipe import SCALES, EntropyRegularisation, Foldable, Recipe, trained_architecture
+from nas.recipe.recipe import SCALES, EntropyRegularisation, Foldable, Recipe, from_parent, trained_architecture
 from nas.training.optimizer import learning_rate
-from search_spaces.bases import BASES, base_architecture
-from search_spaces.notation import parse
+from search_spaces.architecture import Architecture, default_final_norm
+from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.deployed import deployed
+from search_spaces.forms import Attention, Ffn, Norm
+from search_spaces.notation import parse, placement
+from tests.search_spaces.conftest import drawn_layers
 
 GPT2 = BASES["gpt2-small"]
 
@@ -40,11 +51,9 @@ def test_a_scale_changes_size_and_nothing_else(scale, base):
 
 def test_rungs_end_with_the_last_step_and_are_distinct():
     for scale in SCALES.values():
-        assert scale.rung_steps[-1] == scale.num_steps
-        assert len(scale.rung_steps) == len(scale.rungs)
+        assert (scale.rung_steps[-1], len(scale.rung_steps)) == (scale.num_steps, len(scale.rungs))
     short = replace(SCALES["smoke"], tokens=256, rungs=(0.1, 0.2, 1.0))
-    assert short.num_steps == 1
-    assert short.rung_steps == (1,)
+    assert (short.num_steps, short.rung_steps) == (1, (1,))
 
 
 def scaled(**changes):
@@ -95,16 +104,13 @@ def test_impossible_recipes_are_refused(make, rule):
         make()
 
 
-def test_ids_tell_architecture_and_recipe_apart_and_nothing_else():
+def test_ids_tell_architecture_and_recipe_apart_and_names_regularisation():
     plain = candidate()
     assert candidate_id(plain) == candidate_id(candidate())
     regularised = candidate(entropy=EntropyRegularisation())
     longer = candidate(scale=replace(SCALES["proxy"], tokens=10_000_000))
     others = [regularised, longer, candidate("SM+ScFuFFN_i6")]
     assert len({candidate_id(variant) for variant in [plain, *others]}) == 4
-
-
-def test_names_say_whether_entropy_is_regularised():
     assert candidate("SM(t)+ScFuFFN_i6").name == "SM(t)+ScFuFFN_i6"
     assert candidate(entropy=EntropyRegularisation()).name == "EReg(SM+ScFuFFN)"
 
@@ -120,7 +126,7 @@ def test_the_recipe_has_one_entry_in_the_help_and_a_list_of_its_own(command, cap
         assert ("--recipe.help" in text) is not shown
 
 
-def test_codeparrot_at_paper_scale():
+def test_codeparrot_and_languini_at_paper_scale():
     recipe = recipe_for("paper", "codeparrot:/copy", entropy_regularised=True)
     scale = recipe.scale
     assert scale.batch * scale.seq_len == 65_536
@@ -129,9 +135,6 @@ def test_codeparrot_at_paper_scale():
     assert learning_rate(recipe, scale.num_steps) == 0
     assert (recipe.weight_decay, recipe.clip_norm, recipe.data) == (0.1, 1.0, "codeparrot:/copy")
     assert recipe.entropy.weight == pytest.approx(0.16, rel=0.03)
-
-
-def test_languini_at_paper_scale():
     recipe = recipe_for("paper", "languini", entropy_regularised=False)
     assert recipe == LANGUINI
     assert (recipe.scale.num_steps, recipe.scale.warmup_steps, recipe.scale.seq_len) == (18_265, 200, 512)
@@ -141,16 +144,12 @@ def test_languini_at_paper_scale():
     assert (recipe.beta1, recipe.beta2) == (0.9, 0.95)
 
 
-def test_other_data_and_scales_keep_the_scales_own_recipe():
+def test_a_candidate_gets_the_recipe_of_its_data_at_paper_scale_alone():
     assert recipe_for("proxy", "languini", entropy_regularised=False).clip_norm == 1
     assert recipe_for("paper", "books", entropy_regularised=False).scale.seq_len == 128
-
-
-def test_a_candidate_gets_the_recipe_of_its_data():
     member = parse("EReg(SM+ScFuFFN)", base_architecture("gpt2-small"))
     candidate = candidate_at(member, "paper", seq_len=None, tokens=1_000_000, data="languini")
-    assert candidate.trained.vocab_size == 16_384
-    assert candidate.recipe.scale.tokens == 1_000_000
+    assert (candidate.trained.vocab_size, candidate.recipe.scale.tokens) == (16_384, 1_000_000)
     assert candidate.recipe.entropy.weight == pytest.approx(5e-5 * 128 * 512)
 
 
@@ -188,24 +187,127 @@ REGULARISED = Recipe(entropy=EntropyRegularisation())
 
 
 def test_every_change_lands_where_it_belongs():
-    changes = RecipeChanges(
-        scale=ScaleChanges(learning_rate=0.5), entropy=EntropyChanges(weight=0.0), weight_decay=0.0, schedule="linear"
-    )
+    entropy = EntropyChanges(form="published-code", weight=0.0)
+    changes = RecipeChanges(scale=ScaleChanges(learning_rate=0.5), entropy=entropy, weight_decay=0.0, schedule="linear")
     made = changed(REGULARISED, changes)
-    assert (made.scale.learning_rate, made.entropy.weight) == (0.5, 0.0)
+    assert (made.scale.learning_rate, made.entropy.form, made.entropy.weight) == (0.5, "published-code", 0.0)
     assert (made.weight_decay, made.schedule) == (0.0, "linear")
     assert (made.beta2, made.scale.batch) == (REGULARISED.beta2, REGULARISED.scale.batch)
-
-
-def test_stating_a_floor_keeps_ffns_foldable():
     made = changed(Recipe(), RecipeChanges(foldable=FoldableChanges(floor=0.3)))
     assert made.foldable == Foldable(floor=0.3)
     assert changed(made, RecipeChanges(foldable=FoldableChanges(every=4))).foldable == Foldable(floor=0.3, every=4)
 
 
-def test_the_published_form_needs_a_weight_of_its_own():
-    form = EntropyChanges(form="published-code")
-    with pytest.raises(ValueError, match="state --recipe.entropy.weight"):
-        changed(REGULARISED, RecipeChanges(entropy=form))
-    weighted = changed(REGULARISED, RecipeChanges(entropy=replace(form, weight=1e-5)))
-    assert (weighted.entropy.form, weighted.entropy.weight) == ("published-code", 1e-5)
+PARENT = parse("SM+LN+G", base_architecture("tiny", Dimensions(layers=4))).architecture
+NORMS: tuple[Norm, ...] = ("layernorm", "frozen-layernorm", "frozen-rmsnorm", "none")
+ATTENTIONS: tuple[Attention, ...] = ("softmax", "softmax-temperature", "softmax-half", "2quad", "power8", "none")
+FFNS: tuple[Ffn, ...] = ("gelu", "relu", "leaky-relu", "square", "identity", "fused", "none")
+
+
+@st.composite
+def targets(draw: st.DrawFn) -> Architecture:
+    placed = tuple(draw(st.lists(drawn_layers(NORMS, ATTENTIONS, FFNS), min_size=4, max_size=4)))
+    return replace(PARENT, layers=placed, final_norm=default_final_norm(placed))
+
+
+def sized(name: str) -> Architecture:
+    return parse(name, PARENT).architecture
+
+
+@given(targets())
+def test_what_is_trained_deploys_as_the_target_with_norms_and_begins_with_all_of_the_parent(target):
+    assert deployed(student_architecture(target, PARENT, spread=True)) == deployed(target)
+    trained = student_architecture(target, PARENT, spread=True)
+    assert all(layer.norm1 != "none" for layer in trained.layers if layer.attention != "none")
+    assert all(layer.norm2 != "none" for layer in trained.layers if layer.ffn != "none")
+    assert student_architecture(trained, PARENT, spread=True) == trained
+    begun = initial_architecture(student_architecture(target, PARENT, spread=True), PARENT)
+    assert list(removed_parts(begun, PARENT)) == []
+    assert all(layer.attention != "none" for layer in begun.layers)
+    assert all(layer.ffn not in ("none", "identity") for layer in begun.layers)
+
+
+@pytest.mark.parametrize(
+    ("target", "trained"),
+    [
+        ("2xlSlRo-2xooooo", "1xlSlRo-2xooooo-1xlSlRo"),
+        ("3xlSlRo-1xooooo", "3xlSlRo-1xooooo"),
+        ("1xlSlRo-3xooooo", "1xlSlRo-3xooooo"),
+        ("1xlSlRo-1xooooo-1xlSlRo-1xooooo", "1xlSlRo-1xooooo-1xlSlRo-1xooooo"),  # as it says
+    ],
+)
+def test_layers_before_a_tail_of_empty_ones_are_spread(target, trained):
+    assert placement(student_architecture(sized(target), PARENT, spread=True)) == placement(sized(trained))
+
+
+def test_only_where_layers_are_spread_the_candidate_is_another():
+    """So that runs from before there was this go on as they were."""
+    recipe, spread = (
+        from_parent(
+            Recipe(scale=SCALES["smoke"]),
+            DistillationSchedule(parent="p", placement="4xLSLGo", spread_over_depth=is_spread),
+        )
+        for is_spread in (False, True)
+    )
+    tail, whole = sized("2xlSlRo-2xooooo"), sized("SM+R")
+    made = {
+        architecture: [Candidate(architecture=architecture, recipe=variant) for variant in (recipe, spread)]
+        for architecture in (tail, whole)
+    }
+    ids = {architecture: [candidate_id(candidate) for candidate in both] for architecture, both in made.items()}
+    assert ids[tail][0] != ids[tail][1]
+    assert ids[whole][0] == ids[whole][1]
+    assert placement(made[tail][0].trained).startswith("2xlSlRo")
+
+
+def test_the_removed_parts_by_layer_and_a_parent_without_norms_gives_none():
+    trained = student_architecture(sized("1xooLRo-1xoSooo-1xlSlIs-1xLSLGo"), PARENT, spread=True)
+    assert list(removed_parts(trained, PARENT)) == [Part(0, "attention"), Part(1, "ffn")]
+    assert fitted_parts(trained, PARENT) == [Part(2, "ffn")]
+    assert placement(trained) == "1xooLRo-1xlSooo-1xlSlFs-1xLSLGo"
+    assert placement(initial_architecture(trained, PARENT)) == "1xLSLRo-1xlSLGo-1xlSlFs-1xLSLGo"
+    parent = sized("SM+G")
+    assert student_architecture(sized("SM+R"), parent, spread=True) == sized("SM+R")
+
+
+def test_gates_fall_from_one_to_nothing_between_their_shares():
+    distillation = DistillationSchedule(parent="p", placement="4xLSLGo", start_share=0.25, end_share=0.75)
+    assert [distillation.gate_at(step, 16) for step in (0, 4, 6, 8, 10, 12, 16)] == [1, 1, 0.75, 0.5, 0.25, 0, 0]
+
+
+SHARES = "a distillation schedule needs 0 <= `start_share` < `end_share` <= 1"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        *(
+            ({"start_share": start, "end_share": end}, SHARES)
+            for start, end in ((0.5, 0.5), (-0.1, 0.4), (0.5, 1.1), (float("nan"), 0.5))
+        ),
+        ({"prediction_weight": 1.5}, "`prediction_weight` of a schedule must be from 0 to 1, but got 1.5"),
+        ({"linear_fit_tokens": 0}, "`linear_fit_tokens` of a schedule must be at least 1"),
+    ],
+)
+def test_impossible_schedules_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        DistillationSchedule(parent="p", placement="4xLSLGo", **changes)
+
+
+@pytest.mark.parametrize("scale", ["proxy", "parent"])
+@pytest.mark.parametrize(("distillation", "streams"), [(0.95, 10.0), (0.0, 0.0)])
+def test_a_schedule_without_predictions_uses_no_hidden_states(scale, distillation, streams):
+    distillation = DistillationSchedule(parent="p", placement="4xLSLGo", prediction_weight=distillation)
+    taught = from_parent(Recipe(scale=SCALES[scale]), distillation).distillation
+    assert taught.hidden_state_weight == streams
+
+
+def test_a_linear_fit_is_a_part_of_those_candidates_that_have_one():
+    recipe, distillation = Recipe(scale=SCALES["smoke"]), DistillationSchedule(parent="p", placement="4xLSLGo")
+    recipes = [
+        from_parent(recipe, schedule) for schedule in (distillation, replace(distillation, linear_fit_tokens=99))
+    ]
+    for name, num_ids in (("SM+R", 1), ("SM+ScFuFFN", 2)):
+        assert (
+            len({candidate_id(Candidate(architecture=sized(name), recipe=variant)) for variant in recipes}) == num_ids
+        )

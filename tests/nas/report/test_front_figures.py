@@ -1,20 +1,15 @@
-"""What the perplexity-latency figures show, without a pixel."""
-
 import math
 
 import numpy as np
 import pytest
 
-from costmodel.cost import Budget
 from costmodel.protocols.published_rows import published_rows
-from nas.report.draw import draw_front
+from nas.report.draw import draw_front, draw_panels, save_figure
 from nas.report.front_figures import front_figure, label
+from nas.report.panels import BarPanel, LinePanel, PanelFigure, Series
 from nas.run.folder import ParentResult
 from nas.run.members import members
 from search_spaces.bases import base_architecture
-
-BUDGET = Budget(latency_s=300.0)
-
 
 GPT2 = {"base": base_architecture("gpt2-small")}  # 12 layers
 
@@ -32,7 +27,7 @@ def records(make_record):
     ]
 
 
-def test_every_trial_is_in_its_group(make_run, records):
+def test_every_trial_is_in_its_group_with_its_range_and_the_published_rows_beside(make_run, records):
     data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert data.budget_min == 5.0
     assert [mark.latency_min for mark in data.front] == [2.0, 4.0]
@@ -40,15 +35,26 @@ def test_every_trial_is_in_its_group(make_run, records):
     assert [mark.latency_min for mark in data.dominated] == [4.5]
     assert [mark[:2] for mark in data.baselines] == [("SM+LN+G", 8.0)]
     assert (data.paused_min, data.diverged_min) == ((1.0,), (0.5,))
+    data = front_figure(make_run(records, meta=GPT2), published_rows())
+    assert [mark.range_min for mark in data.front] == [(1.0, 3.0), None]
+    assert [mark.range_min for mark in data.dominated] == [None]  # 0.2 s of 270 s
+    data = front_figure(make_run(records, meta=GPT2), published_rows())
+    assert {mark.name: mark.latency_min for mark in data.published}["SM+LN+G"] == pytest.approx(8.21)
+    assert front_figure(make_run(records), published_rows()).published == ()
 
 
-def test_the_parent_is_drawn_beside_them(make_run, records):
+def test_the_parent_and_the_ngrams_are_drawn_with_names(make_run, records, ngrams):
     parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=1.5, latency_s=480.0)
     data = front_figure(make_run(records, meta=GPT2 | {"parent": parent}), published_rows())
     axes = draw_front(data).axes[0]
     (mark,) = [line for line in axes.lines if line.get_label() == "parent SM+LN+G, unmodified"]
     assert list(np.ravel(mark.get_xdata())) == [8.0]
     assert list(np.ravel(mark.get_ydata())) == [pytest.approx(math.exp(1.5))]
+    front = draw_front(front_figure(make_run(records, meta={"ngrams": ngrams}), ()))
+    without = draw_front(front_figure(make_run(records), ()))
+    for figure, times in ((front, 1), (without, 0)):
+        texts = [text.get_text() for axes in figure.axes for text in axes.texts]
+        assert (texts.count("trigram 18"), texts.count("5-gram 14")) == (times, times)
 
 
 def test_the_legend_is_below_the_axes(make_run, records, ngrams):
@@ -64,12 +70,6 @@ def test_the_legend_is_below_the_axes(make_run, records, ngrams):
     assert {"dominated", "budget 5.00 min, and 2 s under sigma"} <= {text.get_text() for text in legend.get_texts()}
 
 
-def test_a_range_narrower_than_its_marker_is_left_out(make_run, records):
-    data = front_figure(make_run(records, meta=GPT2), published_rows())
-    assert [mark.range_min for mark in data.front] == [(1.0, 3.0), None]
-    assert [mark.range_min for mark in data.dominated] == [None]  # 0.2 s of 270 s
-
-
 def test_means_have_a_spread_and_single_seeds_that_of_a_trial(make_run, over_seeds):
     records = [*over_seeds(0, 3.0, 3.2), *over_seeds(1, 2.0, latency_s=200.0), *over_seeds(2, 1.0, None)]
     data = front_figure(make_run(records, meta=GPT2), published_rows())
@@ -78,12 +78,6 @@ def test_means_have_a_spread_and_single_seeds_that_of_a_trial(make_run, over_see
     assert data.front[0].spread == pytest.approx((math.exp(2.9), math.exp(3.3)))
     assert data.front[1].spread == pytest.approx(tuple(math.exp(2 + apart * 0.2 * math.sqrt(2)) for apart in (-1, 1)))
     assert (data.dominated, len(data.diverged_min)) == ((), 1)  # it has no mean
-
-
-def test_published_rows_are_those_of_the_depth_and_prompt(make_run, records):
-    data = front_figure(make_run(records, meta=GPT2), published_rows())
-    assert {mark.name: mark.latency_min for mark in data.published}["SM+LN+G"] == pytest.approx(8.21)
-    assert front_figure(make_run(records), published_rows()).published == ()
 
 
 def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_run, make_record, ngrams):
@@ -101,14 +95,24 @@ def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(
     assert drawn(12.0, 210.0) == {"unigram": 200, "bigram": 40, "trigram": 18, "5-gram": 14}
 
 
-def test_the_ngrams_are_lines_with_names(make_run, records, ngrams):
-    front = draw_front(front_figure(make_run(records, meta={"ngrams": ngrams}), ()))
-    without = draw_front(front_figure(make_run(records), ()))
-    for figure, times in ((front, 1), (without, 0)):
-        texts = [text.get_text() for axes in figure.axes for text in axes.texts]
-        assert (texts.count("trigram 18"), texts.count("5-gram 14")) == (times, times)
-
-
 def test_long_placements_are_labelled_by_id(make_record):
     named, unnamed = members([make_record(6, notation="SM+LN+G"), make_record(7, notation="1xLSLGo-" * 4)])
     assert (label(named), label(unnamed)) == ("SM+LN+G", "a7")
+
+
+LINES = LinePanel("lines", "step", "nats", (Series("a", (1.0, 2.0), (3.0, 4.0)), Series("b", (1.0,), (2.0,))))
+BARS = BarPanel("bars", "%", ("x", "y"), (("low", (1.0, 2.0)), ("high", (3.0, 4.0))))
+
+
+@pytest.mark.parametrize("panels", [(LINES,), (LINES, BARS)])
+def test_figures_are_written_with_a_panel_each(panels, tmp_path):
+    figure = draw_panels(PanelFigure("title", panels, columns=3))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [title for title in titles if title] == [panel.title for panel in panels]
+    assert all(path.stat().st_size > 1000 for path in save_figure(tmp_path / "figure", figure))
+
+
+def test_stacked_bars_end_at_their_sums():
+    (axes,) = draw_panels(PanelFigure("title", (BARS,))).axes
+    ends = [bar.get_window_extent().transformed(axes.transData.inverted()).x1 for bar in axes.patches]
+    assert ends == pytest.approx([1, 2, 4, 6])

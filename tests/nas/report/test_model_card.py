@@ -1,10 +1,6 @@
-"""The card of an export says what its run measured."""
-
 import math
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +12,7 @@ from nas.corpus.ngrams import NgramBaseline
 from nas.prepare_export import prepare_export
 from nas.report.model_card import LICENCES, Facts, model_card
 from search_spaces.architecture import load_architecture
+from tests.conftest import python
 
 EARLIER = Path(__file__).parents[1] / "run" / "stored"
 
@@ -45,21 +42,18 @@ def test_a_card_has_price_perplexity_and_the_front(exported: tuple[nas.Run, Path
     assert f"python -m nas.search --budget-latency {run.config.budget_latency} " in card
 
 
-def test_a_placement_is_a_line_for_every_kind_of_layer(exported: tuple[nas.Run, Path]) -> None:
+def test_a_placement_is_a_line_for_every_kind_of_layer_and_the_code_of_a_card_runs(
+    exported: tuple[nas.Run, Path],
+) -> None:
     _, folder = exported
     lines = re.findall(r"^\| (\d[^|]*) \| (.+) \|$", (folder / "README.md").read_text(), flags=re.MULTILINE)
     layers = load_architecture(folder / "architecture.yaml").layers
     first = " | ".join((layers[0].norm1, layers[0].attention, layers[0].norm2, layers[0].ffn, layers[0].stabiliser))
     assert lines[0][1] == first
     assert len(lines) == len(set(layers)) == 2
-
-
-def test_the_code_of_a_card_runs(exported: tuple[nas.Run, Path]) -> None:
     _, folder = exported
     (code,) = re.findall(r"^```python\n(.*?)^```$", (folder / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert "protocol published" in done.stdout
+    assert "protocol published" in python("-c", code, cwd=folder)
 
 
 def facts_of(run: nas.Run) -> Facts:

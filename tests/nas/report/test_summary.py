@@ -1,26 +1,23 @@
 import math
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
+from costmodel.commands.output import console
 from costmodel.estimate import outside_data
 from costmodel.protocols import load_pricer
-from nas.report.summary import (
-    against_parent,
-    closing_lines,
-    parent_lines,
-    price_line,
-    searcher_lines,
-)
+from nas.report.progress import line, share_progress, table
+from nas.report.summary import against_parent, closing_lines, parent_lines, price_line, searcher_lines
 from nas.run.folder import ParentResult
 from nas.run.members import members
+from nas.run.run import Run
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from tests.conftest import made_record, over_seeds
 
 BASE = base_architecture("gpt2-small")
-
-
 PARENT = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(8.0), latency_s=400.0)
 
 
@@ -128,16 +125,12 @@ def test_says_whom_a_price_trusts_and_what_is_extrapolated(priced):
     assert "extrapolated" not in priced(narrow, protocol="aby3")
 
 
-def test_a_dimension_outside_is_named_once_with_all_its_values(make_run, make_record):
-    """Each costs more than the one before it, and loses less."""
+def test_a_dimension_outside_is_named_once_and_of_ops_the_most_beyond(make_run, make_record):
     made = [
         make_record(i, placement=f"{12 - i}xLSLRo-{i}xooooo", latency_s=100.0 - i, val_loss=1.0 + i) for i in (1, 2, 10)
     ]
     line = price_line(make_run(made, meta={"base": BASE}))
     assert line.endswith("; extrapolated: num_layers 2, 10, 11 (data: 12 to 18)")
-
-
-def test_of_ops_beyond_their_measurements_the_most_is_said():
     pricer = load_pricer("cheetah")
     graphs = [lower(BASE, length) for length in (128, 256)]
     most = dict(text.split() for text in pricer.extrapolated(graphs[1]))
@@ -154,3 +147,41 @@ def test_says_how_well_ends_were_expected(make_run, make_record):
     (first,) = searcher_lines(make_run(records))
     assert "R^2 -5.40 at proposal (9 candidates), R^2 0.85 after a short training (9 candidates)" in first
     assert searcher_lines(make_run(records[:12])) == []
+
+
+def shown(run: Run) -> tuple[str, str]:
+    """The line and the table of a run's progress."""
+    console = Console(record=True, width=200)
+    console.print(table(run, None))
+    return line(run, None), console.export_text()
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_the_trigram_stands_beside_the_best_perplexity(make_run, make_record, ngrams, trained):
+    records = [make_record(0, val_loss=math.log(21.5))] if trained else []
+    for text in shown(make_run(records, meta={"ngrams": ngrams})):
+        assert f"{'21.50' if trained else '-'} (trigram 18.00)" in text
+    for text in shown(make_run(records)):
+        assert ("21.50" in text) == trained
+        assert "trigram" not in text
+
+
+def test_candidates_that_fail_early_do_not_take_the_place_of_final_trainings(make_run, make_record):
+    failed = [make_record(index, status="failed", is_proxy=True, val_loss=None, perplexity=None) for index in (1, 2)]
+    run = make_run([make_record(0), *failed], num_trials=2)
+    assert line(run, None).startswith("3/4 ended (1 completed, 0 diverged, 2 failed)")
+
+
+def test_progress_is_told_in_lines_where_no_terminal_shows_a_bar(monkeypatch):
+    now = iter((0.0, 20.0, 60.0, 70.0))
+    monkeypatch.setattr("nas.report.progress.time.monotonic", lambda: next(now))
+    file = StringIO()
+    with share_progress(Console(file=file), "training") as tell:
+        for share in (0.1, 0.25, 0.5):
+            tell(share)
+    assert file.getvalue() == "training: 25%, ETA 3.00 min\n"
+
+
+def test_brackets_and_colons_are_printed_as_they_are(capsys):
+    console().print("runs/[b]one[/b]:warning:")
+    assert capsys.readouterr().out == "runs/[b]one[/b]:warning:\n"

@@ -1,20 +1,26 @@
-"""A run keeps the files of the user's own that its prices and its space rest on."""
-
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from costmodel.errors import UserError
 from costmodel.network import NETWORKS
 from costmodel.protocols.derived import TESTBEDS
-from nas.run.config import StudyConfig
+from nas.recipe.candidate import candidate_at, candidate_id
+from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.overrides import DistillationChanges, FoldableChanges, RecipeChanges, ScaleChanges
+from nas.recipe.recipe import Foldable
+from nas.run.config import StudyConfig, study_candidate, study_recipe
 from nas.run.folder import read_config, read_meta, run_pricer, run_pricers, run_space, write_config, write_meta
 from nas.run.ledger import SCHEMA_VERSION
 from nas.run.run import Run
+from nas.search import parse as parse_search
 from nas.study.meta import checked_meta
 from nas.study.priced_study import price_study
+from search_spaces.bases import BASES
+from search_spaces.notation import parse
 
 NETWORK = "name: mine\nbandwidth_bits_per_s: 1.0e+8\nrtt_s: 0.02\nsource: a cable\n"
 
@@ -25,13 +31,8 @@ def config(tmp_path: Path) -> StudyConfig:
     (tmp_path / "network.yml").write_text(NETWORK)
     (tmp_path / "testbed.yaml").write_bytes((TESTBEDS / "semi2k.yaml").read_bytes())
     (tmp_path / "space.yaml").write_text("name: mine\nbase: tiny\nmembers: [SM+R, SM+G]\n")
-    return StudyConfig(
-        budget_latency="5min",
-        protocol="semi2k",
-        space=str(tmp_path / "space.yaml"),
-        network=str(tmp_path / "network.yml"),
-        testbed=str(tmp_path / "testbed.yaml"),
-    )
+    files: dict[str, Any] = {path.stem: str(path) for path in tmp_path.iterdir()}
+    return StudyConfig(budget_latency="5min", protocol="semi2k", **files)
 
 
 def test_prices_and_space_stay_when_the_files_go(config, tmp_path):
@@ -61,15 +62,12 @@ def test_files_of_one_protocol_among_several_stay_too(config, tmp_path):
     }
 
 
-def test_a_run_is_read_where_its_searcher_is_not(tmp_path):
+def test_a_run_is_read_where_its_searcher_is_not_and_presets_are_not_copied(tmp_path):
     config = StudyConfig(budget_latency="5min", searcher="not_here:Mine")
     write_config(tmp_path, config)
     assert read_config(tmp_path) == config
     with pytest.raises(UserError, match="'not_here:Mine' cannot be loaded"):
         price_study(config)
-
-
-def test_presets_are_not_copied(tmp_path):
     config = StudyConfig(budget_latency="5min", protocol="semi2k", network="wan", space="tiny")
     write_config(tmp_path, config)
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
@@ -101,3 +99,63 @@ def test_results_of_other_prices_or_data_are_never_mixed(tmp_path, make_run, mak
         checked_meta(replace(run, meta=make_meta()), config, feasible, corpus)
     with pytest.raises(UserError, match="`corpus` of .*, but is c; .* start a new run"):
         checked_meta(replace(run, meta=make_meta(cost_model_id="0")), config, feasible, corpus)
+
+
+CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16)
+
+
+@pytest.mark.parametrize(
+    ("name", "foldable"),
+    [("SM+ScFuFFN", Foldable()), ("EReg(SM+ScFFN)", Foldable()), ("SM+LN+ScFuFFN", None), ("SM+R", None)],
+)
+def test_ffns_whose_price_is_that_of_nothing_are_kept_foldable(name, foldable):
+    member = parse(name, BASES["tiny"])
+    assert study_candidate(study_recipe(CONFIG, None), member).recipe.foldable == foldable
+    written = study_candidate(study_recipe(replace(CONFIG, cost_of="unfolded"), None), member)
+    assert written.recipe.foldable is None
+    plain = candidate_at(member, "smoke", seq_len=16, tokens=None, data="stdlib")
+    assert candidate_id(written) == candidate_id(plain)
+    assert (candidate_id(study_candidate(study_recipe(CONFIG, None), member)) == candidate_id(plain)) == (
+        foldable is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"public_layers": "0-2"}, 3),
+        ({"public_layers": "embed,0-1", "client_layers": 1}, 2),
+        ({"client_layers": 4}, 4),
+        ({}, None),
+    ],
+)
+def test_layers_that_are_no_secret_stay_the_parents(given, kept):
+    config, plain = replace(CONFIG, parent="builtin", **given), replace(CONFIG, parent="builtin")
+    distillation = DistillationSchedule(parent="p", placement="12xLSLGo", spread_over_depth=True)
+    recipe = study_recipe(config, distillation)
+    assert (recipe.distillation.kept_layers, recipe.distillation.spread_over_depth) == (kept, kept is None)
+    member = parse("SM+LN+R", BASES["gpt2-small"])
+    ids = [candidate_id(study_candidate(study_recipe(variant, distillation), member)) for variant in (config, plain)]
+    assert (ids[0] == ids[1]) == (kept is None)
+
+
+def test_layers_that_are_no_secret_are_the_first_and_a_parents():
+    with pytest.raises(UserError, match=r"--public-layers of a search must be the first ones, .* but got 1-2; leave"):
+        replace(CONFIG, parent="builtin", public_layers="1-2")
+    with pytest.raises(UserError, match=r"--public-layers and --client-layers are of --parent, .*; name it"):
+        replace(CONFIG, client_layers=2)
+    with pytest.raises(UserError, match=r"--public-layers of a search must be the first ones, .* but got head; leave"):
+        replace(CONFIG, parent="builtin", public_layers="head")
+    spread = RecipeChanges(distillation=DistillationChanges(spread_over_depth=True))
+    with pytest.raises(UserError, match=r"--recipe.distillation.spread-over-depth moves layers that .* keep; drop it"):
+        replace(CONFIG, parent="builtin", client_layers=2, recipe=spread)
+
+
+def test_a_search_takes_changes_of_the_recipe():
+    given = parse_search(["--budget-latency=25s", "--recipe.scale.batch=16", "--recipe.weight-decay=0.5"])
+    recipe = study_recipe(StudyConfig(**given), None)
+    assert (recipe.scale.batch, recipe.weight_decay, recipe.foldable) == (16, 0.5, Foldable())
+    kept = study_recipe(replace(CONFIG, recipe=RecipeChanges(foldable=FoldableChanges(floor=0.3))), None)
+    assert kept.foldable == Foldable(floor=0.3)
+    with pytest.raises(UserError, match=r"--recipe\.scale\.head-dim is that of --scale in a search"):
+        replace(CONFIG, recipe=RecipeChanges(scale=ScaleChanges(head_dim=8)))

@@ -1,5 +1,3 @@
-"""Means over seeds, what they show, and the front of them."""
-
 import csv
 import math
 from dataclasses import replace
@@ -29,7 +27,7 @@ from nas.run.pareto import dominates, hypervolume, knee, nondominated, ranks
 BUDGET = Budget(latency_s=300.0)
 
 
-def test_a_member_is_all_seeds_of_a_candidate(over_seeds):
+def test_a_member_is_all_seeds_of_a_candidate_which_a_summary_counts_apart(over_seeds, make_run):
     records = [*over_seeds(0, 3.0, 3.1, 3.4), *over_seeds(1, 2.0), *over_seeds(2, None)]
     repeated, single = members(records)
     assert [trial.seed for trial in repeated.trials] == [0, 1, 2]
@@ -39,16 +37,17 @@ def test_a_member_is_all_seeds_of_a_candidate(over_seeds):
     assert single.standard_error == pytest.approx(np.std([3.0, 3.1, 3.4], ddof=1))  # that of the others
     low, high = repeated.perplexity_bounds or (0.0, 0.0)
     assert math.log(high / low) == pytest.approx(4 * repeated.standard_error)
+    records = [*over_seeds(0, 2.0, 2.1), *over_seeds(1, 1.9, latency_s=200.0), *over_seeds(2, None)]
+    summary = make_run(records, finalist_seeds=2).summary
+    assert (summary.completed, summary.diverged, summary.ended) == (2, 1, 3)
+    assert (summary.replicates, summary.running, summary.seeds_left) == (1, 0, 1 + 2)
 
 
-def test_deviations_are_pooled_by_their_degrees_of_freedom():
+def test_deviations_are_pooled_and_an_error_over_seeds_is_below_neither():
     groups = [[1.0, 1.2], [2.0, 2.1, 2.5], [7.0]]
     squares = sum(np.var(group, ddof=0) * len(group) for group in groups)
     assert pooled_deviation(groups) == pytest.approx(math.sqrt(squares / (1 + 2)))
     assert pooled_deviation([[1.0], [2.0]]) is None
-
-
-def test_an_error_over_seeds_is_never_below_the_pooled_nor_below_its_own():
     assert seed_error([1.0, 1.0], 0.3) == pytest.approx(0.3 / math.sqrt(2))
     assert seed_error([1.0, 2.0], 0.3) == pytest.approx(np.std([1.0, 2.0], ddof=1) / math.sqrt(2))
     assert seed_error([1.0], 0.3) == 0.3
@@ -59,14 +58,11 @@ EVEN = ((0.25, 2.0), (0.25, 2.4), (0.25, 2.6), (0.25, 3.0))
 UNEVEN = ((0.5, 2.0), (0.3, 2.5), (0.2, 3.0), (0.0, 0.0))  # the last has no target
 
 
-def test_an_error_over_documents_is_that_of_a_mean_where_all_count_alike():
+def test_errors_and_differences_by_document():
     assert document_error(EVEN) == pytest.approx(np.std([2.0, 2.4, 2.6, 3.0], ddof=1) / math.sqrt(4))
     # the mean is 1 + 0.75 + 0.6 = 2.35: 3 / 2 ((0.5 * 0.35)^2 + (0.3 * 0.15)^2 + (0.2 * 0.65)^2)
     assert document_error(UNEVEN) == pytest.approx(math.sqrt(1.5 * (0.175**2 + 0.045**2 + 0.13**2)))
     assert document_error(((1.0, 2.0), (0.0, 0.0))) is document_error(()) is None
-
-
-def test_differences_are_by_document_and_only_over_the_same():
     harder = tuple((share, 3 * loss) for share, loss in EVEN)
     assert differences(EVEN, harder) == pytest.approx(np.array([(0.25, 2 * loss) for _, loss in EVEN]))
     assert differences(EVEN, UNEVEN) == differences(EVEN, ()) == differences((), ()) == ()
@@ -93,12 +89,15 @@ def test_documents_test_what_one_seed_does_not(over_seeds):
     assert in_noise([other, member, third]) == (False, False, True)
 
 
-def test_an_error_is_over_seeds_and_documents(over_seeds):
+def test_an_error_is_over_seeds_and_documents_and_without_either_nothing_is_better(over_seeds):
     member, other = members([*over_seeds(0, 2.5, 2.52, documents=EVEN), *over_seeds(1, 2.6, documents=EVEN)])
     assert member.seed_error == pytest.approx(0.01)
     assert other.seed_error == pytest.approx(0.01 * math.sqrt(2))  # the pooled one of the run
     assert member.standard_error == pytest.approx(math.hypot(0.01, document_error(EVEN) or 0))
     assert difference_error(member, other) == pytest.approx(0.01 * math.sqrt(3))  # alike in every document
+    member, other = members([*over_seeds(0, 1.0), *over_seeds(1, 9.0)])
+    assert verdict(member, other) == "not tested"
+    assert (in_noise([member, other]), in_noise([])) == ((False, False), ())
 
 
 def test_better_takes_two_standard_errors_of_the_difference(over_seeds):
@@ -112,48 +111,28 @@ def test_better_takes_two_standard_errors_of_the_difference(over_seeds):
     assert verdict(*within) == "no difference shown"
 
 
-def test_without_a_second_seed_and_documents_nothing_is_better(over_seeds):
-    member, other = members([*over_seeds(0, 1.0), *over_seeds(1, 9.0)])
-    assert verdict(member, other) == "not tested"
-    assert in_noise([member, other]) == (False, False)
-    assert in_noise([]) == ()
-
-
-def test_front_and_pick_are_of_means_and_the_lucky_leave_them(make_run, over_seeds):
+def test_only_completed_candidates_reach_the_front_by_their_means(make_run, over_seeds, make_record):
     lucky, steady = over_seeds(0, 2.0, 4.0, latency_s=200.0), over_seeds(1, 2.5, 2.5, latency_s=100.0)
     assert [member.arch_id for member in front([lucky[0], steady[0]], BUDGET)] == ["a1", "a0"]
     assert [member.arch_id for member in front([*lucky, *steady], BUDGET)] == ["a1"]
     run = make_run([*lucky, *steady])
     assert (run.pick("best"), run.pick("a0")) == (steady[0], lucky[0])  # with the weights of the first seed
+    inside, outside = make_record(0, latency_s=290.0), make_record(1, latency_s=310.0, val_loss=0.1, perplexity=1.1)
+    baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
+    stopped = make_record(3, latency_s=50.0, status="paused", val_loss=0.1)
+    assert [member.first for member in front([inside, outside, baseline, stopped], BUDGET)] == [inside]
 
 
-def test_a_member_of_which_a_seed_diverged_has_no_place(over_seeds):
+def test_a_member_costs_what_its_dearest_seed_does_and_has_no_place_if_one_diverged(over_seeds):
     records = [*over_seeds(0, 2.0, None, 2.0), *over_seeds(1, 3.0)]
     assert [member.arch_id for member in front(records, BUDGET)] == ["a1"]
     assert [(member.num_seeds, member.num_diverged) for member in members(records)] == [(2, 1), (1, 0)]
-
-
-def test_a_member_costs_what_its_most_expensive_seed_was_verified_at(over_seeds):
     cheap, dear = over_seeds(0, 2.0, 2.0)
     dear = replace(dear, latency_s=150.0, sent_bytes=2e9, deployed="2xoSoRo")
     (member,) = front([cheap, dear], BUDGET)
     assert (member.latency_s, member.sent_bytes, member.deployed) == (150.0, 2e9, "2xoSoRo")
     assert front([cheap, dear], Budget(latency_s=149.0)) == ()
     assert front([cheap, replace(dear, fold_holds=False)], BUDGET) == ()
-
-
-def test_a_summary_counts_replicates_apart(make_run, over_seeds):
-    records = [*over_seeds(0, 2.0, 2.1), *over_seeds(1, 1.9, latency_s=200.0), *over_seeds(2, None)]
-    summary = make_run(records, finalist_seeds=2).summary
-    assert (summary.completed, summary.diverged, summary.ended) == (2, 1, 3)
-    assert (summary.replicates, summary.running, summary.seeds_left) == (1, 0, 1 + 2)
-
-
-def test_only_completed_candidates_within_budget_reach_the_front(make_record):
-    inside, outside = make_record(0, latency_s=290.0), make_record(1, latency_s=310.0, val_loss=0.1, perplexity=1.1)
-    baseline = make_record(2, latency_s=50.0, role="baseline", val_loss=0.1)
-    stopped = make_record(3, latency_s=50.0, status="paused", val_loss=0.1)
-    assert [member.first for member in front([inside, outside, baseline, stopped], BUDGET)] == [inside]
 
 
 POINTS = st.lists(st.tuples(st.integers(0, 9).map(float), st.integers(0, 9).map(float)), max_size=12)
@@ -166,13 +145,10 @@ def test_nondominated_is_the_definition(points):
     assert [rank == 0 for rank in ranks(points)] == expected
 
 
-def test_hypervolume_by_hand():
+def test_hypervolume_and_knee_by_hand():
     # (10 - 2) x (5 - 3) for the first, plus (10 - 4) x (3 - 1) for the second; nothing for what is beyond
     assert hypervolume([(2.0, 3.0), (4.0, 1.0), (11.0, 1.0), (1.0, 6.0)], (10.0, 5.0)) == 8 * 2 + 6 * 2
     assert hypervolume([], (10.0, 5.0)) == 0
-
-
-def test_knee_bends_most_and_of_a_short_front_is_the_lowest_perplexity():
     assert knee([(0.0, 10.0), (1.0, 2.0), (10.0, 0.0), (5.0, 9.0)]) == 1
     assert knee([(1.0, 5.0), (2.0, 4.0)]) == 1
     with pytest.raises(ValueError, match="at least one point"):
@@ -188,8 +164,6 @@ def test_a_diverged_trial_is_never_a_point(bad):
 
 # One trial each of a search from the builtin parent at scale `proxy`, seed 0, under Python 3.11.7
 DOCUMENTS = Path(__file__).parent / "documents.csv"
-
-
 NUM_SPLITS = 20
 
 

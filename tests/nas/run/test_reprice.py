@@ -1,5 +1,3 @@
-"""A run under other prices: the front is found again, nothing else moves."""
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,20 +38,11 @@ def records(make_record):
     """Trials at the prices of `published`, T=128; a paused one, which is never on a front, is much the best."""
 
     def record(index: int, name: str, role: str, loss: float, **changes):
-        named = parse(name, SPACE.base)
-        price = estimate(lower(named.architecture, 128), PUBLISHED).total
-        return make_record(
-            index,
-            notation=name,
-            arch_id=arch_id(named.architecture),
-            placement=placement(named.architecture),
-            role=role,
-            val_loss=loss,
-            perplexity=2.718281828**loss,
-            latency_s=price.latency_s,
-            sent_bytes=price.sent_bytes,
-            **changes,
-        )
+        named = parse(name, SPACE.base).architecture
+        price = estimate(lower(named, 128), PUBLISHED).total
+        changes |= {"latency_s": price.latency_s, "sent_bytes": price.sent_bytes, "arch_id": arch_id(named)}
+        changes |= {"placement": placement(named), "val_loss": loss, "perplexity": 2.718281828**loss}
+        return make_record(index, notation=name, role=role, **changes)
 
     done = [record(index, *trial) for index, trial in enumerate(TRIALS)]
     return [*done, record(9, "SM+ScFuFFN_i4", "candidate", 0.1, status="paused")]
@@ -97,7 +86,7 @@ def test_the_runs_workload_is_priced(make_run, records):
     assert repricing.title_after == "published, T=128, projection last, 3 new tokens"
 
 
-def test_the_front_is_found_again_with_baselines(priced):
+def test_the_front_is_found_again_with_baselines_and_a_budget_takes_members_out(priced):
     repricing = priced()
     assert names(repricing.before) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
     assert names(repricing.after)[-1] == "SM+LN+G"  # the best perplexity at any price
@@ -105,9 +94,6 @@ def test_the_front_is_found_again_with_baselines(priced):
     assert statuses == {
         "SM_i12": "stays", "EReg(SM+ScFuFFN_i6)": "stays", "SM+ScFuFFN": "stays", "SM+LN+G": "enters",
     }  # fmt: skip
-
-
-def test_a_budget_takes_members_out(priced):
     every = priced().repriced
     bound = next(member.sent_bytes for member in every if member.notation == "EReg(SM+ScFuFFN_i6)")
     repricing = priced(budget=Budget(sent_bytes=bound))

@@ -1,5 +1,3 @@
-"""The tables of a run: means and spread over seeds, the floor, and the second corpus."""
-
 import csv
 import math
 from dataclasses import replace
@@ -31,10 +29,15 @@ def tables(make_run):
     return rows
 
 
-def test_a_trial_is_judged_by_its_own_loss_and_not_at_the_trigram(tables, make_record, ngrams):
+def test_a_trial_is_judged_by_its_own_loss_unless_it_was_stopped(tables, make_record, ngrams, tmp_path):
     losses = (TRIGRAM + 1e-9, TRIGRAM, TRIGRAM)
     trials, _ = tables([make_record(index, val_loss=loss) for index, loss in enumerate(losses)], ngrams)
     assert [row["knows_less_than_trigram"] for row in trials] == ["True", "False", "False"]
+    trials, front = tables([make_record(0, val_loss=9.0, status="paused")], ngrams)
+    assert [row["knows_less_than_trigram"] for row in trials] == [""]
+    assert front == []
+    header = (tmp_path / "pareto.csv").read_text()
+    assert all(name in header for name in ("num_seeds", "within_noise", "floor_trigram", "knows_less_than_trigram"))
 
 
 def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(tables, over_seeds, ngrams):
@@ -51,14 +54,6 @@ def test_tables_have_the_floor_in_every_row_and_judge_a_member_by_its_mean(table
         "t0-s0-a0": "True", "t1-s0-a0": "False", "t3-s0-a0": "", "t0-s1-a0": "False", "t1-s1-a0": "True",
     }  # fmt: skip
     assert [(row["arch_id"], row["knows_less_than_trigram"]) for row in front] == [("a1", "True"), ("a0", "False")]
-
-
-def test_a_trial_that_was_stopped_is_not_judged(tables, make_record, ngrams, tmp_path):
-    trials, front = tables([make_record(0, val_loss=9.0, status="paused")], ngrams)
-    assert [row["knows_less_than_trigram"] for row in trials] == [""]
-    assert front == []
-    header = (tmp_path / "pareto.csv").read_text()
-    assert all(name in header for name in ("num_seeds", "within_noise", "floor_trigram", "knows_less_than_trigram"))
 
 
 def test_tables_of_a_run_without_a_floor_have_no_such_columns(tables, over_seeds, tmp_path):

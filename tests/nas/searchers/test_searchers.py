@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import pytest
@@ -28,15 +28,8 @@ GENERATION_SIZE = 4
 
 def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=(), known=()):
     strategy = searcher_of(searcher)(SearchProblem(feasible=feasible, anchors=tuple(anchors), reference_loss=6.0))
-    return TrialSchedule(
-        strategy=strategy,
-        seed=seed,
-        num_trials=num_trials,
-        baselines=baselines,
-        known=known,
-        reference=(40.0, 6.0),
-        generation_size=GENERATION_SIZE,
-    )
+    given = {"seed": seed, "num_trials": num_trials, "baselines": baselines, "known": known}
+    return TrialSchedule(strategy=strategy, reference=(40.0, 6.0), generation_size=GENERATION_SIZE, **given)
 
 
 def proposed(members):
@@ -50,14 +43,8 @@ def outcome(feasible, proposal, status="completed"):
     """A made-up result that depends on the proposal alone."""
     latency_s = 99.0 if proposal.role == "baseline" else price_of(feasible.priced, proposal.member).latency_s
     loss = 5.0 - latency_s / 20 + 0.01 * proposal.index
-    completed = status == "completed"
-    return Observation(
-        member=proposal.member,
-        index=proposal.index,
-        status=status,
-        latency_s=latency_s,
-        log_perplexity=loss if completed else None,
-    )
+    result: dict[str, Any] = {"latency_s": latency_s, "log_perplexity": loss if status == "completed" else None}
+    return Observation(member=proposal.member, index=proposal.index, status=status, **result)
 
 
 def run(feasible, plan, order=lambda count: 0):
@@ -65,34 +52,14 @@ def run(feasible, plan, order=lambda count: 0):
     return [proposal.member for proposal in run_schedule(plan, partial(outcome, feasible), order)]
 
 
-def test_a_generation_that_was_begun_keeps_its_members(feasible):
-    """Also where the searcher would propose others now."""
-    other = run(feasible, schedule(feasible, seed=1))[0]
-    assert other not in run(feasible, schedule(feasible))[:GENERATION_SIZE]
-    plan = schedule(feasible, known=proposed([other]))
-    members = run(feasible, plan)
-    assert members[0] == other
-    assert len(set(members)) == 12
-    assert sum(proposal.generation == 0 for proposal in plan.proposals) == GENERATION_SIZE
-
-
 @pytest.mark.parametrize("searcher", list(SEARCHERS))
-def test_proposals_do_not_depend_on_arrival_order(feasible, searcher):
+def test_proposals_are_new_within_budget_whatever_arrives_first_until_a_space_is_used_up(feasible, searcher):
     first = run(feasible, schedule(feasible, searcher))
     last = run(feasible, schedule(feasible, searcher), order=lambda count: count - 1)
     assert first == last
     assert first != run(feasible, schedule(feasible, searcher, seed=1))
-
-
-@pytest.mark.parametrize("searcher", list(SEARCHERS))
-def test_every_proposal_is_new_and_within_budget(feasible, searcher):
-    members = run(feasible, schedule(feasible, searcher))
-    assert len({deployed(member.architecture) for member in members}) == len(members) == 12
-    assert all(feasible.fits(member) for member in members)
-
-
-@pytest.mark.parametrize("searcher", list(SEARCHERS))
-def test_a_small_space_is_used_up_once(feasible, searcher):
+    assert len({deployed(member.architecture) for member in first}) == len(first) == 12
+    assert all(feasible.fits(member) for member in first)
     small = within_budget(feasible.priced, Budget(latency_s=12.5))
     members = run(small, schedule(small, searcher, num_trials=10_000))
     within = len({deployed(member.architecture) for member in small.members()})
@@ -130,10 +97,16 @@ def test_as_written_every_member_is_one_answer(feasible):
     assert len(set(members)) == len(members) == small.num_feasible > 4
 
 
-def test_evolution_begins_with_the_anchors(feasible):
+def test_evolution_begins_with_the_anchors_and_diverged_trials_have_no_offspring(feasible):
     anchors = [feasible.sample(np.random.default_rng(seed)) for seed in (1, 2)]
     plan = schedule(feasible, anchors=anchors)
     assert [plan.ask().member for _ in range(2)] == anchors
+    plan = schedule(feasible)
+    for _ in range(GENERATION_SIZE):
+        plan.tell(outcome(feasible, plan.ask(), status="diverged"))
+    for _ in range(GENERATION_SIZE):
+        plan.ask()
+    assert plan.ask() is not None  # a random member: there is no parent to mutate
 
 
 def test_baselines_come_first_may_exceed_the_budget_and_do_not_count(feasible):
@@ -145,7 +118,7 @@ def test_baselines_come_first_may_exceed_the_budget_and_do_not_count(feasible):
     assert plan.finished
 
 
-def test_the_next_generation_waits_for_the_one_before_the_last(feasible):
+def test_the_next_generation_waits_and_raising_the_number_of_trials_keeps_those_there_were(feasible):
     plan = schedule(feasible)
     asked = [plan.ask() for _ in range(2 * GENERATION_SIZE)]
     assert plan.ask() is None
@@ -153,9 +126,6 @@ def test_the_next_generation_waits_for_the_one_before_the_last(feasible):
     for proposal in asked[:GENERATION_SIZE]:
         plan.tell(outcome(feasible, proposal))
     assert plan.ask() is not None
-
-
-def test_raising_the_number_of_trials_keeps_those_there_were(feasible):
     short = run(feasible, schedule(feasible, num_trials=6))
     long = run(feasible, schedule(feasible, num_trials=12))
     assert long[:6] == short
@@ -164,37 +134,20 @@ def test_raising_the_number_of_trials_keeps_those_there_were(feasible):
 def test_what_a_ledger_knows_stands(feasible):
     """What was proposed changes nothing; what another version proposed is proposed again, and nothing twice."""
     whole = run(feasible, schedule(feasible))
-    same = schedule(feasible, known=proposed(whole[:6]))
-    assert run(feasible, same) == whole
+    assert run(feasible, schedule(feasible, known=proposed(whole[:6]))) == whole
     others = run(feasible, schedule(feasible, seed=5))[:6]
-    other = schedule(feasible, known=proposed(others))
-    members = run(feasible, other)
+    plan = schedule(feasible, known=proposed(others))
+    members = run(feasible, plan)
     assert members[:6] == others
     assert len(set(members)) == len(members) == 12
-
-
-def test_a_generation_that_a_ledger_holds_is_not_proposed_again(feasible):
-    whole = run(feasible, schedule(feasible))
+    assert [proposal.generation for proposal in plan.proposals] == [index // GENERATION_SIZE for index in range(12)]
     again = schedule(feasible, known=proposed(whole))
     again.strategy.propose = None  # would raise
     assert run(feasible, again) == whole
-
-
-def test_baselines_of_a_ledger_stand_too(feasible):
-    """Whatever this version, or another budget, would take for baselines."""
     first = schedule(feasible, baselines=[parse("SM+LN+G", feasible.space.base)])
     whole = run(feasible, first)
     again = schedule(feasible, baselines=[parse("SM+LN+R", feasible.space.base)], known=first.proposals[:3])
     assert run(feasible, again) == whole
-
-
-def test_diverged_trials_have_no_offspring(feasible):
-    plan = schedule(feasible)
-    for _ in range(GENERATION_SIZE):
-        plan.tell(outcome(feasible, plan.ask(), status="diverged"))
-    for _ in range(GENERATION_SIZE):
-        plan.ask()
-    assert plan.ask() is not None  # a random member: there is no parent to mutate
 
 
 @final
@@ -218,22 +171,14 @@ class Looking(Strategy):
 
 def looking(feasible, known=()):
     strategy = Looking(SearchProblem(feasible=feasible, reference_loss=6.0))
-    return TrialSchedule(
-        strategy=strategy,
-        seed=0,
-        num_trials=4,
-        num_proxy_evals=12,
-        reference=(40.0, 6.0),
-        known=known,
-        generation_size=3,
-    )
+    sizes: dict[str, Any] = {"num_trials": 4, "num_proxy_evals": 12, "generation_size": 3}
+    return TrialSchedule(strategy=strategy, seed=0, reference=(40.0, 6.0), known=known, **sizes)
 
 
 def evaluated(feasible, proposal):
     end = outcome(feasible, proposal)
-    if not proposal.is_proxy:
-        return replace(end, rung_losses=(end.log_perplexity + 0.5,))
-    return replace(end, status="paused", log_perplexity=None, rung_losses=(end.log_perplexity + 0.5,))
+    at_rung = replace(end, rung_losses=(end.log_perplexity + 0.5,))
+    return replace(at_rung, status="paused", log_perplexity=None) if proposal.is_proxy else at_rung
 
 
 @pytest.mark.parametrize("kept", [0, 3, 7, 16])
@@ -266,17 +211,13 @@ def slice_counts(feasible, members):
     return [sum(part.fits(member) for member in members) for part in Draws(feasible).slices]
 
 
-def test_random_search_covers_every_price(feasible):
-    """There are as many of each slice, where there are as many forms."""
+def test_random_search_covers_every_price_but_those_where_next_to_nothing_is_left(feasible):
     members = run(feasible, schedule(feasible, "stratified", num_trials=24))
     slices = Draws(feasible).slices
     forms = [len({deployed(member.architecture) for member in part.members()}) for part in slices]
     counts = slice_counts(feasible, members)
     assert len(counts) >= 4
     assert all(count >= min(24 // len(slices), held) for count, held in zip(counts, forms, strict=True))
-
-
-def test_prices_where_next_to_nothing_is_left_are_not_drawn_from(feasible):
     whole, drawn = price_slices(feasible, NUM_SLICES), Draws(feasible).slices
     low, high = whole[0].latency_s_bounds[0], whole[-1].latency_s_bounds[1]
     assert drawn[0].latency_s_bounds[0] >= low + 0.99 * IDLE_SHARE * (high - low)
@@ -363,13 +304,9 @@ def test_layers_that_all_members_begin_with_are_in_front():
     assert {anchor.architecture.layers[11].attention for anchor in anchors} >= {"none", "softmax"}
 
 
-def test_a_space_without_frozen_norms_has_none():
-    _, anchors = begun("tiny", 5.0)
-    assert anchors
-    assert all(layer.norm1 == "none" for anchor in anchors for layer in anchor.architecture.layers)
-
-
-def test_as_written_the_published_rows_and_the_cheapest_member():
-    feasible, anchors = begun("ladder", 5.0, "unfolded")
+def test_without_frozen_norms_there_are_none_and_as_written_there_are_the_published_rows_and_the_cheapest_member():
+    _, members = begun("tiny", 5.0)
+    assert {layer.norm1 for member in members for layer in member.architecture.layers} == {"none"}
+    feasible, members = begun("ladder", 5.0, "unfolded")
     within = [member for member in published_members(feasible.space) if feasible.fits(member)]
-    assert anchors == list(dict.fromkeys([*within, cheapest(feasible.priced)]))
+    assert members == list(dict.fromkeys([*within, cheapest(feasible.priced)]))

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -80,24 +81,15 @@ def make_trials(feasible) -> Callable[..., Trials]:
     ) -> Trials:
         members = tuple(parse(name, feasible.space.base) for name in anchors)
         searcher = searcher_of("evolution" if anchors else config.searcher)
-        schedule = TrialSchedule(
-            strategy=searcher(SearchProblem(feasible=feasible, anchors=members, reference_loss=6.0)),
-            seed=config.seed,
-            num_trials=config.num_trials,
-            num_proxy_evals=config.most_proxy_evals,
-            finalist_seeds=config.finalist_seeds,
-            most_replicates=config.most_replicates,
-            reference=(40.0, 6.0),
-            known=proposals_of(records, feasible.space.base),
-        )
-        setting = TrialSetting(
-            config=config,
-            recipe=recipe or study_recipe(config, distillation),
-            folder=folder,
-            corpus=corpus,
-            device="cpu",
-            versions={"python": "3"},
-        )
+        strategy = searcher(SearchProblem(feasible=feasible, anchors=members, reference_loss=6.0))
+        known = proposals_of(records, feasible.space.base)
+        counts: dict[str, Any] = {
+            name: getattr(config, name) for name in ("seed", "num_trials", "finalist_seeds", "most_replicates")
+        }
+        counts |= {"num_proxy_evals": config.most_proxy_evals}
+        schedule = TrialSchedule(strategy=strategy, reference=(40.0, 6.0), known=known, **counts)
+        given: dict[str, Any] = {"folder": folder, "corpus": corpus, "device": "cpu", "versions": {"python": "3"}}
+        setting = TrialSetting(config=config, recipe=recipe or study_recipe(config, distillation), **given)
         return Trials(schedule, feasible, setting, records)
 
     return make

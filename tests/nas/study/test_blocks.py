@@ -1,12 +1,12 @@
-"""Scores of sub-layers: against the parent with that sub-layer replaced by hand; and what is kept of them."""
-
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from scipy.stats import spearmanr
+from torch import Tensor
 
 from costmodel.cost import Budget
 from costmodel.errors import UserError
@@ -59,6 +59,11 @@ def scored_of(texts: Corpus, parent: Parent) -> torch.Tensor:
     return scored_tokens(texts, SEQ_LEN, parent.model.architecture.vocab_size)
 
 
+@torch.no_grad()
+def error_of(block: Callable[..., tuple[Tensor, ...]], read: Tensor, left: Tensor) -> float:
+    return float(distillation_error(block(read, False)[0], read, left))
+
+
 def test_sub_layers_are_what_a_layer_is_trained_as(parent):
     architecture = parent.model.architecture
     assert sub_layers_of(architecture, 1, LAYERS[1]) == (
@@ -86,25 +91,10 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent, texts):
     assert scores[SubLayer(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
 
 
-def test_training_brings_alternatives_nearer_to_the_parents_layer(parent, texts):
-    half = SubLayer(0, "ffn", "layernorm", "relu")
-    tokens = scored_of(texts, parent)
-    read_stream, left, *_ = parent.decoder().hidden_states(tokens)
-    errors = []
-    for rate in (0.0, 1e-3):
-        settings = BlockwiseDistillation(tokens=16_384, batch=4, learning_rate=rate)
-        blocks = library.Library(parent, texts, settings, seq_len=SEQ_LEN)
-        (trained,) = blocks.trained([half], lambda _, block: block.requires_grad_(False))
-        made, _ = trained[half](read_stream, False)
-        errors.append(float(distillation_error(made, read_stream, left)))
-    assert errors[1] < 0.9 * errors[0]
-
-
 def test_scores_are_kept_beside_the_corpus(parent, texts):
     shares: list[float] = []
     first = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
+    assert (shares, shares[-1]) == (sorted(shares), 1.0)
     (path,) = Path(texts.folder).glob("blocks-*.csv")
     again: list[float] = []
     assert block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, on_progress=again.append) == first
@@ -133,11 +123,14 @@ def test_layers_that_stay_the_parents_have_their_own_alone(parent, texts):
     )
 
 
-def test_scores_of_another_part_or_not_finite_are_refused():
+def test_scores_are_finite_and_of_known_parts_and_steps_as_many_at_any_length():
     with pytest.raises(UserError, match="must be a table of block scores, but: 'mlp'"):
         from_csv("depth,part,norm,form,kl_nats\n0,mlp,none,none,0.0\n", "x")
     with pytest.raises(UserError, match="must be finite"):
         BlockScores(divergences={SubLayer(0, "ffn", "none", "none"): math.nan})
+    settings = BlockwiseDistillation()
+    sizes = [(settings.num_steps(length), settings.batch_of(length)) for length in (32, 128, 512, 1024, 2048)]
+    assert sizes == [(128, 8), (32, 8), (32, 2), (32, 1), (32, 1)]
 
 
 def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent, texts):
@@ -151,8 +144,7 @@ def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(pa
     for weights in (product, parent.start(made, texts)):
         model = Decoder(made.initial_architecture)
         load_deployed(model, weights)
-        with torch.no_grad():
-            errors.append(float(distillation_error(model.layers[0](read_stream, False)[0], read_stream, left)))
+        errors.append(error_of(model.layers[0], read_stream, left))
     assert errors[1] < 0.7 * errors[0]
 
 
@@ -166,18 +158,13 @@ def test_a_sub_layer_that_is_fitted_starts_nearest_to_the_parents(part, form, pa
     load_deployed(started, transferred(base, parent.model.weights, target))
     ((_, hidden_states),) = parent_hidden_states(parent, (0,), texts, still, seq_len=SEQ_LEN)
     fitted = trained_block(parent, SubLayer(0, part, "layernorm", form), hidden_states, still)
-    with torch.no_grad():
-        errors = [
-            float(
-                distillation_error(block(hidden_states.read[0], False)[0], hidden_states.read[0], hidden_states.left[0])
-            )
-            for block in (started.layers[0], fitted)
-        ]
-    assert errors[1] < 0.9 * errors[0]
+    start, end = (
+        error_of(block, hidden_states.read[0], hidden_states.left[0]) for block in (started.layers[0], fitted)
+    )
+    assert end < 0.9 * start
 
 
 def test_frozen_inner_norms_are_trained_scored_and_kept(texts):
-    """What leaves the norms their deviation of training is nearer to the parent than a layer without the sub-layer."""
     layer = replace(LLAMA.layers[0], ffn="geglu")
     whole = replace(LLAMA, block="gemma3", head_size=8, vocab_size=512, context=64, layers=(layer,) * 2)
     base = trained_architecture(whole, SCALES["smoke"])
@@ -205,12 +192,6 @@ def test_frozen_inner_norms_are_trained_scored_and_kept(texts):
     assert all(norm.is_frozen for norm in norms.values())
 
 
-def test_steps_at_any_length_are_as_many():
-    settings = BlockwiseDistillation()
-    sizes = [(settings.num_steps(length), settings.batch_of(length)) for length in (32, 128, 512, 1024, 2048)]
-    assert sizes == [(128, 8), (32, 8), (32, 2), (32, 1), (32, 1)]
-
-
 def test_streams_of_layers_are_those_of_the_whole_parent(parent, texts):
     streams_by_depth = {
         depth: [stream.clone() for stream in hidden_states]
@@ -219,12 +200,9 @@ def test_streams_of_layers_are_those_of_the_whole_parent(parent, texts):
     inputs, _ = train_batch(texts, step=3, batch=2, seq_len=SEQ_LEN, seed=0)
     expected = parent.decoder().hidden_states(inputs)
     for depth in (0, 1):
-        assert [
-            stream[3].equal(whole) for stream, whole in zip(streams_by_depth[depth], expected[depth:], strict=False)
-        ] == [
-            True,
-            True,
-        ]
+        read, left = (stream[3] for stream in streams_by_depth[depth])
+        assert read.equal(expected[depth])
+        assert left.equal(expected[depth + 1])
 
 
 def test_a_large_stream_is_in_a_file_that_goes(monkeypatch, tmp_path):
@@ -266,8 +244,6 @@ MANY = [
     Layer(norm1="layernorm", attention="2quad", norm2="none", ffn="bilinear"),
     Layer(norm1="layernorm", attention="softmax", norm2="layernorm", ffn="square"),
 ]
-
-
 ROTARY = base_architecture(
     "smollm2-135m", Dimensions(layers=3, heads=4, kv_heads=2, d_model=32, d_ff=64, vocab=512, context=64)
 )
@@ -284,7 +260,6 @@ GATED = [
     ("architecture", "layers", "at_a_time"), [(None, MANY, 1 << 30), (None, MANY, 1), (ROTARY, GATED, 1 << 30)]
 )
 def test_alternatives_train_together_as_one_after_another(parent, texts, monkeypatch, architecture, layers, at_a_time):
-    """On a GPU they train together."""
     monkeypatch.setattr(library, "MOST_TOGETHER", at_a_time)
     if architecture is not None:
         weights = deployed_weights(build(architecture, torch.Generator().manual_seed(5)))
@@ -315,17 +290,7 @@ def test_a_candidate_starts_from_trained_sub_layers(parent, texts, name, monkeyp
     for weights in (fitted, initial_weights(parent, made, texts)):
         model = Decoder(made.initial_architecture)
         load_deployed(model, weights)
-        with torch.no_grad():
-            errors.append(
-                [
-                    float(
-                        distillation_error(
-                            model.layers[depth](hidden_states[depth], False)[0], *hidden_states[depth:][:2]
-                        )
-                    )
-                    for depth in (0, 1)
-                ]
-            )
+        errors.append([error_of(model.layers[depth], *hidden_states[depth:][:2]) for depth in (0, 1)])
     assert sum(errors[1]) < sum(errors[0])
     assert [after == before for before, after in zip(*errors, strict=True)] == [
         all(

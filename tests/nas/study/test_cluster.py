@@ -1,5 +1,3 @@
-"""Two nodes on this machine: workers, a node and the driver are killed, and nothing is lost or trained twice."""
-
 import os
 import re
 import signal

@@ -1,14 +1,15 @@
-"""Which members of the front get one more seed, and that it depends on results alone."""
-
 import random
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from costmodel.cost import Budget
 from nas.run.front import front
 from nas.searchers.strategy import Observation, SearchProblem, Suggestion, searcher_of
 from nas.study.finalists import finalists, next_round
+from nas.study.proxies import FROM_PARENT, losses_after_proxies
 from nas.study.schedule import LAG, TrialSchedule
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
@@ -31,10 +32,13 @@ def wanted(results, asked=(), *, seeds=2, most=99, size=99):
     return next_round(results, asked, seeds=seeds, most=most, size=size, reference=(20.0, 5.0))
 
 
-def test_members_whose_order_is_in_doubt_come_first():
+def test_members_whose_order_is_in_doubt_come_first_and_a_second_seed_before_a_third():
     close = result(1, 2.999, latency_s=11.0)
     assert {index for index, _ in wanted([DEAR, DOMINATED, CHEAP, close], size=2)} == {0, 1}
     assert {index for index, _ in wanted([DEAR, DOMINATED, CHEAP, MIDDLE])} == {0, 1, 2}
+    level = [result(index, 3.0 - index * 0.01, latency_s=10.0 + index) for index in range(3)]
+    again = [replace(level[0], replicate=1), replace(level[2], replicate=1)]
+    assert wanted([*level, *again], [(0, 1), (2, 1)])[0] == (1, 1)
 
 
 def test_there_are_no_more_than_asked_for_of_a_member_in_a_round_and_in_all():
@@ -44,12 +48,6 @@ def test_there_are_no_more_than_asked_for_of_a_member_in_a_round_and_in_all():
     assert wanted(results, [(0, 1), (1, 1), (2, 1)], most=3) == []
     assert sorted(wanted(results, [(0, 1), (1, 1), (2, 1)], seeds=2)) == [(0, 2), (1, 2), (2, 2)]
     assert wanted(results, [(0, 1), (1, 1), (2, 1)], seeds=1) == []
-
-
-def test_a_second_seed_of_one_is_worth_more_than_a_third_of_another():
-    level = [result(index, 3.0 - index * 0.01, latency_s=10.0 + index) for index in range(3)]
-    again = [replace(level[0], replicate=1), replace(level[2], replicate=1)]
-    assert wanted([*level, *again], [(0, 1), (2, 1)])[0] == (1, 1)
 
 
 def test_who_comes_to_the_front_late_gets_its_seeds_too():
@@ -79,14 +77,8 @@ def test_the_schedule_and_the_report_see_one_front(over_seeds, seed):
         losses = [draw.choice([None, *(draw.uniform(2, 4) for _ in range(8))]) for _ in range(draw.randint(1, 3))]
         records += over_seeds(index, *losses, latency_s=draw.choice([100.0, 200.0, 250.0, 299.0, 301.0]))
     results = [
-        result(
-            record.index,
-            record.val_loss,
-            latency_s=record.latency_s,
-            replicate=record.seed,
-            feasible=record.latency_s <= 300,
-        )
-        for record in records
+        result(end.index, end.val_loss, latency_s=end.latency_s, replicate=end.seed, feasible=end.latency_s <= 300)
+        for end in records
     ]
     front_indices = [member.first.index for member in front(records, budget)]
     assert finalists(results) == front_indices
@@ -101,17 +93,10 @@ def outcome(proposal: Suggestion) -> Observation:
     return result(proposal.index, loss, latency_s=latency_s, replicate=proposal.replicate, member=proposal.member)
 
 
-def run(feasible, order, *, num_trials: int = 12, finalist_seeds: int = 2):
+def run(feasible, order, *, finalist_seeds: int = 2):
     strategy = searcher_of("evolution")(SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0))
-    plan = TrialSchedule(
-        strategy=strategy,
-        seed=0,
-        num_trials=num_trials,
-        finalist_seeds=finalist_seeds,
-        most_replicates=num_trials,
-        reference=(40.0, 6.0),
-    )
-    return run_schedule(plan, outcome, order)
+    counts: dict[str, Any] = {"num_trials": 12, "most_replicates": 12, "finalist_seeds": finalist_seeds}
+    return run_schedule(TrialSchedule(strategy=strategy, seed=0, reference=(40.0, 6.0), **counts), outcome, order)
 
 
 def test_replicates_follow_all_candidates_and_do_not_depend_on_arrival_order(feasible):
@@ -124,25 +109,44 @@ def test_replicates_follow_all_candidates_and_do_not_depend_on_arrival_order(fea
     members = {proposal.index: proposal.member for proposal in first[:12]}
     assert all(proposal.member == members[proposal.index] for proposal in first)
     assert {proposal.replicate for proposal in first} == {0, 1, 2}
+    # a round depends on all before it, so that a failure before it is not tried again: LAG generations apart
+    generations = sorted({proposal.generation for proposal in first[12:]})
+    assert generations == [first[11].generation + LAG * number for number in range(1, len(generations) + 1)]
 
 
-def test_a_round_depends_on_all_before_it(feasible):
-    """So that a failure before it is not tried again, as the ledger tells by generations LAG apart."""
-    generations = sorted(
-        {proposal.generation for proposal in run(feasible, lambda count: 0) if proposal.role == "replicate"}
-    )
-    last = max(proposal.generation for proposal in run(feasible, lambda count: 0) if proposal.role == "candidate")
-    assert generations == [last + LAG * number for number in range(1, len(generations) + 1)]
+@pytest.mark.parametrize("seeds", [0, 1])
+def test_as_many_seeds_as_asked_for(feasible, seeds):
+    assert max(proposal.replicate for proposal in run(feasible, lambda count: 0, finalist_seeds=seeds)) == seeds
 
 
-@pytest.mark.parametrize("finalist_seeds", [0, 1])
-def test_as_many_seeds_as_asked_for(feasible, finalist_seeds):
-    assert (
-        max(proposal.replicate for proposal in run(feasible, lambda count: 0, finalist_seeds=finalist_seeds))
-        == finalist_seeds
-    )
+def look(loss: float) -> Observation:
+    return Observation(member=MEMBER, status="paused", latency_s=1.0, log_perplexity=None, rung_losses=(loss,))
 
 
-def test_more_candidates_later_keep_the_seeds_there_were(feasible):
-    short = {proposal.key for proposal in run(feasible, lambda count: 0) if proposal.role == "candidate"}
-    assert short < {proposal.key for proposal in run(feasible, lambda count: 0, num_trials=16)}
+def end(at_rung: float, at_end: float) -> Observation:
+    return Observation(member=MEMBER, latency_s=1.0, log_perplexity=at_end, rung_losses=(at_rung, at_end))
+
+
+def test_without_results_the_prior_says_it_and_from_scratch_the_best_look():
+    (known, expected) = losses_after_proxies([end(2.5, 2.1), look(2.5)][1:] * 2, 1.9)
+    assert known == expected
+    assert known.mean == pytest.approx(1.9 + FROM_PARENT.mean[0] + FROM_PARENT.mean[1] * 0.6)
+    variance = FROM_PARENT.deviation[0] ** 2 + (0.6 * FROM_PARENT.deviation[1]) ** 2 + FROM_PARENT.around**2
+    assert known.deviation == pytest.approx(variance**0.5)
+    best, other = losses_after_proxies([look(4.0), look(5.0)], None)
+    assert best.mean < other.mean
+    assert best.deviation > losses_after_proxies([look(4.0)], 4.0)[0].deviation
+    failed = Observation(member=MEMBER, status="failed", latency_s=1.0, log_perplexity=None)
+    assert losses_after_proxies([failed], 1.9) == [None]
+
+
+def test_it_is_the_normal_distribution_given_the_results():
+    """By the block formula for conditional normals."""
+    pairs = np.array([(2.4, 2.2), (2.9, 2.5), (3.3, 2.6)])
+    terms = np.column_stack([np.ones(4), [*(pairs[:, 0] - 1.9), 2.6 - 1.9]])
+    joint = terms @ np.diag(np.square(FROM_PARENT.deviation)) @ terms.T + FROM_PARENT.around**2 * np.eye(4)
+    mean = terms @ FROM_PARENT.mean + 1.9
+    gain = joint[3, :3] @ np.linalg.inv(joint[:3, :3])
+    expected = losses_after_proxies([*(end(*pair) for pair in pairs), look(2.6)], 1.9)[-1]
+    assert expected.mean == pytest.approx(mean[3] + gain @ (pairs[:, 1] - mean[:3]))
+    assert expected.deviation**2 == pytest.approx(joint[3, 3] - gain @ joint[:3, 3])

@@ -1,5 +1,3 @@
-"""Which parent a study has, what a trial takes from it, and what a study says of both."""
-
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from costmodel.config.strict_yaml import dump
 from costmodel.errors import StoppedError, UserError
 from nas import train
 from nas.conversion.parent import BUILTIN, keep_parent, load_parent
@@ -45,30 +42,19 @@ def corpus(folder: Path, source_files: str) -> Corpus:
     return prepare(source_files, vocab_size=512, tokenizer=load_parent(str(folder)).model.tokenizer)
 
 
-def test_the_builtin_parent_is_the_default_where_it_fits():
-    default_parent = usual_parent(StudyConfig(budget_latency="5min"), BASES["gpt2-small"])
-    assert default_parent.name == BUILTIN
-
-
 @pytest.mark.parametrize(
-    ("config", "base"),
+    ("config", "base", "name"),
     [
-        (StudyConfig(budget_latency="5min", parent="none"), "gpt2-small"),
-        (StudyConfig(budget_latency="5min", scale="gpu"), "gpt2-small"),
-        (StudyConfig(budget_latency="5min", scale="paper"), "gpt2-small"),
-        (StudyConfig(budget_latency="5min"), "gpt2-18l"),
-        (StudyConfig(budget_latency="5min", seq_len=256), "gpt2-small"),
+        ({}, "gpt2-small", BUILTIN),
+        ({"parent": "none"}, "gpt2-small", None),
+        ({"scale": "gpu"}, "gpt2-small", None),
+        ({"scale": "paper"}, "gpt2-small", None),
+        ({}, "gpt2-18l", None),
+        ({"seq_len": 256}, "gpt2-small", None),
     ],
 )
-def test_elsewhere_candidates_are_trained_from_scratch(config, base):
-    assert usual_parent(config, BASES[base]) is None
-
-
-def test_one_that_is_asked_for_must_fit(tmp_path):
-    (tmp_path / "deep.yaml").write_text("name: deep\nbase: gpt2-18l\nmembers: [SM+LN+G]\n")
-    config = StudyConfig(budget_latency="5min", parent=BUILTIN, space=str(tmp_path / "deep.yaml"))
-    with pytest.raises(UserError, match=r"`num_layers` .* 18, but has 12; give another --parent, a --scale or --space"):
-        price_study(config)
+def test_the_builtin_parent_is_the_default_where_it_fits(config, base, name):
+    assert getattr(usual_parent(StudyConfig(budget_latency="5min", **config), BASES[base]), "name", None) == name
 
 
 @pytest.mark.parametrize("name", ["2xlSooo", "1xooLFo-1xLSlRo", "SM+ScFuFFN"])
@@ -83,14 +69,15 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(make_trials, c
     assert (last.status, last.reason) == ("completed", None)
     load_stored(Decoder(trial.candidate.trained), checkpoint.load_latest(trial.folder).weights)
     assert list(Path(corpus.folder).glob("likely-*.bin"))
+    assert last.parent_divergence > 1e-4
+    assert 0 <= last.parent_agreement < 1
+    assert agreement(parent.decoder(), parent.decoder(), corpus, trial.candidate.recipe.scale) == (0.0, 1.0)
 
 
 def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus, folder, tmp_path):
-    parent = load_parent(str(folder))
-    keep_parent(parent, tmp_path / PARENT_FOLDER)
-    (tmp_path / PARENT_FOLDER / "trained.yaml").write_text(dump({"block": "gpt2"}))
-    trial = make_trials(tmp_path, corpus, distillation=parent.distillation).next_trial()
-    *_, last = run_trial(trial)
+    keep_parent(parent := load_parent(str(folder)), tmp_path / PARENT_FOLDER)
+    (tmp_path / PARENT_FOLDER / "trained.yaml").write_text("block: gpt2\n")
+    *_, last = run_trial(make_trials(tmp_path, corpus, distillation=parent.distillation).next_trial())
     assert last.status == "failed"
     assert "must be as it was written" in last.reason
 
@@ -119,36 +106,19 @@ def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp
     assert all(made[name].equal(value) for name, value in parent.model.weights.items())
 
 
-def test_a_parent_of_other_dimensions_than_the_default_space_has_its_own(folder):
-    priced = price_study(StudyConfig(budget_latency="90%", parent=str(folder), seq_len=16))
-    assert (priced.config.space, priced.config.scale) == ("parent", "parent")
-    assert priced.feasible.space.base.num_layers == 2
-
-
-def test_a_trial_is_compared_with_its_parent(make_trials, corpus, folder, tmp_path):
-    parent = load_parent(str(folder))
-    keep_parent(parent, tmp_path / PARENT_FOLDER)
-    trial = make_trials(tmp_path, corpus, distillation=parent.distillation, anchors=["2xlSooo"]).next_trial()
-    *_, last = run_trial(trial)
-    assert last.parent_divergence > 1e-4
-    assert 0 <= last.parent_agreement < 1
-    same = agreement(parent.decoder(), parent.decoder(), corpus, trial.candidate.recipe.scale)
-    assert same == (0.0, 1.0)
-
-
-def test_a_study_from_scratch_on_few_tokens_is_warned(make_meta):
+def test_a_study_says_what_its_candidates_start_from_and_warns_of_few_tokens(make_meta):
     recipe = recipe_for("proxy", "stdlib", entropy_regularised=False)
-    assert "from scratch on 524,288 tokens candidates are likely to be worse than a trigram model" in start_line(
-        make_meta(recipe=recipe)
-    )
     enough = replace(recipe, scale=replace(recipe.scale, tokens=FEW_TOKENS))
-    assert start_line(make_meta(recipe=enough)) == "candidates are trained from scratch on 8,388,608 tokens"
-
-
-def test_a_study_says_what_its_candidates_start_from(make_meta):
     parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(7.0), latency_s=400.0)
-    expected = "candidates start from parent builtin, SM+LN+G, perplexity 7.00 on the tokens that validate them"
-    assert start_line(make_meta(parent=parent)) == expected
+    for meta, said in (
+        ({"recipe": recipe}, "from scratch on 524,288 tokens candidates are likely to be worse than a trigram model"),
+        ({"recipe": enough}, "candidates are trained from scratch on 8,388,608 tokens"),
+        (
+            {"parent": parent},
+            "candidates start from parent builtin, SM+LN+G, perplexity 7.00 on the tokens that validate them",
+        ),
+    ):
+        assert said in start_line(make_meta(**meta))
 
 
 def test_a_parent_no_better_than_a_model_without_context_is_told_before_and_after(

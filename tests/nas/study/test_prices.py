@@ -1,5 +1,3 @@
-"""A search under several protocols, and with layers that are no secret."""
-
 import csv
 from dataclasses import replace
 from typing import Any
@@ -118,14 +116,11 @@ def test_layers_that_folding_may_change_are_refused(notation, kept, said, monkey
             price_study(of_parent(monkeypatch, notation, **given))
 
 
-def test_every_member_is_priced_with_them_at_the_client(monkeypatch):
+def test_every_member_is_priced_with_them_at_the_client_unless_a_space_lists_its_members(monkeypatch):
     config = of_parent(monkeypatch, "1xLSMFo-1xLSLGo", client_layers=1)
     priced, pricer = price_study(config).feasible.priced, load_pricer("semi2k")
     for member in members(priced.space):
         whole = price_architecture(member.architecture, pricer, config.workload, "folded").price
         assert price_of(priced, member).sent_bytes == pytest.approx(whole.sent_bytes)
-
-
-def test_a_space_that_lists_its_members_keeps_none(monkeypatch):
     with pytest.raises(UserError, match="offers choices for each layer, but ladder lists its members; leave them out"):
         price_study(of_parent(monkeypatch, "2xLSLGo", space="ladder", client_layers=1))

@@ -1,5 +1,3 @@
-"""Ray: its session, its errors, and what a trial takes of the machines."""
-
 import os
 import socket
 
@@ -34,13 +32,16 @@ def test_a_study_on_this_machine_stays_on_loopback_whatever_ray_address_says(mon
     assert not ray.is_initialized()
 
 
-def test_an_address_where_nobody_listens_is_said_before_ray_is_asked():
+def test_a_cluster_that_nobody_answers_for_or_that_is_another_is_said_before_ray_is_asked(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
     unreachable = ray_session(Resources(slots=1, max_concurrent=1, ray_address=address), {})
     with pytest.raises(RunHaltedError, match=f"Ray cannot be reached at {address}: nobody answers"), unreachable:
         pass
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    with pytest.raises(RunHaltedError, match="connected to Ray already and cannot go to 127.0.0.1:1"):
+        cluster_nodes("127.0.0.1:1")
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +95,6 @@ def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, call
         run_trials(trials, RESOURCES)
 
 
-def test_a_cluster_is_not_taken_for_the_one_that_this_process_is_connected_to(monkeypatch):
-    monkeypatch.setattr(ray, "is_initialized", lambda: True)
-    with pytest.raises(RunHaltedError, match="connected to Ray already and cannot go to 127.0.0.1:1"):
-        cluster_nodes("127.0.0.1:1")
-
-
 def test_ray_gets_a_short_folder_where_the_temporary_one_is_long_or_not_ascii():
     assert ray_cluster._short_folder("/tmp") is None
     for folder in ("/tmp/" + "long/" * 20, "/tmp/ö"):
@@ -139,22 +134,20 @@ def resources(*shapes, **settings):
     return study_resources(StudyConfig(budget_latency="5min", **settings), nodes(*shapes))
 
 
-@pytest.mark.parametrize(("asked", "expected"), [(None, 16), (1, 1), (3, 3), (16, 16)])
-def test_a_trial_takes_a_core_and_one_thread_however_many_run(asked, expected):
-    capacity = resources((16, 0), max_concurrent=asked)
-    assert (capacity.max_concurrent, capacity.gpus_per_trial) == (expected, 0.0)
-
-
 @pytest.mark.parametrize(
-    ("gpus", "share", "expected"), [(1, None, 1), (4, None, 4), (1, 0.5, 2), (2, 0.6, 2), (1, 0.3, 3), (1, 0.1, 10)]
+    ("gpus", "asked", "share", "expected"),
+    [
+        *((0, asked, None, asked or 16) for asked in (None, 1, 3, 16)),
+        *((gpus, None, None, gpus) for gpus in (1, 4)),
+        *((1, None, share, places) for share, places in ((0.5, 2), (0.3, 3), (0.1, 10))),
+        *((gpus, None, share, places) for gpus, share, places in ((2, 0.6, 2), (4, 0.0, 16))),
+    ],
 )
-def test_gpus_are_used_one_a_trial_unless_it_is_said_and_never_in_parts_of_two(gpus, share, expected):
-    assert resources((16, gpus), gpus_per_trial=share).max_concurrent == expected
-
-
-def test_gpus_can_be_left_alone():
-    capacity = resources((16, 4), gpus_per_trial=0.0)
-    assert (capacity.max_concurrent, capacity.num_gpus, capacity.gpus_per_trial) == (16, 0, 0.0)
+def test_a_trial_takes_a_core_or_the_share_of_one_gpu_that_is_asked_for(gpus, asked, share, expected):
+    capacity = resources((16, gpus), max_concurrent=asked, gpus_per_trial=share)
+    assert capacity.max_concurrent == expected
+    assert capacity.gpus_per_trial == (0.0 if not gpus else 1.0 if share is None else share)
+    assert capacity.num_gpus == (gpus if share != 0 else 0)
 
 
 def test_a_cluster_is_filled_whatever_this_machine_has():
@@ -168,11 +161,7 @@ def test_a_cluster_is_filled_whatever_this_machine_has():
     ("shapes", "settings", "message"),
     [
         ([(4, 0)], {"gpus_per_trial": 1.0}, "--gpus-per-trial 1 needs a CUDA device, but there is none"),
-        (
-            [(4, 0)],
-            {"max_concurrent": 5},
-            "--max-concurrent must be at most 4, as a trial takes a core of this machine",
-        ),
+        ([(4, 0)], {"max_concurrent": 5}, "--max-concurrent must be at most 4, as a trial takes a core of this mach"),
         ([(4, 2)], {"max_concurrent": 3}, "must be at most 2, as a trial takes a core and 1 GPUs of this machine"),
         ([(0, 2), (4, 0)], {"ray_address": CLUSTER}, "no node of the cluster at 127.0.0.1:6379 has both"),
     ],
@@ -183,17 +172,19 @@ def test_what_does_not_fit_is_refused(shapes, settings, message):
 
 
 @pytest.mark.parametrize(
-    ("slots", "num_trials", "size"), [(2, 13, 2), (4, 13, 2), (8, 100, 4), (64, 1000, 32), (64, 40, 10)]
+    ("slots", "num_trials", "settings", "size"),
+    [
+        (2, 13, {"ray_address": CLUSTER}, 2),
+        (4, 13, {"ray_address": CLUSTER}, 2),
+        (8, 100, {"ray_address": CLUSTER}, 4),
+        (64, 1000, {"ray_address": CLUSTER}, 32),
+        (64, 40, {"ray_address": CLUSTER}, 10),
+        *((64, 1000, {"max_concurrent": asked}, 32) for asked in (1, 64)),  # how many run at a time changes nothing
+    ],
 )
-def test_two_generations_fill_a_cluster_but_leave_something_to_learn(slots, num_trials, size):
-    config = StudyConfig(budget_latency="5min", num_trials=num_trials, ray_address=CLUSTER)
+def test_two_generations_fill_a_cluster_but_leave_something_to_learn(slots, num_trials, settings, size):
+    config = StudyConfig(budget_latency="5min", num_trials=num_trials, **settings)
     assert resolved(config, study_resources(config, nodes((slots, 0)))).generation_size == size
-
-
-def test_how_many_run_at_a_time_changes_no_generation():
-    for asked in (1, 64):
-        config = StudyConfig(budget_latency="5min", num_trials=1000, max_concurrent=asked)
-        assert resolved(config, study_resources(config, nodes((64, 0)))).generation_size == 32
 
 
 def test_what_runs_and_what_is_idle_is_said_first():

@@ -1,5 +1,3 @@
-"""Where trials train: the rule, what it is decided from, and the measurement itself on a CPU."""
-
 import pytest
 from torch import nn
 
@@ -125,16 +123,13 @@ def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
         shared_rates(candidate, "no-such-device", [1])
 
 
-@pytest.mark.parametrize(("share", "precision"), [(0.5, "bfloat16"), (0.0, None)])
-def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(card, share, precision):
-    config, _ = study("gpu", gpus_per_trial=share)
+@pytest.mark.parametrize(
+    ("scale", "asked", "share", "precision"),
+    [("gpu", 0.5, 0.5, "bfloat16"), ("gpu", 0.0, 0.0, None), ("smoke", None, 0.0, None)],
+)
+def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(card, scale, asked, share, precision):
+    config, _ = study(scale, gpus_per_trial=asked)
     made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
     assert (made.gpus_per_trial, made.recipe.precision) == (share, precision)
     assert study_recipe(made, None).precision == (precision or "float32")
-    assert (made == config) == (precision is None)
-
-
-def test_a_study_decides_where_nothing_is_asked(card):
-    config, _ = study("smoke")
-    made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
-    assert (made.gpus_per_trial, made.recipe.precision) == (0.0, None)
+    assert (made == config) == (asked == 0.0)

@@ -1,5 +1,3 @@
-"""A time budget: when it begins, what it was spent on, and what it lasts for."""
-
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -31,14 +29,11 @@ def test_candidates_end_one_after_another_each_with_its_share_of_evaluations(lef
     assert count == expected
 
 
-def test_a_training_takes_its_start_its_steps_and_its_validations():
+def test_a_training_takes_its_start_steps_and_validations_at_a_pace_that_is_told_once(monkeypatch):
     scale = replace(SCALES["smoke"], tokens=25_600, validation_tokens=3_072)  # 100 steps of 256 tokens
     pace = Pace(phases={"CUDA": 2.0, "compiler and first step": 3.0}, step_s=0.5)
     assert pace.training_s(scale) == pytest.approx(5 + 0.5 * (100 + (768 + 768 + 3_072) / 256 / 3))
     assert pace.training_s(scale, 0.25) == pytest.approx(5 + 0.5 * (25 + 768 / 256 / 3))
-
-
-def test_the_pace_is_told_once_after_some_steps(monkeypatch):
     clock = iter([0.0, 4.0, 4.5, 5.25, 6.0, 9.0])
     monkeypatch.setattr("nas.study.time_budget.time.monotonic", lambda: next(clock))
     told: list[Pace] = []

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,16 +22,15 @@ from nas.training.outcome import EntropySummary, Outcome, RungRecord
 CONFIG = StudyConfig(
     budget_latency="25s", space="tiny", scale="smoke", seq_len=16, num_trials=6, num_proxy_evals=0, finalist_seeds=0
 )
+SIZES: dict[str, Any] = {"vocab_size": 512, "num_train_tokens": 10_000, "num_validation_tokens": 1_000}
 CORPUS = Corpus(
     folder="corpus",
     data="stdlib",
     fingerprint="f" * 16,
     tokenizer="bpe-512",
-    vocab_size=512,
-    num_train_tokens=10_000,
-    num_validation_tokens=1_000,
     held_out=HeldOut(),
     unigram_loss=5.0,
+    **SIZES,
 )
 
 
@@ -46,8 +46,6 @@ def trials_in(make_trials):
 
 
 ENTROPY = EntropySummary(head_means=((1.0, 2.0),), num_collapsed=0, quarter_shares=(0.0, 0.5, 0.0, 0.5))
-
-
 Report = Callable[[Trial], Record]  # what a worker reports of a trial
 OUTCOME = Outcome(status="completed", steps=8, tokens=64, seconds=2.0, val_loss=3.0, perplexity=20.0, entropy=ENTROPY)
 
@@ -85,32 +83,38 @@ def next_trial(trials: Trials, *reports: Report) -> Trial:
     return trial
 
 
-def run_until(trials: Trials, stop_after: int) -> list[str]:
-    """Runs trials one at a time; returns the ids handed out."""
-    handed: list[str] = []
-    while len(handed) < stop_after and (trial := trials.next_trial()) is not None:
-        handed.append(trial.record.trial_id)
-        trials.started(trial)
-        trials.happened(rung(trial))
-        trials.happened(done(trial))
-    return handed
+def noisy(trial: Trial) -> Record:
+    """An end whose loss depends on candidate and seed alone, or what was seen of it at the first rung."""
+    loss = 3.0 + random.Random(trial.record.trial_id).gauss(0, 0.2)
+    if trial.record.is_proxy:
+        return evaluated(trial, loss)
+    return trial.ended("completed", measured=replace(OUTCOME, val_loss=loss, perplexity=math.exp(loss)))
+
+
+def run_until(trials: Trials, stop_after: int = 100) -> list[Trial]:
+    """Two trials at a time, the later of which ends first; the last ones may be left without an end."""
+    handed: list[Trial] = []
+    running: list[Trial] = []
+    while True:
+        while len(running) < 2 and len(handed) < stop_after and (trial := trials.next_trial()) is not None:
+            handed.append(trial)
+            trials.started(trial)
+            trials.happened(rung(trial))
+            running.append(trial)
+        if not running or len(handed) == stop_after:
+            return handed
+        trials.happened(noisy(running.pop()))
+
+
+def ends(path: Path) -> list[tuple[object, ...]]:
+    return [
+        (record.trial_id, record.role, record.status, record.val_loss) for record in ledger.finished(ledger.read(path))
+    ]
 
 
 def events(trials: Trials) -> list[str]:
     """Events of a ledger, but for proposals."""
     return [record.event for record in ledger.read(trials.path) if record.event != "proposed"]
-
-
-def test_a_resumed_run_hands_out_only_what_did_not_finish(trials_in, tmp_path):
-    whole = run_until(trials_in(tmp_path / "a"), 100)
-    first = trials_in(tmp_path / "b")
-    before = run_until(first, 3)
-    interrupted = next_trial(first, rung)
-    resumed = trials_in(tmp_path / "b", ledger.recover(first.path))
-    after = run_until(resumed, 100)
-    assert after[0] == interrupted.record.trial_id
-    assert before + after == whole
-    assert resumed.finished
 
 
 def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(trials_in, tmp_path):
@@ -119,35 +123,40 @@ def test_a_rung_reported_again_by_a_resumed_trial_is_recorded_once(trials_in, tm
     assert events(trials) == ["started", "rung"]
 
 
-LOOKING = replace(CONFIG, num_trials=2, num_proxy_evals=None)
+LOOKING, SEEDED = replace(CONFIG, num_trials=2, num_proxy_evals=None), replace(CONFIG, finalist_seeds=2)
 
 
-def run_looking(trials: Trials, stop_after: int) -> list[tuple[str, bool]]:
-    """Runs trials one at a time; returns ids and whether each was a look."""
-    handed: list[tuple[str, bool]] = []
-    while len(handed) < stop_after and (trial := trials.next_trial()) is not None:
-        handed.append((trial.record.trial_id, trial.record.is_proxy))
-        loss = 3.0 + trial.record.index / 10
-        trials.started(trial)
-        trials.happened(rung(trial, loss))
-        trials.happened(evaluated(trial, loss) if trial.record.is_proxy else done(trial))
-    return handed
-
-
-def test_what_was_looked_at_goes_on_as_the_same_trial_after_any_kill(trials_in, tmp_path):
-    whole = run_looking(trials_in(tmp_path / "whole", config=LOOKING), 100)
-    proxy_evals = [name for name, is_proxy in whole if is_proxy]
-    ends = [name for name, is_proxy in whole if not is_proxy]
-    assert (len(set(proxy_evals)), len(set(ends))) == (6, 2)
-    assert ends[0] not in proxy_evals  # there is a front as soon as can be
-    assert ends[1] in proxy_evals
-    for stop_after in range(1, len(whole)):
-        first = trials_in(tmp_path / str(stop_after), config=LOOKING)
-        before = run_looking(first, stop_after)
-        next_trial(first, lambda trial: rung(trial, 3.0 + trial.record.index / 10))
-        resumed = trials_in(tmp_path / str(stop_after), ledger.recover(first.path), config=LOOKING)
-        assert before + run_looking(resumed, 100) == whole
+@pytest.mark.parametrize(("config", "num_trials"), [(CONFIG, 6), (LOOKING, 8), (SEEDED, 8)])
+def test_a_run_that_is_killed_anywhere_trains_the_same(trials_in, tmp_path, config, num_trials):
+    whole = trials_in(tmp_path / "whole", config=config)
+    handed = run_until(whole)
+    assert whole.finished
+    assert len(handed) >= num_trials
+    for stop_after in range(1, len(handed) + 1):
+        folder = tmp_path / str(stop_after)
+        killed = trials_in(folder, config=config)
+        before = run_until(killed, stop_after)
+        resumed = trials_in(folder, ledger.recover(killed.path), config=config)
+        after = run_until(resumed)
+        assert after[0].record.trial_id in {trial.record.trial_id for trial in before}  # what had begun goes on
         assert resumed.finished
+        assert ends(killed.path) == ends(whole.path)
+
+
+def test_what_was_looked_at_goes_on_as_the_same_trial_and_is_told_from_an_end(trials_in, tmp_path):
+    trials = trials_in(tmp_path, config=LOOKING)
+    handed = run_until(trials)
+    looks, (first, second) = (
+        [trial.record.trial_id for trial in handed if trial.record.is_proxy is proxy] for proxy in (True, False)
+    )
+    assert len(set(looks)) == len(looks) == 6
+    assert first not in looks  # there is a front as soon as can be
+    assert second in looks
+    statuses = [record.status for record in ledger.finished(ledger.read(trials.path))]
+    assert (statuses.count("paused"), statuses.count("completed")) == (5, 2)
+    proposed = [record for record in ledger.read(trials.path) if record.event == "proposed"]
+    assert [proposal.is_proxy for proposal in proposed].count(False) == 2
+    assert all(proposal.expected_loss is not None for proposal in proposed)
 
 
 def test_a_look_stands_where_its_end_failed(trials_in, tmp_path):
@@ -161,17 +170,6 @@ def test_a_look_stands_where_its_end_failed(trials_in, tmp_path):
     while again.record.index != trial.record.index:
         again = next_trial(resumed)
     assert not again.record.is_proxy
-
-
-def test_a_look_is_told_from_an_end_in_the_ledger(trials_in, tmp_path):
-    trials = trials_in(tmp_path, config=LOOKING)
-    run_looking(trials, 100)
-    statuses = [record.status for record in ledger.finished(ledger.read(trials.path))]
-    assert statuses.count("paused") == 5
-    assert statuses.count("completed") == 2
-    proposed = [record for record in ledger.read(trials.path) if record.event == "proposed"]
-    assert [proposal.is_proxy for proposal in proposed].count(False) == 2
-    assert all(proposal.expected_loss is not None for proposal in proposed)
 
 
 def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_path):
@@ -188,11 +186,10 @@ def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_p
 
 def test_proposals_of_another_version_stand_on_resume(trials_in, tmp_path):
     whole = trials_in(tmp_path / "whole", config=replace(CONFIG, seed=7))
-    handed = run_until(whole, 100)
+    handed = [trial.record.trial_id for trial in run_until(whole)]
     proposed = [record for record in ledger.read(whole.path) if record.event == "proposed"]
     records = [replace(proposal, seed=0) for proposal in proposed[:4]]  # as if seed 0 had proposed them
-    trials = trials_in(tmp_path, records)
-    resumed = run_until(trials, 100)
+    resumed = [trial.record.trial_id for trial in run_until(trials_in(tmp_path, records))]
     assert [name.replace("-s0", "-s7") for name in resumed[:4]] == handed[:4]
     assert len(set(resumed)) == len(resumed) == CONFIG.num_trials
 
@@ -241,9 +238,9 @@ def test_a_failure_that_later_proposals_depend_on_is_final(trials_in, tmp_path):
     config = replace(CONFIG, num_trials=12)
     trials = trials_in(tmp_path, config=config)
     next_trial(trials, failed)
-    run_until(trials, 8)  # the eighth is of generation 2, proposed knowing that the first had failed
-    resumed = trials_in(tmp_path, ledger.read(trials.path), config=config)
-    assert next_trial(resumed).record.index == 9
+    run_until(trials, 9)  # the eighth is of generation 2, proposed knowing that the first had failed
+    resumed = run_until(trials_in(tmp_path, ledger.read(trials.path), config=config))
+    assert {trial.record.index for trial in resumed} == {8, 9, 10, 11}
 
 
 def test_a_halt_records_no_end_so_the_trial_is_resumable(trials_in, tmp_path):
@@ -257,13 +254,6 @@ def test_a_halt_records_no_end_so_the_trial_is_resumable(trials_in, tmp_path):
     assert events(trials) == ["started"]
 
 
-def test_a_ledger_that_cannot_be_written_halts_the_run(trials_in, tmp_path):
-    trials = trials_in(tmp_path / "missing")
-    trials.setting.folder.rmdir()
-    trials.started(next_trial(trials))
-    assert "cannot write" in trials.halted
-
-
 def test_a_ledger_of_other_candidates_is_refused(trials_in, tmp_path, make_record):
     trials = trials_in(tmp_path, (make_record(0, candidate_id="0" * 12),))
     with pytest.raises(ValueError, match="must be candidate .* the ledger holds 000000000000"):
@@ -272,7 +262,7 @@ def test_a_ledger_of_other_candidates_is_refused(trials_in, tmp_path, make_recor
 
 def test_records_carry_price_and_provenance(trials_in, tmp_path):
     trials = trials_in(tmp_path)
-    run_until(trials, 1)
+    run_until(trials)
     record = ledger.read(trials.path)[-1]
     assert record.latency_s <= 25.0
     assert (record.corpus, record.tokenizer, record.split) == (CORPUS.fingerprint, "bpe-512", "validation")
@@ -280,7 +270,7 @@ def test_records_carry_price_and_provenance(trials_in, tmp_path):
 
 
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, monkeypatch):
-    run_until(whole := trials_in(tmp_path / "whole"), 100)
+    run_until(whole := trials_in(tmp_path / "whole"))
     write, writes = os.write, 0
 
     def filling(descriptor: int, data: bytes) -> int:
@@ -300,72 +290,18 @@ def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, mo
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", filling)
             while before.halted is None:
-                run_until(before, 1)
+                run_until(before)
         assert before.halted == f"cannot write {before.path}: No space left on device"
         records = ledger.read(before.path)  # not torn
-        run_until(trials_in(folder, records), 100)
+        run_until(trials_in(folder, records))
         assert ends(before.path) == ends(whole.path)
         assert ledger.read(before.path)[: len(records)] == records
-
-
-SEEDED = replace(CONFIG, finalist_seeds=2)
-
-
-def noisy(trial: Trial) -> Record:
-    """An end whose loss depends on candidate and seed alone."""
-    loss = 3.0 + random.Random(trial.record.trial_id).gauss(0, 0.2)
-    return trial.ended("completed", measured=replace(OUTCOME, val_loss=loss, perplexity=math.exp(loss)))
-
-
-def run_noisily(trials: Trials, stop_after: int) -> list[str]:
-    """Two trials at a time, the later of which ends first; the last ones may be left without an end."""
-    handed: list[str] = []
-    running: list[Trial] = []
-    while True:
-        while len(running) < 2 and len(handed) < stop_after and (trial := trials.next_trial()) is not None:
-            handed.append(trial.record.trial_id)
-            trials.started(trial)
-            running.append(trial)
-        if not running or len(handed) == stop_after:
-            return handed
-        trials.happened(noisy(running.pop()))
-
-
-def run_all(trials: Trials) -> list[Trial]:
-    """One trial at a time."""
-    handed = []
-    while (trial := trials.next_trial()) is not None:
-        handed.append(trial)
-        trials.started(trial)
-        trials.happened(noisy(trial))
-    return handed
-
-
-def ends(path: Path) -> list[tuple[str, str, float | None]]:
-    return [(record.trial_id, record.role, record.val_loss) for record in ledger.finished(ledger.read(path))]
-
-
-def test_a_run_killed_among_its_replicates_trains_the_same_ones(trials_in, tmp_path):
-    whole = trials_in(tmp_path / "whole", config=SEEDED)
-    handed = run_noisily(whole, 100)
-    assert whole.finished
-    replicates = [end for end in ends(whole.path) if end[1] == "replicate"]
-    assert len(replicates) >= 2
-    assert {name.split("-s")[1] for name, role, _ in replicates} <= {"1-a0", "2-a0"}
-    for stop_after in range(1, len(handed) + 1):
-        folder = tmp_path / str(stop_after)
-        killed = trials_in(folder, config=SEEDED)
-        run_noisily(killed, stop_after)
-        resumed = trials_in(folder, ledger.recover(killed.path), config=SEEDED)
-        run_noisily(resumed, 100)
-        assert resumed.finished
-        assert ends(killed.path) == ends(whole.path)
 
 
 def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
     distillation = DistillationSchedule(parent="digest", placement="2xLSLGo")
     trials = trials_in(tmp_path, config=SEEDED, distillation=distillation)
-    handed = run_all(trials)
+    handed = run_until(trials)
     assert {trial.record.role for trial in handed} == {"candidate", "replicate"}
     assert {trial.parent for trial in handed} == {tmp_path / "parent"}
     assert {trial.candidate.recipe.distillation for trial in handed} == {
@@ -377,8 +313,8 @@ def test_replicates_start_from_the_parent_too(trials_in, tmp_path):
 
 
 def test_more_seeds_can_be_asked_for_later(trials_in, tmp_path):
-    run_noisily(trials := trials_in(tmp_path, config=CONFIG), 100)
+    run_until(trials := trials_in(tmp_path, config=CONFIG))
     assert {record.role for record in ledger.read(trials.path)} == {"candidate"}
-    run_noisily(trials_in(tmp_path, ledger.read(trials.path), config=SEEDED), 100)
-    run_noisily(whole := trials_in(tmp_path / "whole", config=SEEDED), 100)
+    run_until(trials_in(tmp_path, ledger.read(trials.path), config=SEEDED))
+    run_until(whole := trials_in(tmp_path / "whole", config=SEEDED))
     assert ends(trials.path) == ends(whole.path)

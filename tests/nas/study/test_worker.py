@@ -1,7 +1,6 @@
-"""What a worker does with a trial, and what the ledger says of its fold."""
-
 import errno
 import os
+import shutil
 import threading
 import weakref
 from dataclasses import replace
@@ -74,6 +73,11 @@ def test_a_full_disk_halts_the_run(trial, monkeypatch):
 
 
 def test_a_candidate_that_cannot_be_trained_fails_with_the_reason_alone(trial, monkeypatch):
+    monkeypatch.setattr("nas.training.objective.Objective.backward", raising(MemoryError()))
+    (record,) = run_trial(trial)
+    assert (record.event, record.status) == ("finished", "failed")
+    assert record.reason.startswith("out of memory on cpu with ")
+    shutil.rmtree(trial.folder)
     monkeypatch.setattr(worker, "train", raising(UserError("`heads` must\n  divide.")))
     (record,) = run_trial(trial)
     assert (record.event, record.status, record.reason) == ("finished", "failed", "`heads` must divide.")
@@ -98,14 +102,6 @@ def test_anything_else_fails_the_trial_and_leaves_its_traceback(trial, monkeypat
     path = trial.folder / "traceback.txt"
     assert record.reason == f"{reason}the traceback is in {path}"
     assert "in broken\n    raise error" in path.read_text()
-
-
-def test_a_trial_that_memory_does_not_hold_fails_and_halts_nothing(trial, monkeypatch):
-    error = RuntimeError("DefaultCPUAllocator: can't allocate memory")
-    monkeypatch.setattr("nas.training.objective.Objective.backward", raising(error))
-    (record,) = run_trial(trial)
-    assert (record.event, record.status) == ("finished", "failed")
-    assert record.reason.startswith("out of memory on cpu with ")
 
 
 def with_timeout(trial, timeout_s):
@@ -158,17 +154,24 @@ def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(
         run_second(run, named, corpus, None)
 
 
-def run(trials):
-    trial = trials.next_trial()
-    trials.started(trial)
-    for record in run_trial(trial):
-        trials.happened(record)
-    return trial
+@pytest.fixture
+def trained(make_trials, corpus, tmp_path):
+    """Trains a member, and returns its trial and the records of the ledger."""
+
+    def train(config=ONE_TRIAL):
+        trials = make_trials(tmp_path, corpus, config, anchors=["SM+R_i1"])
+        trial = trials.next_trial()
+        trials.started(trial)
+        for record in run_trial(trial):
+            trials.happened(record)
+        return trial, ledger.read(trials.path)
+
+    return train
 
 
-def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, corpus, tmp_path):
-    trial = run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
-    (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
+def test_the_ledger_holds_predicted_and_verified_prices(feasible, trained):
+    trial, records = trained()
+    (record,) = ledger.completed(records)
     by_rule = deployed(trial.member.architecture)
     assert (record.deployed_id, record.deployed) == (arch_id(by_rule), "1xoSoRo-1xoSooo")
     assert record.fold_holds
@@ -178,7 +181,7 @@ def test_the_ledger_holds_predicted_and_verified_prices(feasible, make_trials, c
     assert deployed_of(record, feasible.space.base) == by_rule
 
 
-def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus, tmp_path, monkeypatch):
+def test_what_does_not_fold_is_paid_for(feasible, trained, monkeypatch):
     """A form with one FFN more than predicted, as an ill-conditioned one would leave."""
 
     def left_one(*args):
@@ -187,8 +190,7 @@ def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus, tmp_path,
         return replace(verified, architecture=deployed(more), left=("layers.1.ffn: for the test",))
 
     monkeypatch.setattr("nas.study.worker.verified_form", left_one)
-    run(make_trials(tmp_path, corpus, anchors=["SM+R_i1"]))
-    records = ledger.read(tmp_path / ledger.FILE_NAME)
+    _, records = trained()
     (record,) = ledger.completed(records)
     assert record.latency_s > record.predicted_latency_s
     assert record.left_unfolded == ("layers.1.ffn: for the test",)
@@ -199,7 +201,6 @@ def test_what_does_not_fold_is_paid_for(feasible, make_trials, corpus, tmp_path,
     assert [member.first for member in front(records, Budget(latency_s=record.latency_s))] == [record]
 
 
-def test_as_written_nothing_is_folded(make_trials, corpus, tmp_path):
-    run(make_trials(tmp_path, corpus, replace(ONE_TRIAL, cost_of="unfolded"), anchors=["SM+R_i1"]))
-    (record,) = ledger.completed(ledger.read(tmp_path / ledger.FILE_NAME))
+def test_as_written_nothing_is_folded(trained):
+    (record,) = ledger.completed(trained(replace(ONE_TRIAL, cost_of="unfolded"))[1])
     assert (record.deployed, record.predicted_latency_s, record.fold_holds) == (None, None, None)

@@ -1,5 +1,3 @@
-"""Compiled layers train as the others, and nothing that changes in a training compiles them again."""
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,20 +1,30 @@
-"""Divergence: the rule for a loss above its start, and that every kind ends a run with step, layer and reason."""
-
+import csv
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, count, repeat
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from nas.recipe.recipe import EntropyRegularisation
-from nas.training import trainer
+from nas.conversion.transfer import transferred
+from nas.corpus.corpus import Corpus
+from nas.model.decoder import build
+from nas.model.weights import deployed_weights
+from nas.recipe.candidate import Candidate
+from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.recipe import EntropyRegularisation, Foldable
+from nas.training import checkpoint, readings, step_graph, trainer
 from nas.training.batches import Validation, validate
+from nas.training.distillation.teacher import LiveTeacher
 from nas.training.divergence import WINDOW, above_start
 from nas.training.objective import Objective
-from nas.training.trainer import train
-from tests.nas.training.short_runs import SCALE, before_every_step, candidate
+from nas.training.outcome import Outcome, RungRecord
+from nas.training.trainer import TrainingRun, train
+from tests.nas.training.short_runs import SCALE, assert_resumes, before_every_step, candidate, timeless
 
 INFINITE, LARGE = (partial(torch.full_like, fill_value=value) for value in (math.inf, 1e20))
 
@@ -55,11 +65,7 @@ def test_a_non_finite_loss_ends_the_run_and_names_the_layer(monkeypatch, corpus,
         ("model.layers.0.ffn.up.weight", INFINITE, "non-finite gradient at step 1, first in layers.0.ffn.up"),
         ("penalty.thresholds", INFINITE, "non-finite gradient at step 1, first in penalty"),
         # 1e20 is finite, but its square is not
-        (
-            "model.layers.1.ffn.down.weight",
-            LARGE,
-            "gradient norm too large at step 1, steepest in layers.1.ffn.down",
-        ),
+        ("model.layers.1.ffn.down.weight", LARGE, "gradient norm too large at step 1, steepest in layers.1.ffn.down"),
     ],
 )
 def test_a_gradient_without_a_norm_ends_the_run_and_names_the_layer(monkeypatch, corpus, parameter, poison, reason):
@@ -107,9 +113,178 @@ def test_a_validation_that_overflows_names_the_layer(monkeypatch, corpus):
     assert outcome.reason == "non-finite validation loss at step 4, first in layers.1.ffn.up"
 
 
-def test_a_loss_above_its_start_after_warm_up_ends_the_run(corpus):
-    hot = replace(SCALE, learning_rate=30.0, tokens=64 * 40, rungs=(1.0,))
-    (outcome,) = train(candidate("SM+LN+R", hot), corpus, seed=0)
-    assert outcome.status == "diverged"
-    # 2 steps of warm-up and 10 more
-    assert outcome.reason == f"training loss above its initial value at step 12, steepest in {outcome.layer}"
+REGULARISED = EntropyRegularisation(warmup_share=0.5)
+LAG = 3
+
+
+def told(made: Candidate, corpus: Corpus, folder: Path) -> tuple[list[RungRecord | Outcome], object, object, object]:
+    """Events, metrics but for seconds, diagnoses and the last weights of a training."""
+    events = timeless(train(made, corpus, seed=0, folder=folder))
+    with (folder / "metrics.csv").open(newline="") as file:
+        rows = [row | {"seconds": ""} for row in csv.DictReader(file)]
+    weights = sorted((name, value.tolist()) for name, value in checkpoint.load_latest(folder).weights.items())
+    return events, rows, (folder / "diagnostics.jsonl").read_text(), weights
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        candidate("SM(t)+ScFuFFN", entropy=REGULARISED, foldable=Foldable(every=5)),
+        candidate("SM+fLN+R", replace(SCALE, micro_batch=2), optimizer="muon"),
+        candidate("SM+LN+G", replace(SCALE, tokens=64 * 45)),
+    ],
+    ids=["regularised", "muon with frozen norms", "long"],
+)
+def test_numbers_that_are_read_later_are_the_same(monkeypatch, corpus, tmp_path, made):
+    at_once = told(made, corpus, tmp_path / "at once")
+    monkeypatch.setitem(readings.LAG, "cpu", LAG)
+    assert told(made, corpus, tmp_path / "later") == at_once
+
+
+def test_steps_are_begun_before_earlier_ones_are_judged(monkeypatch, corpus):
+    monkeypatch.setitem(readings.LAG, "cpu", LAG)
+    run = TrainingRun(
+        candidate("SM+LN+G", replace(SCALE, tokens=64 * 400)), corpus, seed=0, folder=None, device="cpu", initial={}
+    )
+    assert [[metrics.step for metrics in run.step()] for _ in range(5)] == [[], [], [], [1], [2]]
+    assert (run.begun, run.progress.step) == (5, 2)
+    assert [metrics.step for metrics in run.settle()] == [3, 4, 5]
+
+
+def infinite_from(objective: Objective, name: str) -> None:
+    objective.get_parameter(name).register_hook(partial(torch.full_like, fill_value=math.inf))
+
+
+def in_turn(acts: Iterator[Callable[[Objective], None]], objective: Objective) -> None:
+    next(acts)(objective)
+
+
+def break_weight(objective: Objective) -> None:
+    objective.model.layers[1].attention.qkv.weight.data[0, 0] = math.nan
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize(
+    ("act", "reason"),
+    [
+        (break_weight, "non-finite loss at step 11, first in layers.1.attention.qkv"),
+        (
+            partial(infinite_from, name="model.layers.0.ffn.fused.weight"),
+            "non-finite gradient at step 11, first in layers.0.ffn.fused",
+        ),
+    ],
+)
+def test_a_diverged_step_is_named_and_moves_no_weight(
+    monkeypatch, corpus, tmp_path, act: Callable[[Objective], None], reason: str, optimizer: str
+):
+    made = candidate("SM(t)+ScFuFFN", replace(SCALE, tokens=64 * 400), optimizer=optimizer)
+    results = []
+    for lag in (0, LAG):
+        with monkeypatch.context() as patched:
+            acts = chain(repeat(lambda objective: None, 10), [act], repeat(lambda objective: None))
+            before_every_step(patched, partial(in_turn, acts))
+            patched.setitem(readings.LAG, "cpu", lag)
+            results.append(told(made, corpus, tmp_path / str(lag)))
+    assert results[0][0][-1].reason == reason
+    assert repr(results[0]) == repr(results[1])  # with a NaN that equals itself
+
+
+def test_a_loss_above_its_start_is_found_later_too(monkeypatch, corpus, tmp_path):
+    hot = candidate("SM+LN+R", replace(SCALE, learning_rate=30.0, tokens=64 * 400, rungs=(1.0,), warmup_share=0.005))
+    at_once = told(hot, corpus, tmp_path / "at once")
+    assert at_once[0][-1].reason.startswith("training loss above its initial value at step 12, steepest in ")
+    monkeypatch.setitem(readings.LAG, "cpu", LAG)
+    assert told(hot, corpus, tmp_path / "later") == at_once
+
+
+def test_a_stopped_run_resumes_to_the_same_numbers(monkeypatch, corpus, tmp_path):
+    monkeypatch.setitem(readings.LAG, "cpu", LAG)
+    made = candidate("SM+LN+G", replace(SCALE, tokens=64 * 45), entropy=REGULARISED)
+    assert_resumes(partial(train, made, corpus, seed=0), tmp_path, stopped_after=13)
+
+
+LONG = replace(SCALE, tokens=64 * 45)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Take steps of the CPU by the way of a GPU, with a graph that does the work when it is launched."""
+    done: list[str] = []
+
+    def captured(work: Callable[..., Tensor], *arguments: Tensor) -> Callable[..., Tensor]:
+        done.append("captured")
+
+        def replay(*others: Tensor) -> Tensor:
+            done.append("launched")
+            return work(*others)
+
+        return replay
+
+    monkeypatch.setitem(readings.LAG, "cpu", 3)
+    monkeypatch.setitem(step_graph.MOST_CAPTURED, "cpu", 1 << 14)
+    monkeypatch.setattr(step_graph, "captured", captured)
+    return done
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        candidate("SM(t)+ScFuFFN", LONG, entropy=EntropyRegularisation(warmup_share=0.5), foldable=Foldable(every=9)),
+        candidate("SM+fLN+R", replace(LONG, micro_batch=2), optimizer="muon"),
+    ],
+    ids=["regularised", "muon with frozen norms"],
+)
+def test_graphs_change_no_number(monkeypatch, corpus, tmp_path, captures, made):
+    later = told(made, corpus, tmp_path / "captured")
+    assert captures.count("captured") == 1
+    assert captures.count("launched") > 10
+    monkeypatch.setitem(step_graph.MOST_CAPTURED, "cpu", 0)
+    monkeypatch.setitem(readings.LAG, "cpu", 0)
+    assert told(made, corpus, tmp_path / "at once") == later
+
+
+def test_a_graph_gives_way_to_a_step_beside_it_where_memory_is_scarce(monkeypatch, corpus, tmp_path, captures):
+    made = candidate("SM+LN+G", LONG)
+    events = timeless(train(made, corpus, seed=0, folder=tmp_path / "beside"))
+    assert captures.count("captured") == 1
+    monkeypatch.setattr(step_graph, "available_bytes", lambda device: -1)
+    assert timeless(train(made, corpus, seed=0, folder=tmp_path / "in turn")) == events
+    assert captures.count("captured") > 1
+
+
+def test_a_part_that_leaves_the_model_is_captured_anew(monkeypatch, corpus, captures):
+    route = DistillationSchedule(
+        parent="p", placement="2xLSLGo", prediction_weight=0.5, hidden_state_weight=1.0, end_share=0.4
+    )
+    made = candidate("2xooLGo", LONG, distillation=route)
+    parent = build(candidate("SM+LN+G").trained, torch.Generator().manual_seed(7)).requires_grad_(False)
+    initial = transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
+    run = partial(train, made, corpus, seed=0, initial=initial, teacher=LiveTeacher(parent, lowered=False))
+    events = timeless(run())
+    assert captures.count("captured") == 2
+    monkeypatch.setitem(step_graph.MOST_CAPTURED, "cpu", 0)
+    assert timeless(run()) == pytest.approx(events)
+
+
+def test_a_diverged_step_of_a_graph_is_named(monkeypatch, corpus, captures):
+    made = candidate("SM(t)+ScFuFFN", replace(SCALE, tokens=64 * 400))
+    acts = chain(repeat(lambda objective: None, 10), [break_weight], repeat(lambda objective: None))
+    before_every_step(monkeypatch, partial(in_turn, acts))
+    *_, outcome = train(made, corpus, seed=0)
+    assert outcome.reason == "non-finite loss at step 11, first in layers.1.attention.qkv"
+    assert "launched" in captures
+
+
+def test_where_nothing_can_be_captured_one_warning_is_given(monkeypatch, corpus, captures, caplog):
+    def broken(*args: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    made = candidate("SM+LN+G", LONG)
+    events = timeless(train(made, corpus, seed=0))
+    monkeypatch.setattr(step_graph, "captured", broken)
+    assert timeless(train(made, corpus, seed=0)) == events
+    (warning,) = [record.message for record in caplog.records if record.name == step_graph.__name__]
+    assert warning == (
+        "steps cannot be captured as a graph, so that they take longer: "
+        "operation not permitted when stream is capturing"
+    )

@@ -1,5 +1,3 @@
-"""The regulariser by hand, and the diagnosis of collapse and overload."""
-
 import math
 from typing import Any
 
@@ -19,7 +17,7 @@ def penalty(entropies: list, **settings) -> tuple[EntropyPenalty, torch.Tensor]:
     return module, module(tensor)
 
 
-def test_mean_form_by_hand():
+def test_both_forms_by_hand():
     # One layer, one sequence, two heads. Head 0: mean (0 + 0.2 + 0.6 + 0.8) / 4 = 0.4; head 1: mean 1.0.
     # Threshold 0.5, so the centre is 0.5 ln 4 = 0.6931; margin 0.2, so the half-width is 0.2773.
     # Head 0: d = 0.4 - 0.6931 = -0.2931, outside, penalty 0.08593. Head 1: d = 0.3069, outside, penalty 0.09416.
@@ -28,9 +26,6 @@ def test_mean_form_by_hand():
     assert value.item() == pytest.approx(((0.4 - 0.5 * LARGEST) ** 2 + (1.0 - 0.5 * LARGEST) ** 2) / 2)
     # A wider band, 0.3 x 1.3863 = 0.4159, holds both.
     assert penalty(rows, margin=0.3, threshold_init=0.5)[1].item() == 0.0
-
-
-def test_published_codes_form_by_hand():
     # Centre 0.6931, half-width 0.2773: of the rows 0.0, 0.6, 0.8, 1.2 the first and the last are outside.
     _, value = penalty([[[[0.0, 0.6, 0.8, 1.2]]]], form="published-code", margin=0.2, threshold_init=0.5)
     assert value.item() == pytest.approx((0.0 - 0.5 * LARGEST) ** 2 + (1.2 - 0.5 * LARGEST) ** 2)
@@ -87,17 +82,12 @@ def test_thresholds_learn_towards_the_entropies_they_see():
 def test_diagnosis_counts_quarters_collapse_and_overload():
     # Largest mean 4.0, T = 128: quarters end at 1, 2, 3; collapse below 0.02 ln 128 = 0.097.
     summary = summarise([torch.tensor([0.05, 0.5, 1.5, 2.5]), torch.tensor([3.0, 3.5, 4.0, 0.99])], 128)
-    assert summary.quarter_shares == (3 / 8, 1 / 8, 1 / 8, 3 / 8)
-    assert summary.num_collapsed == 1
+    assert (summary.quarter_shares, summary.num_collapsed) == ((3 / 8, 1 / 8, 1 / 8, 3 / 8), 1)
     assert summary.flags == ("entropy-collapse", "entropic-overload")
 
     assert summarise([torch.tensor([1.0, 1.5, 2.5, 4.0])], 128).flags == ()  # an even spread raises none
-
-
-def test_heads_without_any_entropy_are_collapsed_and_layers_without_heads_are_not_counted():
     summary = summarise([torch.zeros(2)] * 2, 128)
-    assert summary.num_collapsed == 4
-    assert summary.quarter_shares == (1.0, 0.0, 0.0, 0.0)
+    assert (summary.num_collapsed, summary.quarter_shares) == (4, (1.0, 0.0, 0.0, 0.0))
     summary = summarise([torch.tensor([1.0, 4.0]), torch.zeros(0), torch.tensor([2.0])], 128)
     assert summary.head_means == ((1.0, 4.0), (), (2.0,))
     assert summary.quarter_shares == (0.0, 1 / 3, 1 / 3, 1 / 3)

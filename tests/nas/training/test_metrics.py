@@ -1,59 +1,40 @@
-"""What a training writes: metrics, diagnoses; and the memory it takes."""
-
 import json
 import math
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from costmodel.errors import UserError
 from nas.recipe.distillation import DistillationSchedule
+from nas.recipe.overrides import RecipeChanges
 from nas.recipe.recipe import EntropyRegularisation
+from nas.training.device import on_device, usual_device
 from nas.training.diagnostics import NUM_DIAGNOSES, Diagnosis, diagnose, is_due
-from nas.training.memory import Memory, available_bytes, require_memory, training_memory
+from nas.training.memory import CONTEXT_BYTES, Memory, TooLargeError, available_bytes, require_memory, training_memory
 from nas.training.metrics import COLUMNS, DIAGNOSTICS_FILE, METRICS_FILE, MetricsLog, StepMetrics
 from nas.training.objective import Objective
 from nas.training.trainer import train
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.notation import placement
-from tests.nas.training.short_runs import SCALE, before_every_step, candidate
+from tests.nas.training.short_runs import SCALE, assert_resumes, before_every_step, candidate
+
+NOTHING: dict[str, Any] = {"flags": (), "quarter_shares": None, "thresholds": None, "temperatures": {}, "scalars": {}}
+DIAGNOSIS = Diagnosis(step=0, head_entropies=[[1.5, None]], num_nan=[3], gradient_norms={"embed": 0.5}, **NOTHING)
 
 
 def write(folder: Path, steps: range, *, last_step: int = 0) -> None:
     log = MetricsLog(folder, last_step=last_step)
+    numbers = {"learning_rate": 1 / 3, "train_loss": 2.5, "penalty": 0.0, "gradient_norm": 1.0, "seconds": 0.1}
     for step in steps:
-        log.add(
-            StepMetrics(
-                step=step,
-                tokens=step * 64,
-                learning_rate=1 / 3,
-                train_loss=2.5,
-                penalty=0.0,
-                gradient_norm=1.0,
-                seconds=0.1,
-            )
-        )
+        log.add(StepMetrics(step=step, tokens=step * 64, **numbers))
         if step % 2 == 0:
-            log.add_diagnosis(looked_into(step))
+            log.add_diagnosis(replace(DIAGNOSIS, step=step))
     log.flush()
     log.close()
-
-
-def looked_into(step: int) -> Diagnosis:
-    return Diagnosis(
-        step=step,
-        head_entropies=[[1.5, None]],
-        quarter_shares=None,
-        flags=(),
-        num_nan=[3],
-        gradient_norms={"embed": 0.5},
-        thresholds=None,
-        temperatures={},
-        scalars={},
-    )
 
 
 def steps_in(folder: Path) -> list[str]:
@@ -84,14 +65,10 @@ def test_a_resumed_log_is_that_of_an_unbroken_run_to_the_byte(tmp_path, name, to
     ]
 
 
-def test_a_run_that_starts_over_starts_the_log_over(tmp_path):
+def test_a_run_that_starts_over_starts_the_log_over_with_numbers_in_full(tmp_path):
     write(tmp_path, range(1, 6))
     write(tmp_path, range(1, 3))
     assert steps_in(tmp_path) == ["1", "2"]
-
-
-def test_numbers_are_written_in_full(tmp_path):
-    write(tmp_path, range(1, 2))
     row = (tmp_path / METRICS_FILE).read_text().splitlines()[1].split(",")
     assert float(row[COLUMNS.index("learning_rate")]) == 1 / 3
     assert row[COLUMNS.index("val_loss")] == ""
@@ -100,11 +77,14 @@ def test_numbers_are_written_in_full(tmp_path):
 SCHEDULE = DistillationSchedule(parent="p", placement=placement(candidate().trained))
 
 
-def test_moments_are_two_numbers_a_parameter_of_adamw():
+def test_moments_are_two_numbers_a_parameter_and_layers_computed_again_keep_what_they_read():
     memory = training_memory(candidate())
     size = sum(4 * value.numel() for value in Objective(candidate(), torch.Generator()).model.parameters())
     assert (memory.parameters, memory.gradients, memory.moments, memory.parent) == (size, size, 2 * size, 0)
     assert memory.total == 4 * size + memory.activations
+    usual, again = (training_memory(candidate(recompute=recompute)) for recompute in (False, True))
+    assert again.activations < 0.6 * usual.activations
+    assert replace(again, activations=0) == replace(usual, activations=0)
 
 
 def test_activations_are_what_a_micro_batch_keeps_for_its_gradients():
@@ -129,20 +109,11 @@ def test_activations_are_what_a_micro_batch_keeps_for_its_gradients():
     assert training_memory(doubled).activations > 1.9 * training_memory(made).activations
 
 
-def test_layers_computed_again_keep_what_they_read():
-    usual, again = (training_memory(candidate(recompute=recompute)) for recompute in (False, True))
-    assert again.activations < 0.6 * usual.activations
-    assert replace(again, activations=0) == replace(usual, activations=0)
-
-
-def test_a_model_that_is_counted_leaves_nothing_in_one_that_is_there():
+def test_what_is_not_trained_has_no_moments_and_a_model_that_is_counted_leaves_nothing():
     made = replace(candidate(), architecture=base_architecture("pythia-70m", Dimensions(layers=1, heads=2, d_model=24)))
     training_memory(made)
     logits, _ = Objective(made, torch.Generator()).model(torch.zeros(1, 4, dtype=torch.int64))
     assert logits.isfinite().all()
-
-
-def test_what_is_not_trained_has_no_moments():
     whole = training_memory(candidate("1xLSLGo-1xLSLRo", distillation=SCHEDULE))
     part = training_memory(candidate("1xLSLGo-1xLSLRo", distillation=replace(SCHEDULE, trainable="changed")))
     assert whole.parent == whole.parameters == part.parameters
@@ -193,10 +164,15 @@ def test_everything_learned_is_told_with_the_models_entropies():
     }
 
 
-def test_a_diagnosis_makes_no_logits(monkeypatch):
+def test_a_diagnosis_makes_no_logits_and_its_gradient_norms_add_up_to_the_whole(monkeypatch):
     objective = objective_with_gradients("SM+LN+G")
     monkeypatch.setattr(objective.model, "logits", None)  # would raise
     assert len(diagnose(objective, TOKENS, step=3).head_entropies) == 2
+    objective = objective_with_gradients("SM+LN+G", EntropyRegularisation())
+    norms = diagnose(objective, TOKENS, step=1).gradient_norms
+    assert {"embed", "position", "layers.0", "layers.1", "penalty"} <= set(norms)
+    whole = math.hypot(*(float(p.grad.norm()) for p in objective.parameters() if p.grad is not None))
+    assert math.hypot(*(norm or 0.0 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
 
 
 def test_slopes_are_told_and_a_model_without_extras_has_none():
@@ -205,14 +181,6 @@ def test_slopes_are_told_and_a_model_without_extras_has_none():
     }
     plain = diagnose(objective_with_gradients("SM+LN+G"), TOKENS, step=1)
     assert (plain.thresholds, plain.temperatures, plain.scalars) == (None, {}, {})
-
-
-def test_gradient_norms_add_up_to_the_whole():
-    objective = objective_with_gradients("SM+LN+G", EntropyRegularisation())
-    norms = diagnose(objective, TOKENS, step=1).gradient_norms
-    assert {"embed", "position", "layers.0", "layers.1", "penalty"} <= set(norms)
-    whole = math.hypot(*(float(p.grad.norm()) for p in objective.parameters() if p.grad is not None))
-    assert math.hypot(*(norm or 0.0 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
 
 
 def test_nans_are_counted_by_layer_and_written_as_null():
@@ -257,3 +225,97 @@ def test_the_weight_of_the_penalty_follows_its_schedule(corpus, monkeypatch):
     monkeypatch.setattr(Objective, "backward", backward)
     list(train(candidate("SM", entropy=EntropyRegularisation(weight=0.4, warmup_share=0.25)), corpus, seed=0))
     assert weights == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 13])
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "has_bfloat16", "expected"),
+    [
+        (None, "cpu", True, None),
+        ("bfloat16", "cpu", False, "bfloat16"),
+        (None, "cuda", True, "bfloat16"),
+        (None, "cuda:1", True, "bfloat16"),
+        ("float32", "cuda", True, "float32"),
+        ("tf32", "cuda", False, "tf32"),
+        (None, "cuda", False, "float32"),
+        ("bfloat16", "cuda", False, "float32"),
+    ],
+)
+def test_a_gpu_trains_in_bfloat16_unless_asked_otherwise_or_too_old(
+    monkeypatch, caplog, asked, device, has_bfloat16, expected
+):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: has_bfloat16)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "V100")
+    caplog.set_level("INFO", "nas")
+    assert on_device(RecipeChanges(precision=asked), device).precision == expected
+    fell_back = device == "cuda" and not has_bfloat16 and asked != "tf32"
+    assert caplog.messages == ["V100 is too old for bfloat16 products; training in float32 instead"] * fell_back
+
+
+@pytest.mark.parametrize(("num_gpus", "processes", "device"), [(0, 1, "cpu"), (1, 1, "cuda"), (1, 2, "cpu")])
+def test_the_default_device_is_a_gpu_where_each_process_has_one(monkeypatch, num_gpus, processes, device):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert usual_device() == device
+
+
+@pytest.mark.parametrize("frozen", ["SM+LN+G", "SM+fLN+R"])
+def test_memory_that_runs_out_once_halves_the_micro_batch_and_changes_only_rounding(
+    monkeypatch, caplog, corpus, tmp_path, frozen
+):
+    made = candidate(frozen)
+    *_, whole = train(made, corpus, seed=0)
+    original, parts = Objective.backward, []
+
+    def exhausted_once(self, inputs, targets, *, num_parts, **rest):
+        parts.append(num_parts)
+        losses = original(self, inputs, targets, num_parts=num_parts, **rest)
+        if len(parts) == 3:  # after gradients were added up
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return losses
+
+    monkeypatch.setattr(Objective, "backward", exhausted_once)
+    *_, halved = train(made, corpus, seed=0, folder=tmp_path)
+    (line,) = caplog.messages
+    assert line.startswith("out of memory with 4 sequences in a forward pass; training continues with 2")
+    assert parts == [1] * 3 + [2] * 14  # the third of 16 steps is taken twice
+    assert halved.val_loss == pytest.approx(whole.val_loss, rel=1e-5)
+
+
+def test_memory_that_runs_out_twice_ends_the_training(monkeypatch, corpus):
+    def exhausted(*args, **rest):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(Objective, "backward", exhausted)
+    with pytest.raises(TooLargeError, match="lower `micro_batch`"):
+        list(train(candidate(), corpus, seed=0))
+    with pytest.raises(TooLargeError):  # a single sequence has no half
+        list(train(candidate(scale=replace(SCALE, micro_batch=1)), corpus, seed=0))
+
+
+@pytest.mark.parametrize("written_on", ["cuda", "cpu", None])
+def test_a_checkpoint_of_another_device_is_resumed_with_a_line(caplog, corpus, tmp_path, written_on):
+    def run(folder, **rest):
+        for path in folder.glob("checkpoints/*/state.json"):
+            state = json.loads(path.read_text())
+            assert state.pop("device") == "cpu"
+            path.write_text(json.dumps(state if written_on is None else state | {"device": written_on}))
+        return list(train(candidate(), corpus, seed=0, folder=folder, **rest))
+
+    assert_resumes(run, tmp_path, stopped_after=6)
+    assert [text.partition(";")[0] for text in caplog.messages] == (
+        ["the checkpoint was written on cuda and training continues on cpu"] if written_on == "cuda" else []
+    )
+
+
+def test_a_gpu_needs_memory_for_its_context_and_a_chunk_of_logits():
+    lowered, whole = (candidate(precision=precision) for precision in ("bfloat16", "float32"))
+    on_cpu, on_gpu = training_memory(lowered), training_memory(lowered, "cuda")
+    tokens = SCALE.micro_batch * SCALE.seq_len
+    assert on_gpu == replace(on_cpu, logits=tokens * 300 * 6, context=CONTEXT_BYTES, activations=on_gpu.activations)
+    assert 0 < on_gpu.activations <= on_cpu.activations  # compiled layers keep no more
+    assert training_memory(whole, "cuda").logits == tokens * 300 * 8
+    assert replace(on_cpu, activations=0) == replace(training_memory(whole), activations=0)  # masters in float32
+    assert "logits" not in on_cpu.line
+    many = replace(SCALE, batch=512, micro_batch=512, seq_len=16, vocab_size=16_384)
+    assert training_memory(candidate(scale=many), "cuda").logits == 512 * 16 * 16_384 * 8

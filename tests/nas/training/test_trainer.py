@@ -1,11 +1,7 @@
-"""TrainingManifest end to end on a tiny model: records, divergence, determinism, interruption."""
-
 import csv
 import errno
 import json
 import math
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,23 +22,14 @@ from nas.training.memory import TooLargeError
 from nas.training.objective import Objective
 from nas.training.outcome import EntropySummary
 from nas.training.trainer import train
+from tests.conftest import python
 from tests.nas.training import short_runs
 from tests.nas.training.short_runs import SCALE, timeless
 
 BOTH_BLOCKS = ("tiny", "pythia-70m")
 NAMES = ("SM+LN+G", "SM+LR", "SM", "SM(t)+ScFFN")
-CHOICES = (
-    "SM+fLN+R",
-    "SM+fRMS+R",
-    "SM+SQ",
-    "SM+RMS+G",
-    "1xLHLEo-1xooMPo-l",
-    "1xmQmXo-1xLULKs",
-    "2xooLRo",
-    "1xoHoRo-1xoooXo",
-)
+CHOICES = "SM+fLN+R SM+fRMS+R SM+SQ SM+RMS+G 1xLHLEo-1xooMPo-l 1xmQmXo-1xLULKs 2xooLRo 1xoHoRo-1xoooXo"
 REGULARISED = EntropyRegularisation()
-REPOSITORY = Path(__file__).parents[3]
 
 
 def candidate(name: str = "SM(t)+ScFuFFN", **settings: Any) -> Candidate:
@@ -73,7 +60,7 @@ def test_a_run_yields_its_rungs_and_completes(corpus, tmp_path):
     assert seconds == sorted(seconds)
 
 
-@pytest.mark.parametrize(("base", "name"), list(product(BOTH_BLOCKS, NAMES + CHOICES)))
+@pytest.mark.parametrize(("base", "name"), list(product(BOTH_BLOCKS, (*NAMES, *CHOICES.split()))))
 def test_every_kind_of_layer_trains(corpus, base, name):
     short = replace(SCALE, tokens=3 * 64, head_dim=8)
     events = list(train(candidate(name, scale=short, entropy=REGULARISED, base=base), corpus, seed=0))
@@ -82,7 +69,7 @@ def test_every_kind_of_layer_trains(corpus, base, name):
     assert math.isfinite(events[-1].val_loss)
 
 
-def test_layers_have_entropies_of_the_heads_they_have(corpus, tmp_path):
+def test_layers_have_entropies_of_the_heads_they_have_if_any(corpus, tmp_path):
     made = candidate("1xooLRo-1xLHoRo", entropy=REGULARISED)
     *_, outcome = train(made, corpus, seed=0, folder=tmp_path)
     assert [len(heads) for heads in outcome.entropy.head_means] == [0, 1]
@@ -90,9 +77,6 @@ def test_layers_have_entropies_of_the_heads_they_have(corpus, tmp_path):
     diagnosis = json.loads((tmp_path / "diagnostics.jsonl").read_text().splitlines()[-1])
     assert [len(heads) for heads in diagnosis["head_entropies"]] == [0, 1]
     assert [len(heads) for heads in diagnosis["thresholds"]] == [0, 1]
-
-
-def test_without_attention_there_is_nothing_to_regularise(corpus):
     events, plain = (
         timeless(train(candidate("2xooLRo", entropy=entropy), corpus, seed=0)) for entropy in (REGULARISED, None)
     )
@@ -123,8 +107,7 @@ list(train(candidate("SM(t)+ScFuFFN"), open_corpus(Path(sys.argv[1])), seed=5, f
 
 
 def test_one_seed_one_curve_in_another_process_too(corpus, tmp_path):
-    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, corpus.folder, str(tmp_path / "other")]
-    subprocess.run(command, check=True, timeout=300, cwd=REPOSITORY)
+    python("-c", IN_ANOTHER_PROCESS, corpus.folder, str(tmp_path / "other"), cwd=Path(__file__).parents[3])
     here = list(train(candidate(), corpus, seed=5, folder=tmp_path / "here"))
     assert timeless(train(candidate(), corpus, seed=5, folder=tmp_path / "other")) == timeless(here)  # read back
     assert curve(tmp_path / "here") == curve(tmp_path / "other")
@@ -294,15 +277,6 @@ def test_memory_that_runs_out_is_told_in_one_line(monkeypatch, corpus, tmp_path,
         with pytest.raises(TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"):
             list(run)
     assert timeless(train(candidate(), corpus, seed=0, folder=tmp_path / "run")) == timeless(whole)
-
-
-def test_another_error_keeps_its_type(monkeypatch, corpus):
-    def broken(self: Objective, *args: object, **rest: object) -> None:
-        raise RuntimeError("shapes do not fit")
-
-    monkeypatch.setattr(Objective, "backward", broken)
-    with pytest.raises(RuntimeError, match="^shapes do not fit$"):
-        list(train(candidate(), corpus, seed=0))
 
 
 @pytest.mark.parametrize("name", ["SM+fLN+R", "SM(t)+ScFuFFN"])

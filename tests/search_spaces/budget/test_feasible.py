@@ -17,20 +17,8 @@ from costmodel.protocols import load_pricer
 from search_spaces.bases import MAX_LAYERS, Dimensions
 from search_spaces.budget import cost_counts
 from search_spaces.budget import feasible as feasible_module
-from search_spaces.budget.cost_counts import (
-    Cost,
-    Sums,
-    Way,
-    prolonged,
-    single,
-)
-from search_spaces.budget.feasible import (
-    Bounded,
-    FeasibleSpace,
-    check_feasible,
-    price_slices,
-    within_budget,
-)
+from search_spaces.budget.cost_counts import Cost, Sums, Way, prolonged, single
+from search_spaces.budget.feasible import Bounded, FeasibleSpace, check_feasible, price_slices, within_budget
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.definition import Definition, load_definition
 from search_spaces.notation import parse
@@ -150,8 +138,6 @@ def test_a_share_of_the_large_space(name, layers, pricer):
 
 
 def test_a_member_costing_the_budget_exactly_fits(pricer):
-    """Whatever the rounding: prices here are no whole number of the units costs are counted in."""
-
     class Thirds(type(pricer)):  # type: ignore[misc]
         def price(self, op):
             price = super().price(op)
@@ -164,16 +150,13 @@ def test_a_member_costing_the_budget_exactly_fits(pricer):
         assert within_budget(priced, Budget(latency_s=price.latency_s, sent_bytes=price.sent_bytes)).fits(member)
 
 
-def test_prices_beyond_64_bits_are_refused(pricer):
+def test_members_of_the_deepest_space_are_listed_and_prices_beyond_64_bits_refused(pricer):
     class Ages(type(pricer)):  # type: ignore[misc]
         def price(self, op):
             return type(super().price(op))(latency_s=1e8, sent_bytes=0.0)
 
     with pytest.raises(ValueError, match="members of space 'tiny' must cost less than 194 days and 288 PB"):
         within_budget(price_space(load_space("tiny"), Ages(), 8), Budget(latency_s=1e9))
-
-
-def test_members_of_the_deepest_space_are_listed(pricer):
     members = ("SM+LN+G", "SM+R")  # few, since what is checked is the depth
     deepest = Definition(name="deepest", base="tiny", dimensions=Dimensions(layers=MAX_LAYERS), members=members)
     feasible = within_budget(price_space(build_space(deepest), pricer, 8), Budget(latency_s=1e6))
@@ -182,7 +165,6 @@ def test_members_of_the_deepest_space_are_listed(pricer):
 
 @pytest.mark.parametrize("measures", [("latency_s",), ("sent_bytes",), ("latency_s", "sent_bytes")])
 def test_deep_spaces_are_counted_in_steps_of_the_budget(small_space, sizes, measures, monkeypatch):
-    """Never beyond the budget, and all that is below it by the tolerance."""
     priced = price_space(small_space, sizes, 8)
     budget = Budget(**{name: getattr(price_of(priced, most_expensive(priced, name)), name) for name in measures})
     exact = within_budget(priced, budget)
@@ -209,7 +191,6 @@ def keyed() -> PricedSpace:
 
 
 def test_infeasible_names_the_cheapest_and_its_cost(small_space, pricer, keyed):
-    """In seconds and in bytes, where both are bounded; of the small space GELU is dear in seconds and ReLU in bytes."""
     ladder, small = (price_space(space, pricer, 8) for space in (load_space("ladder"), small_space))
     other = price_space(keyed.space, load_pricer("semi2k"), 8)
     message = (
@@ -270,8 +251,7 @@ def test_members_within_the_budgets_of_two_protocols(keyed, shares):
     first, second = Budget(latency_s=bounds[0]), Budget(latency_s=bounds[1], key_bytes=bounds[2])
     feasible_space = within_budget(other, first, [Bounded(keyed, second)])
     expected = set(within_budget(other, first).members()) & set(within_budget(keyed, second).members())
-    assert set(feasible_space.members()) == expected
-    assert feasible_space.num_feasible == len(expected)
+    assert (set(feasible_space.members()), feasible_space.num_feasible) == (expected, len(expected))
     assert all(feasible_space.fits(member) for member in expected)
 
 
@@ -284,14 +264,11 @@ def as_dict(sums: Sums) -> dict[Cost, int]:
     return {tuple(cost): num for cost, num in zip(sums.costs.tolist(), sums.num_paths, strict=True)}
 
 
-def test_two_costs_that_share_a_number_are_told_apart():
+def test_two_costs_that_share_a_number_are_told_apart_and_tables_too_large_refused():
     """By odd numbers 1 and 1, (1, 2) and (2, 1) would be one cost; the next ones tell them apart."""
     odd = [np.array([1, 1]), np.array([1, 3])]
     with patch.object(cost_counts, "_odd_numbers", return_value=odd):
         assert as_dict(table({(1, 2): 5, (2, 1): 7})) == {(1, 2): 5, (2, 1): 7}
-
-
-def test_tables_too_large_are_refused():
     with (
         patch.object(cost_counts, "MAX_ROWS", 1),
         pytest.raises(ValueError, match="at most 1 distinct costs, but .* needs 2"),

@@ -1,27 +1,24 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from costmodel.cost import Price, total_price
 from costmodel.deployment.deploy import Deployment
+from costmodel.errors import UnpricedOpError
 from costmodel.estimate import Pricer, estimate
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import Op, OpGraph, RmsNorm, Softmax
 from costmodel.protocols import load_pricer
-from search_spaces.budget.priced_space import (
-    CostForm,
-    cheapest,
-    most_expensive,
-    price_by_part,
-    price_of,
-    price_space,
-)
-from search_spaces.definition import SHIPPED
+from search_spaces.bases import Dimensions
+from search_spaces.budget.priceable import priceable
+from search_spaces.budget.priced_space import CostForm, cheapest, most_expensive, price_by_part, price_of, price_space
+from search_spaces.definition import SHIPPED, Choices, Definition
 from search_spaces.deployed import deployed
 from search_spaces.lower import lower
 from search_spaces.notation import Member, parse
 from search_spaces.pricing import price_architecture
-from search_spaces.space import load_space, member_at, members, sample, with_first_layers
+from search_spaces.space import SearchSpace, build_space, load_space, member_at, members, sample, with_first_layers
 from search_spaces.workload import Workload
 
 SPACES = {name: load_space(name) for name in SHIPPED}
@@ -45,12 +42,15 @@ def test_a_path_costs_what_its_op_graph_costs(name, seq_len, cost_of, pricer):
         assert total_price(price_by_part(priced, member).values()) == price
 
 
-def test_parts_are_the_embedding_the_layers_and_the_head(pricer):
+def test_parts_are_the_embedding_the_layers_and_the_head_and_outsiders_have_no_price(pricer):
     """Seconds as in the fixture; a ReLU layer behind a frozen norm keeps 3 + 1 as deployed."""
     space = SPACES["gpt2-small"]
     prices = price_by_part(price_space(space, pricer, 8), parse("SM+fLN+R", space.base))
     seconds = {part: price.latency_s for part, price in prices.items()}
     assert seconds == {"embedding": 7.0, "layers": 12 * (3 + 1), "head": 11.0}
+    priced = price_space(SPACES["tiny"], pricer, 8)
+    with pytest.raises(ValueError, match="only members of space 'tiny' are priced here"):
+        price_of(priced, parse("SM+LN+G", SPACES["tiny"].base))
 
 
 @ACCOUNTINGS
@@ -109,12 +109,6 @@ def test_cheapest_and_most_expensive_by_enumeration(small_space, pricer, measure
     assert costs[most_expensive(priced, measure)] == max(costs.values())
 
 
-def test_outsiders_have_no_price(pricer):
-    priced = price_space(SPACES["tiny"], pricer, 8)
-    with pytest.raises(ValueError, match="only members of space 'tiny' are priced here"):
-        price_of(priced, parse("SM+LN+G", SPACES["tiny"].base))
-
-
 @pytest.mark.parametrize("latency_s", [float("nan"), float("inf"), -1.0])
 def test_impossible_prices_are_refused(pricer, latency_s):
     class Broken(type(pricer)):  # type: ignore[misc]
@@ -138,3 +132,74 @@ def test_prices_that_do_not_add_up_are_refused(cost_of, pricer):
         patch.setattr("search_spaces.workload.lower", lower_with_surcharge)
         with pytest.raises(ValueError, match="prices under 'round' must add up over layers"):
             price_space(SPACES["tiny"], pricer, 8, cost_of)
+
+
+WORK = Workload(prompt_len=8)
+NO_ROW = "protocol published has no formula for {}, which no printed row has; choose protocol semi2k, aby3 or cheetah."
+NO_FORM = "protocol published prices {} only, but got {!r}; choose protocol semi2k, aby3 or cheetah."
+
+
+def space_of(**choices: tuple[str, ...]) -> SearchSpace:
+    plain = {"norm1": ("none",), "attention": ("softmax",), "norm2": ("none",), "ffn": ("relu",)}
+    made: Any = {**plain, "stabiliser": ("none",), **choices}
+    return build_space(Definition(name="own", base="tiny", dimensions=Dimensions(layers=2), choices=Choices(**made)))
+
+
+def test_what_the_printed_rows_lack_leaves_the_space_of_forms():
+    space, left_out = priceable(SPACES["gpt2-forms"], load_pricer(), WORK)
+    assert left_out == {
+        "norm1 rmsnorm": NO_ROW.format("RmsNorm"),
+        "attention 2quad": NO_FORM.format("Softmax with `form` exact", "2quad"),
+        "attention relu": NO_FORM.format("Softmax with `form` exact", "relu"),
+        "norm2 rmsnorm": NO_ROW.format("RmsNorm"),
+        "ffn gelu-piecewise": NO_FORM.format("Gelu with `form` tanh or exact", "piecewise"),
+        "ffn square": NO_ROW.format("Square"),
+    }
+    choices = space.definition.choices
+    assert (choices.norm1, choices.attention) == (("layernorm", "none"), ("softmax", "none"))
+    assert (choices.norm2, choices.ffn) == (("layernorm", "none"), ("gelu", "relu", "none"))
+    price_space(space, load_pricer(), WORK)  # all of it
+
+
+@pytest.mark.parametrize("cost_of", ["folded", "unfolded"])
+def test_a_space_that_lists_its_members_is_left_as_it_is(cost_of, pricer):
+    """So is a space all of which has a price; a frozen norm, which no printed row has, is taken as folded."""
+    definition = Definition(name="squares", base="tiny", members=("SM+SQ", "SM+R"))
+    for space in (SPACES["ladder"], SPACES["gpt2-small"], build_space(definition)):
+        assert priceable(space, load_pricer(), WORK, cost_of) == (space, {})
+    for name in ("gpt2-papers", "gpt2-small", "tiny"):
+        assert priceable(SPACES[name], pricer, WORK, cost_of)[0] is SPACES[name]
+    with pytest.raises(UnpricedOpError, match="no formula for Square"):
+        price_space(build_space(definition), load_pricer(), WORK)
+
+
+@pytest.mark.parametrize(
+    ("choices", "message"),
+    [
+        (
+            {"ffn": ("square", "gelu-piecewise")},
+            "a choice of ffn .* got square, gelu-piecewise: .* no formula for Square",
+        ),
+        ({"attention": ("2quad", "relu")}, "a choice of attention .* got 2quad, relu: .* prices Softmax"),
+        ({"norm1": ("rmsnorm",)}, "a choice of norm1 .* got rmsnorm: .* no formula for RmsNorm"),
+    ],
+)
+def test_a_kind_without_any_price_is_refused_by_name(choices, message):
+    with pytest.raises(ValueError, match=f"space 'own' must have {message}"):
+        priceable(space_of(**choices), load_pricer(), WORK)
+
+
+def test_a_choice_leaves_for_its_own_sake_alone(pricer):
+    class NoSoftmax(type(pricer)):  # type: ignore[misc]
+        def price(self, op: Op) -> Price:
+            if isinstance(op, (Softmax, RmsNorm)):
+                raise UnpricedOpError(f"no {type(op).__name__}.")
+            return super().price(op)
+
+    space = space_of(norm1=("layernorm",), attention=("softmax", "softmax-half", "none"), norm2=("rmsnorm", "none"))
+    _, left_out = priceable(space, NoSoftmax(), WORK)
+    assert left_out == {
+        "attention softmax": "no Softmax.",
+        "attention softmax-half": "no Softmax.",
+        "norm2 rmsnorm": "no RmsNorm.",
+    }

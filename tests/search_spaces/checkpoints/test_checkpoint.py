@@ -1,5 +1,3 @@
-"""A checkpoint is priced from its settings: lowered where its family is known, else traced."""
-
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,6 @@ from search_spaces.architecture import Architecture
 from search_spaces.checkpoints.checkpoint import is_checkpoint, read_checkpoint
 
 transformers = pytest.importorskip("transformers")
-
 SIZES: dict[str, Any] = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
@@ -38,7 +35,7 @@ def test_a_folder_its_config_and_a_traced_module_cost_the_same(tmp_path: Path) -
     assert priced.deployed is not None
 
 
-def test_a_family_that_is_no_block_of_ours_is_traced_without_weights(tmp_path: Path) -> None:
+def test_a_family_that_is_no_block_of_ours_is_traced_without_weights_and_no_architecture(tmp_path: Path) -> None:
     folder = saved("Phi", tmp_path)
     checkpoint = read_checkpoint(folder)
     assert {value.device.type for value in checkpoint.model.parameters()} == {"meta"}
@@ -47,6 +44,11 @@ def test_a_family_that_is_no_block_of_ours_is_traced_without_weights(tmp_path: P
     priced = costmodel.price(folder, protocol="semi2k", seq_len=16)
     assert priced.asked.heading == f"{folder} (traced from PhiForCausalLM), T=16"
     assert priced.sent_bytes > 0
+    from search_spaces.bases import BASES
+    from search_spaces.resolve import resolve
+
+    with pytest.raises(costmodel.UserError, match="'phi'.* It is only priced, by `python -m costmodel estimate`"):
+        resolve(saved("Phi", tmp_path), BASES["gpt2-small"])
 
 
 def test_a_model_of_any_size_takes_no_memory(tmp_path: Path) -> None:
@@ -77,11 +79,3 @@ def test_what_is_no_checkpoint_is_one_line(tmp_path: Path, name: str, said: str)
 )
 def test_other_names_stay_what_they_are(name: str) -> None:
     assert not is_checkpoint(name)
-
-
-def test_a_model_that_cannot_be_lowered_is_no_architecture(tmp_path: Path) -> None:
-    from search_spaces.bases import BASES
-    from search_spaces.resolve import resolve
-
-    with pytest.raises(costmodel.UserError, match="'phi'.* It is only priced, by `python -m costmodel estimate`"):
-        resolve(saved("Phi", tmp_path), BASES["gpt2-small"])

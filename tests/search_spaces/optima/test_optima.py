@@ -1,5 +1,3 @@
-"""Exact programs against enumeration of a small space."""
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -14,30 +14,12 @@ import pytest
 
 from nas.report.html.page import REPORT_FILE, write_report
 from nas.run.run import Run
-from tests.nas.report.html.made_runs import record, write_run
+from tests.nas.report.html.conftest import record, write_run
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--no-sandbox", "--disable-quic", "--disable-background-networking")
 LEAST_CONTRAST = 4.5  # of text: WCAG 2.2, success criterion 1.4.3
-CONTRASTS = """
-selector => {
-  const parse = text => text.match(/[\\d.]+/g).map(Number);
-  const linear = v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-  const light = colour => colour.slice(0, 3).map(v => linear(v / 255))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const behind = element => {
-    for (let one = element; one; one = one.parentElement) {
-      const colour = parse(getComputedStyle(one).backgroundColor);
-      if (colour.length === 3 || colour[3] > 0) return colour;
-    }
-    return [255, 255, 255];
-  };
-  return [...document.querySelectorAll(selector)].filter(one => one.checkVisibility()).map(one => {
-    const pair = [light(parse(getComputedStyle(one).color)), light(behind(one))].sort((a, b) => a - b);
-    return [(pair[1] + 0.05) / (pair[0] + 0.05), one.className + " " + one.textContent.trim().slice(0, 30)];
-  });
-}
-"""
+CONTRASTS = Path(__file__).with_name("contrasts.js").read_text()
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,3 @@
-"""Singular values of linear FFNs are floored as the recipe says, and only there; runs with it resume."""
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -132,13 +130,10 @@ def test_a_run_raises_them_every_so_many_steps_and_at_the_end(corpus):
             assert min(smallest(ffn_of(layer)) for layer in run.objective.model.layers) >= FLOOR * 0.999
 
 
-def test_it_names_a_candidate_only_where_an_ffn_is_floored():
+def test_a_floor_names_a_candidate_where_there_is_an_ffn_and_must_be_possible():
     assert candidate_id(candidate()) != candidate_id(candidate(foldable=None))
     assert candidate_id(candidate()) != candidate_id(candidate(foldable=Foldable(floor=0.4, every=5)))
     assert candidate_id(candidate("SM+LN+G")) == candidate_id(candidate("SM+LN+G", foldable=None))
-
-
-def test_impossible_settings_are_refused():
     for numbers in ({"floor": 0.0}, {"floor": 1.1}, {"floor": float("nan")}, {"every": 0}):
         with pytest.raises(ValueError, match="`floor` of foldable FFNs must be above 0 and at most 1, and `every`"):
             Foldable(**numbers)

@@ -1,22 +1,23 @@
-"""What a parent predicts, and the parts of a model that are trained to it."""
-
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
 from nas.conversion.transfer import transferred
+from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder, build
-from nas.model.weights import deployed_weights
+from nas.model.weights import deployed_weights, load_deployed, load_stored
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule, trained_parts
-from nas.recipe.recipe import Recipe, from_parent
+from nas.recipe.recipe import EntropyRegularisation, Recipe, from_parent
 from nas.training import checkpoint
 from nas.training.distillation import teacher
+from nas.training.distillation.gates import Gates
 from nas.training.distillation.teacher import RECORD, CachedTeacher, Predictions
 from nas.training.objective import Objective
-from nas.training.trainer import train
+from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import parse
 from tests.nas.training.short_runs import SCALE, assert_resumes
@@ -46,6 +47,9 @@ def test_the_most_likely_tokens_with_their_log_probabilities(model):
     expected = model(INPUTS).logits.log_softmax(-1).topk(16)
     assert predictions.tokens.equal(expected.indices)
     torch.testing.assert_close(predictions.log_probabilities, expected.values)
+    architecture = parse("SM+LN+G", BASES["tiny"]).architecture
+    made = Decoder(architecture)
+    assert CachedTeacher(made, 16).most_likely == min(16, architecture.vocab_size - 1)
 
 
 def test_what_was_computed_is_read_back_in_any_batch(model, tmp_path):
@@ -59,7 +63,7 @@ def test_what_was_computed_is_read_back_in_any_batch(model, tmp_path):
     assert equal(CachedTeacher(model, 16).predictions([0], INPUTS[1:2]), alone)
 
 
-def test_records_that_are_not_whole_are_computed_anew(model, tmp_path):
+def test_records_that_are_not_whole_or_not_there_are_computed_anew(model, tmp_path):
     path = tmp_path / "kept"
     plain = CachedTeacher(model, 16, path).predictions([0, 1], INPUTS[:2])
     raw = bytearray(path.read_bytes())
@@ -67,9 +71,6 @@ def test_records_that_are_not_whole_are_computed_anew(model, tmp_path):
     path.write_bytes(raw[: -3 * RECORD.itemsize])  # the end of sequence 1
     assert equal(CachedTeacher(model, 16, path).predictions([0, 1], INPUTS[:2]), plain)
     assert equal(CachedTeacher(Refusing(model.architecture), 16, path).predictions([0, 1], INPUTS[:2]), plain)
-
-
-def test_a_disk_that_takes_nothing_costs_only_time(model, tmp_path):
     made = CachedTeacher(model, 16, tmp_path / "missing" / "kept")
     assert equal(made.predictions([0], INPUTS[:1]), CachedTeacher(model, 16).predictions([0], INPUTS[:1]))
 
@@ -87,12 +88,6 @@ def test_streams_are_what_norms_read_and_the_same_read_back(model, tmp_path):
     assert plain[:, -1].equal(model.final_norm(passed[-1]).half())
 
 
-def test_a_small_vocabulary_has_fewer_tokens_to_name():
-    architecture = parse("SM+LN+G", BASES["tiny"]).architecture
-    made = Decoder(architecture)
-    assert CachedTeacher(made, 16).most_likely == min(16, architecture.vocab_size - 1)
-
-
 def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypatch):
     plain = CachedTeacher(model, 16).predictions([0, 1, 2], INPUTS)
     for logits, sizes in ((1 << 22, [3]), (2 * 8 * model.architecture.vocab_size, [2, 1]), (1, [1, 1, 1])):
@@ -105,20 +100,17 @@ def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypat
 
 
 BASE = base_architecture("tiny", Dimensions(layers=4))
-
-
 SCHEDULE = DistillationSchedule(parent="p", placement="4xLSLGo")
 
 
-def candidate(name: str, **distillation) -> Candidate:
+def partly(name: str, **distillation) -> Candidate:
     recipe = from_parent(Recipe(scale=replace(SCALE, batch=8)), replace(SCHEDULE, **distillation))
     return Candidate(architecture=parse(name, BASE).architecture, recipe=recipe)
 
 
 @pytest.mark.parametrize("trainable", ["all", "changed", "neighbours"])
 def test_layers_that_are_kept_are_not_trained_with_the_embedding(trainable):
-    """Also where they are neighbours of what goes."""
-    given = candidate("2xLSLGo-1xooooo-1xLSLGo", trainable=trainable, kept_layers=2)
+    given = partly("2xLSLGo-1xooooo-1xLSLGo", trainable=trainable, kept_layers=2)
     model = Objective(given, torch.Generator()).model
     moved = {name.rpartition(".weight")[0] for name, value in model.named_parameters() if value.requires_grad}
     assert moved
@@ -140,22 +132,22 @@ def test_layers_that_are_kept_are_not_trained_with_the_embedding(trainable):
     ],
 )
 def test_the_parts_that_are_trained(name, trainable, expected):
-    made = candidate(name)
+    made = partly(name)
     parts = trained_parts(made.trained, parse("4xLSLGo", made.trained).architecture, trainable)
     assert (None if parts is None else [f"{part.layer}{part.kind[0]}" for part in parts]) == expected
 
 
 def test_parameters_of_other_parts_have_no_gradient():
-    objective = Objective(candidate("1xLSLGo-1xlSLGo-2xLSLGo", trainable="changed"), torch.Generator())
+    objective = Objective(partly("1xLSLGo-1xlSLGo-2xLSLGo", trainable="changed"), torch.Generator())
     moved = {name for name, value in objective.named_parameters() if value.requires_grad}
     assert {".".join(name.split(".")[1:4]) for name in moved} == {"layers.1.norm1", "layers.1.attention"}
-    gone = Objective(candidate("4xlSlGo-o", trainable="changed"), torch.Generator())
+    gone = Objective(partly("4xlSlGo-o", trainable="changed"), torch.Generator())
     assert gone.model.final_norm.weight.requires_grad
     assert not gone.model.embed.weight.requires_grad
 
 
 def test_a_stopped_run_resumes_and_the_rest_stays_the_parents(corpus, tmp_path):
-    made = candidate("1xLSLGo-1xLSLRo-1xLSooo-1xLSLGo", trainable="neighbours")
+    made = partly("1xLSLGo-1xLSLRo-1xLSooo-1xLSLGo", trainable="neighbours")
     plain = replace(made, recipe=Recipe(scale=SCALE), architecture=parse("4xLSLGo", BASE).architecture)
     parent = build(plain.trained, torch.Generator().manual_seed(7)).requires_grad_(False)
     weights = transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
@@ -170,3 +162,113 @@ def test_a_stopped_run_resumes_and_the_rest_stays_the_parents(corpus, tmp_path):
     same = {name.rpartition(".")[0] for name, value in ended.items() if name in weights and value.equal(weights[name])}
     assert {"embed", "layers.0.attention.qkv", "layers.0.ffn.up", "layers.3.ffn.down"} <= same
     assert not same & {"layers.1.ffn.up", "layers.1.attention.qkv", "layers.2.attention.out", "layers.3.attention.qkv"}
+
+
+TARGETS = ("1xooLGo-1xLSooo", "2xlSooo", "1xoTlGo-1xooooo", "1xlSlFs-1xLSlIo", "1xooLFo-1xLHooo")
+
+
+def candidate(name: str, **recipe: Any) -> Candidate:
+    distillation = DistillationSchedule(
+        parent="p", placement="2xLSLGo", prediction_weight=recipe.pop("distillation", 0.5)
+    )
+    made = from_parent(
+        Recipe(scale=replace(SCALE, learning_rate=2e-2, tokens=2 * SCALE.tokens, batch=8), **recipe), distillation
+    )
+    return Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=made)
+
+
+@pytest.fixture
+def parent() -> Decoder:
+    made = replace(candidate("SM+LN+G"), recipe=Recipe(scale=SCALE))
+    return build(made.trained, torch.Generator().manual_seed(7)).requires_grad_(False)
+
+
+def gated(parent: Decoder, made: Candidate, end_share: float = 0.6) -> tuple[Decoder, Gates]:
+    model = Decoder(made.initial_architecture)
+    load_deployed(model, start(parent, made))
+    assert made.recipe.distillation is not None
+    return model, Gates(model, made.trained, replace(made.recipe.distillation, end_share=end_share))
+
+
+def taught_run(parent: Decoder, made: Candidate, corpus: Corpus) -> TrainingRun:
+    weights, teacher = start(parent, made), CachedTeacher(parent, 16)
+    return TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial=weights, teacher=teacher)
+
+
+def start(parent: Decoder, made: Candidate) -> dict[str, torch.Tensor]:
+    return transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
+
+
+@pytest.mark.parametrize("name", [name for name in TARGETS if not set("HFI") & set(name)])
+def test_a_model_begins_as_its_parent(parent, some_tokens, name):
+    made = candidate(name)
+    model, _ = gated(parent, made)
+    tokens = some_tokens()
+    torch.testing.assert_close(model(tokens).logits, parent(tokens).logits, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_model_and_a_run_end_as_what_is_trained(parent, some_tokens, name, corpus, tmp_path):
+    made = candidate(name)
+    (model, gates), expected = gated(parent, made), Decoder(made.trained)
+    for step in range(17):
+        gates.move(step=step, num_steps=16)
+    assert model.architecture == made.trained
+    expected.load_state_dict(model.state_dict())
+    tokens = some_tokens()
+    torch.testing.assert_close(model(tokens).logits, expected(tokens).logits)
+    made = candidate(name, entropy=EntropyRegularisation())
+    *_, outcome = train(
+        made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=CachedTeacher(parent, 16)
+    )
+    assert outcome.status == "completed"
+    load_stored(Decoder(made.trained), checkpoint.load_latest(tmp_path).weights)
+    attentions = [layer.attention != "none" for layer in made.trained.layers]
+    assert [len(heads) > 0 for heads in outcome.entropy.head_means] == attentions
+
+
+def test_half_way_half_of_a_part_is_left(parent, some_tokens):
+    made = candidate("1xooLGo-1xLSooo")
+    model, gates = gated(parent, made, end_share=1.0)
+    gates.move(step=8, num_steps=16)
+    stream = torch.randn(2, 5, parent.architecture.d_model, generator=torch.Generator().manual_seed(3))
+    first, second = parent.layers
+    attended, _ = first.attention(first.norm1(stream), False)
+    middle = stream + attended / 2
+    expected = middle + first.ffn(first.norm2(middle), torch.zeros_like(middle))
+    torch.testing.assert_close(model.layers[0](stream)[0], expected)
+    attended, _ = second.attention(second.norm1(stream), False)
+    middle = stream + attended
+    expected = middle + second.ffn(second.norm2(middle), torch.zeros_like(middle)) / 2
+    torch.testing.assert_close(model.layers[1](stream)[0], expected)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("stopped_after", [1, 5, 9, 10, 15])
+def test_a_stopped_run_resumes_to_the_same_numbers(corpus, parent, tmp_path, stopped_after, optimizer):
+    made = candidate("1xooLFs-1xlSooo", entropy=EntropyRegularisation(), optimizer=optimizer)
+    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=CachedTeacher(parent, 16))
+    assert_resumes(run, tmp_path, stopped_after=stopped_after)
+
+
+def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent, corpus):
+    made = candidate("SM+LN+R", distillation=0.25)
+    run = taught_run(parent, made, corpus)
+    inputs, targets = run.batch()
+    lessons = (lesson._replace(hidden_state_error=None) for lesson in run.lessons(inputs, 2))
+    losses = run.objective.backward(inputs, targets, num_parts=2, penalty_weight=0.0, lessons=lessons)
+    gradient = run.objective.model.embed.weight.grad.clone()
+    model = run.objective.model
+    model.zero_grad()
+    ours, theirs = (net(inputs).logits.flatten(0, 1).softmax(1) for net in (model, parent))
+    cross_entropy = -ours.gather(1, targets.flatten()[:, None]).log().mean()
+    likely = theirs.topk(16).indices
+    ours, theirs = (
+        torch.cat((shares.gather(1, likely), shares.scatter(1, likely, 0.0).sum(1, keepdim=True)), dim=1)
+        for shares in (ours, theirs)
+    )
+    divergence = (theirs * (theirs.log() - ours.log())).sum(1).mean()
+    (0.75 * cross_entropy + 0.25 * divergence).backward()
+    torch.testing.assert_close(gradient, model.embed.weight.grad, rtol=1e-4, atol=1e-7)
+    assert losses.cross_entropy.item() == pytest.approx(cross_entropy.item(), rel=1e-6)
+    assert losses.distillation.item() == pytest.approx(divergence.item(), rel=1e-4)
