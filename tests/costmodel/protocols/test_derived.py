@@ -26,6 +26,7 @@ from costmodel.protocols.compute_testbed import (
 )
 from costmodel.protocols.derived import TESTBEDS, load
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.report.estimates import estimate_tables
 from search_spaces.bases import BASES
