@@ -74,16 +74,6 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
     return total_comm([replace(online, rounds=max(used.clocks)), used.share, *once])
 
 
-def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
-    """Return the bytes of one op by the primitive that sends them, including its share of batches."""
-    num_bytes: dict[str, int] = {}
-    for call in _calls(op, setting):
-        used = Use()
-        part = total_comm([PRICES[call.primitive](call, used), used.share])
-        num_bytes[call.primitive] = num_bytes.get(call.primitive, 0) + part.sent_bytes
-    return num_bytes
-
-
 def num_ots(op: Op, setting: EngineSetting) -> int:
     """Return the number of oblivious transfers that one op uses, in both directions together."""
     used = Use()

@@ -34,7 +34,6 @@ def fit(
     targets: Sequence[float],
     worst: float,
     fixed: Mapping[str, float],
-    capped: Sequence[bool] | None = None,
 ) -> dict[str, float]:
     """Return the coefficients >= 0 with the least mean relative error, among those whose greatest error is at most
     `worst`.
@@ -43,27 +42,25 @@ def fit(
         rows, targets: Counts of terms in each row, and its measured value.
         worst: Greatest relative error allowed. If no coefficients reach it, the least reachable one is used instead.
         fixed: Coefficients that are given. Terms that no row has get 0.
-        capped: Rows to which `worst` applies (default: all). The mean is over every row.
     """
-    bound = np.ones(len(rows), dtype=bool) if capped is None else np.array(capped, dtype=bool)
     scaled = _scaled(rows, targets, tuple(term for term in rows[0] if term not in fixed))
     given = [sum(fixed[term] * row[term] for term in fixed) for row in rows]
     rest = 1.0 - np.array(given) / np.array(targets)
     num_rows, num_terms = scaled.matrix.shape
-    least_worst = _solve(scaled, rest, bound, np.r_[np.zeros(num_terms + num_rows), 1.0], np.inf)[-1]
+    least_worst = _solve(scaled, rest, np.r_[np.zeros(num_terms + num_rows), 1.0], np.inf)[-1]
     mean = np.r_[np.zeros(num_terms), np.full(num_rows, 1.0 / num_rows), 0.0]
-    solution = _solve(scaled, rest, bound, mean, max(worst, least_worst * (1 + SLACK)))
+    solution = _solve(scaled, rest, mean, max(worst, least_worst * (1 + SLACK)))
     values = solution[:num_terms] / scaled.column_scale
     return {**fixed, **dict(zip(scaled.terms, map(float, values), strict=True))}
 
 
-def _solve(scaled: _Scaled, rest: Array, capped: NDArray[np.bool_], objective: Array, worst: float) -> Array:
-    """Minimise over (coefficients, error of each row, greatest error of capped rows), with the last <= `worst`."""
+def _solve(scaled: _Scaled, rest: Array, objective: Array, worst: float) -> Array:
+    """Minimise over (coefficients, error of each row, greatest error), with the last <= `worst`."""
     num_rows, num_terms = scaled.matrix.shape
     identity, zeros = np.eye(num_rows), np.zeros((num_rows, 1))
     above = np.hstack([scaled.matrix, -identity, zeros])
     below = np.hstack([-scaled.matrix, -identity, zeros])
-    greatest = np.hstack([np.zeros((num_rows, num_terms)), identity, zeros - 1.0])[capped]
+    greatest = np.hstack([np.zeros((num_rows, num_terms)), identity, zeros - 1.0])
     bounds = [(0.0, None)] * (num_terms + num_rows) + [(0.0, worst)]
     result = linprog(
         objective,

@@ -2,7 +2,7 @@
 
     cost of an op = sum over terms of coefficient x count, counts from COUNTS, coefficients from a testbed file
 
-The coefficients are fitted on the printed rows (`python -m costmodel calibrate`) and include the network. There is
+The coefficients were fitted on the printed rows by the code of commit d6990533, and include the network. There is
 therefore no network to choose, and rounds, messages and the splits of bytes and seconds are not known.
 
 Assumptions of the counts:

@@ -6,7 +6,8 @@ import pytest
 from costmodel import ops
 from costmodel.network import NETWORKS
 from costmodel.protocols import cheetah
-from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT
+from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT, Use
+from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import EngineSetting, Primitive
 from costmodel.protocols.semi2k import CORRELATIONS, Correlation, correlations_of
 from costmodel.randomness import ENCRYPTED, GENERATORS, SILENT_OT_BITS, alternatives
@@ -48,7 +49,8 @@ def test_silent_ots_cost_a_fraction_of_a_bit():
 
 def test_under_encryption_a_matrix_costs_what_cheetahs_does():
     op = ops.Linear(rows=128, in_features=768, out_features=3072, bias=False)
-    assert LATTICE(MATRIX, 64) == cheetah.by_primitive(op, SETTING)["matmul"]
+    product = next(call for call in calls_of(op, SETTING, share_bytes=8) if call.primitive == "matmul")
+    assert LATTICE(MATRIX, 64) == cheetah.PRICES["matmul"](product, Use()).sent_bytes
     assert LATTICE(PRODUCT, 64) < EXTENDED(PRODUCT, 64)
 
 

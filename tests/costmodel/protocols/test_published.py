@@ -198,15 +198,6 @@ def test_the_cap_on_the_worst_error_is_kept_and_the_mean_is_least_under_it():
     assert fit(rows, targets, worst=0.01, fixed={})["a"] == pytest.approx(2 * 100 * 110 / 210)
 
 
-def test_rows_without_a_cap_count_in_the_mean_alone():
-    # The first row must stay within 1 %; the median of 100, 150, 150 is out of its reach.
-    rows, targets = [{"a": 1}] * 3, [100.0, 150.0, 150.0]
-    assert fit(rows, targets, worst=0.01, fixed={}, capped=[True, False, False])["a"] == pytest.approx(101)
-    # A term that only a row without a cap has is fitted by that row.
-    coefficients = fit([{"a": 1, "b": 0}, {"a": 1, "b": 1}], [5.0, 8.0], worst=0.0, fixed={}, capped=[True, False])
-    assert coefficients == {"a": pytest.approx(5), "b": pytest.approx(3)}
-
-
 def test_given_coefficients_stay_as_they_are_and_none_is_negative():
     targets = [5.0 * row["a"] + 2.0 * row["b"] for row in ROWS]
     assert fit(ROWS, targets, worst=0.0, fixed={"b": 2.0}) == {"b": 2.0, "a": pytest.approx(5.0)}
