@@ -94,7 +94,7 @@ def test_the_engine_deals_from_its_first_party():
     """What the statement of semi2k says, in the configuration that runs are made with."""
     from spu import libspu
 
-    from costmodel.engine.runtimes import configuration
+    from costmodel.engine.spu_runtime import configuration
     from costmodel.protocols.primitives import EngineSetting
 
     assert configuration("semi2k", EngineSetting()).beaver_type == libspu.RuntimeConfig.BeaverType.TrustedFirstParty
