@@ -20,14 +20,7 @@ from functools import partial
 from costmodel.network import Network
 from costmodel.ops import Op
 from costmodel.protocols import cheetah
-from costmodel.protocols.cheetah_preprocessing import (
-    BATCH,
-    BATCH_BYTES,
-    KEPT,
-    TRIPLES,
-    Use,
-    triple_batches,
-)
+from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT, TRIPLES, Use, triple_batches
 from costmodel.protocols.primitives import Call, EngineSetting, stored_bytes
 from costmodel.protocols.semi2k import Correlation, correlations_of
 
@@ -80,10 +73,7 @@ def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> t
 
 
 def _corrected(correlation: Correlation, ring_bits: int) -> float:
-    """All shares grow from seeds, except one party's share of the result, which the dealer sends.
-
-    A random bit is stored as a number of the ring, whose lowest bit it is.
-    """
+    """All shares grow from seeds, except one party's share of the result, which the dealer sends."""
     num_bytes = correlation.bits * ring_bits / 8 if correlation.kind == "bit" else stored_bytes(correlation.bits)
     return correlation.elements * num_bytes
 
@@ -120,11 +110,7 @@ OT_BITS: dict[str, Callable[[Correlation, int, float], float]] = {
 
 
 def _encrypted(correlation: Correlation, ring_bits: int) -> float:
-    """Products under lattice encryption, as in `cheetah`; correlations of bits from silent OTs.
-
-    Source: Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207, section 4, for matrices; Rathee et al. 2019,
-    https://eprint.iacr.org/2019/577, for vectors of products; sizes as measured on the engine.
-    """
+    """Products under lattice encryption, as in `cheetah`; correlations of bits from silent OTs."""
     if correlation.kind == "matrix":
         rows, inner, columns = correlation.shape
         operands = inner * (rows + columns)

@@ -42,10 +42,7 @@ NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
 
 @dataclass
 class _Builder:
-    """Collects nodes of the layer under construction; every method returns the name of the node it added.
-
-    rows: tokens of the prompt.
-    """
+    """Collects nodes of the layer under construction, for `rows` tokens; methods return the name of the added node."""
 
     architecture: Architecture
     rows: int

@@ -63,16 +63,26 @@ class SigmaRow:
     @property
     def ops(self) -> tuple[Op, ...]:
         """The ops of all blocks without additions, which are local; queries, keys and values are one linear."""
-        tokens, width, gated = self.seq_len, self.d_model, self.family == "Llama"
-        norm: Op = (ops.RmsNorm if gated else ops.LayerNorm)(rows=tokens, features=width)
-        rotary = ops.Rotary(rows=tokens, heads=self.num_heads, rotary_dim=width // self.num_heads)
+        tokens, width, heads, gated = self.seq_len, self.d_model, self.num_heads, self.family == "Llama"
         causal, scaled = self.family != "BERT", self.family != "GPT-Neo"
-        attention = attention_ops(tokens, self.num_heads, width, causal=causal, scaled=scaled)
+        square: dict[str, Any] = {"heads": heads, "queries": tokens, "keys": tokens}
         inner: dict[str, Any] = {"rows": tokens, "features": self.d_ff}
-        up = linear(tokens, width, self.d_ff)
-        ffn = (up, up, ops.Silu(**inner), ops.Multiply(**inner)) if gated else (up, ops.Gelu(**inner, form="exact"))
-        query_key_value = (linear(tokens, width, 3 * width), *((rotary,) if gated else ()))
-        return (norm, *query_key_value, *attention, norm, *ffn, linear(tokens, self.d_ff, width)) * self.num_layers
+
+        def linear(in_features: int, out_features: int) -> Op:
+            return ops.Linear(rows=tokens, in_features=in_features, out_features=out_features, bias=True)
+
+        norm: Op = (ops.RmsNorm if gated else ops.LayerNorm)(rows=tokens, features=width)
+        rotary = [ops.Rotary(rows=tokens, heads=heads, rotary_dim=width // heads)] if gated else []
+        attention = [
+            ops.AttentionScores(**square, head_dim=width // heads, scaled=scaled, causal=causal),
+            ops.Softmax(**square, causal=causal),
+            ops.AttentionMix(**square, head_dim=width // heads),
+            linear(width, width),
+        ]
+        up = [linear(width, self.d_ff)] * (1 + gated)
+        activation = [ops.Silu(**inner), ops.Multiply(**inner)] if gated else [ops.Gelu(**inner, form="exact")]
+        ffn = [*up, *activation, linear(self.d_ff, width)]
+        return (norm, linear(width, 3 * width), *rotary, *attention, norm, *ffn) * self.num_layers
 
     @property
     def comm(self) -> Comm:
@@ -138,18 +148,3 @@ def _compared(row: SigmaRow) -> PrintedRow:
             span=pricer.latency_s_range(nodes),
         )
     return PrintedRow(name=row.name, use="fitted" if row.fitted else "held out", figures=figures)
-
-
-def attention_ops(tokens: int, heads: int, width: int, *, causal: bool, scaled: bool = True) -> tuple[Op, ...]:
-    """Return the ops of attention over a prompt: scores, softmax, mix and output."""
-    square: dict[str, Any] = {"heads": heads, "queries": tokens, "keys": tokens}
-    return (
-        ops.AttentionScores(**square, head_dim=width // heads, scaled=scaled, causal=causal),
-        ops.Softmax(**square, causal=causal),
-        ops.AttentionMix(**square, head_dim=width // heads),
-        linear(tokens, width, width),
-    )
-
-
-def linear(rows: int, in_features: int, out_features: int) -> Op:
-    return ops.Linear(rows=rows, in_features=in_features, out_features=out_features, bias=True)

@@ -1,7 +1,6 @@
 """`python -m costmodel validate`: compares predictions with printed or logged rows."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from statistics import fmean
 from typing import Literal
 
@@ -9,7 +8,6 @@ from rich.table import Table
 
 from costmodel import ops
 from costmodel.calibration.printed_figures import PrintedFigure, PrintedRow
-from costmodel.calibration.printed_rows import compared_bytes
 from costmodel.calibration.sigma_rows import compared_with_sigma
 from costmodel.commands.output import print_blocks
 from costmodel.config import cli
@@ -27,14 +25,14 @@ from search_spaces.notation import parse
 OWN_BYTES_BAR, LATENCY_BAR = 0.005, 0.05
 
 
-def validate(protocol: Literal["published", "sigma", "aby3", "cheetah"] = "published") -> int:
+def validate(protocol: Literal["published", "sigma"] = "published") -> int:
     """Print every printed or logged row beside its prediction, and the greatest errors with their bounds.
 
     A figure passes if it is equal to the last printed digit or its error is within the bound; seconds of sigma also
     pass if they are in the predicted range. Held-out rows were never fitted.
 
     Args:
-        protocol: protocol whose rows are compared; for aby3 and cheetah, the bytes that other papers print.
+        protocol: protocol whose rows are compared; `compare` checks those that an engine runs here.
     """
     rows, notes = ROWS[protocol](), NOTES[protocol]
     if protocol == "published":
@@ -127,9 +125,8 @@ def errors_table(rows: Sequence[PrintedRow]) -> Table:
 ROWS: dict[str, Callable[[], list[PrintedRow]]] = {
     "published": compared_with_papers,
     "sigma": compared_with_sigma,
-    **{name: partial(compared_bytes, name) for name in ("aby3", "cheetah")},
 }
-NOTES = {
+NOTES: dict[str, tuple[str, ...]] = {
     "published": (
         "HH: the block of He and Hofmann, whose bytes have no bound in the fit",
         "fused FFNs of 12 layers at T=512 have 7.248 GFLOP; the papers print 7.3, an eighth of the rounded 58.0",
@@ -138,9 +135,5 @@ NOTES = {
         "the blocks alone; seconds over loopback are logged ones without waiting for bytes, medians of 3 to 6 runs on "
         "one machine; others are printed, of other GPUs than the fit's, over the network named",
         "seconds beyond their bound pass if the printed ones are in the range that is predicted",
-    ),
-    **dict.fromkeys(
-        ("aby3", "cheetah"),
-        ("all parties' bytes of 12 blocks and one norm, times the factor of the fitted row of the source",),
     ),
 }

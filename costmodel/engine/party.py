@@ -178,10 +178,7 @@ def _taken(name: str) -> Any:
 
 
 def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], runtime: Runtime, weights: Weights) -> dict[str, Any]:
-    """The server sends every party its shares of the weights; those that it keeps, by variable.
-
-    Raises UserError for a weight that is missing or of another shape.
-    """
+    """The server sends every party its shares of the weights and keeps its own; UserError for a bad weight."""
     kept = {}
     for operand in operands(steps):
         shares = runtime.shares(operand.of(weights), operand.node.op)

@@ -119,10 +119,7 @@ def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Ca
 
 @lru_cache(maxsize=4096)
 def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> tuple[bytes, Shape]:
-    """The code of an op on operands, by suffix, and inputs of these shapes; the shape of its output.
-
-    It depends on nothing else: a process that is kept for another job has it.
-    """
+    """The code of an op, which depends on nothing but these arguments, and the shape of its output."""
     import jax
     from spu import libspu
 

@@ -114,10 +114,7 @@ def _keep(op: ops.KeyValueCache, library: Library, weights: Weights, *sources: A
 
 
 def _scores(op: ops.AttentionScores, library: Library, weights: Weights, packed: Array, *cached: Array) -> Array:
-    """The public factor is applied to the queries, of which there are fewer than scores.
-
-    packed: queries, then keys; cached: keys first, of all tokens, where `packed` has but those of the last.
-    """
+    """packed: queries, then keys; cached: keys first, of all tokens. Queries are fewer, so they are scaled."""
     shape = (op.sequences, -1, op.heads // op.sequences, op.head_dim)
     parts = packed.reshape(op.queries, *shape)
     factor = op.head_dim**-0.5 if op.factor is None else op.factor

@@ -30,7 +30,6 @@ from costmodel.ops.base import OnScores as OnScores
 from costmodel.ops.base import Op as Op
 from costmodel.ops.base import Shape as Shape
 from costmodel.ops.base import SoftmaxForm as SoftmaxForm
-from costmodel.ops.graph import OP_TYPES as OP_TYPES
 from costmodel.ops.graph import USUAL as USUAL
 from costmodel.ops.graph import Input as Input
 from costmodel.ops.graph import Node as Node
@@ -58,3 +57,10 @@ from costmodel.ops.layers import TakeRows as TakeRows
 from costmodel.ops.layers import Tanh as Tanh
 from costmodel.ops.layers import TokenEmbedding as TokenEmbedding
 from costmodel.ops.layers import VocabProjection as VocabProjection
+
+OP_TYPES: tuple[type[Op], ...] = (
+    TokenEmbedding, PositionEmbedding, LayerNorm, RmsNorm, FrozenNorm, Linear, PackHeads, Rotary, RepeatHeads,
+    KeyValueCache, AttentionScores, Temperature, ScoreBound, Softmax, ShapedAttention, AttentionMix, Gelu, Relu,
+    LeakyRelu, Square, Silu, Sigmoid, Tanh, Multiply, Scale, Add, ScaledAdd, TakeRows, JoinRows, JoinColumns,
+    VocabProjection,
+)  # fmt: skip

@@ -120,12 +120,9 @@ def estimate_tables(estimate: Estimate) -> list[Table]:
         kind = type(node.op).__name__
         by_kind.setdefault(kind, []).append(price)
         beyond[kind] = max(beyond.get(kind, 1.0), extrapolation or 1.0)
-    kinds = [(kind + _beyond(beyond[kind]), str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
+    notes = {kind: f" ({times:.1f}x beyond what was measured)" if times > 1 else "" for kind, times in beyond.items()}
+    kinds = [(kind + notes[kind], str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
     return [_prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)]
-
-
-def _beyond(extrapolation: float) -> str:
-    return f" ({extrapolation:.1f}x beyond what was measured)" if extrapolation > 1 else ""
 
 
 def _layer_title(first: LayerId, *others: LayerId) -> str:

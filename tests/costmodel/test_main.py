@@ -157,7 +157,7 @@ def test_an_architecture_from_a_factory(run, tmp_path, monkeypatch):
         ("estimate SM --layers two", "--layers must be one of int, null. Got value: two"),
         (
             "validate --protocol x",
-            "--protocol must be one of ['published', 'sigma', 'aby3', 'cheetah']. Got value: x",
+            "--protocol must be one of ['published', 'sigma']. Got value: x",
         ),
         ("calibrate --protocol sigma", "--protocol must be one of ['semi2k', 'aby3', 'cheetah']. Got value: sigma"),
         ("calibrate --protocol aby3 --engine spu", "--output is required for protocol aby3"),
