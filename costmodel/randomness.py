@@ -1,10 +1,9 @@
 """The cost of making the correlated randomness of `semi2k` without its dealer.
 
 `costmodel/protocols/semi2k.py` states the correlations that an op consumes. Here are the bytes that generate them in
-other ways, by formula. They were not measured: the engine has no such generator under `semi2k`. The sizes of
-ciphertexts and of batches of oblivious transfers (OTs) are those measured for protocol `cheetah` on SecretFlow-SPU
-0.9.5. The online phase does not change, so every correlation is made as the engine consumes it, with masks of full
-width. Only bytes are priced; computing, which is considerable under encryption, is not included.
+other ways, by formula, not measured, as the engine has no such generator under `semi2k`. The sizes of ciphertexts and
+of batches of oblivious transfers (OTs) are those measured for `cheetah` on SecretFlow-SPU 0.9.5. Every correlation is
+made as the engine consumes it, with masks of full width. Computing, considerable under encryption, is not included.
 
 Gilboa's product of x, held by one party, and y, held by the other, modulo 2^k takes an OT per bit of x; the i-th needs
 only the k - i lower bits of y. These are k OTs with k (k + 1) / 2 bits of messages. Source: Gilboa 1999, "Two Party RSA

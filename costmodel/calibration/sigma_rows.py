@@ -118,12 +118,8 @@ def _row(record: dict[str, str]) -> SigmaRow:
     )
 
 
-def compared_with_sigma() -> list[PrintedRow]:
-    """Return every row beside its prediction: bytes and rounds must be equal, seconds within a bar or their range."""
-    return [_compared(row) for row in sigma_rows()]
-
-
-def _compared(row: SigmaRow) -> PrintedRow:
+def compared(row: SigmaRow) -> PrintedRow:
+    """Return a row beside its prediction: bytes and rounds must be equal, seconds within a bar or their range."""
     num_norms = sum(class_of(op) == "norm" for op in row.ops)
     gpu_rounds = row.comm.rounds - num_norms * inverse_root(1, row.ring_bits).rounds
     predicted = (

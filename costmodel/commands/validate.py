@@ -8,7 +8,7 @@ from rich.table import Table
 
 from costmodel import ops
 from costmodel.calibration.printed_figures import PrintedFigure, PrintedRow
-from costmodel.calibration.sigma_rows import compared_with_sigma
+from costmodel.calibration.sigma_rows import compared, sigma_rows
 from costmodel.commands.output import print_blocks
 from costmodel.config import cli
 from costmodel.config.units import BYTES, SECONDS
@@ -124,7 +124,7 @@ def errors_table(rows: Sequence[PrintedRow]) -> Table:
 
 ROWS: dict[str, Callable[[], list[PrintedRow]]] = {
     "published": compared_with_papers,
-    "sigma": compared_with_sigma,
+    "sigma": lambda: [compared(row) for row in sigma_rows()],
 }
 NOTES: dict[str, tuple[str, ...]] = {
     "published": (

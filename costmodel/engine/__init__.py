@@ -1,4 +1,1 @@
-"""The MPC engine: processes that run it, the links between them, and what it sends and takes.
-
-`costmodel.engine.spu` is how to use it.
-"""
+"""The MPC engine: processes that run it, links between them, and its costs; `costmodel.engine.spu` is how to use it."""

@@ -1,8 +1,7 @@
 """A TCP relay that holds everything it carries for a time: a link of known one-way delay, without any privilege.
 
-Its threads only wait, in the process of whoever waits for the parties. Chunks keep their order and wait side by side,
-so the delay takes no bandwidth away. What it adds itself, a fraction of a millisecond per message, is the same at any
-delay.
+Its threads only wait. Chunks keep their order and wait side by side, so the delay takes no bandwidth away. What it adds
+itself, a fraction of a millisecond per message, is the same at any delay.
 """
 
 import socket

@@ -1,9 +1,8 @@
 """Runs op graphs under a real MPC engine, SecretFlow-SPU or CrypTen, and measures what every op sends and takes.
 
-Every op is run by itself, by its function in `execution.op_functions`, by all parties, and its result kept
-secret for the next op, so that what is sent can be counted per op and what is priced is what is run. Before the
-run, all operands are secret-shared but those that `execution.interpreter` calls public, or are put in the hands of the
-server alone; the client shares its tokens, one-hot or as they are.
+Every op is run by itself, by its function in `execution.op_functions`, and its result kept secret for the next op, so
+that what is sent can be counted per op. Before the run, operands are secret-shared, but for those that
+`execution.interpreter` calls public or the server keeps; the client shares its tokens, one-hot or as they are.
 What is not counted: sharing inputs and weights, opening the logits, and what the parties exchange before the first op.
 
 A measurement is a session of one step (`engine.session`), run once or several times: a process for each party, with all

@@ -6,8 +6,7 @@ GELU minus x / 2 is an even function, hence the even polynomial, of degree 6. Th
 
 Source: thresholds and degrees of Lu et al. 2023, BumbleBee, https://eprint.iacr.org/2023/1678. The coefficients are a
 least-squares fit to GELU on Chebyshev's points, which `tests/costmodel/execution/test_piecewise_gelu.py` repeats. They
-are multiples of 2^-18, the least number the engine holds at its default of 18 fraction bits: one that is off by half of
-it moves 3^6 times as much at x = 3, 0.0014.
+are multiples of 2^-18, the engine's least number by default: half of it moves 3^6 times as much at x = 3, 0.0014.
 """
 
 THRESHOLDS = (-5.0, -1.97, 3.0)

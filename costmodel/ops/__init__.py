@@ -1,8 +1,7 @@
 """What a decoder-only language model computes, as typed operations with named dimensions.
 
-An `OpGraph` is the single source of truth about a model: it is what a protocol prices and what an engine runs.
-Dimensions are in elements; nothing here knows a protocol, a price or a number of bytes. What follows from an op's
-dimensions stands with the op: the shapes of what it reads, of its weights and of its output, and how it is rewritten.
+An `OpGraph` is what a protocol prices and what an engine runs. Dimensions are in elements; nothing here knows a
+protocol, a price or a number of bytes.
 
 Shape conventions: activations are `rows x features` with one row per token; attention works on
 `heads x queries x keys`, and the full square is counted although the mask is causal, because secret-shared
