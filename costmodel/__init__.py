@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from costmodel.errors import UserError
     from costmodel.network import Network
     from costmodel.pricing.price import price
-    from costmodel.pricing.priced import PricedModel, PricedOp
+    from costmodel.pricing.priced import PricedModel
 
-__all__ = ["Network", "Price", "PricedModel", "PricedOp", "UserError", "price"]
+__all__ = ["Network", "Price", "PricedModel", "UserError", "price"]
 
 _MODULES = {
     "Network": "costmodel.network",
     "Price": "costmodel.cost",
     "PricedModel": "costmodel.pricing.priced",
-    "PricedOp": "costmodel.pricing.priced",
     "UserError": "costmodel.errors",
     "price": "costmodel.pricing.price",
 }

@@ -2,9 +2,8 @@
 
     network seconds = waited bytes x 8 / bandwidth + rounds x RTT / 2
 
-A round is one wait for one message, which takes half a round trip; see `costmodel.cost`. Waited bytes follow one
-another on the wire: on a full-duplex link bytes that both parties send at once count once, on a half-duplex link both
-directions share the bandwidth. Communication and computing are taken not to overlap.
+A round waits for one message, half a round trip. Bytes that both parties send at once count once on a full-duplex link,
+and share the bandwidth of a half-duplex one. Communication and computing are taken not to overlap.
 """
 
 import math

@@ -1,10 +1,9 @@
 """The cost of making the correlated randomness of `semi2k` without its dealer.
 
 `costmodel/protocols/semi2k.py` states the correlations that an op consumes. Here are the bytes that generate them in
-other ways, by formula. They were not measured: the engine has no such generator under `semi2k`. The sizes of
-ciphertexts and of batches of oblivious transfers (OTs) are those measured for protocol `cheetah` on SecretFlow-SPU
-0.9.5. The online phase does not change, so every correlation is made as the engine consumes it, with masks of full
-width. Only bytes are priced; computing, which is considerable under encryption, is not included.
+other ways, by formula, not measured, as the engine has no such generator under `semi2k`. The sizes of ciphertexts and
+of batches of oblivious transfers (OTs) are those measured for `cheetah` on SecretFlow-SPU 0.9.5. Every correlation is
+made as the engine consumes it, with masks of full width. Computing, considerable under encryption, is not included.
 
 Gilboa's product of x, held by one party, and y, held by the other, modulo 2^k takes an OT per bit of x; the i-th needs
 only the k - i lower bits of y. These are k OTs with k (k + 1) / 2 bits of messages. Source: Gilboa 1999, "Two Party RSA
@@ -20,14 +19,7 @@ from functools import partial
 from costmodel.network import Network
 from costmodel.ops import Op
 from costmodel.protocols import cheetah
-from costmodel.protocols.cheetah_preprocessing import (
-    BATCH,
-    BATCH_BYTES,
-    KEPT,
-    TRIPLES,
-    Use,
-    triple_batches,
-)
+from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT, TRIPLES, Use, triple_batches
 from costmodel.protocols.primitives import Call, EngineSetting, stored_bytes
 from costmodel.protocols.semi2k import Correlation, correlations_of
 
@@ -80,10 +72,7 @@ def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> t
 
 
 def _corrected(correlation: Correlation, ring_bits: int) -> float:
-    """All shares grow from seeds, except one party's share of the result, which the dealer sends.
-
-    A random bit is stored as a number of the ring, whose lowest bit it is.
-    """
+    """All shares grow from seeds, except one party's share of the result, which the dealer sends."""
     num_bytes = correlation.bits * ring_bits / 8 if correlation.kind == "bit" else stored_bytes(correlation.bits)
     return correlation.elements * num_bytes
 
@@ -120,11 +109,7 @@ OT_BITS: dict[str, Callable[[Correlation, int, float], float]] = {
 
 
 def _encrypted(correlation: Correlation, ring_bits: int) -> float:
-    """Products under lattice encryption, as in `cheetah`; correlations of bits from silent OTs.
-
-    Source: Huang et al. 2022, Cheetah, https://eprint.iacr.org/2022/207, section 4, for matrices; Rathee et al. 2019,
-    https://eprint.iacr.org/2019/577, for vectors of products; sizes as measured on the engine.
-    """
+    """Products under lattice encryption, as in `cheetah`; correlations of bits from silent OTs."""
     if correlation.kind == "matrix":
         rows, inner, columns = correlation.shape
         operands = inner * (rows + columns)

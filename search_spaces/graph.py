@@ -60,16 +60,12 @@ class Head:
 Vertex: TypeAlias = Boundary | Choice | Head | Literal["sink"]
 
 
-def _ffn_removed_only_in_deepest_suffix(removed: int, layer: Layer) -> int | None:
-    """Refuse an FFN in a layer behind one without FFN (arXiv 2410.13060, the `_ip` rows)."""
-    if removed and layer.ffn != "none":
-        return None
-    return int(layer.ffn == "none")
-
-
 # Each constraint takes its state (0 at the source) and the next layer, and returns the new state, or None to refuse.
 CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
-    "ffn-removed-only-in-deepest-suffix": _ffn_removed_only_in_deepest_suffix,
+    # refuse an FFN in a layer behind one without FFN (arXiv 2410.13060, the `_ip` rows)
+    "ffn-removed-only-in-deepest-suffix": lambda removed, layer: (
+        None if removed and layer.ffn != "none" else int(layer.ffn == "none")
+    ),
 }
 
 

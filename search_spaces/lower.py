@@ -42,10 +42,7 @@ NORM_OPS: dict[Norm, Callable[[dict[str, Any], float, bool], Op]] = {
 
 @dataclass
 class _Builder:
-    """Collects the nodes of a layer; every method returns the name of the node that it adds.
-
-    rows: number of tokens of the prompt.
-    """
+    """Collects the nodes of a layer for `rows` tokens; every method returns the name of the node that it adds."""
 
     architecture: Architecture
     rows: int

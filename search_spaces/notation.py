@@ -11,14 +11,9 @@
     +ScFFN +ScFuFFN           two linears, or one fused linear, with the scaled residual
     _i6                       the FFN of the 6 deepest layers removed
     6xLSLGo-6xoSoFs           a placement: five letters a layer (norm1, attention, norm2, FFN, stabiliser), tiled
-                              over the layers: L LayerNorm, M RMSNorm, l m the same frozen; S softmax, T softmax with
-                              temperature, H half the heads, Q 2quad, P an eighth power, U ReLU in softmax's place, B
-                              bounded softmax; G GELU, E exact and P piecewise GELU, R ReLU, K leaky ReLU, X square, I
-                              identity, F fused linear, W SwiGLU, A GeGLU, V ReGLU, Q QuadGLU, B bilinear; s scaled;
-                              o none
-    6xMSMWofo                 two letters more, where a layer differs from its block in norms inside attention and FFN:
-                              o the block's own, u no cap of scores, f norms frozen and no cap, n these folded;
-                              with the last cap of scores the cap of logits goes
+                              over the layers; `search_spaces/forms.py` has the letters
+    6xMSMWofo                 two letters more, where a layer differs from its block in norms and caps inside attention
+                              and FFN
     12xLSLRo-l                a last group of one letter is the final norm, where it is not the one that the layers
                               imply: that of highest rank among them
 

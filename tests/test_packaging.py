@@ -142,7 +142,7 @@ def test_the_guards_can_fail():
         "`nas/weights.py`, `nas/model/`, `lower.py`, `search_spaces/*.yaml`, `search_spaces/spaces/*.yaml`, "
         "`runs/my-model`, `python tests/nowhere.py`, `nas.status`, `nas.weights`\n"
         "```\npython -m nas.population\n```\n"
-        "`OP_TYPES` in `costmodel/ops/graph.py`, `OP_TYPE` in `costmodel/ops/graph.py`"
+        "`USUAL` in `costmodel/ops/graph.py`, `OP_TYPE` in `costmodel/ops/graph.py`"
     )
     assert missing_paths(text) == ["nas/weights.py", "lower.py", "search_spaces/*.yaml", "tests/nowhere.py"]
     assert missing_modules(text) == ["nas.population", "nas.weights"]

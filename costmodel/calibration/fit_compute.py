@@ -146,10 +146,7 @@ def batches_made(series: Series, setting: EngineSetting) -> list[int]:
 
 
 def _fit(works: Sequence[Mapping[str, int]], seconds: Sequence[float], known: Mapping[str, float]) -> KindSeconds:
-    """Minimise the mean relative error with coefficients >= 0, and repeat without each op for the held-out error.
-
-    `known` are coefficients of other kinds.
-    """
+    """Minimise the mean relative error with coefficients >= 0, also without each op; `known` are of other kinds."""
     rows = [{FIXED: 1, **units} for units in works]
     values = _coefficients(rows, seconds, known)
     held_out = [

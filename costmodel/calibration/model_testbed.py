@@ -1,9 +1,8 @@
 """Makes a testbed of one model: each distinct op is measured at its full size, so that no cost is extrapolated.
 
 Each op runs several times in its own engine session, after a warm-up, and the fastest run counts. A model's first op
-gets a session per run, since a model runs it before memory of its size is in use. Under cheetah, the batches of
-oblivious transfers (OTs) of a run are subtracted, and the share that the op uses is added as preprocessing. Under
-semi2k and aby3 there is no preprocessing, or it is part of every call. For cheetah with several threads, it is unknown.
+gets a session per run, since a model runs it before memory of its size is in use. Under cheetah on one thread, the
+batches of oblivious transfers (OTs) of a run are replaced by the share that the op uses.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,7 @@
-"""Published runs of SIGMA, as data: bytes, keys, rounds and seconds of the blocks of models.
+"""Published runs of SIGMA, as data: bytes, keys, rounds and seconds of the blocks of models, beside predictions.
 
 They do not include embedding, final norm or vocabulary projection. The keys include the mask of the output and are
-padded to a page. Values that a source does not state are None.
+padded to a page.
 
 Sources: logs of https://github.com/ponyyuhan/SUF_new, commit 36d6e59, folder `results`, of the unchanged code on two
 GPUs of one machine, seconds as medians of 3 to 6 runs; tables of the same repository; Gupta et al. 2024, SIGMA,
@@ -10,51 +10,36 @@ https://eprint.iacr.org/2023/1269, tables of the evaluation, as printed (Llama-2
 
 import csv
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 from costmodel import ops
-from costmodel.ops import Op
+from costmodel.calibration.printed_figures import PrintedFigure, PrintedRow
+from costmodel.ops import Node, Op
+from costmodel.protocols import sigma
 from costmodel.protocols.primitives import Comm, total_comm
-from costmodel.protocols.sigma import CLASSES, Class, class_of
-from costmodel.protocols.sigma_primitives import SigmaSetting
+from costmodel.protocols.sigma import class_of
+from costmodel.protocols.sigma_primitives import SigmaSetting, inverse_root
 from costmodel.protocols.sigma_programs import comm
 
 ROWS = Path(__file__).parents[1] / "testbeds" / "sigma_rows.csv"
+GIBIBYTE = 2**30
 RUN_BYTES = 2  # of both parties, which synchronise once: sigma.cu, `peer->sync`
-WHOLE = ("num_layers", "num_heads", "d_model", "d_ff", "ring_bits", "seq_len")
 PAGE = 4096  # backend/sigma.h, SIGMAKeygen::close
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Family:
-    """The blocks of a family: whether attention is causal, scores have a factor, and FFNs are gated."""
-
-    causal: bool = True
-    scaled: bool = True
-    gated: bool = False
-
-
-FAMILIES = {
-    "GPT-2": Family(),
-    "GPT-Neo": Family(scaled=False),
-    "BERT": Family(causal=False),
-    "Llama": Family(gated=True),
-}
+SIZES = ("num_layers", "num_heads", "d_model", "d_ff", "ring_bits", "seq_len")
+SECONDS_BAR, KEYS_BAR = 0.25, 0.001
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmaRow:
-    """One run, or the median of several; `fitted` says whether seconds are fitted on it.
+    """One run, or the median of several; `fitted` says whether seconds were fitted on it.
 
-    Attributes:
-        latency_s, comm_s: Seconds of the parties online, and of these the seconds waiting for bytes.
-        class_s: Seconds of each class of op, waiting included.
-        sent_bytes, class_bytes, key_bytes: Bytes of both parties, and of one party's keys.
-        gpu_rounds: Rounds as the source counts them, without those of 1/sqrt on the CPU.
+    `numbers` are the numbers that the source states, as text by column of the file: `latency_s` and `comm_s` are
+    seconds online, and of these the seconds waiting for bytes; bytes are of both parties, key bytes of one party;
+    `gpu_rounds` are without those of 1/sqrt on the CPU.
     """
 
-    source: str
     model: str
     family: str
     num_layers: int
@@ -65,14 +50,7 @@ class SigmaRow:
     seq_len: int
     network: str | None
     fitted: bool
-    latency_s: float | None
-    comm_s: float | None
-    class_s: dict[Class, float]
-    sent_bytes: int | None
-    class_bytes: dict[Class, int]
-    key_bytes: int | None
-    sent_gibibytes: str | None
-    gpu_rounds: int | None
+    numbers: dict[str, str]
 
     @property
     def name(self) -> str:
@@ -84,77 +62,85 @@ class SigmaRow:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """The ops of all blocks; queries, keys and values are one linear, as in the code."""
-        return block_ops(self) * self.num_layers
+        """The ops of all blocks without additions, which are local; queries, keys and values are one linear."""
+        tokens, width, heads, gated = self.seq_len, self.d_model, self.num_heads, self.family == "Llama"
+        causal, scaled = self.family != "BERT", self.family != "GPT-Neo"
+        square: dict[str, Any] = {"heads": heads, "queries": tokens, "keys": tokens}
+        inner: dict[str, Any] = {"rows": tokens, "features": self.d_ff}
+
+        def linear(in_features: int, out_features: int) -> Op:
+            return ops.Linear(rows=tokens, in_features=in_features, out_features=out_features, bias=True)
+
+        norm: Op = (ops.RmsNorm if gated else ops.LayerNorm)(rows=tokens, features=width)
+        rotary = [ops.Rotary(rows=tokens, heads=heads, rotary_dim=width // heads)] if gated else []
+        attention = [
+            ops.AttentionScores(**square, head_dim=width // heads, scaled=scaled, causal=causal),
+            ops.Softmax(**square, causal=causal),
+            ops.AttentionMix(**square, head_dim=width // heads),
+            linear(width, width),
+        ]
+        up = [linear(width, self.d_ff)] * (1 + gated)
+        activation = [ops.Silu(**inner), ops.Multiply(**inner)] if gated else [ops.Gelu(**inner, form="exact")]
+        ffn = [*up, *activation, linear(self.d_ff, width)]
+        return (norm, linear(width, 3 * width), *rotary, *attention, norm, *ffn) * self.num_layers
+
+    @property
+    def comm(self) -> Comm:
+        """The cost of all ops by formula, without costs per run."""
+        return total_comm(comm(op, self.setting) for op in self.ops)
+
+    @property
+    def run_bytes(self) -> int:
+        """Bytes of a whole run, of both parties."""
+        return self.comm.online_bytes + RUN_BYTES
+
+    @property
+    def run_key_bytes(self) -> int:
+        """Bytes of a party's keys for a run, with the output's mask and 1 to 4096 bytes of padding."""
+        return ((self.comm.key_bytes + 8 * self.seq_len * self.d_model) // PAGE + 1) * PAGE
 
 
-def sigma_rows(path: Path = ROWS) -> tuple[SigmaRow, ...]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return tuple(_row(record) for record in csv.DictReader(file))
-
-
-def block_ops(row: SigmaRow) -> tuple[Op, ...]:
-    """Return the ops of one block without additions, which are local."""
-    family, tokens, width, heads = FAMILIES[row.family], row.seq_len, row.d_model, row.num_heads
-    norm: Op = (ops.RmsNorm if family.gated else ops.LayerNorm)(rows=tokens, features=width)
-    turned = [ops.Rotary(rows=tokens, heads=heads, rotary_dim=width // heads)] if family.gated else []
-    queries_keys_values = [linear(tokens, width, 3 * width), *turned]
-    attention = attention_ops(tokens, heads, width, scaled=family.scaled, causal=family.causal)
-    inner: Any = {"rows": tokens, "features": row.d_ff}
-    up = linear(tokens, width, row.d_ff)
-    ffn: list[Op] = (
-        [up, up, ops.Silu(**inner), ops.Multiply(**inner)] if family.gated else [up, ops.Gelu(**inner, form="exact")]
-    )
-    return (norm, *queries_keys_values, *attention, norm, *ffn, linear(tokens, row.d_ff, width))
-
-
-def attention_ops(tokens: int, heads: int, width: int, *, scaled: bool = True, causal: bool) -> tuple[Op, ...]:
-    """Return the ops of attention over a prompt: scores, softmax, mix and output."""
-    square: dict[str, Any] = {"heads": heads, "queries": tokens, "keys": tokens}
-    return (
-        ops.AttentionScores(**square, head_dim=width // heads, scaled=scaled, causal=causal),
-        ops.Softmax(**square, causal=causal),
-        ops.AttentionMix(**square, head_dim=width // heads),
-        linear(tokens, width, width),
-    )
-
-
-def whole(row: SigmaRow) -> Comm:
-    """Return the cost of a row's ops by formula, without costs per run."""
-    return total_comm(comm(op, row.setting) for op in row.ops)
-
-
-def by_class(row: SigmaRow) -> dict[Class, Comm]:
-    return {name: total_comm(comm(op, row.setting) for op in row.ops if class_of(op) == name) for name in CLASSES}
-
-
-def run_bytes(row: SigmaRow) -> int:
-    """Return the bytes of a whole run, of both parties."""
-    return whole(row).online_bytes + RUN_BYTES
-
-
-def run_key_bytes(row: SigmaRow) -> int:
-    """Return the bytes of a party's keys for a run, with the output's mask and 1 to 4096 bytes of padding."""
-    keys = whole(row).key_bytes + 8 * row.seq_len * row.d_model
-    return (keys // PAGE + 1) * PAGE
-
-
-def linear(rows: int, in_features: int, out_features: int) -> Op:
-    return ops.Linear(rows=rows, in_features=in_features, out_features=out_features, bias=True)
+def sigma_rows() -> tuple[SigmaRow, ...]:
+    with ROWS.open(encoding="utf-8", newline="") as file:
+        return tuple(map(_row, csv.DictReader(file)))
 
 
 def _row(record: dict[str, str]) -> SigmaRow:
-    given = {name: value or None for name, value in record.items()}
-    values: dict[str, Any] = {name: given[name] for name in record if name in SigmaRow.__slots__}
-    values |= {name: int(record[name]) for name in WHOLE}
-    values |= {name: _number(given[name], int) for name in ("sent_bytes", "key_bytes", "gpu_rounds")}
-    values |= {name: _number(given[name], float) for name in ("latency_s", "comm_s")}
+    sizes: dict[str, Any] = {name: int(record.pop(name)) for name in SIZES}
+    named = {name: record.pop(name) for name in ("source", "model", "family", "network", "fitted")}
     return SigmaRow(
-        **values | {"fitted": record["fitted"] == "yes"},
-        class_s={name: float(value) for name in CLASSES if (value := given.get(f"{name}_s")) is not None},
-        class_bytes={name: int(value) for name in CLASSES if (value := given.get(f"{name}_bytes")) is not None},
+        **sizes,
+        model=named["model"],
+        family=named["family"],
+        network=named["network"] or None,
+        fitted=named["fitted"] == "yes",
+        numbers={name: text for name, text in record.items() if text},
     )
 
 
-def _number(text: str | None, kind: Any) -> Any:
-    return None if text is None else kind(text)
+def compared(row: SigmaRow) -> PrintedRow:
+    """Return a row beside its prediction: bytes and rounds must be equal, seconds within a bar or their range."""
+    num_norms = sum(class_of(op) == "norm" for op in row.ops)
+    gpu_rounds = row.comm.rounds - num_norms * inverse_root(1, row.ring_bits).rounds
+    predicted = (
+        ("bytes", "sent_bytes", row.run_bytes, 0.0),
+        ("GiB", "sent_gibibytes", row.run_bytes / GIBIBYTE, 0.0),
+        ("key bytes", "key_bytes", row.run_key_bytes, KEYS_BAR),
+        ("GPU rounds", "gpu_rounds", gpu_rounds, 0.0),
+    )
+    figures = {
+        what: PrintedFigure(printed=row.numbers[name], ours=ours, bar=bar)
+        for what, name, ours, bar in predicted
+        if name in row.numbers
+    }
+    if "latency_s" in row.numbers:
+        computed_s = Decimal(row.numbers["latency_s"]) - Decimal(row.numbers.get("comm_s", 0))
+        pricer = sigma.load(row.network, setting=row.setting)
+        nodes = [Node(name=str(at), layer=0, op=op, inputs=("tokens",)) for at, op in enumerate(row.ops)]
+        figures["seconds"] = PrintedFigure(
+            printed=str(computed_s),
+            ours=sum(pricer.price(node.op).latency_s for node in nodes),
+            bar=SECONDS_BAR,
+            span=pricer.latency_s_range(nodes),
+        )
+    return PrintedRow(name=row.name, use="fitted" if row.fitted else "held out", figures=figures)

@@ -1,7 +1,7 @@
-"""`python -m costmodel calibrate`: fits a testbed on printed rows or on measurements of the engine on this machine."""
+"""`python -m costmodel calibrate`: fits a testbed on measurements of the engine on this machine."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,24 +10,16 @@ from rich.table import Table
 from costmodel.calibration import microbenchmark
 from costmodel.calibration.fit_compute import fit_testbed as fit_compute
 from costmodel.calibration.fit_memory import dump_memory, measured_memory
-from costmodel.calibration.fit_published import calibrate as fit_published
-from costmodel.calibration.fit_published import dump_testbed
-from costmodel.calibration.fit_sigma import dump_sigma
-from costmodel.calibration.fit_sigma import fit as fit_sigma
 from costmodel.calibration.model_testbed import measured_model
-from costmodel.calibration.sigma_rows import sigma_rows
 from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
 from costmodel.commands.output import console, print_blocks
-from costmodel.commands.validate import row_graph
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.model_spec import ModelOptions, resolve_model
-from costmodel.protocols import published, sigma
 from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
-from costmodel.protocols.published_rows import published_rows
 from costmodel.report.tables import table
 
 NUM_PASSES = 2  # over all kinds of op, since a slowdown of minutes outlasts the repeats of one op
@@ -45,18 +37,8 @@ MEMORY_SIZES = {
 }  # fmt: skip
 
 
-# protocol without measurements of an engine here -> its committed testbed, and the text of a fit on its rows
-FITTED: dict[str, tuple[Path, Callable[[], str]]] = {
-    "published": (
-        published.TESTBED,
-        lambda: dump_testbed(fit_published(published_rows(), {row.name: row_graph(row) for row in published_rows()})),
-    ),
-    "sigma": (sigma.TESTBED, lambda: dump_sigma(fit_sigma([row for row in sigma_rows() if row.fitted]))),
-}
-
-
 def calibrate(
-    protocol: Literal["published", "semi2k", "aby3", "cheetah", "sigma", "crypten"] = "published",
+    protocol: Literal["semi2k", "aby3", "cheetah", "crypten"] = "semi2k",
     engine: Literal["spu", "crypten"] | None = None,
     output: Path | None = None,
     for_: str | None = None,
@@ -65,7 +47,7 @@ def calibrate(
     memory: bool = False,
     **model: Any,
 ) -> None:
-    """Fit a testbed and write it, from printed or logged rows or from measurements of the engine on this machine.
+    """Fit a testbed on measurements of the engine on this machine, and write it.
 
     All kinds of op are measured twice, minutes apart, and the faster runs count. With --for, every op of one model is
     measured once at its full size, and the testbed can price only these ops. An interrupted calibration resumes from
@@ -73,8 +55,8 @@ def calibrate(
 
     Args:
         protocol: protocol whose testbed is fitted.
-        engine: spu or crypten, to measure a protocol of that engine; leave it out for published and sigma.
-        output: file to write; for published and sigma, the committed one by default.
+        engine: the protocol's engine, which may be left out.
+        output: the .yaml file to write.
         for_: model to measure, as for `estimate`; all other flags but --threads then describe it.
         weights: secret-shared, or held by the server alone.
         threads: threads of each party.
@@ -83,17 +65,8 @@ def calibrate(
     options = ModelOptions(context=None, **model)
     if for_ is None and (options, weights) != (ModelOptions(), "secret"):
         raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
-    wanted = None if protocol in FITTED else ENGINE_PROTOCOLS[protocol].engine
-    if engine != wanted:
-        how = f"with --engine {wanted}" if wanted else f"without --engine {engine}"
-        raise UserError(f"--protocol {protocol} must be fitted {how}.")
-    if engine is None:
-        if (for_, threads, memory) != (None, 1, False):
-            raise UserError(
-                "--for, --threads and --memory are of an engine; give --engine and its --protocol with them."
-            )
-        path, fitted = FITTED[protocol]
-        return write(output or path, fitted())
+    if engine not in (None, own := ENGINE_PROTOCOLS[protocol].engine):
+        raise UserError(f"--engine of protocol {protocol} is {own}, but got {engine}; leave it out.")
     if memory:
         if (for_, weights, threads) != (None, "secret", 1):
             raise UserError("--memory is measured of models of its own, on one thread; leave all other flags out.")

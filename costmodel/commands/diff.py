@@ -1,16 +1,18 @@
 """`python -m costmodel diff`: shows which ops make one model cheaper than another."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 from typing import Any, Literal
 
 from rich.table import Table
 
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Price
 from costmodel.data_range import describe
-from costmodel.difference import Change, changes
-from costmodel.ops import shape
+from costmodel.estimate import Estimate
+from costmodel.ops import Op, shape
 from costmodel.pricing.price import price
 from costmodel.pricing.priced import PricedModel
 from costmodel.report.estimates import total_document
@@ -54,41 +56,46 @@ def diff(
     )
     differing = changes(first.estimate, second.estimate)
     if format == "json":
-        print(json.dumps(_document(first, second, differing), allow_nan=False))
+        sides = {"first": _side(first), "second": _side(second)}
+        print(json.dumps({"seq_len": first.asked.seq_len, **sides, "changes": differing}, allow_nan=False))
     elif format == "csv":
-        print_csv([_change_record(change) for change in differing])
+        print_csv(differing)
     else:
         print_blocks(_summary(first, second), [_changes_table(differing)])
 
 
-def _document(first: PricedModel, second: PricedModel, differing: Sequence[Change]) -> dict[str, Any]:
-    """Return the difference B - A as JSON data in SI units; `changes` sum to the difference of the totals."""
-    sides = [
-        {
-            "architecture": priced.name,
-            "protocol": priced.estimate.protocol,
-            "network": priced.estimate.network,
-            "trust": trust_document(priced.trust),
-            "total": total_document(priced.estimate),
+def changes(before: Estimate, after: Estimate) -> list[dict[str, Any]]:
+    """Return all ops whose number or cost differs, in SI units, largest saving of time first.
+
+    Their `latency_s` and `sent_bytes` are after - before, and sum to the difference of the totals.
+    """
+    groups: tuple[dict[Op, list[Price]], dict[Op, list[Price]]] = {}, {}
+    for group, estimate in zip(groups, (before, after), strict=True):
+        for node, cost in estimate.by_op:
+            group.setdefault(node.op, []).append(cost)
+    records = []
+    for op in dict.fromkeys((*groups[0], *groups[1])):
+        old, new = (group.get(op, []) for group in groups)
+        record = {
+            "op": type(op).__name__,
+            "shape": shape(op),
+            "num_before": len(old),
+            "num_after": len(new),
+            "latency_s": sum(cost.latency_s for cost in new) - sum(cost.latency_s for cost in old),
+            "sent_bytes": sum(cost.sent_bytes for cost in new) - sum(cost.sent_bytes for cost in old),
         }
-        for priced in (first, second)
-    ]
-    return {
-        "seq_len": first.asked.seq_len,
-        "first": sides[0],
-        "second": sides[1],
-        "changes": [_change_record(change) for change in differing],
-    }
+        if len(old) != len(new) or record["latency_s"] or record["sent_bytes"]:
+            records.append(record)
+    return sorted(records, key=itemgetter("latency_s", "sent_bytes"))
 
 
-def _change_record(change: Change) -> dict[str, Any]:
+def _side(priced: PricedModel) -> dict[str, Any]:
     return {
-        "op": type(change.op).__name__,
-        "shape": shape(change.op),
-        "num_before": change.num_before,
-        "num_after": change.num_after,
-        "latency_s": change.latency_s,
-        "sent_bytes": change.sent_bytes,
+        "architecture": priced.name,
+        "protocol": priced.estimate.protocol,
+        "network": priced.estimate.network,
+        "trust": trust_document(priced.trust),
+        "total": total_document(priced.estimate),
     }
 
 
@@ -111,13 +118,13 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
     return [*lines, *(f"trust: {trust}" for trust in dict.fromkeys(trusts))]
 
 
-def _changes_table(differing: Iterable[Change]) -> Table:
+def _changes_table(differing: Iterable[dict[str, Any]]) -> Table:
     rows = []
     for change in differing:
-        dimensions = " ".join(f"{name}={value}" for name, value in shape(change.op).items())
-        seconds, num_bytes = _signed(change.latency_s, format_seconds), _signed(change.sent_bytes, format_bytes)
-        counts = str(change.num_before), str(change.num_after)
-        rows.append([type(change.op).__name__, dimensions, *counts, seconds, num_bytes])
+        dimensions = " ".join(f"{name}={value}" for name, value in change["shape"].items())
+        seconds, num_bytes = _signed(change["latency_s"], format_seconds), _signed(change["sent_bytes"], format_bytes)
+        counts = str(change["num_before"]), str(change["num_after"])
+        rows.append([change["op"], dimensions, *counts, seconds, num_bytes])
     return table(["op", "shape"], ["in A", "in B", "latency", "communication"], rows)
 
 

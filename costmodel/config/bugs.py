@@ -1,7 +1,4 @@
-"""Reports a bug as one line on stderr and a file with the traceback and versions.
-
-The file is in the folder of the run, if there is one, or else in the cache folder.
-"""
+"""Reports a bug as one line on stderr and a file, in the run's or the cache folder, with the traceback and versions."""
 
 import errno
 import os

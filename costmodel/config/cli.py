@@ -174,10 +174,7 @@ def flags_of(settings: Any, within: str = "") -> list[str]:
 
 
 def _with_underscores(args: Sequence[str]) -> list[str]:
-    """Rewrite `--seq-len=8` as `--seq_len=8`, because the parser names flags after the parameters of a function.
-
-    The parameter of a flag that is a Python keyword, such as `--for`, ends with an underscore.
-    """
+    """Rewrite `--seq-len=8` as `--seq_len=8`, the parameter's name; that of a keyword, like `--for`, ends with `_`."""
 
     def named(match: re.Match[str]) -> str:
         name = match[1].replace("-", "_")
@@ -202,10 +199,7 @@ def _with_present_flags(args: Sequence[str]) -> list[str]:
 
 
 def _checked_config(file: str, parser: ArgumentParser) -> str:
-    """Refuse what the parser would accept: duplicate keys, and its own keys, for example for a further file.
-
-    Returns the file, or its content as JSON if it has former names.
-    """
+    """Refuse duplicate keys and the parser's own; return the file, or its content as JSON if it has former names."""
     path = Path(file)
     data = load_mapping(path)
     for keys in (data, *(value for value in data.values() if isinstance(value, dict))):

@@ -48,11 +48,7 @@ def _prompt_len(graph: OpGraph) -> int:
 
 
 def _last_row(graph: OpGraph, num_rows: int, whole: set[str], *, is_cached: bool) -> OpGraph:
-    """Return the graph with only the last row of values that are not `whole`.
-
-    With `is_cached`, keys and values of earlier rows are inputs. Keys are separated from queries, which have fewer
-    rows; values are whole anyway unless they are cached.
-    """
+    """Keep the last row of values that are not `whole`; with `is_cached`, earlier keys and values are inputs."""
     shapes, in_attention = output_shapes(graph), inside(graph)
     nodes: list[Node] = []
     inputs = list(graph.inputs)

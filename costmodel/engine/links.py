@@ -5,45 +5,33 @@ A link is a context manager that, for a number of parties, sets up connections a
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
-from costmodel.engine.relay import started_relay
+from costmodel.engine.relay import Relay
 from costmodel.errors import UserError
 
 LOOPBACK = "127.0.0.1"
+UNHINDERED = 0.0  # seconds that a message is held
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Condition:
-    """A condition of a link that can hold messages for a time, one way. Raises UserError for a negative delay."""
-
-    delay_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.delay_s < float("inf"):
-            raise UserError(f"`delay_s` must be finite and not negative, but got {self.delay_s}.")
-
-
-UNHINDERED = Condition()
-
-
-def refuse_condition(condition: Condition) -> None:
-    """Conditions of a link that only carries. Raises UserError for any other condition than none."""
-    if condition != UNHINDERED:
-        raise UserError(f"this link does not delay messages, but got {condition}.")
+def refuse_delay(delay_s: float) -> None:
+    """The delays of a link that only carries. Raises UserError for any other than none."""
+    if delay_s != UNHINDERED:
+        raise UserError(f"this link does not delay messages, but got {delay_s} s.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Wiring:
     """Addresses of every rank (column) as each rank (row) knows them; its own is where it listens.
 
-    set_condition: between passes only.
+    set_delay: of every message, one way, in seconds; between passes only.
     """
 
     addresses: tuple[tuple[str, ...], ...]
-    set_condition: Callable[[Condition], None] = refuse_condition
+    set_delay: Callable[[float], None] = refuse_delay
 
 
 Link: TypeAlias = Callable[[int], AbstractContextManager[Wiring]]
@@ -59,11 +47,7 @@ def tcp(num_parties: int) -> Iterator[Wiring]:
 def delayed(num_parties: int) -> Iterator[Wiring]:
     """Yield a wiring as `tcp` does, but a relay can delay every connection, in both directions."""
     addresses = free_addresses(num_parties)
-    with started_relay() as relay:
-
-        def delay(condition: Condition) -> None:
-            relay.set_delay(condition.delay_s)
-
+    with closing(Relay()) as relay:
         # what a rank knows: its own address, and a port of the relay for every other rank
         known = [
             tuple(
@@ -71,7 +55,7 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
             )
             for rank in range(num_parties)
         ]
-        yield Wiring(addresses=tuple(known), set_condition=delay)
+        yield Wiring(addresses=tuple(known), set_delay=partial(setattr, relay, "delay_s"))
 
 
 def free_addresses(count: int) -> tuple[str, ...]:

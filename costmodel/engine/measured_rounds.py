@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from costmodel.config.units import parse_seconds
-from costmodel.engine.links import UNHINDERED, Condition, delayed
+from costmodel.engine.links import UNHINDERED, delayed
 from costmodel.engine.spu import Job, Pass, passes
 from costmodel.errors import StoppedError, UserError
 from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
@@ -65,24 +65,16 @@ def measured_rounds(job: Job, *, delays_s: Sequence[float]) -> MeasuredRounds:
     """
     check_delays(delays_s)
     delays = sorted(set(delays_s))
-    return _fitted(delays, _fastest_passes(job, [Condition(delay_s=delay_s) for delay_s in delays]))
-
-
-def _fastest_passes(job: Job, conditions: Sequence[Condition]) -> list[Pass]:
-    """The fastest of some passes for each condition, since whatever else the machine does only adds to them.
-
-    Passes that made a batch of oblivious transfers ahead, which shows in their messages, are left out; triples for
-    small products, which cheetah makes in small batches, are not.
-    """
-    done, _ = passes(job, delayed, [*[UNHINDERED] * WARM_UPS, *list(conditions) * REPEATS])
+    done, _ = passes(job, delayed, [*[UNHINDERED] * WARM_UPS, *delays * REPEATS])
     rest, fastest = done[WARM_UPS:], []
-    most = min(map(_messages, rest)) + BATCH_MESSAGES - 1
-    for index, condition in enumerate(conditions):
-        without_batch = [run for run in rest[index :: len(conditions)] if _messages(run) <= most]
+    most = min(map(_messages, rest)) + BATCH_MESSAGES - 1  # cheetah makes triples in smaller batches, which stay
+    for index, delay_s in enumerate(delays):
+        without_batch = [run for run in rest[index :: len(delays)] if _messages(run) <= most]
         if not without_batch:
-            raise StoppedError(f"every pass under {condition} made oblivious transfers ahead; use more repeats.")
+            raise StoppedError(f"every pass with {delay_s} s made oblivious transfers ahead; use more repeats.")
+        # the fastest, since whatever else the machine does only adds to a pass
         fastest.append(min(without_batch, key=lambda run: run.seconds))
-    return fastest
+    return _fitted(delays, fastest)
 
 
 def _messages(run: Pass) -> int:

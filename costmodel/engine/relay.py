@@ -1,124 +1,76 @@
 """A TCP relay that holds everything it carries for a time: a link of known one-way delay, without any privilege.
 
-It is a process of its own, so that it carries on while others compute. It is told on stdin, one line each, where to
-listen and what to forward to (`forward HOST HOST:PORT`, answered by the address it listens on) or how long to hold what
-it reads from now on (`delay SECONDS`); it ends with its stdin. Chunks keep their order and wait side by side, so the
-delay takes no bandwidth away. What it adds itself, a fraction of a millisecond per message, is the same at any delay.
+Its threads only wait. Chunks keep their order and wait side by side, so the delay takes no bandwidth away. What it adds
+itself, a fraction of a millisecond per message, is the same at any delay.
 """
 
-import asyncio
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-
-from costmodel.errors import StoppedError
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Thread
 
 CHUNK_BYTES = 1 << 16  # what one read takes at most; any size works
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Relay:
-    """A running relay. Its methods raise StoppedError if it has ended."""
+    """A relay of connections. delay_s: the delay, in both directions, of what is read from now on."""
 
-    process: subprocess.Popen[str]
+    def __init__(self) -> None:
+        self.delay_s = 0.0
+        self._servers: list[socket.socket] = []
 
     def forward(self, host: str, target: str) -> str:
         """The address, on a free port of `host`, that now leads to `target`, an address too."""
-        return self._ask(f"forward {host} {target}")
+        server = socket.create_server((host, 0))
+        self._servers.append(server)
+        Thread(target=self._serve, args=(server, target), daemon=True).start()
+        return f"{host}:{server.getsockname()[1]}"
 
-    def set_delay(self, delay_s: float) -> None:
-        """Sets the delay of what is read from now on, in both directions."""
-        self._ask(f"delay {delay_s!r}")
+    def close(self) -> None:
+        """Takes no more connections; those that there are last until their ends close them."""
+        while self._servers:
+            with self._servers.pop() as server:
+                server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
-    def _ask(self, line: str) -> str:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        with suppress(BrokenPipeError):  # it has ended, and answers nothing
-            print(line, file=self.process.stdin, flush=True)
-        if not (answer := self.process.stdout.readline().strip()):
-            raise StoppedError(f"the relay of messages ended (status {self.process.wait()}).")
-        return answer
+    def _serve(self, server: socket.socket, target: str) -> None:
+        host, port = target.split(":")
+        with suppress(OSError):  # the server was closed
+            while True:
+                near, _ = server.accept()
+                try:
+                    far = socket.create_connection((host, int(port)))
+                except OSError:  # the party does not listen yet; its peer will try again
+                    near.close()
+                    continue
+                Thread(target=self._join, args=(near, far), daemon=True).start()
 
+    def _join(self, near: socket.socket, far: socket.socket) -> None:
+        with near, far:
+            back = Thread(target=self._carry, args=(far, near), daemon=True)
+            back.start()
+            self._carry(near, far)
+            back.join()
 
-@contextmanager
-def started_relay() -> Iterator[Relay]:
-    """A relay that runs until the end of the block."""
-    command = [sys.executable, "-m", "costmodel.engine.relay"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield Relay(process=process)
-        finally:
-            process.kill()
-            assert process.stdin is not None
-            with suppress(BrokenPipeError):  # of what it was not told any more
-                process.stdin.close()
-
-
-@dataclass(kw_only=True, slots=True)
-class _Delay:
-    seconds: float = 0.0
-
-
-async def _serve() -> None:
-    delay, servers, commands = _Delay(), [], asyncio.StreamReader()
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-    while line := (await commands.readline()).decode():
-        match line.split():
-            case ["forward", host, target]:
-                servers.append(await _forward(host, target, delay))
-                host, port = servers[-1].sockets[0].getsockname()
-                print(f"{host}:{port}", flush=True)
-            case ["delay", seconds]:
-                delay.seconds = float(seconds)
-                print("ok", flush=True)
+    def _carry(self, reader: socket.socket, writer: socket.socket) -> None:
+        """One direction: every chunk is written `delay_s` after it was read."""
+        writer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        held: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+        release = Thread(target=_release, args=(held, writer), daemon=True)
+        release.start()
+        with suppress(OSError):  # a party that ended
+            while chunk := reader.recv(CHUNK_BYTES):
+                held.put((time.monotonic() + self.delay_s, chunk))
+        held.put((time.monotonic() + self.delay_s, b""))
+        release.join()
 
 
-async def _forward(host: str, target: str, delay: _Delay) -> asyncio.Server:
-    target_host, target_port = target.split(":")
-
-    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await asyncio.open_connection(target_host, int(target_port))
-        except OSError:  # the party does not listen yet; its peer will try again
-            writer.close()
-            return
-        await asyncio.gather(_carry(reader, far_writer, delay), _carry(far_reader, writer, delay))
-
-    return await asyncio.start_server(join, host, 0)
-
-
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay: _Delay) -> None:
-    """One direction: every chunk is written `delay` after it was read."""
-    writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    held: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-    release = asyncio.create_task(_release(held, writer))
-    try:
-        while chunk := await reader.read(CHUNK_BYTES):
-            held.put_nowait((time.monotonic() + delay.seconds, chunk))
-    except ConnectionError:
-        pass  # a party that ended
-    held.put_nowait((time.monotonic() + delay.seconds, b""))
-    await release
-
-
-async def _release(held: asyncio.Queue[tuple[float, bytes]], writer: asyncio.StreamWriter) -> None:
-    while True:
-        due, chunk = await held.get()
-        if (wait_s := due - time.monotonic()) > 0:
-            await asyncio.sleep(wait_s)
-        if not chunk:
-            writer.close()
-            return
-        try:
-            writer.write(chunk)
-            await writer.drain()
-        except ConnectionError:
-            return
-
-
-if __name__ == "__main__":
-    asyncio.run(_serve())
+def _release(held: SimpleQueue[tuple[float, bytes]], writer: socket.socket) -> None:
+    with suppress(OSError):  # nobody reads any more
+        while True:
+            due, chunk = held.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            if not chunk:
+                writer.shutdown(socket.SHUT_WR)
+                return
+            writer.sendall(chunk)

@@ -18,7 +18,7 @@ import numpy as np
 
 from costmodel.engine.assignment import CLIENT, Assignment, part_of
 from costmodel.engine.children import Child, child_of, last_words
-from costmodel.engine.links import Condition, Link, refuse_condition, tcp
+from costmodel.engine.links import Link, refuse_delay, tcp
 from costmodel.engine.party import ASSIGNMENT, INPUTS, LOGITS, WEIGHTS, OpCost
 from costmodel.engine.runtimes import check_installed
 from costmodel.errors import StoppedError, UserError
@@ -72,12 +72,12 @@ class Ready:
 class Session:
     """Parties that this machine runs, by rank; the others, if any, run elsewhere.
 
-    set_condition: of the link between parties, for the steps from now on.
+    set_delay: of the link between parties, for the steps from now on.
     """
 
     def __init__(self, children: dict[int, Child]) -> None:
         self.children = children
-        self.set_condition: Callable[[Condition], None] = refuse_condition
+        self.set_delay: Callable[[float], None] = refuse_delay
         self._started_s = time.monotonic()
         self._answers: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
         self._waiting: dict[int, deque[dict[str, Any]]] = {rank: deque() for rank in children}
@@ -182,7 +182,7 @@ def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[tuple[Sess
             parts = [part_of(replace(client, addresses=addresses), rank) for rank in range(client.num_processes)]
             parts = [replace(part, links=row) for part, row in zip(parts, wiring.addresses, strict=True)]
             session = stack.enter_context(started(parts))
-            session.set_condition = wiring.set_condition
+            session.set_delay = wiring.set_delay
             try:
                 ready = session.await_ready()
             except StoppedError:

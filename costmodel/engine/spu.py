@@ -16,7 +16,7 @@ import numpy as np
 
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine.assignment import Assignment
-from costmodel.engine.links import UNHINDERED, Condition, Link, tcp
+from costmodel.engine.links import UNHINDERED, Link, tcp
 from costmodel.engine.party import OpCost
 from costmodel.engine.plan import Plan
 from costmodel.engine.session import on_this_machine
@@ -153,8 +153,7 @@ def run(
     Weights, tokens and caches are as for `interpreter.execute`, and errors as for `graph_job` and `passes`.
     """
     job = graph_job(graph, weights, tokens, caches, protocol=protocol, setting=setting)
-    conditions = [UNHINDERED] * (2 if setting.weight_masks == "kept" else 1)
-    (*_, last), logits = passes(job, tcp, conditions)
+    (*_, last), logits = passes(job, tcp, [UNHINDERED] * (2 if setting.weight_masks == "kept" else 1))
     peaks = tuple(None if None in of_all else max(of_all) for of_all in zip(*last.peak_bytes, strict=True))
     return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)), peak_bytes=peaks)
 
@@ -169,16 +168,16 @@ def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tupl
     return only.by_op
 
 
-def passes(job: Job, link: Link, conditions: Sequence[Condition]) -> tuple[tuple[Pass, ...], Array]:
-    """The same job several times by the same parties, each time under a condition of the link; and the last result.
+def passes(job: Job, link: Link, delays_s: Sequence[float]) -> tuple[tuple[Pass, ...], Array]:
+    """The same job several times by the same parties, each time under a delay of the link; and the last result.
 
     Raises UserError for an unknown protocol, a weight that does not fit, an engine that is not installed, or a
-    condition that the link does not have; StoppedError, in one line, if the engine fails.
+    delay that the link does not have; StoppedError, in one line, if the engine fails.
     """
     runs = []
     with on_this_machine(job.client, link) as (session, _):
-        for condition in conditions:
-            session.set_condition(condition)
+        for delay_s in delays_s:
+            session.set_delay(delay_s)
             runs.append(session.run(0, job.inputs))
         session.leave()
     return tuple(_pass(run.by_party) for run in runs), runs[-1].logits

@@ -9,27 +9,55 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from costmodel.engine.assignment import CLIENT, Assignment
 from costmodel.engine.channel import Blob, Peers
 from costmodel.engine.children import PROGRESS
-from costmodel.engine.programs import Compiled, compile_steps, from_blobs, operand_visibility, to_blobs
+from costmodel.engine.programs import Compiled, Program, compile_steps, from_blobs, operand_visibility, to_blobs
 from costmodel.engine.runtime import Runtime, Traffic
-from costmodel.engine.runtimes import (
-    SHARED,
-    linked_runtime,
-    make_shares,
-    owner_of_weights,
-    packed,
-    reconstruct,
-    run_program,
-    unpacked,
-)
+from costmodel.engine.runtimes import SERVER, SHARED
 from costmodel.execution.op_functions import Array
 from costmodel.ops import Node, Op, OpGraph
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 _LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")
 PATIENCE_S = 5.0  # the profile of a finished program is in the log within this time
+WAIT_MS = 600_000  # longest wait for a message of a peer that computes
+CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties do not start at the same moment, and machines may be busy
+
+
+def configuration(protocol: str, setting: EngineSetting) -> Any:
+    """Return the engine's defaults with the profile on and the setting's threads; cheetah preprocesses for each."""
+    from spu import libspu
+
+    made = libspu.RuntimeConfig(
+        protocol=getattr(libspu.ProtocolKind, protocol.upper()),
+        field=getattr(libspu.FieldType, f"FM{setting.ring_bits}"),
+        fxp_fraction_bits=setting.fraction_bits,
+    )
+    made.enable_pphlo_profile = True  # without it, nothing is reported
+    made.max_concurrency = setting.threads
+    made.experimental_enable_colocated_optimization = setting.weights == "server"  # else owners are ignored
+    return made
+
+
+def shares_io(protocol: str, setting: EngineSetting) -> Any:
+    """Return the engine's converter of arrays to shares and back."""
+    from spu import api
+
+    return api.Io(ENGINE_PROTOCOLS[protocol].trust.num_parties, configuration(protocol, setting))
+
+
+def make_shares(protocol: str, setting: EngineSetting, value: Array, op: Op | None = None) -> list[Any]:
+    """Return every party's share of an input or of a weight of an op; the server alone may hold weights."""
+    from spu import libspu
+
+    seen = libspu.Visibility.VIS_SECRET if op is None else operand_visibility(op)
+    owner = SHARED if op is None or setting.weights != "server" else SERVER
+    shares: list[Any] = shares_io(protocol, setting).make_shares(np.asarray(value, dtype=np.float32), seen, owner)
+    return shares
 
 
 def entries(log: str) -> list[Traffic]:
@@ -73,17 +101,22 @@ class SpuRuntime(Runtime):
         self.link: Any = None
 
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
-        visibility, owner = (None, SHARED) if op is None else (operand_visibility(op), owner_of_weights(self.setting))
-        return make_shares(self.protocol, self.setting, value, visibility, owner)
+        return make_shares(self.protocol, self.setting, value, op)
 
     def packed(self, share: Any) -> list[bytes]:
-        return packed(share)
+        """What it is a share of, then its chunks."""
+        return [share.meta, *share.share_chunks]
 
     def unpacked(self, parts: Sequence[Blob]) -> Any:
-        return unpacked(list(map(bytes, parts)))
+        from spu import libspu
+
+        share = libspu.Share()
+        share.meta, *share.share_chunks = map(bytes, parts)
+        return share
 
     def opened(self, shares: Sequence[Any]) -> Array:
-        return reconstruct(self.protocol, self.setting, shares)
+        value: Array = shares_io(self.protocol, self.setting).reconstruct(list(shares))
+        return value
 
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
         """Compile the programs if this party is the client, which sends them to the others; otherwise receive them."""
@@ -95,8 +128,16 @@ class SpuRuntime(Runtime):
             self.compiled = from_blobs(self.peers.receive(CLIENT).blobs)
 
     def connect(self) -> None:
-        rank, addresses = self.assignment.rank, self.assignment.engine_addresses
-        self.runtime, self.link = linked_runtime(self.protocol, self.setting, rank, addresses)
+        from spu import api, libspu
+
+        description = libspu.link.Desc()
+        description.recv_timeout_ms = WAIT_MS
+        description.connect_retry_times, description.connect_retry_interval_ms = CONNECT_RETRIES, CONNECT_INTERVAL_MS
+        description.throttle_window_size = 0  # never wait for receipts
+        for party, address in enumerate(self.assignment.engine_addresses):
+            description.add_party(f"party_{party}", address)
+        self.link = libspu.link.create_brpc(description, self.assignment.rank)
+        self.runtime = api.Runtime(self.link, configuration(self.protocol, self.setting))
 
     def hold(self, values: Mapping[str, Any]) -> None:
         for name, value in values.items():
@@ -104,11 +145,18 @@ class SpuRuntime(Runtime):
 
     def start(self) -> None:
         for keeper in self.compiled.keepers:
-            run_program(keeper, self.runtime)
+            self._run(keeper)
         self.log.traffic(len(self.compiled.keepers))
 
     def run(self, step: int, index: int, node: Node) -> None:
-        run_program(self.compiled.steps[step][index], self.runtime)
+        self._run(self.compiled.steps[step][index])
+
+    def _run(self, program: Program) -> None:
+        from spu import libspu
+
+        inputs, outputs = list(program.inputs), [program.output]
+        executable = libspu.Executable(name=program.name, input_names=inputs, output_names=outputs, code=program.code)
+        self.runtime.run(executable)
 
     def share(self, variable: str) -> Any:
         return self.runtime.get_var(variable)

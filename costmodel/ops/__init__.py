@@ -1,8 +1,7 @@
 """What a decoder-only language model computes, as typed operations with named dimensions.
 
-An `OpGraph` is the single source of truth about a model: it is what a protocol prices and what an engine runs.
-Dimensions are in elements; nothing here knows a protocol, a price or a number of bytes. What follows from an op's
-dimensions stands with the op: the shapes of what it reads, of its weights and of its output, and how it is rewritten.
+An `OpGraph` is what a protocol prices and what an engine runs. Dimensions are in elements; nothing here knows a
+protocol, a price or a number of bytes.
 
 Shape conventions: activations are `rows x features` with one row per token; attention works on
 `heads x queries x keys`, and the full square is counted although the mask is causal, because secret-shared
@@ -30,7 +29,6 @@ from costmodel.ops.base import OnScores as OnScores
 from costmodel.ops.base import Op as Op
 from costmodel.ops.base import Shape as Shape
 from costmodel.ops.base import SoftmaxForm as SoftmaxForm
-from costmodel.ops.graph import OP_TYPES as OP_TYPES
 from costmodel.ops.graph import USUAL as USUAL
 from costmodel.ops.graph import Input as Input
 from costmodel.ops.graph import Node as Node
@@ -59,3 +57,10 @@ from costmodel.ops.layers import TakeRows as TakeRows
 from costmodel.ops.layers import Tanh as Tanh
 from costmodel.ops.layers import TokenEmbedding as TokenEmbedding
 from costmodel.ops.layers import VocabProjection as VocabProjection
+
+OP_TYPES: tuple[type[Op], ...] = (
+    TokenEmbedding, PositionEmbedding, LayerNorm, RmsNorm, FrozenNorm, Linear, PackHeads, Rotary, RepeatHeads,
+    KeyValueCache, AttentionScores, Temperature, ScoreBound, Softmax, ShapedAttention, AttentionMix, Gelu, Relu,
+    LeakyRelu, Square, Silu, Sigmoid, Tanh, Multiply, Scale, Add, ScaledAdd, TakeRows, TakeColumns, JoinRows,
+    JoinColumns, VocabProjection,
+)  # fmt: skip

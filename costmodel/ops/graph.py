@@ -4,54 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
 from costmodel.errors import UserError
-from costmodel.ops.attention import (
-    AttentionMix,
-    AttentionScores,
-    KeyValueCache,
-    PackHeads,
-    RepeatHeads,
-    Rotary,
-    ScoreBound,
-    ShapedAttention,
-    Softmax,
-    Temperature,
-)
-from costmodel.ops.base import (
-    LayerId,
-    Op,
-    Shape,
-)
-from costmodel.ops.layers import (
-    Add,
-    FrozenNorm,
-    Gelu,
-    JoinColumns,
-    JoinRows,
-    LayerNorm,
-    LeakyRelu,
-    Linear,
-    Multiply,
-    PositionEmbedding,
-    Relu,
-    RmsNorm,
-    Scale,
-    ScaledAdd,
-    Sigmoid,
-    Silu,
-    Square,
-    TakeColumns,
-    TakeRows,
-    Tanh,
-    TokenEmbedding,
-    VocabProjection,
-)
+from costmodel.ops.attention import Rotary
+from costmodel.ops.base import LayerId, Op, Shape
 
-OP_TYPES: tuple[type[Op], ...] = (
-    TokenEmbedding, PositionEmbedding, LayerNorm, RmsNorm, FrozenNorm, Linear, PackHeads, Rotary, RepeatHeads,
-    KeyValueCache, AttentionScores, Temperature, ScoreBound, Softmax, ShapedAttention, AttentionMix, Gelu, Relu,
-    LeakyRelu, Square, Silu, Sigmoid, Tanh, Multiply, Scale, Add, ScaledAdd, TakeRows, TakeColumns, JoinRows,
-    JoinColumns, VocabProjection,
-)  # fmt: skip
 USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # what an op says nothing of
 
 

@@ -13,7 +13,6 @@ from costmodel.errors import UserError
 from costmodel.estimate import Estimate, Generation, Pricer, estimate, estimate_generation
 from costmodel.execution.memory import PeakMemory, alive_bytes, held_bytes, load_memory, peak_memory
 from costmodel.ops import LayerId, Op, OpGraph
-from costmodel.ops import shape as dimensions
 from costmodel.pricing.model_spec import ModelSpec
 from costmodel.protocols import Setting
 from costmodel.protocols.derived import ByFormula, Derived
@@ -34,25 +33,6 @@ from search_spaces.notation import placement
 
 UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
 WIDER = "these do so many times more than what was measured, and the range is wider for it"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PricedOp:
-    """One op of a model and its cost.
-
-    Attributes:
-        op: Its type.
-        layer: Index of its layer, `embed` or `head`.
-        shape: Dimensions by name.
-        extrapolation: Ratio of its work to the most that was measured, at least 1; None if not known.
-    """
-
-    op: str
-    layer: LayerId
-    name: str
-    shape: dict[str, int]
-    price: Price
-    extrapolation: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,7 +110,7 @@ class PricedModel:
 
     @property
     def total(self) -> Price:
-        """The cost of the whole model, to which `rows` sum."""
+        """The cost of the whole model, to which the ops of `to_records` sum."""
         return self.estimate.total
 
     @property
@@ -168,21 +148,6 @@ class PricedModel:
         """The setting of numbers and weights; None if the protocol has it fitted in."""
         setting: Setting | None = self.pricer.setting
         return setting
-
-    @property
-    def rows(self) -> tuple[PricedOp, ...]:
-        """Every op, in execution order."""
-        return tuple(
-            PricedOp(
-                op=type(node.op).__name__,
-                layer=node.layer,
-                name=node.name,
-                shape=dimensions(node.op),
-                price=price,
-                extrapolation=extrapolation,
-            )
-            for (node, price), extrapolation in zip(self.estimate.by_op, self.estimate.extrapolations, strict=True)
-        )
 
     @cached_property
     def deployed(self) -> "PricedModel | None":

@@ -52,21 +52,15 @@ def _matmul(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _truncate(call: Call, setting: EngineSetting) -> Comm:
-    """Two parties that hold x compute the wrap bit by a product with the third's help, then re-share the result.
-
-    Round 1: two masked bits and the helper's correction, in the smallest ring that holds the cut bits. Round 2: two
-    words. |x| < 2^(k-2). Source: arithmetic.cc, TruncAPr2 and computeMW.
-    """
+    """Compute the wrap bit with the third party's help, re-share; |x| < 2^(k-2). Source: arithmetic.cc, TruncAPr2."""
+    # first two masked bits and the helper's correction, in the smallest ring that holds the cut bits, then two words
     wrap, word = max(4, stored_bytes(call.bits)), setting.ring_bits // 8
     sent, waited = call.elements * (3 * wrap + 2 * word), call.elements * (wrap + word)
     return Comm(rounds=2, messages=5, online_bytes=sent, waited_bytes=waited)
 
 
 def _mux(call: Call, setting: EngineSetting) -> Comm:
-    """Two oblivious transfers among three parties (two masked messages and the chosen mask); each result is passed on.
-
-    Source: arithmetic.cc, MulA1B; ot.cc; ABY3 section 5.4.1.
-    """
+    """Two oblivious transfers; each result is passed on. Source: arithmetic.cc, MulA1B; ot.cc; ABY3 section 5.4.1."""
     num_bytes = call.elements * setting.ring_bits // 8  # waited: two messages on one link, then the result
     return Comm(rounds=2, messages=8, online_bytes=8 * num_bytes, waited_bytes=3 * num_bytes)
 
@@ -95,12 +89,8 @@ def _b2a(call: Call, setting: EngineSetting) -> Comm:
 
 
 def _equal(call: Call, setting: EngineSetting) -> Comm:
-    """One party deals a mask; the other two open the masked difference, whose bits are combined by halving.
-
-    Rounds 1 to 3: the mask in two sharings, a masked share, a re-sharing. The result is stored and converted to
-    arithmetic shares as a byte. Source: conversion.cc, EqualAP and eqz, https://eprint.iacr.org/2019/599, section IV.D.
-    """
-    num_bytes = 4 * call.elements * setting.ring_bits // 8
+    """Open a masked difference, combine its bits by halving, convert. Source: conversion.cc, EqualAP and eqz."""
+    num_bytes = 4 * call.elements * setting.ring_bits // 8  # the mask in two sharings, a masked share, a re-sharing
     opened = Comm(rounds=3, messages=4, online_bytes=num_bytes, waited_bytes=num_bytes)
     joined = [_and(call.elements, bits) for bits in halves(setting)]
     return total_comm([opened, *joined, _b2a(replace(call, bits=OBLIVIOUS_BITS), setting)])

@@ -74,16 +74,6 @@ def comm(op: Op, setting: EngineSetting) -> Comm:
     return total_comm([replace(online, rounds=max(used.clocks)), used.share, *once])
 
 
-def by_primitive(op: Op, setting: EngineSetting) -> dict[str, int]:
-    """Return the bytes of one op by the primitive that sends them, including its share of batches."""
-    num_bytes: dict[str, int] = {}
-    for call in _calls(op, setting):
-        used = Use()
-        part = total_comm([PRICES[call.primitive](call, used), used.share])
-        num_bytes[call.primitive] = num_bytes.get(call.primitive, 0) + part.sent_bytes
-    return num_bytes
-
-
 def num_ots(op: Op, setting: EngineSetting) -> int:
     """Return the number of oblivious transfers that one op uses, in both directions together."""
     used = Use()
@@ -115,11 +105,7 @@ def _calls(op: Op, setting: EngineSetting) -> Calls:
 
 
 def _multiply(call: Call, used: Use) -> Comm:
-    """Large: each party encrypts one half of both factors, and the other answers. Small: Beaver, with cached triples.
-
-    A factor that the server holds is encrypted by it, and multiplied by the other party's share. Source: arithmetic.cc,
-    MulAA and MulAV; arith/cheetah_mul.cc, MulShare; state.cc, makeSureCacheSize.
-    """
+    """Encrypt halves of both factors if large, else use triples. Source: arithmetic.cc, MulAA, MulAV; state.cc."""
     used.product_keys = True
     if call.private:
         return _encrypted([call.elements], 1, used)
@@ -140,10 +126,7 @@ def _square(call: Call, used: Use) -> Comm:
 
 
 def _encrypted(parts: list[int], factors: int, used: Use) -> Comm:
-    """Vectors are encrypted, sent, multiplied by the other party's and answered; parts in opposite directions overlap.
-
-    The first ciphertext of a group waits for its receipt, two rounds, before the others are sent.
-    """
+    """Vectors are encrypted, sent, multiplied and answered; the first of a group waits for its receipt, two rounds."""
     clocks, num_vectors = used.clocks, 0
     for sender, part in zip((1, 0), parts, strict=False):
         vectors = NUM_MODULI * ceil(part / DEGREE)
@@ -156,11 +139,7 @@ def _encrypted(parts: list[int], factors: int, used: Use) -> Comm:
 
 
 def _matmul(call: Call, used: Use) -> Comm:
-    """For each cross term, the factor with fewer blocks is encrypted and sent, and the products are sent back.
-
-    Shares have two cross terms, which overlap; if the server holds a factor there is one. Source: arith/cheetah_dot.cc,
-    doDotOLE; arithmetic.cc, MatMulAA and MatMulAV.
-    """
+    """Encrypt, per cross term, the factor with fewer blocks. Source: cheetah_dot.cc; arithmetic.cc, MatMulAA."""
     used.matrix_keys = True
     sent, answers, answer_bytes = _ciphertexts(call)
     clocks, waits = used.clocks, 2 * (ceil(sent / ACKNOWLEDGED) - 1)
@@ -224,10 +203,7 @@ def _truncate(call: Call, used: Use) -> Comm:
 
 
 def _msb(call: Call, used: Use) -> Comm:
-    """Compare digits by an OT of 16 messages of 2 bits; a tree combines them, with equality for all but the lowest.
-
-    Source: arithmetic.cc, MsbA2B; nonlinear/compare_prot.cc, DoCompute and TraversalANDFullBinaryTree.
-    """
+    """Compare digits by an OT, and combine them by a tree. Source: arithmetic.cc, MsbA2B; nonlinear/compare_prot.cc."""
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
     message_bytes = num_digits * 2 * 2**DIGIT_BITS // 8
@@ -262,10 +238,7 @@ def _b2a(call: Call, used: Use) -> Comm:
 
 
 def _equal(call: Call, used: Use) -> Comm:
-    """Compare digits by an OT of 16 messages of a bit, combine them by halving, and convert to arithmetic shares.
-
-    Source: arithmetic.cc, EqualAP; nonlinear/equal_prot.cc, DoCompute.
-    """
+    """Compare digits by an OT, combine by halving, convert. Source: arithmetic.cc, EqualAP; equal_prot.cc."""
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
     parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2**DIGIT_BITS // 8, 0, used)]
@@ -276,11 +249,7 @@ def _equal(call: Call, used: Use) -> Comm:
 
 
 def _and_opened(elements: int, bits: int, num_opened: int, used: Use) -> Comm:
-    """Make a triple by a random OT per bit and direction, then open masked values one after the other.
-
-    `num_opened` is 2 for an AND, 3 for two ANDs with a common factor. Source: ot/basic_ot_prot.cc, BitwiseAnd and
-    CorrelatedBitwiseAnd.
-    """
+    """An AND opens 2 masked values, two ANDs with a common factor open 3. Source: ot/basic_ot_prot.cc, BitwiseAnd."""
     used.ots = [num_ots + elements * bits for num_ots in used.ots]
     for _ in range(num_opened):
         used.exchange()

@@ -40,11 +40,8 @@ def key_switches(rows: int, columns: int, block: Block) -> int:
 
 
 def _candidates(rows: int, inner: int, columns: int, *, packed: bool) -> Iterator[Block]:
-    """Yield, for each depth and number of row blocks, the one shape that can win.
-
-    Among heights that need the same number of row blocks, lower ones leave room for blocks at least as wide: the lowest
-    is the cheapest, and the highest that needs no more column blocks is the last of the same price.
-    """
+    """Yield, for each depth and number of row blocks, the one shape that can win."""
+    # of heights with as many row blocks, the lowest leaves room for the widest blocks and is the cheapest
     heights = list(_heights(min(DEGREE, rows), rows))
     for deep in _depths(inner, packed=packed):
         room = DEGREE // deep

@@ -7,7 +7,6 @@ Source: Boyd and Vandenberghe 2004, "Convex Optimization", section 6.1 (Chebyshe
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,21 +19,11 @@ Array = NDArray[np.float64]
 SLACK = 1e-9  # relative slack where the optimum of a first solve bounds a second one
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Scaled:
-    """Rows divided by their targets and columns by their greatest entry; `terms` names the columns."""
-
-    terms: tuple[str, ...]
-    matrix: Array  # rows x terms
-    column_scale: Array  # terms
-
-
 def fit(
     rows: Sequence[Counts],
     targets: Sequence[float],
     worst: float,
     fixed: Mapping[str, float],
-    capped: Sequence[bool] | None = None,
 ) -> dict[str, float]:
     """Return the coefficients >= 0 with the least mean relative error, among those whose greatest error is at most
     `worst`.
@@ -43,27 +32,26 @@ def fit(
         rows, targets: Counts of terms in each row, and its measured value.
         worst: Greatest relative error allowed. If no coefficients reach it, the least reachable one is used instead.
         fixed: Coefficients that are given. Terms that no row has get 0.
-        capped: Rows to which `worst` applies (default: all). The mean is over every row.
     """
-    bound = np.ones(len(rows), dtype=bool) if capped is None else np.array(capped, dtype=bool)
-    scaled = _scaled(rows, targets, tuple(term for term in rows[0] if term not in fixed))
+    terms = [term for term in rows[0] if term not in fixed]
+    matrix, column_scale = _scaled(rows, targets, terms)
     given = [sum(fixed[term] * row[term] for term in fixed) for row in rows]
     rest = 1.0 - np.array(given) / np.array(targets)
-    num_rows, num_terms = scaled.matrix.shape
-    least_worst = _solve(scaled, rest, bound, np.r_[np.zeros(num_terms + num_rows), 1.0], np.inf)[-1]
+    num_rows, num_terms = matrix.shape
+    least_worst = _solve(matrix, rest, np.r_[np.zeros(num_terms + num_rows), 1.0], np.inf)[-1]
     mean = np.r_[np.zeros(num_terms), np.full(num_rows, 1.0 / num_rows), 0.0]
-    solution = _solve(scaled, rest, bound, mean, max(worst, least_worst * (1 + SLACK)))
-    values = solution[:num_terms] / scaled.column_scale
-    return {**fixed, **dict(zip(scaled.terms, map(float, values), strict=True))}
+    solution = _solve(matrix, rest, mean, max(worst, least_worst * (1 + SLACK)))
+    values = solution[:num_terms] / column_scale
+    return {**fixed, **dict(zip(terms, map(float, values), strict=True))}
 
 
-def _solve(scaled: _Scaled, rest: Array, capped: NDArray[np.bool_], objective: Array, worst: float) -> Array:
-    """Minimise over (coefficients, error of each row, greatest error of capped rows), with the last <= `worst`."""
-    num_rows, num_terms = scaled.matrix.shape
+def _solve(matrix: Array, rest: Array, objective: Array, worst: float) -> Array:
+    """Minimise over (coefficients, error of each row, greatest error), with the last <= `worst`."""
+    num_rows, num_terms = matrix.shape
     identity, zeros = np.eye(num_rows), np.zeros((num_rows, 1))
-    above = np.hstack([scaled.matrix, -identity, zeros])
-    below = np.hstack([-scaled.matrix, -identity, zeros])
-    greatest = np.hstack([np.zeros((num_rows, num_terms)), identity, zeros - 1.0])[capped]
+    above = np.hstack([matrix, -identity, zeros])
+    below = np.hstack([-matrix, -identity, zeros])
+    greatest = np.hstack([np.zeros((num_rows, num_terms)), identity, zeros - 1.0])
     bounds = [(0.0, None)] * (num_terms + num_rows) + [(0.0, worst)]
     result = linprog(
         objective,
@@ -90,16 +78,16 @@ def extremes(
     greatest sum is infinite if `counts` has a term that neither rows nor bounds limit. A UserError is raised if no
     coefficients are consistent.
     """
-    scaled = _scaled(rows, targets, tuple(counts))
-    columns = zip(scaled.terms, scaled.column_scale, strict=True)
+    matrix, column_scale = _scaled(rows, targets, tuple(counts))
+    columns = zip(counts, column_scale, strict=True)
     box = [tuple(bound * scale for bound in bounds.get(term, (0.0, np.inf))) for term, scale in columns]
-    objective = np.array([counts[term] for term in scaled.terms]) / scaled.column_scale
+    objective = np.array(list(counts.values())) / column_scale
     ones = np.ones(len(rows))
     sums = []
     for sign in (1.0, -1.0):
         result = linprog(
             sign * objective / max(objective.max(), 1.0),
-            A_ub=np.vstack([scaled.matrix, -scaled.matrix]),
+            A_ub=np.vstack([matrix, -matrix]),
             b_ub=np.concatenate([ones * (1 + tolerance), -ones * (1 - tolerance)]),
             bounds=box,
             method="highs",
@@ -120,9 +108,10 @@ def least_squares(shares: Array) -> Array:
     return values
 
 
-def _scaled(rows: Sequence[Counts], targets: Sequence[float], terms: tuple[str, ...]) -> _Scaled:
+def _scaled(rows: Sequence[Counts], targets: Sequence[float], terms: Sequence[str]) -> tuple[Array, Array]:
+    """Return rows x terms, divided by targets and each column's greatest entry, and the columns' greatest entries."""
     matrix = np.array([[row[term] for term in terms] for row in rows], dtype=np.float64)
     matrix /= np.array(targets)[:, None]
     column_scale = matrix.max(axis=0)
     column_scale[column_scale == 0] = 1.0
-    return _Scaled(terms=terms, matrix=matrix / column_scale, column_scale=column_scale)
+    return matrix / column_scale, column_scale

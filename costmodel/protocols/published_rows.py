@@ -1,7 +1,6 @@
 """The rows that the papers print, as data: what each architecture cost.
 
-Every number is as printed, in the papers' units (GFLOP, GB of 1e9 bytes, minutes), because a fit is judged against the
-printed digits.
+Every number is as printed, in the papers' units (GFLOP, GB of 1e9 bytes, minutes).
 
 Source: arXiv 2410.13060 (AERO) table 3 and arXiv 2501.03489 (EGA) table 2; each row names its own.
 """

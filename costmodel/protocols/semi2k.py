@@ -102,11 +102,7 @@ def _adder(call: Call, setting: EngineSetting) -> Correlations:
 
 
 def _zero_test(call: Call, setting: EngineSetting) -> Correlations:
-    """Open a masked difference, combine its bits by halving in full words, and convert the result to arithmetic shares.
-
-    The mask is needed in both kinds of shares, so it is made bit by bit. Source: conversion.cc, EqualAP and eqz,
-    https://eprint.iacr.org/2019/599, section IV.D.
-    """
+    """Open a masked difference, combine its bits by halving, convert. Source: conversion.cc, EqualAP and eqz."""
     mask = Correlation(kind="bit", elements=call.elements, bits=setting.ring_bits)
     return (mask, *[_and(call.elements, setting.ring_bits)] * len(halves(setting)), mask)
 

@@ -4,8 +4,8 @@
     compute seconds of an op = sum over units of per_unit_s of its class x count
 
 Bytes and rounds are those of the two parties online; there is no preprocessing between them. `key_bytes` is what the
-dealer sends each of them before a run and is in no other number; a key serves one run. Seconds are fitted on published
-GPU runs, which compute and send in turn, as assumed here. No engine runs the protocol here.
+dealer sends each of them before a run and is in no other number; a key serves one run. Seconds were fitted on published
+GPU runs, which compute and send in turn, by the code of commit d6990533. No engine runs the protocol here.
 
 A key is moved to the GPU before it is used and read through by its step, so it takes most of the seconds. A round
 starts kernels or, for norms on the CPU, threads. Weight matrices are moved to the GPU too. The multiplications of

@@ -2,13 +2,12 @@
 
 The code runs the blocks of GPT-2, GPT-Neo, BERT and Llama 2. Beyond it, these are assumptions:
 
-- Embedding and vocabulary projection are products of one-hot tokens, shared by the client, with a secret table. A
-  lookup of secret tokens has no formula. The code starts at the first block and ends with the last.
-- ReLU and rotations of part of a head are steps of the code. The square, leaky ReLU, scaled additions, frozen norms,
-  public factors, and scores with a factor that is not a power of two are composed of its products and truncations.
+- Embedding and vocabulary projection are products of one-hot tokens, shared by the client, with a secret table.
+- The square, leaky ReLU, scaled additions, frozen norms, public factors, and scores with a factor that is no power of
+  two are composed of its products and truncations.
 - Bounded softmax is the code's softmax without the tree for the maximum. The table of inverses keeps 6 fraction bits of
   a row's sum, which is no longer at least 1, so bounds must lie close to the maxima.
-- A query against cached keys uses the same steps, in a rectangle of scores; the code only runs whole prompts.
+- A query against cached keys uses the same steps, in a rectangle of scores.
 
 Weights are secret, so products with them are products of two secrets. As elsewhere their shares are not counted, but
 their masks are in the keys. Masked numbers are known to both parties, so sums and products with public integers are

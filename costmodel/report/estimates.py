@@ -111,7 +111,7 @@ def estimate_tables(estimate: Estimate) -> list[Table]:
     """Tabulate costs per layer, with equal neighbours on one line, and per type of op, with embedding and head."""
     alike = [list(group) for _, group in groupby(estimate.by_layer, key=itemgetter(1))]
     layers = [
-        (_layer_title(*(layer for layer, _ in group)), str(len(group)), total_price([price for _, price in group]))
+        (_layer_title([layer for layer, _ in group]), str(len(group)), total_price([price for _, price in group]))
         for group in alike
     ]
     by_kind: dict[str, list[Price]] = {}
@@ -120,18 +120,14 @@ def estimate_tables(estimate: Estimate) -> list[Table]:
         kind = type(node.op).__name__
         by_kind.setdefault(kind, []).append(price)
         beyond[kind] = max(beyond.get(kind, 1.0), extrapolation or 1.0)
-    kinds = [(kind + _beyond(beyond[kind]), str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
+    notes = {kind: f" ({times:.1f}x beyond what was measured)" if times > 1 else "" for kind, times in beyond.items()}
+    kinds = [(kind + notes[kind], str(len(prices)), total_price(prices)) for kind, prices in by_kind.items()]
     return [_prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)]
 
 
-def _beyond(extrapolation: float) -> str:
-    return f" ({extrapolation:.1f}x beyond what was measured)" if extrapolation > 1 else ""
-
-
-def _layer_title(first: LayerId, *others: LayerId) -> str:
-    if others:
-        return f"layers {first} to {others[-1]}"
-    return {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(first), f"layer {first}")
+def _layer_title(layers: list[LayerId]) -> str:
+    one = {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(layers[0]), f"layer {layers[0]}")
+    return one if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
 
 
 def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -> Table:

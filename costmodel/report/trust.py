@@ -10,8 +10,6 @@ from costmodel.randomness import GeneratorCost
 from costmodel.report.tables import table
 from costmodel.trust import Trust, facts
 
-MADE_TITLE = "without that dealer, by formulas that were not measured here, computing not counted:"
-
 
 def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str, Any]:
     """Return the trust as JSON data; alternatives to a dealer are by formula, so `measured` is false."""
@@ -40,5 +38,5 @@ def made_table(made: Sequence[GeneratorCost]) -> Table:
             (part.generator.name, part.generator.trusts, format_bytes(part.setup_bytes), format_seconds(part.network_s))
             for part in made
         ],
-        title=MADE_TITLE,
+        title="without that dealer, by formulas that were not measured here, computing not counted:",
     )

@@ -3,8 +3,8 @@
 Costs are compared as integers (see `priced_space`). The budget is raised by half a unit per op, the largest rounding
 error, so that no member within it is excluded. A measure without a bound is not counted.
 
-In a space deeper than `EXACT_LAYERS` there are too many sums to tabulate. Costs are then rounded up to steps of the
-budget, so that all counted and drawn members are within it, but members up to `tolerance` below it may be excluded.
+In a space deeper than `EXACT_LAYERS`, costs are rounded up to steps of the budget, so that all counted members are
+within it, but members up to `tolerance` below it may be excluded.
 """
 
 import math

@@ -8,7 +8,6 @@ import costmodel.__main__ as main
 from costmodel.engine import spu
 from costmodel.engine.compare import predict
 from costmodel.ops import OpGraph
-from costmodel.protocols import published
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.published_rows import PublishedRow, published_rows
 from search_spaces.bases import Dimensions, base_architecture
@@ -57,11 +56,6 @@ def rows() -> tuple[PublishedRow, ...]:
 @pytest.fixture(scope="session")
 def row_graphs(rows: tuple[PublishedRow, ...], graph_of: Callable[..., OpGraph]) -> dict[str, OpGraph]:
     return {row.name: graph_of(row.notation, row.seq_len, layers=row.num_layers) for row in rows}
-
-
-@pytest.fixture(scope="session")
-def row_counts(row_graphs: dict[str, OpGraph]) -> dict[str, dict[str, int]]:
-    return {name: published.graph_counts(graph) for name, graph in row_graphs.items()}
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import yaml
 from costmodel.calibration import timed_run
 from costmodel.calibration.microbenchmark import Timing
 from costmodel.config.strict_yaml import load_mapping
-from costmodel.protocols import published
 from costmodel.protocols.compute_testbed import load_compute
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
@@ -115,26 +114,6 @@ def test_config_files_and_print_config(run, tmp_path):
     assert direct[0] == 0
 
 
-def test_validate_prints_every_row_and_bar_and_fails_when_one_does(run, rows, monkeypatch, tmp_path):
-    code, out, err = run("validate")
-    assert (code, err) == (0, "")
-    for row in rows:
-        assert row.name in out
-    assert out.count("pass") == 6  # bars on rows
-    assert "FAIL" not in out
-    assert "not identified by the rows" in out
-    assert "held out, never fitted" in out
-    assert out.count("T=512  ") == 8
-    assert "latency, leaving all of 18 layers out, worst" in out
-    text = published.TESTBED.read_text()
-    (tmp_path / "off.yaml").write_text(text.replace("value: 1676.45", "value: 1776.45"))
-    assert (tmp_path / "off.yaml").read_text() != text
-    monkeypatch.setattr(published, "TESTBED", tmp_path / "off.yaml")
-    code, out, _ = run("validate")
-    assert code == 1
-    assert "FAIL" in out
-
-
 @pytest.mark.needs_engine
 def test_a_testbed_of_one_model_prices_it_as_written_and_as_deployed(run, tmp_path, monkeypatch):
     asked = []
@@ -183,13 +162,6 @@ def test_kinds_are_measured_twice_and_the_faster_runs_count(run, tmp_path, monke
     assert estimated(run, "SM+LN+R", "--protocol", protocol, "--testbed", "mine.yaml")["total"]["compute_s"] > 0
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
     assert {kind.fixed_s for kind in load_compute(tmp_path / "mine.yaml").kinds.values()} == {1.0}
-
-
-def test_calibrate_writes_the_testbed(run, tmp_path):
-    code, out, err = run("calibrate", "--output", "fit.yaml")
-    assert (code, out, err) == (0, "wrote fit.yaml\n", "")
-    lines = (tmp_path / "fit.yaml").read_text().splitlines()
-    assert len(lines) == len(published.TESTBED.read_text().splitlines())
 
 
 def test_as_a_process():

@@ -84,7 +84,7 @@ def test_every_protocol_has_a_statement_in_words():
 def test_the_engine_deals_from_its_first_party():
     from spu import libspu
 
-    from costmodel.engine.runtimes import configuration
+    from costmodel.engine.spu_runtime import configuration
     from costmodel.protocols.primitives import EngineSetting
 
     assert configuration("semi2k", EngineSetting()).beaver_type == libspu.RuntimeConfig.BeaverType.TrustedFirstParty

@@ -81,7 +81,7 @@ def tables() -> list[Table]:
     """All tables, in the order in which a new op is added to them."""
     programs = {**op_programs.ELEMENTWISE, **op_programs.PROGRAMS}
     return [
-        table("costmodel/ops/graph.py", "OP_TYPES", "its dimensions, forms and shapes, a frozen class", OP_TYPES),
+        table("costmodel/ops/__init__.py", "OP_TYPES", "its dimensions, forms and shapes, a frozen class", OP_TYPES),
         table("costmodel/execution/op_functions.py", "FUNCTIONS", "what it computes", op_functions.FUNCTIONS),
         table("costmodel/protocols/op_programs.py", "PROGRAMS", "the calls it makes", programs, LOCAL),
         table(

@@ -6,7 +6,8 @@ import pytest
 from costmodel import ops
 from costmodel.network import NETWORKS
 from costmodel.protocols import cheetah
-from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT
+from costmodel.protocols.cheetah_preprocessing import BATCH, BATCH_BYTES, KEPT, Use
+from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import EngineSetting, Primitive
 from costmodel.protocols.semi2k import CORRELATIONS, Correlation, correlations_of
 from costmodel.randomness import ENCRYPTED, GENERATORS, SILENT_OT_BITS, alternatives
@@ -41,7 +42,8 @@ def test_silent_ots_cost_a_fraction_of_a_bit_and_an_encrypted_matrix_what_cheeta
     assert SILENT_OT_BITS == 8 * BATCH_BYTES / (BATCH - KEPT) < 0.44  # the paper's own figure, for smaller batches
     assert SILENT(PRODUCT, 64) == pytest.approx(1000 * 2 * (64 * SILENT_OT_BITS + 64 * 65 / 2) / 8)
     op = ops.Linear(rows=128, in_features=768, out_features=3072, bias=False)
-    assert LATTICE(MATRIX, 64) == cheetah.by_primitive(op, SETTING)["matmul"]
+    product = next(call for call in calls_of(op, SETTING, share_bytes=8) if call.primitive == "matmul")
+    assert LATTICE(MATRIX, 64) == cheetah.PRICES["matmul"](product, Use()).sent_bytes
     assert LATTICE(PRODUCT, 64) < EXTENDED(PRODUCT, 64)
 
 

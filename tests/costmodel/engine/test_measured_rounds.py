@@ -25,10 +25,10 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MeasuredRounds]:
     """Rounds of passes of two ops that take so long, by delay and pass; the first has so many messages, by pass."""
 
     def measure(delays_s, seconds, messages=lambda index: 16) -> MeasuredRounds:
-        def passes(job, link, conditions):
+        def passes(job, link, delays_s):
             done = []
-            for index, condition in enumerate(conditions):
-                first_s, second_s = seconds(condition.delay_s, index)
+            for index, delay_s in enumerate(delays_s):
+                first_s, second_s = seconds(delay_s, index)
                 first = Measured(sent_bytes=1, messages=messages(index), seconds=first_s)
                 second = Measured(sent_bytes=1, messages=0, seconds=second_s)
                 done.append(Pass(seconds=first_s + second_s, by_op=(first, second)))

@@ -11,10 +11,10 @@ from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.party import OpCost
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
 from costmodel.engine.predicted import predictions
-from costmodel.engine.programs import operand_visibility, operands
+from costmodel.engine.programs import operands
 from costmodel.engine.runtime import Traffic
-from costmodel.engine.runtimes import SERVER, make_shares, owner_of_weights, packed
-from costmodel.engine.spu_runtime import entries
+from costmodel.engine.runtimes import SERVER
+from costmodel.engine.spu_runtime import entries, make_shares
 from costmodel.estimate import estimate
 from costmodel.execution import interpreter
 from costmodel.ops import GeluForm, Node, OpGraph, Temperature
@@ -237,9 +237,9 @@ def test_parties_hold_the_weights_of_public_layers_and_of_no_other(protocol, wei
     drawn = drawn_weights(graph, np.random.default_rng(0))
     for operand in operands([graph]):
         values = operand.of(drawn)
-        shares = make_shares(protocol, setting, values, operand_visibility(operand.node.op), owner_of_weights(setting))
+        shares = make_shares(protocol, setting, values, operand.node.op)
         encoded = (np.float32(values) * 2**setting.fraction_bits).astype(np.int64).tobytes()
-        holders = {rank for rank, share in enumerate(shares) if encoded in b"".join(packed(share))}
+        holders = {rank for rank, share in enumerate(shares) if encoded in b"".join(share.share_chunks)}
         is_public = operand.node.layer in ("embed", 1) or isinstance(operand.node.op, Temperature)
         others = {SERVER} if weights == "server" else set()
         assert holders == (set(range(len(shares))) if is_public else others), operand.variable

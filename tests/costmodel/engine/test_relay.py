@@ -2,12 +2,12 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from costmodel.engine.links import LOOPBACK, free_addresses
-from costmodel.engine.relay import Relay, started_relay
-from costmodel.errors import StoppedError
+from costmodel.engine.relay import Relay
 
 DELAY_S = 0.05
 
@@ -34,7 +34,7 @@ def echo() -> Iterator[str]:
 
 @pytest.fixture
 def relay() -> Iterator[Relay]:
-    with started_relay() as started:
+    with closing(Relay()) as started:
         yield started
 
 
@@ -59,14 +59,14 @@ def test_bytes_keep_their_order_and_wait_both_ways(relay, echo):
     numbers = b"".join(number.to_bytes(4, "big") for number in range(500_000))
     with connected(relay.forward(LOOPBACK, echo)) as connection:
         assert there_and_back(connection, numbers)[0] == numbers
-        relay.set_delay(DELAY_S)
+        relay.delay_s = DELAY_S
         received, seconds = there_and_back(connection, b"late")
         assert (received, seconds >= 2 * DELAY_S) == (b"late", True)
 
 
 def test_chunks_wait_side_by_side(relay, echo):
     """Ten messages, one after the other, are ten waits; at once, they are one."""
-    relay.set_delay(DELAY_S)
+    relay.delay_s = DELAY_S
     with connected(relay.forward(LOOPBACK, echo)) as connection:
         one_by_one = sum(there_and_back(connection, b"x")[1] for _ in range(10))
         _, at_once = there_and_back(connection, bytes(2_000_000))  # some thirty chunks and more
@@ -80,11 +80,8 @@ def test_a_target_that_does_not_listen_closes_the_connection(relay):
         assert connection.recv(1) == b""
 
 
-def test_it_ends_with_its_stdin_and_is_said_to_have_ended(relay):
-    relay.process.stdin.close()
-    assert relay.process.wait(timeout=30) == 0
-    with started_relay() as relay:
-        relay.process.kill()
-        relay.process.wait()
-        with pytest.raises(StoppedError, match=r"^the relay of messages ended \(status -9\)\.$"):
-            relay.set_delay(0.0)
+def test_a_closed_relay_takes_no_connection(relay, echo):
+    address = relay.forward(LOOPBACK, echo)
+    relay.close()
+    with pytest.raises(ConnectionRefusedError):
+        connected(address)

@@ -18,12 +18,13 @@ from costmodel.engine import children, links, spu
 from costmodel.engine.assignment import part_of
 from costmodel.engine.children import kept_children, own_children
 from costmodel.engine.greedy import ClearRun, ClientLayers, generate, sequences
-from costmodel.engine.links import LOOPBACK, UNHINDERED, Condition
+from costmodel.engine.links import LOOPBACK, UNHINDERED
 from costmodel.engine.party import INPUTS, WEIGHTS
 from costmodel.engine.plan import Plan, graphs
 from costmodel.engine.predicted import predictions
-from costmodel.engine.runtimes import SERVER, make_shares, owner_of_weights, packed
+from costmodel.engine.runtimes import SERVER
 from costmodel.engine.session import on_this_machine, started
+from costmodel.engine.spu_runtime import make_shares
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution import interpreter
 from costmodel.pricing.price import price
@@ -31,7 +32,7 @@ from costmodel.protocols.primitives import EngineSetting
 
 PROMPT = [3, 14, 15, 9, 26]
 CHEETAH_TOLERANCE = 1e-3  # compressed ciphertexts vary in size
-SLOW = Condition(delay_s=2.0)  # a comparison takes eight times as long
+SLOW_S = 2.0  # a comparison takes eight times as long
 
 
 def relu() -> spu.Job:
@@ -108,10 +109,11 @@ def own_layers(graph_of, num_tokens, deployment):
 @pytest.mark.parametrize("protocol", ["semi2k", "aby3", "cheetah"])
 def test_of_weights_that_the_server_holds_others_have_zeros(protocol):
     value, setting = np.full((4, 8), 0.7), EngineSetting(weights="server")
-    shares = [packed(share)[1] for share in make_shares(protocol, setting, value, owner=owner_of_weights(setting))]
+    linear = ops.Linear(rows=1, in_features=8, out_features=4, bias=False)
+    shares = [share.share_chunks[0] for share in make_shares(protocol, setting, value, linear)]
     for rank, share in enumerate(shares):
         assert any(share[-4 * 8 * 8 :]) == (rank == SERVER)
-    both = [packed(share)[1] for share in make_shares(protocol, EngineSetting(), value)]
+    both = [share.share_chunks[0] for share in make_shares(protocol, EngineSetting(), value, linear)]
     assert all(any(share[-4 * 8 * 8 :]) for share in both)
 
 
@@ -143,7 +145,7 @@ def test_killing_a_party_in_mid_op_ends_the_others(protocol, killed):
     job = replace(relu(), protocol=protocol)
     with on_this_machine(job.client, links.delayed) as (session, _):
         processes = [child.process for child in session.children.values()]
-        session.set_condition(SLOW)
+        session.set_delay(SLOW_S)
         Thread(target=kill_in_op, args=(session.children[killed],)).start()
         with pytest.raises(
             StoppedError, match=rf"^party {killed} has ended \(status -9\) in op '0.Relu': no output$"
@@ -293,8 +295,12 @@ def test_parties_end_with_their_parent(tmp_path):
     assert process.wait(timeout=60) == 0
 
 
-def test_conditions_that_no_link_has_are_refused():
-    with pytest.raises(UserError, match="`delay_s` must be finite and not negative, but got -1.0."):
-        Condition(delay_s=-1.0)
+def test_the_last_words_of_a_killed_engine_are_not_its_profile():
+    profile = "[info] [api.cc:233] Link details: total send bytes 0, recv bytes 0, send actions 0, recv actions 0\n"
+    assert children.last_words(profile) == "no output"
+    assert children.last_words("what(): out of memory\n" + profile) == "what(): out of memory"
+
+
+def test_a_delay_that_a_link_does_not_have_is_refused():
     with links.tcp(2) as wiring, pytest.raises(UserError, match="this link does not delay messages"):
-        wiring.set_condition(SLOW)
+        wiring.set_delay(SLOW_S)

@@ -36,7 +36,7 @@ def test_the_command_prints_what_the_function_returns(run, flags, keywords):
     assert run("estimate", "2xlSlRo", "--base=tiny", *flags)[1].startswith(f"{priced}\n")
     table = run("estimate", "2xlSlRo", "--base=tiny", *flags, "--format=csv")[1].splitlines()
     assert table[0].split(",") == list(priced.to_records()[0])
-    assert len(table) == 1 + (keywords.get("new_tokens") or len(priced.rows))
+    assert len(table) == 1 + (keywords.get("new_tokens") or len(priced.estimate.by_op))
 
 
 def test_a_model_costs_the_same_however_it_is_given(tmp_path):
@@ -80,8 +80,12 @@ def test_records_become_a_table_with_pandas(monkeypatch):
     priced = costmodel.price("SM+LN+R", base="tiny", protocol="cheetah", seq_len=8)
     table = priced.to_pandas()
     assert isinstance(table, pandas.DataFrame)
-    assert (table.shape, table.sent_bytes.sum()) == ((len(priced.rows), 15), priced.sent_bytes)
-    assert list(table.name) == [row.name for row in priced.rows]
+    assert table.shape == (len(priced.estimate.by_op), 15)
+    assert table.sent_bytes.sum() == priced.sent_bytes
+    assert list(table.name) == [node.name for node, _ in priced.estimate.by_op]
+
+
+def test_without_pandas_there_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(costmodel.UserError, match="needs pandas, but it is not installed"):
         costmodel.price("SM", base="tiny").to_pandas()
