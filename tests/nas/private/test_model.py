@@ -51,7 +51,7 @@ def test_a_client_needs_no_weights_and_without_checksums_nothing_is_checked(expo
     folder = shutil.copytree(export, tmp_path / "copy")
     (folder / "checksums.json").unlink()
     assert load_model(str(folder), "knee").notes == (f"{folder} has no checksums.json: not checked",)
-    folder = shutil.copytree(export, tmp_path / "copy")
+    folder = shutil.copytree(export, tmp_path / "other")
     (folder / "weights.safetensors").unlink()
     assert load_model(str(folder), "knee", weights_here=False).weights is None
     (folder / "tokenizer.json").write_text("{}")
