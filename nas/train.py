@@ -1,17 +1,13 @@
 """`python -m nas.train ARCH`: trains one candidate on a number of tokens, with checkpoints; `--resume DIR` continues
 it.
-
-On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
 """
 
 import math
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -57,7 +53,6 @@ from nas.training.batches import check, validate
 from nas.training.device import Device, on_device, usual_device
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
-from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
 from nas.training.memory import TooLargeError, available_bytes, require_memory, training_memory
 from nas.training.outcome import Outcome, RungRecord
@@ -156,7 +151,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 
 
 def run(args: Sequence[str], console: Console) -> None:
-    """Train until the tokens are used up, in every process that `torchrun` started.
+    """Train until the tokens are used up.
 
     Raises UserError for bad input, StoppedError if training diverges or memory runs out.
     """
@@ -164,16 +159,14 @@ def run(args: Sequence[str], console: Console) -> None:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda needs a CUDA device, but there is none; give --device cpu.")
     keep_freed_memory()
-    with joined(config.device or usual_device()) as (team, device), logged_to(console):
-        console.quiet = not team.leads
+    device = config.device or usual_device()
+    with logged_to(console):
         if resumed is None:
             config = replace(config, recipe=on_device(config.recipe, device))
-        _train(config, resumed, output_dir, console, team, device)
+        _train(config, resumed, output_dir, console, device)
 
 
-def _train(
-    config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, team: Team, device: str
-) -> None:
+def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str) -> None:
     parent = None if config.parent is None else find_parent(config.parent)
     source = find_initial(config.init_from) if config.init_from else parent and parent.model
     candidate = _candidate(config, parent, source)
@@ -184,43 +177,47 @@ def _train(
     memory = training_memory(candidate, device)
     require_memory(memory, available_bytes(device))
     scale = candidate.recipe.scale
-    corpus = team.broadcast_from_leader(
-        lambda: prepare(
-            config.data,
-            vocab_size=candidate.trained.vocab_size,
-            seq_len=scale.seq_len,
-            tokens=scale.tokens,
-            tokenizer=source and source.tokenizer,
-            of_parent=source and source.windows,
-            source=sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device),
-        )
+    corpus = prepare(
+        config.data,
+        vocab_size=candidate.trained.vocab_size,
+        seq_len=scale.seq_len,
+        tokens=scale.tokens,
+        tokenizer=source and source.tokenizer,
+        of_parent=source and source.windows,
+        source=sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device),
     )
     if source is not None:
         require_vocabulary(source, str(config.init_from or config.parent), corpus)
-    check(candidate, corpus, team)
-    folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus, console))
-    ngrams = read_training(folder).ngrams if team.leads and is_training(folder) else None
+    check(candidate, corpus)
+    folder = resumed or _new_folder(config, output_dir, candidate, corpus)
+    ngrams = read_training(folder).ngrams if is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}"
     )
     console.print(f"{memory.line}, on {torch.device(device).type}")
-    if parent is not None and team.leads:
+    if parent is not None:
         loss = validate(parent.decoder().to(device), corpus, scale).loss
         console.print(f"the parent, {parent.name}: validation perplexity {math.exp(loss):.3f}")
     initial = _initial(candidate, parent, source, corpus, device, console)
     teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe, device)
-    records = partial(
-        train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
-    )
-    alone = team.size == 1  # several processes would stop at different steps, and wait for each other
     with (
         bugs_reported(folder, f"continue with --resume {folder}"),
-        locked(folder) if team.leads else nullcontext(),
-        deferred_interrupt() if alone else nullcontext(lambda: False) as interrupted,
+        locked(folder),
+        deferred_interrupt() as interrupted,
     ):
+        records = train(
+            candidate,
+            corpus,
+            seed=config.seed,
+            folder=folder,
+            device=device,
+            initial=initial,
+            teacher=teacher,
+            stop=interrupted,
+        )
         try:
-            for record in records(team=team, stop=interrupted):
+            for record in records:
                 _report(record, candidate, ngrams, folder, console)
             if interrupted():
                 raise KeyboardInterrupt
@@ -249,9 +246,7 @@ def _initial(
     return None
 
 
-def _new_folder(
-    config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, console: Console
-) -> Path:
+def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:
     now, scale = datetime.now(UTC), candidate.recipe.scale
     training = TrainingManifest(
         candidate=candidate,

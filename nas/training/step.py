@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from nas.model.norms import followed_deviations, forget_seen
 from nas.recipe.recipe import Recipe
 from nas.training.distillation.teacher import Lesson
-from nas.training.distributed import Team
 from nas.training.memory import MicroBatch
 from nas.training.objective import Losses, Objective
 from nas.training.optimizer import optimizers, set_rate
@@ -28,23 +27,19 @@ class OptimizerStep:
         self,
         objective: Objective,
         recipe: Recipe,
-        team: Team,
         device: str,
         lessons: Callable[[Tensor, int], Iterable[Lesson] | None],
     ) -> None:
-        self.objective, self.team, self.lessons = objective, team, lessons
+        self.objective, self.lessons = objective, lessons
         self.optimizers = optimizers(objective, recipe)
         self._clip_norm = recipe.clip_norm
         self._micro_batch = MicroBatch(recipe.scale.micro_batch, objective)
-        penalty = objective.penalty
-        # sums over sequences must not be averaged over processes
-        self._penalty_factor = team.size if penalty is not None and penalty.adds_up else 1
         self._penalty_weight = torch.zeros((), device=device)
 
     def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
         """Set rate and penalty weight of the next step. settled: whether a loss above the start is divergence."""
         set_rate(self.optimizers, rate)
-        self._penalty_weight.fill_(self._penalty_factor * penalty_weight)
+        self._penalty_weight.fill_(penalty_weight)
         self.readings.begin(settled=settled)
 
     def differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,9 +51,9 @@ class OptimizerStep:
 
         losses = self._micro_batch.in_parts(backward, len(inputs))
         gradients = [value.grad for value in self.objective.parameters() if value.grad is not None]
-        self.team.average([*losses, *gradients, *followed_deviations(self.objective.model)])
+        followed_deviations(self.objective.model)
         norm = nn.utils.get_total_norm(gradients)
-        numbers = torch.stack((losses.cross_entropy, self._penalty_factor * losses.penalty, norm.double()))
+        numbers = torch.stack((losses.cross_entropy, losses.penalty, norm.double()))
         return self.readings.judged(numbers), norm
 
     def move(self, norm: Tensor) -> None:

@@ -23,21 +23,14 @@ class StepGraph:
 
     work: takes a step on inputs and targets, both batch x T, and returns its numbers.
     undo: clears what a failed capture leaves.
-    is_alone: whether no other process trains the same model.
     """
 
     def __init__(
-        self,
-        work: Callable[[Tensor, Tensor], Tensor],
-        undo: Callable[[], None],
-        recipe: Recipe,
-        device: str,
-        *,
-        is_alone: bool,
+        self, work: Callable[[Tensor, Tensor], Tensor], undo: Callable[[], None], recipe: Recipe, device: str
     ) -> None:
         self._work, self._undo, self._device, scale = work, undo, device, recipe.scale
         most = MOST_CAPTURED.get(torch.device(device).type, 0)
-        self.is_wanted = is_alone and recipe.compile == "auto" and scale.batch * scale.seq_len <= most
+        self.is_wanted = recipe.compile == "auto" and scale.batch * scale.seq_len <= most
         self.drop()
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Training of one candidate: a generator of rung records that ends with an outcome. Independent of studies and Ray.
 
 On the CPU with one thread, the numbers depend only on candidate, corpus and seed, even if the run was killed and
-resumed. Several processes can train one model together (`nas.training.distributed`).
+resumed.
 """
 
 import math
@@ -28,7 +28,6 @@ from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
 from nas.training.distillation.gates import Gates
 from nas.training.distillation.teacher import Lesson, Teacher
-from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
 from nas.training.memory import raise_out_of_memory
 from nas.training.metrics import MetricsLog, StepMetrics
@@ -53,7 +52,6 @@ def train(
     device: str = "cpu",
     initial: Mapping[str, Tensor] | None = None,
     teacher: Teacher | None = None,
-    team: Team = SOLO,
     stop: Callable[[], bool] = lambda: False,
 ) -> Generator[RungRecord | Outcome, None, None]:
     """Train to the end; yield a record at every rung, then the outcome. Close the generator to stop early.
@@ -63,17 +61,14 @@ def train(
             if it has ended, are yielded again first.
         initial: deployed weights of `candidate.initial_architecture` to start from; missing ones are random.
         teacher: the parent, needed for a distillation schedule.
-        team: processes that train one model together with equal calls; all read the folder, the leader writes it.
         stop: called after every step; if it returns True, the run is saved and ends without an outcome.
 
-    Raises UserError if corpus, recipe and team do not fit or the folder has another run; OSError if it cannot be
-    written; TooLargeError if memory is too small.
+    Raises UserError if corpus and recipe do not fit or the folder has another run; OSError if it cannot be written;
+    TooLargeError if memory is too small.
     """
     with raise_out_of_memory(candidate, device):
         given = initial or {}
-        run = TrainingRun(
-            candidate, corpus, seed=seed, folder=folder, device=device, initial=given, teacher=teacher, team=team
-        )
+        run = TrainingRun(candidate, corpus, seed=seed, folder=folder, device=device, initial=given, teacher=teacher)
         yield from _records(run, stop)
 
 
@@ -113,7 +108,7 @@ def _records(run: "TrainingRun", stop: Callable[[], bool]) -> Generator[RungReco
 
 
 class TrainingRun:
-    """The state of a training run. folder: None in a process that writes nothing."""
+    """The state of a training run. folder: None to write nothing."""
 
     def __init__(
         self,
@@ -125,12 +120,10 @@ class TrainingRun:
         device: str,
         initial: Mapping[str, Tensor],
         teacher: Teacher | None = None,
-        team: Team = SOLO,
     ) -> None:
-        check(candidate, corpus, team)
+        check(candidate, corpus)
         self.recipe, self.scale = candidate.recipe, candidate.recipe.scale
-        self.corpus, self.seed, self.device, self.team = corpus, seed, device, team
-        self.folder = folder if team.leads else None
+        self.corpus, self.seed, self.folder, self.device = corpus, seed, folder, device
         self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
         self.objective = Objective(candidate, torch.Generator().manual_seed(seed))
         self.teacher = teacher
@@ -140,8 +133,8 @@ class TrainingRun:
         model = self.objective.model
         model.layer_function = layer_function(self.recipe, device)
         self.objective.loss_function = compiled(losses_of_chunk, self.recipe, device)
-        self._step = OptimizerStep(self.objective, self.recipe, team, device, self.lessons)
-        self._graph = StepGraph(self._step.take, self._step.undo, self.recipe, device, is_alone=team.size == 1)
+        self._step = OptimizerStep(self.objective, self.recipe, device, self.lessons)
+        self._graph = StepGraph(self._step.take, self._step.undo, self.recipe, device)
         as_tensor = model.layer_function is not nn.Module.__call__ or self._graph.is_wanted
         self._gates = (
             None if distillation is None else Gates(model, candidate.trained, distillation, as_tensor=as_tensor)
@@ -155,7 +148,7 @@ class TrainingRun:
         if folder and (saved := checkpoint.load_latest(folder, self.identity)):
             self._restore(saved)
         self._turning_points = turning_points(self.recipe, model)
-        self._step.readings = self._new_readings(LAG[torch.device(device).type] if team.size == 1 else 0)
+        self._step.readings = self._new_readings(LAG[torch.device(device).type])
         self._since_s = time.perf_counter()
 
     def step(self) -> list[StepMetrics]:
@@ -233,9 +226,7 @@ class TrainingRun:
             return None
         last = self.progress.step == self.scale.rung_steps[-1]
         tokens = self.scale.validation_tokens if last else self.scale.rung_validation_tokens
-        return self.end_rung(
-            self.team.broadcast_from_leader(lambda: validate(self.objective.model, self.corpus, self.scale, tokens))
-        )
+        return self.end_rung(validate(self.objective.model, self.corpus, self.scale, tokens))
 
     def end_rung(self, validation: Validation) -> RungRecord | None:
         """Return the record of the rung that ends with this step; None if its validation shows divergence."""
@@ -300,7 +291,7 @@ class TrainingRun:
             self._prefetched.close()
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the next step, this process's share, on its device."""
+        """Return inputs and targets of the next step, on the device."""
         inputs, targets = (self._prefetched or self._host_batch)(self.begun)
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
@@ -315,14 +306,12 @@ class TrainingRun:
 
     def _indices(self) -> list[int]:
         scale, step = self.scale, self.begun
-        drawn = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
-        indices: list[int] = self.team.share(torch.tensor(drawn)).tolist()
-        return indices
+        return train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
 
     def _host_batch(self, step: int) -> tuple[Tensor, Tensor]:
         scale = self.scale
-        batch = train_batch(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
-        inputs, targets = map(self.team.share, batch)
+        batch = scale.batch
+        inputs, targets = train_batch(self.corpus, step=step, batch=batch, seq_len=scale.seq_len, seed=self.seed)
         return (inputs.pin_memory(), targets.pin_memory()) if self._prefetched else (inputs, targets)
 
     def _problem(self, loss: float, norm: float, inputs: Tensor | None) -> tuple[str, str] | None:
