@@ -201,11 +201,7 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         console.print(f"the parent, {parent.name}: validation perplexity {math.exp(loss):.3f}")
     initial = _initial(candidate, parent, source, corpus, device, console)
     teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe, device)
-    with (
-        bugs_reported(folder, f"continue with --resume {folder}"),
-        locked(folder),
-        deferred_interrupt() as interrupted,
-    ):
+    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), deferred_interrupt() as interrupted:
         records = train(
             candidate,
             corpus,
@@ -296,12 +292,7 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
     if distillation is not None and placement(member.architecture) == distillation.placement:
         distillation = replace(distillation, prediction_weight=0.0)
     candidate = candidate_at(
-        member,
-        scale,
-        data=config.data,
-        distillation=distillation,
-        seq_len=config.seq_len,
-        tokens=config.tokens,
+        member, scale, data=config.data, distillation=distillation, seq_len=config.seq_len, tokens=config.tokens
     )
     normalisation = config.normalisation and Normalisation(kind=config.normalisation, linears=config.normalised)
     recipe = replace(changed(candidate.recipe, config.recipe), normalisation=normalisation, slopes=config.slopes)

@@ -182,8 +182,7 @@ class CachedTeacher(Teacher):
         kept = _kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
         records = _all(kept, indices, inputs, self._predicted)
         return Predictions(
-            torch.from_numpy(records["token"].astype(np.int64)),
-            torch.from_numpy(records["log_probability"].copy()),
+            torch.from_numpy(records["token"].astype(np.int64)), torch.from_numpy(records["log_probability"].copy())
         )
 
     def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
