@@ -61,13 +61,8 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
         # One file at a time, since each is in memory twice.
         files = {WEIGHTS_FILE: checkpoint.weights, OPTIMIZER_FILE: checkpoint.optimizer}
         digests = {name: _write(draft / name, tensors) for name, tensors in files.items() if tensors is not None}
-        state = {
-            "step": checkpoint.step,
-            "identity": dict(checkpoint.identity),
-            "progress": dict(checkpoint.progress),
-            "device": checkpoint.device,
-            "sha256": digests,
-        }
+        state = {"step": checkpoint.step, "identity": dict(checkpoint.identity), "progress": dict(checkpoint.progress)}
+        state |= {"device": checkpoint.device, "sha256": digests}
         write_through(draft / STATE_FILE, json.dumps(state, allow_nan=False).encode())
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
@@ -115,14 +110,8 @@ def _read(folder: Path) -> Checkpoint:
         if hashlib.sha256(raw).hexdigest() != digest:
             raise UserError(f"{name} does not have the recorded SHA-256")
         tensors[name] = safetensors.torch.load(raw)
-    return Checkpoint(
-        step=state["step"],
-        identity=state["identity"],
-        progress=state["progress"],
-        weights=tensors[WEIGHTS_FILE],
-        optimizer=tensors.get(OPTIMIZER_FILE),
-        device=state.get("device"),
-    )
+    given = {name: state[name] for name in ("step", "identity", "progress")} | {"device": state.get("device")}
+    return Checkpoint(**given, weights=tensors[WEIGHTS_FILE], optimizer=tensors.get(OPTIMIZER_FILE))
 
 
 def _by_age(trial: Path) -> list[Path]:

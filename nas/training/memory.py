@@ -90,10 +90,9 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
         activations = _size(value for storage, value in kept.items() if storage not in parameter_storages)
         del result
         parameters = _size(objective.parameters())
-        moved = list(optimizers(objective, candidate.recipe))
         moments = sum(
             MOMENTS[type(optimizer).__name__] * _size(group["params"])
-            for optimizer in moved
+            for optimizer in optimizers(objective, candidate.recipe)
             for group in optimizer.param_groups
         )
         gradients = _size(value for value in objective.parameters() if value.requires_grad)

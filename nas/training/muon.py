@@ -4,9 +4,9 @@ Source: Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural netw
 2025, arXiv 2502.16982, section 2.2, so that AdamW's learning rates and weight decay can be used.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import groupby
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,14 +36,8 @@ class Muon(torch.optim.Optimizer):
         ]
         super().__init__(groups, {"lr": lr, "weight_decay": weight_decay})
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+    def step(self, closure: Any = None) -> Any:
         """Update every weight that has a gradient. closure: never called."""
         moved: list[tuple[Tensor, Tensor, dict[str, Any]]] = []  # matrices of a weight, its momentum, its group
         for group in self.param_groups:
@@ -66,7 +60,6 @@ class Muon(torch.optim.Optimizer):
                     target.add_(change, alpha=-rate)
                 if self.found_inf is not None:
                     weight.copy_(torch.where(self.found_inf > 0, weight, target))
-        return None
 
     def _look_ahead(self, weight: nn.Parameter) -> Tensor:
         """Return Nesterov's momentum of a weight: the running mean of gradients, updated twice with the present one."""

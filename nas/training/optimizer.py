@@ -14,31 +14,20 @@ UNDECAYED = ("thresholds", "log_weight")  # have two dimensions, but are no weig
 
 
 def optimizers(module: nn.Module, recipe: Recipe) -> tuple[torch.optim.Optimizer, ...]:
-    """Return AdamW for every parameter or, with `muon`, for all but the weights of the layers' linears."""
-    if recipe.optimizer == "adamw":
-        return (adamw(module, recipe),)
-    named = dict(_trained(module))
+    """Return AdamW for every parameter or, with `muon`, for all but the weights of the layers' linears.
+
+    Source of what decays: arXiv 2410.13060's training code, which does not decay biases, norms or gains.
+    """
+    named = {name: value for name, value in module.named_parameters() if value.requires_grad}
     linears = {name: weight for name, weight in named.items() if ".layers." in f".{name}" and decays(name, weight)}
     linears = {name: weight for name, weight in linears.items() if weight.shape[1] > 1}  # row lengths have one column
+    if recipe.optimizer == "adamw" or not linears:
+        return (adamw_over([(value, decays(name, value)) for name, value in named.items()], recipe),)
     rest = adamw_over([(value, decays(name, value)) for name, value in named.items() if name not in linears], recipe)
-    if not linears:
-        return (rest,)
     owners = {name: name.partition(".parametrizations.")[0].removesuffix(".weight") for name in linears}
     weights = [(weight, PACKED.get(owners[name].rpartition(".")[2], 1)) for name, weight in linears.items()]
     rate = _rate(recipe, weights[0][0].is_cuda)
     return rest, Muon(weights, lr=rate, weight_decay=recipe.weight_decay)
-
-
-def adamw(module: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
-    """Return AdamW for every parameter; only the weights of linears and embedding tables decay.
-
-    Source: arXiv 2410.13060's training code, which does not decay biases, norms or gains.
-    """
-    return adamw_over([(value, decays(name, value)) for name, value in _trained(module)], recipe)
-
-
-def _trained(module: nn.Module) -> list[tuple[str, nn.Parameter]]:
-    return [(name, value) for name, value in module.named_parameters() if value.requires_grad]
 
 
 def decays(name: str, parameter: Tensor) -> bool:

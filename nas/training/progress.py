@@ -23,10 +23,7 @@ class TrainingProgress:
     outcome: Outcome | None = None
 
     def counted(self, loss: float, unigram_loss: float) -> "TrainingProgress":
-        """Count a step and record its loss, unless it is not finite, which JSON cannot represent.
-
-        unigram_loss: of the best model without context.
-        """
+        """Count a step, and its loss if JSON can represent it. unigram_loss: of the best model without context."""
         if not math.isfinite(loss):
             return replace(self, step=self.step + 1)
         initial_loss = max(loss, unigram_loss) if self.initial_loss is None else self.initial_loss

@@ -23,7 +23,6 @@ FFNs folded / that of the trained model, whose limit is 2; by floor, applied eve
 """
 
 import torch
-from torch import Tensor
 
 from nas.model.decoder import Decoder, FeedForward
 from nas.recipe.recipe import Foldable, layers_kept_foldable
@@ -51,15 +50,12 @@ def floor_singular_values(ffn: FeedForward, floor: float) -> None:
         return
     left, sizes, right = torch.linalg.svd(matrix)
     lacking = (floor - sizes).clamp(min=0)
-    if lacking.any():
-        _add(ffn, alpha * (left * lacking) @ right)
-
-
-def _add(ffn: FeedForward, change: Tensor) -> None:
-    """Add a change to the fused linear, or to the product of the two by the smallest change of `down`."""
-    if ffn.fused is not None:
-        ffn.fused.weight.copy_(ffn.fused.weight.double() + change)
+    if not lacking.any():
         return
-    up = ffn.up.weight.double()  # d_ff x d
-    inverse = torch.linalg.pinv(up.T @ up, hermitian=True) @ up.T  # d x d_ff
-    ffn.down.weight.copy_(ffn.down.weight.double() + change @ inverse)
+    change = alpha * (left * lacking) @ right
+    if ffn.fused is not None:
+        ffn.fused.weight.copy_(weight + change)
+    else:  # by the smallest change of `down`
+        up = ffn.up.weight.double()  # d_ff x d
+        inverse = torch.linalg.pinv(up.T @ up, hermitian=True) @ up.T  # d x d_ff
+        ffn.down.weight.copy_(ffn.down.weight.double() + change @ inverse)
