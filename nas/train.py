@@ -1,14 +1,16 @@
-"""`python -m nas.train ARCH`: trains one candidate on a number of tokens, with checkpoints; `--resume DIR` continues
-it.
-"""
+"""`python -m nas.train ARCH`: trains one candidate on a number of tokens; `--resume DIR` continues a training."""
 
 import math
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 import torch
@@ -27,7 +29,6 @@ from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import NgramBaseline
-from nas.interrupt import deferred_interrupt
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
 from nas.model.weight_normalisation import chosen_linears
@@ -174,9 +175,8 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
-    memory = training_memory(candidate, device)
+    memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
-    scale = candidate.recipe.scale
     corpus = prepare(
         config.data,
         vocab_size=candidate.trained.vocab_size,
@@ -196,26 +196,23 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         f"{corpus.tokenizer}, {corpus.split}"
     )
     console.print(f"{memory.line}, on {torch.device(device).type}")
+    initial, teacher = None, None
     if parent is not None:
         loss = validate(parent.decoder().to(device), corpus, scale).loss
         console.print(f"the parent, {parent.name}: validation perplexity {math.exp(loss):.3f}")
-    initial = _initial(candidate, parent, source, corpus, device, console)
-    teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe, device)
-    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), deferred_interrupt() as interrupted:
-        records = train(
-            candidate,
-            corpus,
-            seed=config.seed,
-            folder=folder,
-            device=device,
-            initial=initial,
-            teacher=teacher,
-            stop=interrupted,
-        )
+        with share_progress(console, "training the sub-layers of the candidate") as on_progress:
+            initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
+        teacher = teacher_of(parent, corpus, candidate.recipe, device)
+    elif source is not None:
+        initial = transferred(source.architecture, source.weights, candidate.initial_architecture)
+    records = partial(
+        train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
+    )
+    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), deferred_interrupt() as stop:
         try:
-            for record in records:
+            for record in records(stop=stop):
                 _report(record, candidate, ngrams, folder, console)
-            if interrupted():
+            if stop():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
             console.print(f"continue with --resume {folder}")
@@ -226,20 +223,21 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
 
 
-def _initial(
-    candidate: Candidate,
-    parent: Parent | None,
-    source: Pretrained | None,
-    corpus: Corpus,
-    device: str,
-    console: Console,
-) -> dict[str, torch.Tensor] | None:
-    if parent is not None:
-        with share_progress(console, "training the sub-layers of the candidate") as on_progress:
-            return initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
-    if source is not None:
-        return transferred(source.architecture, source.weights, candidate.initial_architecture)
-    return None
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed; a second one interrupts at once. Main thread only."""
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:

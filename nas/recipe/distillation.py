@@ -1,8 +1,7 @@
 """The distillation schedule: how a trained parent is turned into a candidate, and what is removed when.
 
 Norms are frozen one after another (`Freezing`), removed attention and FFNs are gated to zero, and linear FFNs start as
-the closest fit to the parent's. Meanwhile and afterwards, the candidate learns from the parent's predictions. If all
-parts were removed at once, the model would not recover within minutes on a laptop.
+the closest fit. If all parts were removed at once, the model would not recover within minutes on a laptop.
 """
 
 import math

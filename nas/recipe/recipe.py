@@ -88,8 +88,7 @@ class Scale:
     @property
     def rung_steps(self) -> tuple[int, ...]:
         """The steps after which rungs end, without repetition."""
-        steps = [max(1, round(share * self.num_steps)) for share in self.rungs]
-        return tuple(sorted(set(steps)))
+        return tuple(sorted({max(1, round(share * self.num_steps)) for share in self.rungs}))
 
     @property
     def rung_validation_tokens(self) -> int:
@@ -348,7 +347,6 @@ def trained_architecture(architecture: Architecture, scale: Scale) -> Architectu
     Raises UserError if the architecture's context is shorter than the scale's sequences, or a dimension is too large
     for a tensor.
     """
-    width = architecture.d_model if scale.head_dim is None else architecture.num_heads * scale.head_dim
     vocab_size = architecture.vocab_size if scale.vocab_size is None else scale.vocab_size
     if architecture.context < scale.seq_len:
         raise UserError(
@@ -358,6 +356,7 @@ def trained_architecture(architecture: Architecture, scale: Scale) -> Architectu
     if scale.head_dim is None:
         trained = replace(architecture, vocab_size=vocab_size)
     else:
+        width = architecture.num_heads * scale.head_dim
         trained = scaled(architecture, d_model=width, vocab_size=vocab_size, context=scale.seq_len)
     for name in ("d_model", "d_ff", "vocab_size", "context"):
         if (value := getattr(trained, name)) > MAX_SIZE:

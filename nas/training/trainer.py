@@ -20,12 +20,12 @@ from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
 from nas.training.batches import Prefetched, check, train_batch, train_indices, validate, validation_batches
-from nas.training.checkpoint import Checkpoint
+from nas.training.checkpoint import Checkpoint, TrainingProgress
 from nas.training.compilation import compiled, layer_function
 from nas.training.device import log_another
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
-from nas.training.distillation.gates import Gates
+from nas.training.distillation.parts import Gates
 from nas.training.distillation.teacher import Lesson, Teacher
 from nas.training.entropy import summarise
 from nas.training.memory import raise_out_of_memory
@@ -33,10 +33,8 @@ from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Objective
 from nas.training.optimizer import learning_rate, load_state_tensors, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
-from nas.training.progress import TrainingProgress
 from nas.training.readings import LAG, Readings, turning_points
-from nas.training.step import OptimizerStep
-from nas.training.step_graph import StepGraph
+from nas.training.step_graph import OptimizerStep, StepGraph
 
 CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
 CHECKPOINT_SHARE = 0.03  # unless checkpoints would take more than this share of the time
@@ -122,20 +120,20 @@ class TrainingRun:
     ) -> None:
         check(candidate, corpus)
         self.recipe, self.scale = candidate.recipe, candidate.recipe.scale
-        self.corpus, self.seed, self.folder, self.device = corpus, seed, folder, device
+        self.corpus, self.seed, self.folder, self.device, self.teacher = corpus, seed, folder, device, teacher
         self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
         self.objective = Objective(candidate, torch.Generator().manual_seed(seed))
-        self.teacher = teacher
         load_deployed(self.objective.model, initial)
         self.objective.to(device)
-        distillation = candidate.recipe.distillation
-        model = self.objective.model
+        distillation, model = candidate.recipe.distillation, self.objective.model
         model.layer_function = layer_function(self.recipe, device)
         self.objective.loss_function = compiled(losses_of_chunk, self.recipe, device)
         self._step = OptimizerStep(self.objective, self.recipe, device, self.lessons)
         self._graph = StepGraph(self._step.take, self._step.undo, self.recipe, device)
         as_tensor = model.layer_function is not nn.Module.__call__ or self._graph.is_wanted
-        self._gates = distillation and Gates(model, candidate.trained, distillation, as_tensor=as_tensor)
+        self._gates: Gates | None = None
+        if distillation is not None:
+            self._gates = Gates(model, candidate.trained, distillation, as_tensor=as_tensor)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
         self._prefetched: Prefetched[tuple[Tensor, Tensor]] | None = None

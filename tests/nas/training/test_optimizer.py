@@ -11,9 +11,8 @@ from nas.recipe.candidate import candidate_at
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Normalisation, Recipe
 from nas.training.batches import AHEAD, Prefetched
 from nas.training.distillation.teacher import CachedTeacher, LiveTeacher, teacher_of
-from nas.training.muon import Muon, orthogonalised
 from nas.training.objective import Objective
-from nas.training.optimizer import learning_rate, optimizers
+from nas.training.optimizer import Muon, learning_rate, optimizers, orthogonalised
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 from tests.nas.study.conftest import untrained_parent
