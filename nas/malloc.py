@@ -1,7 +1,4 @@
-"""Free memory of the machine, and settings of glibc's allocator.
-
-By default glibc returns every large tensor to the kernel, so that allocating the next one is slow.
-"""
+"""Free memory of the machine; glibc's allocator, which by default returns large tensors, so that new ones are slow."""
 
 import ctypes
 import gc

@@ -26,9 +26,8 @@ from nas.run.ledger import Record, architecture_of
 from nas.run.run import Run
 from nas.study.verify_fold import deployable
 from nas.training import checkpoint
-from nas.training.checkpoint import Checkpoint
+from nas.training.checkpoint import Checkpoint, TrainingProgress
 from nas.training.manifest import read_training
-from nas.training.progress import TrainingProgress
 from search_spaces.architecture import Architecture
 from search_spaces.notation import Member
 from search_spaces.workload import Workload

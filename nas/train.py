@@ -1,18 +1,16 @@
-"""`python -m nas.train ARCH`: trains one candidate on a number of tokens, with checkpoints; `--resume DIR` continues
-it.
-
-On several devices: `torchrun --nproc-per-node N -m nas.train ARCH ...`.
-"""
+"""`python -m nas.train ARCH`: trains one candidate on a number of tokens; `--resume DIR` continues a training."""
 
 import math
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 import torch
@@ -31,7 +29,6 @@ from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import NgramBaseline
-from nas.interrupt import deferred_interrupt
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
 from nas.model.weight_normalisation import chosen_linears
@@ -57,7 +54,6 @@ from nas.training.batches import check, validate
 from nas.training.device import Device, on_device, usual_device
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
-from nas.training.distributed import Team, joined
 from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
 from nas.training.memory import TooLargeError, available_bytes, require_memory, training_memory
 from nas.training.outcome import Outcome, RungRecord
@@ -156,7 +152,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
 
 
 def run(args: Sequence[str], console: Console) -> None:
-    """Train until the tokens are used up, in every process that `torchrun` started.
+    """Train until the tokens are used up.
 
     Raises UserError for bad input, StoppedError if training diverges or memory runs out.
     """
@@ -164,16 +160,14 @@ def run(args: Sequence[str], console: Console) -> None:
     if config.device == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda needs a CUDA device, but there is none; give --device cpu.")
     keep_freed_memory()
-    with joined(config.device or usual_device()) as (team, device), logged_to(console):
-        console.quiet = not team.leads
+    device = config.device or usual_device()
+    with logged_to(console):
         if resumed is None:
             config = replace(config, recipe=on_device(config.recipe, device))
-        _train(config, resumed, output_dir, console, team, device)
+        _train(config, resumed, output_dir, console, device)
 
 
-def _train(
-    config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, team: Team, device: str
-) -> None:
+def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str) -> None:
     parent = None if config.parent is None else find_parent(config.parent)
     source = find_initial(config.init_from) if config.init_from else parent and parent.model
     candidate = _candidate(config, parent, source)
@@ -181,48 +175,44 @@ def _train(
         model = Decoder(candidate.trained)
     if candidate.recipe.normalisation is not None:
         chosen_linears(model, candidate.recipe.normalisation)
-    memory = training_memory(candidate, device)
+    memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
-    scale = candidate.recipe.scale
-    corpus = team.broadcast_from_leader(
-        lambda: prepare(
-            config.data,
-            vocab_size=candidate.trained.vocab_size,
-            seq_len=scale.seq_len,
-            tokens=scale.tokens,
-            tokenizer=source and source.tokenizer,
-            of_parent=source and source.windows,
-            source=sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device),
-        )
+    corpus = prepare(
+        config.data,
+        vocab_size=candidate.trained.vocab_size,
+        seq_len=scale.seq_len,
+        tokens=scale.tokens,
+        tokenizer=source and source.tokenizer,
+        of_parent=source and source.windows,
+        source=sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device),
     )
     if source is not None:
         require_vocabulary(source, str(config.init_from or config.parent), corpus)
-    check(candidate, corpus, team)
-    folder = team.broadcast_from_leader(lambda: resumed or _new_folder(config, output_dir, candidate, corpus, console))
-    ngrams = read_training(folder).ngrams if team.leads and is_training(folder) else None
+    check(candidate, corpus)
+    folder = resumed or _new_folder(config, output_dir, candidate, corpus)
+    ngrams = read_training(folder).ngrams if is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}"
     )
     console.print(f"{memory.line}, on {torch.device(device).type}")
-    if parent is not None and team.leads:
+    initial, teacher = None, None
+    if parent is not None:
         loss = validate(parent.decoder().to(device), corpus, scale).loss
         console.print(f"the parent, {parent.name}: validation perplexity {math.exp(loss):.3f}")
-    initial = _initial(candidate, parent, source, corpus, device, console)
-    teacher = None if parent is None else teacher_of(parent, corpus, candidate.recipe, device)
+        with share_progress(console, "training the sub-layers of the candidate") as on_progress:
+            initial = initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
+        teacher = teacher_of(parent, corpus, candidate.recipe, device)
+    elif source is not None:
+        initial = transferred(source.architecture, source.weights, candidate.initial_architecture)
     records = partial(
         train, candidate, corpus, seed=config.seed, folder=folder, device=device, initial=initial, teacher=teacher
     )
-    alone = team.size == 1  # several processes would stop at different steps, and wait for each other
-    with (
-        bugs_reported(folder, f"continue with --resume {folder}"),
-        locked(folder) if team.leads else nullcontext(),
-        deferred_interrupt() if alone else nullcontext(lambda: False) as interrupted,
-    ):
+    with bugs_reported(folder, f"continue with --resume {folder}"), locked(folder), deferred_interrupt() as stop:
         try:
-            for record in records(team=team, stop=interrupted):
+            for record in records(stop=stop):
                 _report(record, candidate, ngrams, folder, console)
-            if interrupted():
+            if stop():
                 raise KeyboardInterrupt
         except KeyboardInterrupt:
             console.print(f"continue with --resume {folder}")
@@ -233,25 +223,24 @@ def _train(
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
 
 
-def _initial(
-    candidate: Candidate,
-    parent: Parent | None,
-    source: Pretrained | None,
-    corpus: Corpus,
-    device: str,
-    console: Console,
-) -> dict[str, torch.Tensor] | None:
-    if parent is not None:
-        with share_progress(console, "training the sub-layers of the candidate") as on_progress:
-            return initial_weights(parent, candidate, corpus, device=device, on_progress=on_progress)
-    if source is not None:
-        return transferred(source.architecture, source.weights, candidate.initial_architecture)
-    return None
+@contextmanager
+def deferred_interrupt() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether Ctrl-C was pressed; a second one interrupts at once. Main thread only."""
+    pressed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal pressed
+        pressed = True
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
-def _new_folder(
-    config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, console: Console
-) -> Path:
+def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:
     now, scale = datetime.now(UTC), candidate.recipe.scale
     training = TrainingManifest(
         candidate=candidate,
@@ -301,12 +290,7 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
     if distillation is not None and placement(member.architecture) == distillation.placement:
         distillation = replace(distillation, prediction_weight=0.0)
     candidate = candidate_at(
-        member,
-        scale,
-        data=config.data,
-        distillation=distillation,
-        seq_len=config.seq_len,
-        tokens=config.tokens,
+        member, scale, data=config.data, distillation=distillation, seq_len=config.seq_len, tokens=config.tokens
     )
     normalisation = config.normalisation and Normalisation(kind=config.normalisation, linears=config.normalised)
     recipe = replace(changed(candidate.recipe, config.recipe), normalisation=normalisation, slopes=config.slopes)

@@ -74,7 +74,6 @@ def attention_reference(
     """Return attention by its definition, with the whole T x T matrix of scores; the others are tested against it.
 
     cap: scores x become cap * tanh(x / cap). with_entropy: ignored, the entropy is always returned.
-
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
     queries, keys, values = _upcast(queries, keys, values)

@@ -69,15 +69,10 @@ def _compile(command: list[str], path: Path) -> None:
 
 def _output(command: list[str]) -> str:
     """Run a compiler and return its output."""
+    env = {**os.environ, "LC_ALL": "C"}
     try:
         done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            env={**os.environ, "LC_ALL": "C"},
-            timeout=TIMEOUT_S,
-            check=False,
+            command, capture_output=True, text=True, errors="replace", env=env, timeout=TIMEOUT_S, check=False
         )
     except FileNotFoundError:
         raise NotCompiledError(f"no C++ compiler {command[0]!r} is installed (apt install g++)") from None

@@ -57,10 +57,7 @@ class _Shape(ctypes.Structure):
 
 
 class _Operand(ctypes.Structure):
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        *((name, ctypes.c_int64) for name in ("batch_step", "head_step", "row_step")),
-    ]
+    _fields_ = [("data", ctypes.c_void_p), *((f"{axis}_step", ctypes.c_int64) for axis in ("batch", "head", "row"))]
 
 
 class _Attention(torch.autograd.Function):
@@ -71,7 +68,7 @@ class _Attention(torch.autograd.Function):
         both = compiled(queries.shape[-1])
         room = _room(queries, both.forward_room)
         both.forward(
-            _shape(queries),
+            _Shape(*queries.shape[:3]),
             *map(_operand, (*operands, output)),
             *map(_pointer, (lse, entropy, room)),
             torch.get_num_threads(),
@@ -88,7 +85,7 @@ class _Attention(torch.autograd.Function):
         both = compiled(queries.shape[-1])
         room = _room(queries, both.backward_room)
         both.backward(
-            _shape(queries),
+            _Shape(*queries.shape[:3]),
             *map(_operand, (queries, keys, values, output)),
             *map(_pointer, (lse, entropy)),
             _operand(output_grad),
@@ -115,10 +112,6 @@ def _empty_like(operand: Tensor) -> Tensor:
 def _room(operand: Tensor, size: Callable[[int], int]) -> Tensor:
     """Allocate a workspace of zeros for every thread; torch reports it if there is too little memory."""
     return operand.new_zeros(torch.get_num_threads(), size(operand.shape[2]))
-
-
-def _shape(operand: Tensor) -> _Shape:
-    return _Shape(*operand.shape[:3])
 
 
 def _operand(operand: Tensor) -> _Operand:

@@ -38,19 +38,16 @@ class Candidate:
         made, distillation = trained_architecture(self.architecture, self.recipe.scale), self.recipe.distillation
         if distillation is None:
             return made
-        return student_architecture(
-            made, parent_architecture(distillation, made), spread=distillation.spread_over_depth
-        )
+        parent = parent_architecture(distillation, made)
+        return student_architecture(made, parent, spread=distillation.spread_over_depth)
 
     @property
     def initial_architecture(self) -> Architecture:
         """The architecture at the start of training, with the parts of the parent that are still to be removed."""
         trained, distillation = self.trained, self.recipe.distillation
-        return (
-            trained
-            if distillation is None
-            else initial_architecture(trained, parent_architecture(distillation, trained))
-        )
+        if distillation is None:
+            return trained
+        return initial_architecture(trained, parent_architecture(distillation, trained))
 
     @property
     def name(self) -> str:
@@ -77,10 +74,8 @@ def canonical_candidate(candidate: Candidate) -> dict[str, Any]:
         _leave_out_defaults(recipe["distillation"], distillation, later)
         if not fitted_parts(architecture, parent_architecture(distillation, architecture)):
             del recipe["distillation"]["linear_fit_tokens"]
-        if (
-            not distillation.spread_over_depth
-            or spread_layers(candidate.architecture.layers) == candidate.architecture.layers
-        ):
+        layers = candidate.architecture.layers
+        if not distillation.spread_over_depth or spread_layers(layers) == layers:
             del recipe["distillation"]["spread_over_depth"]
     return {"architecture": canonical(candidate.architecture), "recipe": recipe}
 

@@ -1,8 +1,7 @@
 """The distillation schedule: how a trained parent is turned into a candidate, and what is removed when.
 
 Norms are frozen one after another (`Freezing`), removed attention and FFNs are gated to zero, and linear FFNs start as
-the closest fit to the parent's. Meanwhile and afterwards, the candidate learns from the parent's predictions. If all
-parts were removed at once, the model would not recover within minutes on a laptop.
+the closest fit. If all parts were removed at once, the model would not recover within minutes on a laptop.
 """
 
 import math
@@ -75,11 +74,8 @@ class DistillationSchedule:
             )
         if not 0 <= self.prediction_weight <= 1:
             raise UserError(f"`prediction_weight` of a schedule must be from 0 to 1, but got {self.prediction_weight}.")
-        if not 0 <= self.hidden_state_weight < math.inf:
-            raise UserError(
-                f"`hidden_state_weight` of a schedule must be finite and not negative, but got "
-                f"{self.hidden_state_weight}."
-            )
+        if not 0 <= (weight := self.hidden_state_weight) < math.inf:
+            raise UserError(f"`hidden_state_weight` of a schedule must be finite and not negative, but got {weight}.")
         for name, least in (("linear_fit_tokens", 1), ("teacher_top_k", 1), ("blockwise_tokens", 0)):
             if (value := getattr(self, name)) < least:
                 raise UserError(f"`{name}` of a schedule must be at least {least}, but got {value}.")

@@ -28,16 +28,8 @@ def _changes(kind: type, *names: str, **parts: type) -> Any:
 
 _OF_SCALE = ("head_dim", "vocab_size", "batch", "micro_batch", "learning_rate", "warmup_share", "validation_tokens")
 _OF_DISTILLATION = (
-    *(
-        "start_share",
-        "end_share",
-        "prediction_weight",
-        "spread_over_depth",
-        "teacher_top_k",
-        "trainable",
-        "blockwise_tokens",
-    ),
-    "hidden_state_weight",
+    *("start_share", "end_share", "prediction_weight", "spread_over_depth", "teacher_top_k", "trainable"),
+    *("blockwise_tokens", "hidden_state_weight"),
 )
 _OF_RECIPE = (
     *("optimizer", "schedule", "final_rate_share", "beta1", "beta2", "eps", "weight_decay", "clip_norm"),

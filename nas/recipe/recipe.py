@@ -4,7 +4,7 @@ A `Recipe` contains its scale in full, so that equal recipes train equally in an
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal
 
 from costmodel.errors import UserError
@@ -88,8 +88,7 @@ class Scale:
     @property
     def rung_steps(self) -> tuple[int, ...]:
         """The steps after which rungs end, without repetition."""
-        steps = [max(1, round(share * self.num_steps)) for share in self.rungs]
-        return tuple(sorted(set(steps)))
+        return tuple(sorted({max(1, round(share * self.num_steps)) for share in self.rungs}))
 
     @property
     def rung_validation_tokens(self) -> int:
@@ -119,16 +118,7 @@ _SIZES: dict[ScaleName, tuple[float | None, ...]] = {
     # Source: arXiv 2410.13060, training code: 65,536 tokens a step, 2.1e9 tokens, AdamW at 1e-3.
     "paper": (None, None, 128, 2_100_000_000, 512, 32, 1e-3, 4_194_304),
 }
-_OF_SIZES = (
-    "head_dim",
-    "vocab_size",
-    "seq_len",
-    "tokens",
-    "batch",
-    "micro_batch",
-    "learning_rate",
-    "validation_tokens",
-)
+_, *_OF_SIZES = (field.name for field in fields(Scale) if field.default is MISSING)  # all but the scale's name
 SMALL_SCALES: tuple[ScaleName, ...] = ("smoke", "proxy")  # for a CPU; too narrow to keep a GPU busy
 SCALES: dict[ScaleName, Scale] = {
     name: Scale(name=name, **dict[str, Any](zip(_OF_SIZES, sizes, strict=True))) for name, sizes in _SIZES.items()
@@ -323,9 +313,8 @@ def from_parent(recipe: Recipe, distillation: DistillationSchedule) -> Recipe:
     """
     scale, freezing = recipe.scale, Freezing(start_share=0.02, end_share=0.25)
     recipe = replace(recipe, optimizer="adamw", final_rate_share=0.02, freezing=freezing)
-    distillation = replace(
-        distillation, hidden_state_weight=10.0 if distillation.prediction_weight else 0.0
-    )  # without a teacher: text alone
+    weight = 10.0 if distillation.prediction_weight else 0.0  # without a teacher: text alone
+    distillation = replace(distillation, hidden_state_weight=weight)
     if scale.name == "parent":
         distillation = replace(distillation, blockwise_tokens=32_768, teacher_top_k=64, trainable="changed")
         return replace(recipe, distillation=distillation)
@@ -358,7 +347,6 @@ def trained_architecture(architecture: Architecture, scale: Scale) -> Architectu
     Raises UserError if the architecture's context is shorter than the scale's sequences, or a dimension is too large
     for a tensor.
     """
-    width = architecture.d_model if scale.head_dim is None else architecture.num_heads * scale.head_dim
     vocab_size = architecture.vocab_size if scale.vocab_size is None else scale.vocab_size
     if architecture.context < scale.seq_len:
         raise UserError(
@@ -368,6 +356,7 @@ def trained_architecture(architecture: Architecture, scale: Scale) -> Architectu
     if scale.head_dim is None:
         trained = replace(architecture, vocab_size=vocab_size)
     else:
+        width = architecture.num_heads * scale.head_dim
         trained = scaled(architecture, d_model=width, vocab_size=vocab_size, context=scale.seq_len)
     for name in ("d_model", "d_ff", "vocab_size", "context"):
         if (value := getattr(trained, name)) > MAX_SIZE:

@@ -20,7 +20,7 @@ from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint
 from nas.training.batches import agreement, validate
 from nas.training.checkpoint import Checkpoint
-from nas.training.distillation.gates import Gates
+from nas.training.distillation.parts import Gates
 from nas.training.objective import Objective
 from nas.training.outcome import Agreement, VerifiedForm
 from search_spaces.architecture import Architecture

@@ -16,7 +16,6 @@ from nas.model.cross_entropy import token_cross_entropies
 from nas.model.decoder import Decoder
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import Scale
-from nas.training.distributed import SOLO, Team
 from nas.training.outcome import Agreement
 
 T = TypeVar("T")
@@ -116,15 +115,9 @@ def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def check(candidate: Candidate, corpus: Corpus, team: Team = SOLO) -> None:
-    """Raise UserError if corpus, recipe and team do not fit."""
+def check(candidate: Candidate, corpus: Corpus) -> None:
+    """Raise UserError if corpus and recipe do not fit."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
-    share = scale.batch // team.size
-    if scale.batch % team.size or share % min(share, scale.micro_batch):
-        raise UserError(
-            f"`batch` must be a multiple of the number of processes, and each one's share at most, or a multiple of, "
-            f"`micro_batch`, but got batch={scale.batch}, micro_batch={scale.micro_batch}, {team.size} processes."
-        )
     require_chunks(corpus, scale.seq_len)
     if corpus.vocab_size > vocab_size:
         raise UserError(

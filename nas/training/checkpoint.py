@@ -8,11 +8,12 @@ only `step-000000128-end/` is kept, without `optimizer.safetensors`.
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.storage import write_through
+from nas.training.divergence import WINDOW
+from nas.training.outcome import Outcome, RungRecord
 
 FOLDER = "checkpoints"
 NUM_KEPT = 2
@@ -47,6 +50,29 @@ class Checkpoint:
     device: str | None = None
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingProgress:
+    """Progress of a run, which its checkpoints store besides tensors; plain data.
+
+    initial_loss: that of the first step or, if larger, of the best model without context, since given weights start
+        low. losses: of the last steps. Both in nats per token, for the divergence rule.
+    """
+
+    step: int = 0
+    seconds: float = 0.0
+    initial_loss: float | None = None
+    losses: tuple[float, ...] = ()
+    rungs: tuple[RungRecord, ...] = ()
+    outcome: Outcome | None = None
+
+    def counted(self, loss: float, unigram_loss: float) -> "TrainingProgress":
+        """Count a step, and its loss if JSON can represent it. unigram_loss: of the best model without context."""
+        if not math.isfinite(loss):
+            return replace(self, step=self.step + 1)
+        initial_loss = max(loss, unigram_loss) if self.initial_loss is None else self.initial_loss
+        return replace(self, step=self.step + 1, losses=(*self.losses, loss)[-WINDOW:], initial_loss=initial_loss)
+
+
 def save(trial: Path, checkpoint: Checkpoint) -> None:
     """Write a checkpoint into the folder of a trial. Raises OSError, e.g. if the disk is full."""
     folder = trial / FOLDER
@@ -61,13 +87,8 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
         # One file at a time, since each is in memory twice.
         files = {WEIGHTS_FILE: checkpoint.weights, OPTIMIZER_FILE: checkpoint.optimizer}
         digests = {name: _write(draft / name, tensors) for name, tensors in files.items() if tensors is not None}
-        state = {
-            "step": checkpoint.step,
-            "identity": dict(checkpoint.identity),
-            "progress": dict(checkpoint.progress),
-            "device": checkpoint.device,
-            "sha256": digests,
-        }
+        state = {"step": checkpoint.step, "identity": dict(checkpoint.identity), "progress": dict(checkpoint.progress)}
+        state |= {"device": checkpoint.device, "sha256": digests}
         write_through(draft / STATE_FILE, json.dumps(state, allow_nan=False).encode())
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
@@ -115,14 +136,8 @@ def _read(folder: Path) -> Checkpoint:
         if hashlib.sha256(raw).hexdigest() != digest:
             raise UserError(f"{name} does not have the recorded SHA-256")
         tensors[name] = safetensors.torch.load(raw)
-    return Checkpoint(
-        step=state["step"],
-        identity=state["identity"],
-        progress=state["progress"],
-        weights=tensors[WEIGHTS_FILE],
-        optimizer=tensors.get(OPTIMIZER_FILE),
-        device=state.get("device"),
-    )
+    given = {name: state[name] for name in ("step", "identity", "progress")} | {"device": state.get("device")}
+    return Checkpoint(**given, weights=tensors[WEIGHTS_FILE], optimizer=tensors.get(OPTIMIZER_FILE))
 
 
 def _by_age(trial: Path) -> list[Path]:

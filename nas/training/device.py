@@ -1,7 +1,6 @@
 """The default device of a training, and the precision of products on a device."""
 
 import logging
-import os
 from dataclasses import replace
 from typing import Literal
 
@@ -17,8 +16,8 @@ UNCHANGED = RecipeChanges()
 
 
 def usual_device() -> Device:
-    """Return cuda if torch can use a GPU for every process that `torchrun` started here, else cpu."""
-    return "cuda" if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count() else "cpu"
+    """Return cuda if torch can use a GPU, else cpu."""
+    return "cuda" if torch.cuda.device_count() else "cpu"
 
 
 def on_device(changes: RecipeChanges, device: str) -> RecipeChanges:

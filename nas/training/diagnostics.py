@@ -5,14 +5,13 @@ Each costs one more forward pass of a micro-batch, and does not change the train
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from nas.recipe.recipe import Scale
-from nas.training.entropy import EntropyPenalty, summarise
+from nas.training.entropy import summarise
 from nas.training.objective import Objective
 
 NUM_DIAGNOSES = 20  # per run
@@ -22,8 +21,7 @@ SCALARS = (".alpha", ".beta", ".slope", ".identity", ".softmax", ".uniform")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """A model just before the update of step `step`, on its first micro-batch. None replaces numbers that are not
-    finite.
+    """A model just before the update of `step`, on its first micro-batch. None replaces numbers that are not finite.
 
     Attributes:
         head_entropies: by layer and head, nats, mean over rows and sequences.
@@ -60,6 +58,9 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
     rows = [layer.double() for layer in entropies]  # each batch x heads x T
     head_means = [layer.mean(dim=(0, 2)) for layer in rows]
     summary = summarise(head_means, inputs.shape[1]) if torch.cat(head_means).isfinite().all() else None
+    thresholds = None
+    if penalty is not None:
+        thresholds = [row[: len(means)] for row, means in zip(penalty.thresholds.tolist(), head_means, strict=True)]
     learned = dict(model.named_parameters())
     return Diagnosis(
         step=step,
@@ -68,7 +69,7 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
         flags=summary.flags if summary else (),
         num_nan=[int(layer.isnan().sum()) for layer in rows],
         gradient_norms=_gradient_norms(objective),
-        thresholds=None if penalty is None else _thresholds(penalty, head_means),
+        thresholds=thresholds,
         temperatures={
             name.removesuffix(".attention.temperature.log_weight"): log_weight.mean(dim=1).exp().tolist()
             for name, log_weight in learned.items()
@@ -76,10 +77,6 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
         },
         scalars={name: value.flatten().tolist() for name, value in learned.items() if name.endswith(SCALARS)},
     )
-
-
-def _thresholds(penalty: EntropyPenalty, head_means: Sequence[Tensor]) -> list[list[float]]:
-    return [row[: len(means)] for row, means in zip(penalty.thresholds.tolist(), head_means, strict=True)]
 
 
 def _gradient_norms(objective: nn.Module) -> dict[str, float | None]:

@@ -1,11 +1,7 @@
-"""When a run counts as diverged, and where in the model.
+"""When a run counts as diverged, and where in the model; docs/training.md has both rules.
 
-There are two rules:
-- Non-finite: the loss or gradient of a step, or a validation loss or its perplexity, is infinite or NaN, or the norm of
-  a finite gradient overflows.
-- Above its start: after warm-up, each of the last `WINDOW` training losses exceeds that of the first step and that of
-  the best model without context. The model is then worse than untrained, and not because of a spike or a single batch.
-  With a distillation schedule, which may remove parts at once, this applies only in the second half of the steps.
+A run whose last `WINDOW` losses exceed its initial one is worse than untrained, not because of a spike or one batch.
+With a distillation schedule, which may remove parts at once, this rule holds only in the second half of the steps.
 """
 
 import math
@@ -18,7 +14,6 @@ from torch import Tensor, nn
 
 MAX_LOSS = math.log(sys.float_info.max)  # nats; the perplexity of a larger loss overflows a float
 WINDOW = 10  # steps: a model that learns nothing exceeds by chance once in a thousand
-OUTSIDE = "the model"  # the place, if no module can be named
 
 
 def above_start(losses: Sequence[float], initial: float) -> bool:
@@ -44,10 +39,7 @@ def nonfinite_step(
 
 
 def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> str:
-    """Name the first module, in order of execution, whose output is not finite on these tokens.
-
-    Only modules without submodules are checked, so that the name is that of a single operation.
-    """
+    """Name the first module without submodules, in order of execution, whose output is not finite on these tokens."""
     broken: list[str] = []
 
     def check(name: str, module: nn.Module, inputs: object, output: object) -> None:
@@ -63,7 +55,7 @@ def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> s
     finally:
         for handle in handles:
             handle.remove()
-    return broken[0] if broken else OUTSIDE
+    return broken[0] if broken else "the model"
 
 
 def deepest_nonfinite_gradient(model: nn.Module) -> str | None:

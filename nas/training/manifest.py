@@ -42,9 +42,8 @@ def is_training(folder: Path) -> bool:
 
 def write_training(folder: Path, training: TrainingManifest) -> None:
     """Write the record. Raises OSError."""
-    replace_file(
-        folder / TRAINING_FILE, dump(asdict(training) | {"candidate": canonical_candidate(training.candidate)})
-    )
+    data = asdict(training) | {"candidate": canonical_candidate(training.candidate)}
+    replace_file(folder / TRAINING_FILE, dump(data))
 
 
 def read_training(folder: Path) -> TrainingManifest:

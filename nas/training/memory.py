@@ -90,19 +90,17 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
         activations = _size(value for storage, value in kept.items() if storage not in parameter_storages)
         del result
         parameters = _size(objective.parameters())
-        moved = list(optimizers(objective, candidate.recipe))
         moments = sum(
             MOMENTS[type(optimizer).__name__] * _size(group["params"])
-            for optimizer in moved
+            for optimizer in optimizers(objective, candidate.recipe)
             for group in optimizer.param_groups
         )
-        gradients = _size(value for value in objective.parameters() if value.requires_grad)
         logits = min(tokens.numel() * candidate.trained.vocab_size, CHUNK_SIZE["cuda"]) if is_cuda else 0
         logit_bytes = LOGIT_BYTES[candidate.recipe.precision] + (0 if lesson is None else PARENT_LOGIT_BYTES)
     return Memory(
         parameters=parameters,
         parent=0 if lesson is None else parameters,
-        gradients=gradients,
+        gradients=_size(value for value in objective.parameters() if value.requires_grad),
         moments=moments,
         activations=activations,
         logits=logits * logit_bytes,

@@ -1,8 +1,6 @@
-"""The training curve of a trial on disk: metrics.csv, one row per step, also as a TensorBoard log; and
-diagnostics.jsonl, one object per diagnosed step.
+"""The training curve of a trial on disk: a row per step, also for TensorBoard, and an object per diagnosed step.
 
-A resumed trial first drops rows after its checkpoint, so that the files equal those of an uninterrupted run (except for
-seconds).
+A resumed trial first drops rows after its checkpoint, so that all but seconds equals an uninterrupted run.
 """
 
 import csv

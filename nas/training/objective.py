@@ -1,7 +1,6 @@
 """The loss of a recipe: cross-entropy, distillation from a parent, and the entropy penalty.
 
-Distillation compares predictions and, with a weight, the hidden states after each layer, which carry much more
-information per token. docs/research-log.md compares weights.
+Hidden states after each layer carry much more information per token than predictions (weights: docs/research-log.md).
 """
 
 from collections.abc import Iterable

@@ -104,13 +104,5 @@ class Outcome:
 
 def completed(record: RungRecord) -> Outcome:
     """Return the outcome of a run with this last rung."""
-    return Outcome(
-        status="completed",
-        steps=record.steps,
-        tokens=record.tokens,
-        seconds=record.seconds,
-        val_loss=record.val_loss,
-        perplexity=record.perplexity,
-        entropy=record.entropy,
-        documents=record.documents,
-    )
+    names = ("steps", "tokens", "seconds", "val_loss", "perplexity", "entropy", "documents")
+    return Outcome(status="completed", **{name: getattr(record, name) for name in names})

@@ -42,9 +42,8 @@ class Readings:
         self.halted = torch.zeros((), device=device)
         known = [-math.inf] * (WINDOW - len(losses)) + list(losses)
         self._window = torch.tensor(known, dtype=torch.float64, device=device)
-        self._initial = torch.tensor(
-            math.nan if initial_loss is None else initial_loss, dtype=torch.float64, device=device
-        )
+        initial = math.nan if initial_loss is None else initial_loss
+        self._initial = torch.tensor(initial, dtype=torch.float64, device=device)
         self._settled = torch.zeros((), dtype=torch.bool, device=device)
         self._queue: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
 
@@ -84,10 +83,7 @@ class Readings:
 
 
 def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
-    """Return the steps that are judged at once: rungs, and steps after which not only the optimizers change the model.
-
-    Other changes are the freezing of a norm, the removal of a part and corrections that keep FFNs foldable.
-    """
+    """Return the steps that are judged at once: rungs, and those after which more than optimizers changes the model."""
     num_steps = recipe.scale.num_steps
     points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
     if recipe.distillation is not None:

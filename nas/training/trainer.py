@@ -1,7 +1,6 @@
 """Training of one candidate: a generator of rung records that ends with an outcome. Independent of studies and Ray.
 
-On the CPU with one thread, the numbers depend only on candidate, corpus and seed, even if the run was killed and
-resumed. Several processes can train one model together (`nas.training.distributed`).
+On the CPU with one thread, the numbers depend only on candidate, corpus and seed, even after a kill and a resumption.
 """
 
 import math
@@ -20,25 +19,22 @@ from nas.model.norms import freeze_due
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
-from nas.training.batches import Prefetched, Validation, check, train_batch, train_indices, validate, validation_batches
-from nas.training.checkpoint import Checkpoint
+from nas.training.batches import Prefetched, check, train_batch, train_indices, validate, validation_batches
+from nas.training.checkpoint import Checkpoint, TrainingProgress
 from nas.training.compilation import compiled, layer_function
 from nas.training.device import log_another
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
-from nas.training.distillation.gates import Gates
+from nas.training.distillation.parts import Gates
 from nas.training.distillation.teacher import Lesson, Teacher
-from nas.training.distributed import SOLO, Team
 from nas.training.entropy import summarise
 from nas.training.memory import raise_out_of_memory
 from nas.training.metrics import MetricsLog, StepMetrics
 from nas.training.objective import Objective
 from nas.training.optimizer import learning_rate, load_state_tensors, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
-from nas.training.progress import TrainingProgress
 from nas.training.readings import LAG, Readings, turning_points
-from nas.training.step import OptimizerStep
-from nas.training.step_graph import StepGraph
+from nas.training.step_graph import OptimizerStep, StepGraph
 
 CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
 CHECKPOINT_SHARE = 0.03  # unless checkpoints would take more than this share of the time
@@ -53,7 +49,6 @@ def train(
     device: str = "cpu",
     initial: Mapping[str, Tensor] | None = None,
     teacher: Teacher | None = None,
-    team: Team = SOLO,
     stop: Callable[[], bool] = lambda: False,
 ) -> Generator[RungRecord | Outcome, None, None]:
     """Train to the end; yield a record at every rung, then the outcome. Close the generator to stop early.
@@ -63,17 +58,14 @@ def train(
             if it has ended, are yielded again first.
         initial: deployed weights of `candidate.initial_architecture` to start from; missing ones are random.
         teacher: the parent, needed for a distillation schedule.
-        team: processes that train one model together with equal calls; all read the folder, the leader writes it.
         stop: called after every step; if it returns True, the run is saved and ends without an outcome.
 
-    Raises UserError if corpus, recipe and team do not fit or the folder has another run; OSError if it cannot be
-    written; TooLargeError if memory is too small.
+    Raises UserError if corpus and recipe do not fit or the folder has another run; OSError if it cannot be written;
+    TooLargeError if memory is too small.
     """
     with raise_out_of_memory(candidate, device):
-        given = initial or {}
-        run = TrainingRun(
-            candidate, corpus, seed=seed, folder=folder, device=device, initial=given, teacher=teacher, team=team
-        )
+        initial = initial or {}
+        run = TrainingRun(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial, teacher=teacher)
         yield from _records(run, stop)
 
 
@@ -113,7 +105,7 @@ def _records(run: "TrainingRun", stop: Callable[[], bool]) -> Generator[RungReco
 
 
 class TrainingRun:
-    """The state of a training run. folder: None in a process that writes nothing."""
+    """The state of a training run. folder: None to write nothing."""
 
     def __init__(
         self,
@@ -125,27 +117,23 @@ class TrainingRun:
         device: str,
         initial: Mapping[str, Tensor],
         teacher: Teacher | None = None,
-        team: Team = SOLO,
     ) -> None:
-        check(candidate, corpus, team)
+        check(candidate, corpus)
         self.recipe, self.scale = candidate.recipe, candidate.recipe.scale
-        self.corpus, self.seed, self.device, self.team = corpus, seed, device, team
-        self.folder = folder if team.leads else None
+        self.corpus, self.seed, self.folder, self.device, self.teacher = corpus, seed, folder, device, teacher
         self.identity = {"candidate": candidate_id(candidate), "corpus": corpus.fingerprint, "seed": seed}
         self.objective = Objective(candidate, torch.Generator().manual_seed(seed))
-        self.teacher = teacher
         load_deployed(self.objective.model, initial)
         self.objective.to(device)
-        distillation = candidate.recipe.distillation
-        model = self.objective.model
+        distillation, model = candidate.recipe.distillation, self.objective.model
         model.layer_function = layer_function(self.recipe, device)
         self.objective.loss_function = compiled(losses_of_chunk, self.recipe, device)
-        self._step = OptimizerStep(self.objective, self.recipe, team, device, self.lessons)
-        self._graph = StepGraph(self._step.take, self._step.undo, self.recipe, device, is_alone=team.size == 1)
+        self._step = OptimizerStep(self.objective, self.recipe, device, self.lessons)
+        self._graph = StepGraph(self._step.take, self._step.undo, self.recipe, device)
         as_tensor = model.layer_function is not nn.Module.__call__ or self._graph.is_wanted
-        self._gates = (
-            None if distillation is None else Gates(model, candidate.trained, distillation, as_tensor=as_tensor)
-        )
+        self._gates: Gates | None = None
+        if distillation is not None:
+            self._gates = Gates(model, candidate.trained, distillation, as_tensor=as_tensor)
         self.progress = TrainingProgress()
         self.diagnosis: Diagnosis | None = None  # of the last step, if it was diagnosed
         self._prefetched: Prefetched[tuple[Tensor, Tensor]] | None = None
@@ -155,7 +143,7 @@ class TrainingRun:
         if folder and (saved := checkpoint.load_latest(folder, self.identity)):
             self._restore(saved)
         self._turning_points = turning_points(self.recipe, model)
-        self._step.readings = self._new_readings(LAG[torch.device(device).type] if team.size == 1 else 0)
+        self._step.readings = self._new_readings(LAG[torch.device(device).type])
         self._since_s = time.perf_counter()
 
     def step(self) -> list[StepMetrics]:
@@ -168,12 +156,12 @@ class TrainingRun:
         rate = learning_rate(self.recipe, self.begun)
         self._step.begin(rate=rate, penalty_weight=self.penalty_weight, settled=step >= self._settled)
         if not is_judged_now and (values := self._graph.take(inputs, targets)) is not None:
-            self._readings.send(values)
+            self._step.readings.send(values)
             judged = self.settle()
         else:
             self._graph.make_room()
             values, norm = self._step.differentiate(inputs, targets)
-            self._readings.send(values)
+            self._step.readings.send(values)
             judged = self.settle(inputs, everything=is_judged_now)
             if self.progress.outcome is None and self.begun == step:
                 self._step.move(norm)
@@ -196,8 +184,8 @@ class TrainingRun:
         A diverged step that is found later is repeated and judged at once, since no weight has changed after it.
         """
         judged: list[StepMetrics] = []
-        for loss, penalty, norm, halted in self._readings.take(everything=everything):
-            if halted and (inputs is None or self._readings):
+        for loss, penalty, norm, halted in self._step.readings.take(everything=everything):
+            if halted and (inputs is None or self._step.readings):
                 self._step.readings = self._new_readings(lag=0)
                 self._graph.close()
                 self.objective.zero_grad(set_to_none=True)
@@ -210,7 +198,8 @@ class TrainingRun:
     def judge(self, inputs: Tensor | None, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
         """Count a step; set the outcome if it diverged. inputs: its tokens, while its gradients exist."""
         rate = learning_rate(self.recipe, self.progress.step)
-        self._count(loss)
+        self.progress = self.progress.counted(loss, self.corpus.unigram_loss)
+        self._tick()
         problem = self._problem(loss, gradient_norm, inputs)
         self.diagnosis = None
         if self.folder is not None and inputs is not None and (problem or is_due(self.progress.step, self.scale)):
@@ -228,37 +217,31 @@ class TrainingRun:
         )
 
     def validate_if_due(self) -> RungRecord | None:
-        """Return a record if a rung ends with this step; the last one completes the run."""
-        if self.progress.outcome or self.begun not in self.scale.rung_steps:
+        """Return a record if a rung ends with this step and did not diverge; the last one completes the run."""
+        scale, steps = self.scale, self.scale.rung_steps
+        if self.progress.outcome or self.begun not in steps:
             return None
-        last = self.progress.step == self.scale.rung_steps[-1]
-        tokens = self.scale.validation_tokens if last else self.scale.rung_validation_tokens
-        return self.end_rung(
-            self.team.broadcast_from_leader(lambda: validate(self.objective.model, self.corpus, self.scale, tokens))
-        )
-
-    def end_rung(self, validation: Validation) -> RungRecord | None:
-        """Return the record of the rung that ends with this step; None if its validation shows divergence."""
-        steps, (loss, head_means, documents) = self.scale.rung_steps, validation
+        is_last = self.progress.step == steps[-1]
+        tokens = scale.validation_tokens if is_last else scale.rung_validation_tokens
+        loss, head_means, documents = validate(self.objective.model, self.corpus, scale, tokens)
         self._tick()
         if problem := self._validation_problem(loss, head_means):
             self._end_diverged(*problem)
             return None
-        progress, rung = self.progress, steps.index(self.progress.step)
+        progress = self.progress
         record = RungRecord(
-            rung=rung,
-            share=progress.step / self.scale.num_steps,
+            rung=steps.index(progress.step),
+            share=progress.step / scale.num_steps,
             steps=progress.step,
             tokens=self._tokens,
             val_loss=loss,
             perplexity=math.exp(loss),
-            entropy=summarise(head_means, self.scale.seq_len),
+            entropy=summarise(head_means, scale.seq_len),
             seconds=progress.seconds,
-            documents=documents if rung == len(steps) - 1 else (),
+            documents=documents if is_last else (),
         )
-        self.progress = replace(progress, rungs=(*progress.rungs, record))
-        if rung == len(steps) - 1:
-            self.progress = replace(self.progress, outcome=completed(record))
+        outcome = completed(record) if is_last else None
+        self.progress = replace(progress, rungs=(*progress.rungs, record), outcome=outcome)
         return record
 
     def save(self) -> None:
@@ -268,14 +251,13 @@ class TrainingRun:
         state = self.objective.state_dict()
         thresholds = {f"value.{name}": state[name].cpu() for name in state if not name.startswith("model.")}
         self._tick()
+        progress, optimizers = self.progress, self._step.optimizers
         written = Checkpoint(
-            step=self.progress.step,
+            step=progress.step,
             identity=self.identity,
-            progress=asdict(self.progress),
+            progress=asdict(progress),
             weights=weights,
-            optimizer=None
-            if self.progress.outcome
-            else state_tensors(self.objective, self._step.optimizers) | thresholds,
+            optimizer=None if progress.outcome else state_tensors(self.objective, optimizers) | thresholds,
             device=torch.device(self.device).type,
         )
         checkpoint.save(self.folder, written)
@@ -300,7 +282,7 @@ class TrainingRun:
             self._prefetched.close()
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Return inputs and targets of the next step, this process's share, on its device."""
+        """Return inputs and targets of the next step, on the device."""
         inputs, targets = (self._prefetched or self._host_batch)(self.begun)
         return inputs.to(self.device, non_blocking=True), targets.to(self.device, non_blocking=True)
 
@@ -308,21 +290,15 @@ class TrainingRun:
         """Return the parent's lessons for each part of the next step's batch; None without a parent."""
         if self.teacher is None:
             return None
-        predictions, hidden_states = self.objective.prediction_weight > 0, self.objective.hidden_state_weight > 0
-        return self.teacher.lessons(
-            self._indices(), inputs, num_parts, predictions=predictions, hidden_states=hidden_states
-        )
-
-    def _indices(self) -> list[int]:
         scale, step = self.scale, self.begun
-        drawn = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
-        indices: list[int] = self.team.share(torch.tensor(drawn)).tolist()
-        return indices
+        predictions, hidden_states = self.objective.prediction_weight > 0, self.objective.hidden_state_weight > 0
+        indices = train_indices(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
+        return self.teacher.lessons(indices, inputs, num_parts, predictions=predictions, hidden_states=hidden_states)
 
     def _host_batch(self, step: int) -> tuple[Tensor, Tensor]:
         scale = self.scale
-        batch = train_batch(self.corpus, step=step, batch=scale.batch, seq_len=scale.seq_len, seed=self.seed)
-        inputs, targets = map(self.team.share, batch)
+        batch = scale.batch
+        inputs, targets = train_batch(self.corpus, step=step, batch=batch, seq_len=scale.seq_len, seed=self.seed)
         return (inputs.pin_memory(), targets.pin_memory()) if self._prefetched else (inputs, targets)
 
     def _problem(self, loss: float, norm: float, inputs: Tensor | None) -> tuple[str, str] | None:
@@ -357,10 +333,6 @@ class TrainingRun:
         )
         self.progress = replace(self.progress, outcome=outcome)
 
-    def _count(self, loss: float) -> None:
-        self.progress = self.progress.counted(loss, self.corpus.unigram_loss)
-        self._tick()
-
     def _new_readings(self, lag: int) -> Readings:
         losses, initial_loss = self.progress.losses, self.progress.initial_loss
         readings = Readings(lag, self.device, losses, initial_loss, self.corpus.unigram_loss)
@@ -369,13 +341,9 @@ class TrainingRun:
         return readings
 
     @property
-    def _readings(self) -> Readings:
-        return self._step.readings
-
-    @property
     def begun(self) -> int:
         """Number of steps taken, including those whose numbers are not read yet."""
-        return self.progress.step + len(self._readings)
+        return self.progress.step + len(self._step.readings)
 
     @property
     def penalty_weight(self) -> float:

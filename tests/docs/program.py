@@ -16,12 +16,11 @@ from tests.docs.pages import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 MODULES = {name: value.partition(":")[0].removesuffix(".__main__") for name, value in PROJECT["scripts"].items()}
-LAUNCHER = "-m"
 
 
 def module_and_args(words: Sequence[str]) -> tuple[str, list[str]]:
     """`python -m MODULE ARGS`, or a program of the package."""
-    if words[:2] == ["python", LAUNCHER]:
+    if words[:2] == ["python", "-m"]:
         return words[2], list(words[3:])
     return MODULES[words[0]], list(words[1:])
 
@@ -59,12 +58,6 @@ def parse(words: Sequence[str]) -> None:
         assert set(extras[1].split(",")) <= known if extras else INSTALL_CRYPTEN.endswith(shlex.join(words))
     elif program == "pytest":
         assert (ROOT / rest[0]).exists()
-    elif program == "torchrun":
-        from torch.distributed.run import get_args_parser
-
-        asked = get_args_parser().parse_args(rest)
-        assert asked.module
-        parse(["python", LAUNCHER, asked.training_script, *asked.training_script_args])
     else:
         module, args = module_and_args(words)
         parsed = parser_of(module).parse_args(args)

@@ -85,7 +85,6 @@ RULES = (
     Rule("python -m nas.train 5xlSlRo-7xooooo --parent builtin", more=SMALL_FROM_PARENT),
     parsed("python -m nas.train 'EReg(SM(t)+ScFuFFN_i6)' --parent builtin", "as one that is run"),
     parsed("python -m nas.train SM+LN+G --config nas/parents/gpt2-small-proxy.yaml", "an hour on a core"),
-    parsed("torchrun", "needs eight GPUs"),
     # answers: of two tokens
     Rule("python -m nas.private runs/my-model --prompt", more="--new-tokens 2"),
     Rule("python -m nas.private runs/my-model --perplexity", more="--perplexity 32"),

@@ -12,7 +12,7 @@ from tests.docs.rules import RULES, rule_of, small
 pytestmark = pytest.mark.timeout(1200)  # the first test that is run makes the workspace: minutes on a busy machine
 
 _FLAG = re.compile(r"(?<![\w-])--[a-z][\w.-]*\*?")
-OTHERS_FLAGS = {"--nproc-per-node", "--no-deps"}  # of torchrun and pip
+OTHERS_FLAGS = {"--no-deps"}  # of pip
 ENGINE = ("costmodel compare", "nas.private")
 COMMANDS = all_commands()
 FIRST = {rule: command for command in reversed(COMMANDS) if (rule := rule_of(command))}

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from nas import provenance, storage
-from nas.interrupt import deferred_interrupt
 from nas.storage import LOCK_FILE, is_running, locked, replace_file
+from nas.train import deferred_interrupt
 
 HOLD = """
 import sys

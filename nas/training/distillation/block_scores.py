@@ -1,8 +1,7 @@
 """Block scores: the change of the parent's predictions when one sub-layer is replaced by a trained alternative.
 
-The alternatives come from `nas.training.distillation.library`. Scoring takes a few minutes on one core at the width of
-the builtin parent, once for each parent, corpus and set of forms. Scores are cached next to the corpus as soon as a
-layer is scored, and saved with the run.
+Scoring takes a few minutes on one core at the width of the builtin parent, once for each parent, corpus and set of
+forms. Scores are cached next to the corpus as soon as a layer is scored, and saved with the run.
 """
 
 from collections.abc import Callable, Iterable, Iterator

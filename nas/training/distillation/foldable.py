@@ -4,11 +4,8 @@ A layer with a linear FFN maps the residual stream X to `M X + c`, M = beta I + 
 all of them folded into changes of the stream's basis. Training leaves some directions of M close to 0, so that the
 inverse of the basis, a product over layers, grows along them and fixed point loses its digits. Therefore every few
 steps each singular value of M below a floor is raised to it, by the smallest change of W or, with two linears, of
-`down`. The floor is relative to 1, the value without FFN. Relative to the largest singular value, it would raise the
-values that define it, and the first layers, whose largest values are far above the others, would diverge.
-
-It depends on weights and step only, so that a resumed run does not differ. It costs an SVD in double precision per
-layer. With frozen norms before the FFN there is no M until they freeze; such layers are not changed.
+`down`. The floor is relative to 1, the value without FFN; relative to the largest value, the first layers diverge. It
+costs an SVD in double precision per layer. Layers with frozen norms before the FFN have no M, and are not changed.
 
 At scale `proxy`, seed 0, 262,144 tokens: validation perplexity; FFNs absorbed; fixed-point error of the model with all
 FFNs folded / that of the trained model, whose limit is 2; by floor, applied every 32 steps (* every 16).
@@ -23,7 +20,6 @@ FFNs folded / that of the trained model, whose limit is 2; by floor, applied eve
 """
 
 import torch
-from torch import Tensor
 
 from nas.model.decoder import Decoder, FeedForward
 from nas.recipe.recipe import Foldable, layers_kept_foldable
@@ -51,15 +47,12 @@ def floor_singular_values(ffn: FeedForward, floor: float) -> None:
         return
     left, sizes, right = torch.linalg.svd(matrix)
     lacking = (floor - sizes).clamp(min=0)
-    if lacking.any():
-        _add(ffn, alpha * (left * lacking) @ right)
-
-
-def _add(ffn: FeedForward, change: Tensor) -> None:
-    """Add a change to the fused linear, or to the product of the two by the smallest change of `down`."""
-    if ffn.fused is not None:
-        ffn.fused.weight.copy_(ffn.fused.weight.double() + change)
+    if not lacking.any():
         return
-    up = ffn.up.weight.double()  # d_ff x d
-    inverse = torch.linalg.pinv(up.T @ up, hermitian=True) @ up.T  # d x d_ff
-    ffn.down.weight.copy_(ffn.down.weight.double() + change @ inverse)
+    change = alpha * (left * lacking) @ right
+    if ffn.fused is not None:
+        ffn.fused.weight.copy_(weight + change)
+    else:  # by the smallest change of `down`
+        up = ffn.up.weight.double()  # d_ff x d
+        inverse = torch.linalg.pinv(up.T @ up, hermitian=True) @ up.T  # d x d_ff
+        ffn.down.weight.copy_(ffn.down.weight.double() + change @ inverse)

@@ -1,9 +1,8 @@
 """The block library: every sub-layer that may replace one of the parent's, trained alone on its hidden states.
 
-On a CPU it is trained layer by layer. The parent's hidden states are computed once, each layer's from the layer before,
-so that memory holds only the input and output of one layer and the alternatives in training, one per thread.
-Alternatives are independent, so their number, order and threads change no result. On a GPU all alternatives of as many
-layers as fit train at once (`nas.training.distillation.stacked`).
+On a CPU it is trained layer by layer, so that memory holds only the input and output of one of the parent's layers, and
+one alternative per thread, whose number and order change no result. On a GPU, all alternatives of as many layers as fit
+train at once (`trained_together`).
 
 Source: Bercovich et al. 2024, "Puzzle", arXiv 2411.19146, section 3: a library of blocks trained apart.
 """
@@ -36,9 +35,14 @@ from nas.recipe.distillation import parent_architecture
 from nas.recipe.recipe import Recipe
 from nas.storage import replace_file
 from nas.training.batches import train_batch
-from nas.training.distillation.blocks import DEFAULT, BlockwiseDistillation, HiddenStates, trained_block
+from nas.training.distillation.blocks import (
+    DEFAULT,
+    BlockwiseDistillation,
+    HiddenStates,
+    trained_block,
+    trained_together,
+)
 from nas.training.distillation.parts import MODULES
-from nas.training.distillation.stacked import trained_together
 from nas.training.distillation.sub_layers import SubLayer, trained_sub_layers
 
 T = TypeVar("T")
@@ -49,12 +53,7 @@ MOST_TOGETHER = 1 << 30  # numbers in alternatives that train at once on a GPU, 
 
 
 def parent_hidden_states(
-    parent: Parent,
-    depths: Collection[int],
-    corpus: Corpus,
-    settings: BlockwiseDistillation,
-    *,
-    seq_len: int,
+    parent: Parent, depths: Collection[int], corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int
 ) -> Iterator[tuple[int, HiddenStates]]:
     """Yield the hidden states of these depths in order, each valid until the next is asked for; run the parent once."""
     if not depths:
@@ -159,9 +158,8 @@ class Library:
         layers = parent_hidden_states(self.parent, by_depth, self.corpus, self.settings, seq_len=self.seq_len)
         with ThreadPoolExecutor(at_a_time, initializer=torch.set_num_threads, initargs=(num_threads,)) as threads:
             for depth, hidden_states in layers:
-                yield dict(
-                    zip(by_depth[depth], threads.map(partial(made, hidden_states), by_depth[depth]), strict=True)
-                )
+                results = threads.map(partial(made, hidden_states), by_depth[depth])
+                yield dict(zip(by_depth[depth], results, strict=True))
 
     def _together(
         self, by_depth: Mapping[int, list[SubLayer]], then: Callable[[SubLayer, Block], T]
@@ -196,15 +194,12 @@ class Library:
         assert distillation is not None
         architecture = parent_architecture(distillation, candidate.trained)
         wanted = trained_sub_layers(candidate.initial_architecture) - trained_sub_layers(architecture)
-        weights_by_sub_layer = {
-            sub_layer: weights for sub_layer in wanted if (weights := self._read(sub_layer)) is not None
-        }
-        for layer in self.trained(sorted(wanted - weights_by_sub_layer.keys()), self.keep, on_progress):
-            for sub_layer in layer:
-                weights = self._read(sub_layer)
-                assert weights is not None
-                weights_by_sub_layer[sub_layer] = weights
-        return {name: value for weights in weights_by_sub_layer.values() for name, value in weights.items()}
+        found = {sub_layer: self._read(sub_layer) for sub_layer in wanted}
+        missing = sorted(sub_layer for sub_layer in wanted if found[sub_layer] is None)
+        for layer in self.trained(missing, self.keep, on_progress):
+            found |= {sub_layer: self._read(sub_layer) for sub_layer in layer}
+        assert None not in found.values()
+        return {name: value for weights in found.values() if weights for name, value in weights.items()}
 
     def holds(self, sub_layer: SubLayer) -> bool:
         return self._path(sub_layer).exists()

@@ -9,18 +9,16 @@ import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from costmodel.errors import UserError
-from nas.recipe.distillation import student_architecture
+from nas.recipe.distillation import KINDS, PartKind, student_architecture
 from search_spaces.architecture import Architecture, Layer, with_layers
 from search_spaces.optima.stages import Floats, Stages
 
-Part = Literal["attention", "ffn"]
-PARTS: dict[str, Part] = {"attention": "attention", "ffn": "ffn"}
-
+PARTS: dict[str, PartKind] = {kind: kind for kind in KINDS}
 ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "relu", "identity": "fused"}
 
 
@@ -28,7 +26,7 @@ class SubLayer(NamedTuple):
     """A form of a sub-layer at one depth. norm, form, inner: as in `Layer`."""
 
     depth: int
-    part: Part
+    part: PartKind
     norm: str
     form: str
     inner: str = "own"
@@ -87,12 +85,10 @@ def to_csv(scores: BlockScores) -> str:
 def from_csv(text: str, name: str) -> BlockScores:
     """Read the text that `to_csv` wrote. Raises UserError, naming the file, if it is damaged."""
     try:
-        divergences = {
-            SubLayer(int(row["depth"]), PARTS[row["part"]], row["norm"], row["form"], row.get("inner", "own")): float(
-                row["kl_nats"]
-            )
-            for row in csv.DictReader(io.StringIO(text))
-        }
+        divergences = {}
+        for row in csv.DictReader(io.StringIO(text)):
+            norm, form, inner = row["norm"], row["form"], row.get("inner", "own")
+            divergences[SubLayer(int(row["depth"]), PARTS[row["part"]], norm, form, inner)] = float(row["kl_nats"])
         return BlockScores(divergences=divergences)
     except (KeyError, TypeError, ValueError, UserError) as error:
         raise UserError(f"{name} must be a table of block scores, but: {error}; delete it to make it anew.") from None

@@ -21,16 +21,7 @@ from torch.nn import functional
 
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
-from nas.model.cross_entropy import (
-    Distilled,
-    Runner,
-    capped,
-    distilled,
-    fully_distilled,
-    losses_of_chunk,
-    padded,
-    wide_product,
-)
+from nas.model.cross_entropy import Distilled, capped, distilled, fully_distilled, padded, wide_product
 from nas.model.decoder import Decoder, LayerFunction
 from nas.recipe.recipe import Recipe
 from nas.training.compilation import layer_function
@@ -62,18 +53,10 @@ class Predictions(NamedTuple):
     tokens: Tensor
     log_probabilities: Tensor
 
-    def distill(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        share: float,
-        cap: float | None,
-        run: Runner = losses_of_chunk,
-    ) -> Distilled:
-        """Return `nas.model.cross_entropy.distilled` with these predictions."""
+    def distill(self, hidden: Tensor, weight: Tensor, targets: Tensor, **settings: Any) -> Distilled:
+        """Return `nas.model.cross_entropy.distilled` with these predictions. settings: its share, cap and run."""
         likely, log_probabilities = (part.flatten(0, 1) for part in self)
-        return distilled(hidden, weight, targets, likely, log_probabilities, share, cap, run)
+        return distilled(hidden, weight, targets, likely, log_probabilities, **settings)
 
 
 class Kept:
@@ -179,17 +162,18 @@ class CachedTeacher(Teacher):
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
         """Return predictions. inputs: batch x T, the sequences with these indices in the corpus."""
-        kept = _kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
+        path, shape = self.predictions_path, (inputs.shape[1], self.most_likely)
+        kept = None if path is None else Kept(path, RECORD, shape)
         records = _all(kept, indices, inputs, self._predicted)
         return Predictions(
-            torch.from_numpy(records["token"].astype(np.int64)),
-            torch.from_numpy(records["log_probability"].copy()),
+            torch.from_numpy(records["token"].astype(np.int64)), torch.from_numpy(records["log_probability"].copy())
         )
 
     def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
         """Return hidden states as `normed` does. inputs: as in `predictions`."""
-        shape = (len(self.readers), inputs.shape[1], self.model.architecture.d_model)
-        return torch.from_numpy(_all(_kept(self.hidden_states_path, STREAM, shape), indices, inputs, self._normed))
+        path, shape = self.hidden_states_path, (len(self.readers), inputs.shape[1], self.model.architecture.d_model)
+        kept = None if path is None else Kept(path, STREAM, shape)
+        return torch.from_numpy(_all(kept, indices, inputs, self._normed))
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor) -> Records:
@@ -255,10 +239,6 @@ class LiveTeacher(Teacher):
         return capped(logits, architecture.logit_cap)
 
 
-def _kept(path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Kept | None:
-    return None if path is None else Kept(path, dtype, shape)
-
-
 def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
     """Return the records of these sequences in order, and cache new ones. computed: computes missing records."""
     records = {index: kept.read(index) if kept else None for index in indices}
@@ -280,17 +260,14 @@ def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> T
         lowered, function = recipe.precision == "bfloat16", layer_function(recipe, device)
         return LiveTeacher(parent.decoder().to(device), lowered=lowered, layer_function=function)
     assert recipe.distillation is not None
-    distillation, architecture, num_tokens = recipe.distillation, parent.model.architecture, recipe.scale.seen_tokens
+    architecture, top_k = parent.model.architecture, recipe.distillation.teacher_top_k
+    num_tokens = recipe.scale.seen_tokens
     ending = f"{parent.digest}-{recipe.scale.seq_len}-cpu.bin"
-    features = architecture.num_layers * architecture.d_model if distillation.hidden_state_weight else 0
+    features = architecture.num_layers * architecture.d_model if recipe.distillation.hidden_state_weight else 0
     return CachedTeacher(
         parent.decoder(),
-        distillation.teacher_top_k,
-        _cache_path(
-            corpus,
-            f"likely-{distillation.teacher_top_k}-{ending}",
-            num_tokens * distillation.teacher_top_k * RECORD.itemsize,
-        ),
+        top_k,
+        _cache_path(corpus, f"likely-{top_k}-{ending}", num_tokens * top_k * RECORD.itemsize),
         _cache_path(corpus, f"hidden-states-{ending}", num_tokens * features * STREAM.itemsize),
     )
 

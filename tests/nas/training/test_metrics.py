@@ -252,10 +252,9 @@ def test_a_gpu_trains_in_bfloat16_unless_asked_otherwise_or_too_old(
     assert caplog.messages == ["V100 is too old for bfloat16 products; training in float32 instead"] * fell_back
 
 
-@pytest.mark.parametrize(("num_gpus", "processes", "device"), [(0, 1, "cpu"), (1, 1, "cuda"), (1, 2, "cpu")])
-def test_the_default_device_is_a_gpu_where_each_process_has_one(monkeypatch, num_gpus, processes, device):
+@pytest.mark.parametrize(("num_gpus", "device"), [(0, "cpu"), (1, "cuda")])
+def test_the_default_device_is_a_gpu_where_there_is_one(monkeypatch, num_gpus, device):
     monkeypatch.setattr("torch.cuda.device_count", lambda: num_gpus)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     assert usual_device() == device
 
 

@@ -11,9 +11,8 @@ from nas.recipe.candidate import candidate_at
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Normalisation, Recipe
 from nas.training.batches import AHEAD, Prefetched
 from nas.training.distillation.teacher import CachedTeacher, LiveTeacher, teacher_of
-from nas.training.muon import Muon, orthogonalised
 from nas.training.objective import Objective
-from nas.training.optimizer import adamw, learning_rate, optimizers
+from nas.training.optimizer import Muon, learning_rate, optimizers, orthogonalised
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 from tests.nas.study.conftest import untrained_parent
@@ -43,7 +42,7 @@ def test_only_weights_of_linears_and_tables_decay():
     made = candidate("1xLTLKs-1xoSoFs", SCALE, entropy=EntropyRegularisation())
     objective = Objective(made, torch.Generator().manual_seed(0))
     names = {id(parameter): name for name, parameter in objective.named_parameters()}
-    decayed, rest = adamw(objective, made.recipe).param_groups
+    decayed, rest = optimizers(objective, made.recipe)[0].param_groups
     assert (decayed["weight_decay"], rest["weight_decay"]) == (0.1, 0.0)
     kinds = {names[id(parameter)].removeprefix("model.layers.0.") for parameter in decayed["params"]}
     linears = {f"{name}.weight" for name in ("attention.qkv", "attention.out", "ffn.up", "ffn.down")}

@@ -14,7 +14,7 @@ from nas.recipe.distillation import DistillationSchedule, trained_parts
 from nas.recipe.recipe import EntropyRegularisation, Recipe, from_parent
 from nas.training import checkpoint
 from nas.training.distillation import teacher
-from nas.training.distillation.gates import Gates
+from nas.training.distillation.parts import Gates
 from nas.training.distillation.teacher import RECORD, CachedTeacher, Predictions
 from nas.training.objective import Objective
 from nas.training.trainer import TrainingRun, train
