@@ -4,8 +4,7 @@ The figure shows perplexity against latency. The papers' rows for the same depth
 because their perplexities are of another scale, tokenizer and corpus.
 
 With --protocol, --network, --testbed, --seq-len or a budget, it prints instead which picks survive at other costs; the
-ledger does not change. With several protocols, --protocol semi2k,sigma, it also prints what each member costs under
-each, and what the pick of one loses under another.
+ledger does not change.
 """
 
 from functools import partial
@@ -13,8 +12,8 @@ from typing import Any
 
 from costmodel.commands.output import console as table_console
 from costmodel.config import cli
-from nas.report.what_if import loss_lines, picks_table, what_if_lines, what_if_table
-from nas.run.reprice import reprice, reprice_each
+from nas.report.what_if import what_if_lines, what_if_table
+from nas.run.reprice import reprice
 from nas.run.run import Run
 
 
@@ -31,17 +30,10 @@ def plot(run: str, **prices: Any) -> None:
         for path in plot_run(source):
             print(path)
     else:
-        console = table_console()
-        several = "," in (prices.get("protocol") or "")
-        what_ifs = reprice_each(source, prices) if several else (reprice(source, **prices),)
-        for what_if in what_ifs:
-            for line in what_if_lines(what_if):
-                console.print(line)
-            console.print(what_if_table(what_if))
-        if len(what_ifs) > 1:
-            console.print(picks_table(what_ifs))
-            for line in loss_lines(what_ifs):
-                console.print(line)
+        console, what_if = table_console(), reprice(source, **prices)
+        for line in what_if_lines(what_if):
+            console.print(line)
+        console.print(what_if_table(what_if))
 
 
 main = partial(cli.run, plot, "python -m nas.plot")  # (args=None): runs the command line and exits with its code

@@ -4,7 +4,6 @@ The cost of every completed trial is computed again, baselines included. Perplex
 seeds at its own sequence length. The front is recomputed, and its members are compared with those before.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -14,13 +13,12 @@ from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
-from costmodel.protocols.by_protocol import options_by_protocol
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
 from nas.run.ledger import Record, deployed_of, price_columns
 from nas.run.members import TrainedMember, members
 from nas.run.run import Run
-from search_spaces.budget.options import BY_PROTOCOL, BudgetOptions
+from search_spaces.budget.options import BudgetOptions
 from search_spaces.pricing import price_architecture
 from search_spaces.workload import Workload
 
@@ -79,14 +77,15 @@ def reprice(
 
     Args:
         run: any run with a completed trial.
-        protocol: published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's protocol; in nas.plot also
-            several, separated by commas, with networks, testbeds and budgets for each: semi2k=60s,sigma=2s.
+        protocol: published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's protocol.
         seq_len: tokens of the prompt, instead of the run's.
         options: network and testbed, by default the run's if it has the protocol, and budgets, by default none.
 
     Raises:
         UserError: if no trial is completed, or for options that do not exist or cannot be combined.
     """
+    if protocol is not None and "," in protocol:
+        raise UserError(f"--protocol must be one protocol here, but got {protocol}; give one at a time.")
     config = run.config
     given = BudgetOptions(protocol=protocol or config.protocols[0], seq_len=seq_len or run.seq_len, **options)
     budget = parse_budget(given.budget_latency, given.budget_comm, given.budget_keys)
@@ -96,18 +95,6 @@ def reprice(
         pricer = load_pricer(protocol, given.network, given.testbed, config.setting_of(protocol))
     workload = run.workload if seq_len is None else replace(run.workload, prompt_len=seq_len)
     return what_if(run, pricer, workload, budget)
-
-
-def reprice_each(run: Run, prices: Mapping[str, Any]) -> tuple[WhatIf, ...]:
-    """Return a run's trials at the costs of each protocol in a list with commas.
-
-    prices: as in `reprice`, or NAME=VALUE for each protocol in network, testbed and budgets. A key budget without a
-        name applies to the protocols that have keys.
-
-    Raises UserError as `reprice` and `options_by_protocol` do.
-    """
-    protocols = options_by_protocol(prices["protocol"], {flag: prices.get(flag) for flag in BY_PROTOCOL})
-    return tuple(reprice(run, **{**prices, "protocol": name, **asked}) for name, asked in protocols.items())
 
 
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
