@@ -248,12 +248,7 @@ def _train(
     calls = Calls(callbacks)
     try:
         return run_study(
-            priced,
-            console,
-            output_dir=output_dir,
-            began_s=began_s,
-            on_start=calls.started,
-            on_end=calls.trial_ended,
+            priced, console, output_dir=output_dir, began_s=began_s, on_start=calls.started, on_end=calls.trial_ended
         )
     finally:
         calls.ended()

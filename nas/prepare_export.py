@@ -171,11 +171,7 @@ def _prepared(
         fold=folding,
     )
     return Export(
-        trained=trained,
-        weights=weights,
-        facts=facts,
-        seq_len=seq_len,
-        tokenizer=tokenizer_folder(provenance.corpus),
+        trained=trained, weights=weights, facts=facts, seq_len=seq_len, tokenizer=tokenizer_folder(provenance.corpus)
     )
 
 

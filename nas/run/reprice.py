@@ -66,13 +66,7 @@ class WhatIf:
         return "stays" if member.trial_id in {kept.trial_id for kept in self.before} else "enters"
 
 
-def reprice(
-    run: Run,
-    *,
-    protocol: str | None = None,
-    seq_len: int | None = None,
-    **options: Any,
-) -> WhatIf:
+def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None, **options: Any) -> WhatIf:
     """Return a run's trials at other costs.
 
     Args:
