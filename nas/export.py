@@ -18,8 +18,8 @@ and checksums.json. With --fold the model is first folded (see `nas.conversion.f
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -67,11 +67,7 @@ def export(
     else:
         source = Run.find(run)
         folder, made = source.folder, prepare_export(source, source.pick(pick), fold=fold)
-    name = (
-        arch_id(made.facts.candidate.architecture)
-        + ("-folded" if fold else "")
-        + ("" if format == "yaml" else f"-{format}")
-    )
+    name = arch_id(made.facts.candidate.architecture) + "-folded" * fold + ("" if format == "yaml" else f"-{format}")
     target = folder / "exports" / name if output_dir is None else Path(output_dir)
     for path in write_export(made, target, format):
         print(path)
@@ -106,26 +102,19 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
-        with _all_or_none(target):
+        try:
             (target / EXPORT_FILE).write_text(dump(made.facts.plain()), encoding="utf-8")
             FORMATS[format](made, target)
             (target / CARD_FILE).write_text(model_card(made.facts, format, made.run), encoding="utf-8")
             write_checksums(target)
+        except BaseException:  # also Ctrl-C: an export is whole, or the folder is empty again
+            with suppress(OSError):
+                for path in target.iterdir():
+                    path.unlink()
+            raise
     except OSError as error:
         raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
     return sorted(target.iterdir())
-
-
-@contextmanager
-def _all_or_none(target: Path) -> Iterator[None]:
-    """Empty the folder again if not everything could be written."""
-    try:
-        yield
-    except BaseException:  # also Ctrl-C
-        with suppress(OSError):
-            for path in target.iterdir():
-                path.unlink()
-        raise
 
 
 def _write_yaml(made: Export, target: Path) -> None:
@@ -159,9 +148,8 @@ FORMATS: dict[Format, Callable[[Export, Path], None]] = {"yaml": _write_yaml, "h
 
 
 def _write_weights(made: Export, target: Path) -> None:
-    (target / WEIGHTS_FILE).write_bytes(
-        save(made.weights, metadata={"candidate_id": candidate_id(made.facts.candidate)})
-    )
+    metadata = {"candidate_id": candidate_id(made.facts.candidate)}
+    (target / WEIGHTS_FILE).write_bytes(save(made.weights, metadata=metadata))
 
 
 main = partial(cli.run, export, "python -m nas.export")  # (args=None): runs the command line and exits with its code

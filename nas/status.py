@@ -53,13 +53,9 @@ def status(run: str) -> None:
 
 def _front_table(run: Run) -> Table:
     marks = [summary.mark(member.mean_loss, run.ngrams) for member in run.front]
-    title = (
-        "Pareto front",
-        summary.spread_words(run.front),
-        f"~ {summary.IN_NOISE}",
-        "* its price range crosses the budget",
-    )
-    table = Table(title="; ".join(filter(None, title)))
+    title = ["Pareto front", f"~ {summary.IN_NOISE}", "* its price range crosses the budget"]
+    title[1:1] = filter(None, [summary.spread_words(run.front)])
+    table = Table(title="; ".join(title))
     headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
     second = run.meta.second
     on_second = [] if second is None else [f"on {second.data}"]

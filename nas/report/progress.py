@@ -23,9 +23,10 @@ def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
     """Describe the state of a run in one line. live: whether a process is working on it."""
     summary = run.summary
     unended = f"{summary.running} {'running' if live else 'unfinished'}"
+    seeds = f"{_more_seeds(summary)} more seeds, " if summary.replicates or summary.seeds_left else ""
     return (
         f"{summary.ended}/{run.num_planned} ended ({summary.completed} completed, {summary.diverged} diverged, "
-        f"{summary.failed} failed), {summary.evaluated} evaluated at low fidelity, {_more_seeds(summary)}{unended}, "
+        f"{summary.failed} failed), {summary.evaluated} evaluated at low fidelity, {seeds}{unended}, "
         f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, "
         f"best perplexity in budget {_best(run)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )
@@ -41,7 +42,7 @@ def table(run: Run, eta_s: float | None) -> Table:
         "low-fidelity evaluations": str(summary.evaluated),
         "diverged": str(summary.diverged),
         "failed": str(summary.failed),
-        "more seeds": f"{summary.replicates}/{summary.replicates + summary.seeds_left}",
+        "more seeds": _more_seeds(summary),
         "front": str(len(summary.front)),
         "hypervolume": _hypervolume(summary),
         "best perplexity": _best(run),
@@ -107,9 +108,7 @@ def _hypervolume(summary: Summary) -> str:
 
 def _more_seeds(summary: Summary) -> str:
     """Return the replicates that have ended, out of all that the present front needs."""
-    if not summary.replicates and not summary.seeds_left:
-        return ""
-    return f"{summary.replicates}/{summary.replicates + summary.seeds_left} more seeds, "
+    return f"{summary.replicates}/{summary.replicates + summary.seeds_left}"
 
 
 @contextmanager

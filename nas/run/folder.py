@@ -82,11 +82,9 @@ class Meta:
         reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity).
         base: the dimensions of all members; its own layers are not used.
         recipe: the recipe of candidates (`nas.run.config.study_candidate`).
-        parent: results of the parent, a copy of which is in PARENT_FOLDER; None without one.
+        parent: results of the parent, a copy of which is in PARENT_FOLDER.
         ngrams: n-gram baselines on a candidate's training tokens; None if not counted.
         withheld: attention removed from the space because the parent's scores would leave fixed-point range.
-        held_out: the validation documents.
-        second: the second corpus; None without one.
     """
 
     schema_version: int = SCHEMA_VERSION
