@@ -50,7 +50,7 @@ class Run(PlainRun):
 
         Raises UserError if no trial is completed.
         """
-        from nas.report.plot_files import plot_run  # imported late, because matplotlib is slow
+        from nas.report.draw import plot_run  # imported late, because matplotlib is slow
 
         return plot_run(self)
 

@@ -1,19 +1,8 @@
 """`python -m nas.export RUN --pick knee --output-dir DIR`: exports a candidate of a run, or a model of `nas.train`.
 
---format yaml   architecture.yaml    the architecture at full size; an ARCH of every command
-                trained.yaml         the architecture at the width of the weights
-                weights.safetensors  the weights, named after the nodes of the op graph
-                tokenizer.json       of the corpus, if it is in the cache; needed to continue training
-                trained-on.u32       hashes of windows of five lines of all training text, if it is known and in the
-                                     cache; text that repeats them is not used to validate models made from this one
---format hf     a model for transformers, with its tokenizer: GPT-2 or GPT-NeoX, or another one with its code,
-                `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)`; this package is not needed
---format mpc    architecture.yaml    of the weights; an ARCH of `python -m costmodel compare`
-                weights.safetensors  for its --weights-file
-                graph.json           the op graph, node by node
-
-All formats have README.md (a model card), export.yaml (recipe, result and n-gram baselines, cost by layer, provenance)
-and checksums.json. With --fold the model is first folded (see `nas.conversion.fold`) as far as its check allows
+The files of each format are listed in docs/models.md. The YAML format also has `trained-on.u32`: hashes of windows of
+five lines of all training text, if it is known and in the cache. Text that repeats them is not used to validate models
+made from this one. With --fold the model is first folded (see `nas.conversion.fold`) as far as its check allows
 (`nas.conversion.verified_fold`), to a cheaper architecture with the same logits up to rounding.
 """
 
@@ -131,11 +120,12 @@ def _write_yaml(made: Export, target: Path) -> None:
 def _write_mpc(made: Export, target: Path) -> None:
     _write_weights(made, target)
     (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
+    seq_len = made.facts.candidate.recipe.scale.seq_len
     nodes = [
         {"name": node.name, "layer": node.layer, "op": type(node.op).__name__, **asdict(node.op), "inputs": node.inputs}
-        for node in lower(made.trained, made.seq_len)
+        for node in lower(made.trained, seq_len)
     ]
-    (target / "graph.json").write_text(json.dumps({"seq_len": made.seq_len, "nodes": nodes}, indent=1) + "\n")
+    (target / "graph.json").write_text(json.dumps({"seq_len": seq_len, "nodes": nodes}, indent=1) + "\n")
 
 
 def _write_hf(made: Export, target: Path) -> None:

@@ -1,10 +1,7 @@
 """`python -m nas.plot RUN`: draws the Pareto front of a run.
 
-The figure shows perplexity against latency. The papers' rows for the same depth and prompt have axes of their own,
-because their perplexities are of another scale, tokenizer and corpus.
-
-With --protocol, --network, --testbed, --seq-len or a budget, it prints instead which picks survive at other costs; the
-ledger does not change.
+The papers' rows have axes of their own, since their perplexities are of another scale, tokenizer and corpus. With any
+option, it prints instead which picks survive at other costs; the ledger does not change.
 """
 
 from functools import partial
@@ -25,7 +22,7 @@ def plot(run: str, **prices: Any) -> None:
     """
     source = Run.find(run)
     if all(value is None for value in prices.values()):
-        from nas.report.plot_files import plot_run  # imported late, because matplotlib is slow
+        from nas.report.draw import plot_run  # imported late, because matplotlib is slow
 
         for path in plot_run(source):
             print(path)

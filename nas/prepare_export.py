@@ -45,7 +45,6 @@ class Export:
     trained: Architecture
     weights: dict[str, Tensor]
     facts: Facts
-    seq_len: int
     tokenizer: Path
     run: Run | None = None
     windows: KeptWindows | None = None
@@ -138,9 +137,8 @@ def _prepared(
     *,
     fold: bool,
 ) -> Export:
-    seq_len = candidate.recipe.scale.seq_len
     corpus = known_corpus(provenance.corpus)
-    kind, tokens = check_tokens(corpus, candidate.trained.vocab_size, seq_len)
+    kind, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     trained, weights, left = deployable(candidate, last, bounding_tokens(corpus, tokens))
     architecture, folding = at_dimensions(trained, candidate.architecture) if left else candidate.architecture, None
     if fold:
@@ -163,9 +161,7 @@ def _prepared(
         provenance=provenance,
         fold=folding,
     )
-    return Export(
-        trained=trained, weights=weights, facts=facts, seq_len=seq_len, tokenizer=tokenizer_folder(provenance.corpus)
-    )
+    return Export(trained=trained, weights=weights, facts=facts, tokenizer=tokenizer_folder(provenance.corpus))
 
 
 def _per_token(whole: Estimate, num_tokens: int) -> Estimate:

@@ -1,4 +1,4 @@
-"""Draws figure data with matplotlib, which only this module imports, and writes files."""
+"""Draws figure data with matplotlib, which only this module imports, and writes files, in `plots/` of a run."""
 
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -8,8 +8,11 @@ from typing import Any
 
 import matplotlib
 
-from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines
+from costmodel.errors import UserError
+from costmodel.protocols.published_rows import published_rows
+from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines, front_figure
 from nas.report.panels import BarPanel, LinePanel, PanelFigure
+from nas.run.run import Run
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -24,6 +27,13 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 FLOOR_COLOUR = "0.35"
 LINES = ("-", "--", "-.", ":")
 MOST_MARKED = 40  # a series with more points is drawn as a line without markers
+
+
+def plot_run(run: Run) -> tuple[Path, ...]:
+    """Draw the Pareto plot of a run and return its paths. Raises UserError if no trial has completed."""
+    if not run.completed:
+        raise UserError(f"{run.folder} has no completed trial yet, so there is nothing to plot.")
+    return save_figure(run.folder / "plots" / "pareto", draw_front(front_figure(run, published_rows())))
 
 
 def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:

@@ -51,9 +51,7 @@ class Result:
     @property
     def knows_less_than_trigram(self) -> bool | None:
         """Whether the loss is above the trigram baseline; None if either is unknown."""
-        if self.ngrams is None or self.val_loss is None:
-            return None
-        return self.ngrams.above_trigram(self.val_loss)
+        return None if self.ngrams is None or self.val_loss is None else self.ngrams.above_trigram(self.val_loss)
 
     def plain(self) -> dict[str, Any]:
         """Plain data, with n-gram baselines as perplexities if they were counted."""

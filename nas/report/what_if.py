@@ -43,9 +43,10 @@ def what_if_table(what_if: WhatIf) -> Table:
 def what_if_lines(what_if: WhatIf) -> list[str]:
     """Describe the comparison, and which picks survive."""
     before, after = what_if.before, what_if.after
+    bounded = "no budget" if what_if.budget == Budget() else f"within {format_budget(what_if.budget)} per token"
     lines = [
         f"then: {what_if.title_before}, within {format_budget(what_if.run.budget)} per token",
-        f"now:  {what_if.title_after}, {_bounded(what_if.budget)}",
+        f"now:  {what_if.title_after}, {bounded}",
     ]
     trained, priced = what_if.run.seq_len, what_if.workload.prompt_len
     if priced != trained:
@@ -61,17 +62,11 @@ def what_if_lines(what_if: WhatIf) -> list[str]:
             f"{format_seconds(cheapest.latency_s)} and {format_bytes(cheapest.sent_bytes)}"
         )
         return lines
-    return lines + _pick_lines(what_if)
-
-
-def _pick_lines(what_if: WhatIf) -> list[str]:
-    lines = []
     for choice in ("knee", "best"):
-        before = picked(what_if.before, choice) if what_if.before else None
-        after = picked(what_if.after, choice)
-        same = "as then" if before and after.trial_id == before.trial_id else ""
-        then = f"{before.arch_id} {before.notation} then" if before else "none then"
-        lines.append(f"{choice}: {after.arch_id} {after.notation}, {same or then}")
+        pick, former = picked(after, choice), picked(before, choice) if before else None
+        same = "as then" if former and pick.trial_id == former.trial_id else ""
+        then = f"{former.arch_id} {former.notation} then" if former else "none then"
+        lines.append(f"{choice}: {pick.arch_id} {pick.notation}, {same or then}")
     return lines
 
 
@@ -81,7 +76,3 @@ def _status_text(what_if: WhatIf, member: TrainedMember) -> str:
         return status
     better = next(other for other in what_if.after if dominates(other.point, member.point))
     return f"dominated by {what_if.shown.index(better) + 1}"
-
-
-def _bounded(budget: Budget) -> str:
-    return "no budget" if budget == Budget() else f"within {format_budget(budget)} per token"

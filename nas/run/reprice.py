@@ -1,7 +1,7 @@
 """A finished run at other costs: protocol, network, testbed, prompt or budget. Nothing is trained again.
 
-The cost of every completed trial is computed again, baselines included. Perplexities stay those of the run, means over
-seeds at its own sequence length. The front is recomputed, and its members are compared with those before.
+Costs of all completed trials and the front are computed again; perplexities stay those of the run, at its own sequence
+length.
 """
 
 from dataclasses import dataclass, replace
