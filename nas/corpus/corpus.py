@@ -54,14 +54,12 @@ COUNTED_TOKENS = 1 << 24  # at a time, which bounds memory
 class Corpus:
     """A prepared corpus; `tokens` maps its arrays into memory.
 
-    Attributes:
-        fingerprint: of everything that its tokens depend on.
-        vocab_size: of the tokenizer, whose name has a digest; a small corpus yields fewer merges than requested.
-        num_train_tokens: of the whole split, or of the part of a large source that was prepared.
-        unigram_loss: validation loss, nats per token, of the best model that ignores context: train frequencies with
-            one added to every count. Its exponential is the reference point of the hypervolume.
-        chunk_len: None if documents follow each other; else each document was cut into sequences of this many tokens,
-            each stored with the token after it.
+    fingerprint: of everything that its tokens depend on. vocab_size: of the tokenizer, whose name has a digest; a small
+    corpus yields fewer merges than requested. num_train_tokens: of the whole split, or of the part of a large source
+    that was prepared. unigram_loss: validation loss, nats per token, of the best model that ignores context: train
+    frequencies with one added to every count; its exponential is the reference point of the hypervolume. chunk_len:
+    None if documents follow each other, else the length of the sequences into which each document was cut, each
+    stored with the token after it.
     """
 
     folder: str

@@ -120,8 +120,8 @@ def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember])
     known = ngrams.perplexities
     drawn = [member.perplexity for member in trained] + [known[name] for name in DRAWN_NGRAMS]
     inside = [name for name in DRAWN_IF_INSIDE if min(drawn) <= known[name] <= max(drawn)]
-    title = f"n-gram models of {ngrams.tokens:,} tokens"
-    return NgramLines(title, {name: known[name] for name in (*inside, *DRAWN_NGRAMS)})
+    lines = {name: known[name] for name in (*inside, *DRAWN_NGRAMS)}
+    return NgramLines(f"n-gram models of {ngrams.tokens:,} tokens", lines)
 
 
 def title(trained: Sequence[TrainedMember]) -> str:

@@ -78,10 +78,7 @@ def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], N
 
 
 def _eta(first: Run) -> Callable[[Run], float | None]:
-    """Return a function that estimates the seconds left, from trials that ended since the process began.
-
-    It assumes that the front stays the same, since other members may lack more seeds. first: the run at the start.
-    """
+    """Return a function that estimates the seconds left if the front stays the same. first: the run at the start."""
     start = time.monotonic()
 
     def eta_s(run: Run) -> float | None:
@@ -133,22 +130,18 @@ def share_progress(console: Console, description: str) -> Iterator[Callable[[flo
     Yields a function that takes the share of the work done, from 0 to 1.
     """
     if not console.is_terminal:
-        yield _told_in_lines(console, description)
+        start = last = time.monotonic()
+
+        def tell(share: float) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= LINE_EVERY_S and share > 0:
+                last = now
+                console.print(f"{description}: {share:.0%}, ETA {format_seconds((now - start) * (1 / share - 1))}")
+
+        yield tell
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=1.0)
         yield lambda share: bar.update(task, completed=share)
-
-
-def _told_in_lines(console: Console, description: str) -> Callable[[float], None]:
-    start = last = time.monotonic()
-
-    def tell(share: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= LINE_EVERY_S and share > 0:
-            last = now
-            console.print(f"{description}: {share:.0%}, ETA {format_seconds((now - start) * (1 / share - 1))}")
-
-    return tell

@@ -99,7 +99,14 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     budget.check_keys(pricer.protocol, has_keys=pricer.has_keys)
     if not run.completed:
         raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
-    repriced = _repriced(run, pricer, workload)
+    price_op = cache(pricer.price)
+
+    def at_other_prices(record: Record) -> Record:
+        graphs = workload.graphs(deployed_of(record, run.base))
+        price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
+        return replace(record, **price_columns(pricer, price), latency_s_range=None)
+
+    repriced = [at_other_prices(record) if record.status == "completed" else record for record in run.finished]
     trained = members(repriced)
     names = {member.candidate_id for member in (*run.front, *front_of(trained, budget))}
     shown = {member.most_expensive.trial_id for member in trained if member.candidate_id in names}
@@ -111,17 +118,6 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     candidates = members(ranged(record) if record.trial_id in shown else record for record in repriced)
     after = front_of(candidates, budget)
     return WhatIf(run=run, repriced=candidates, after=after, pricer=pricer, workload=workload, budget=budget)
-
-
-def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:
-    price_op = cache(pricer.price)
-
-    def at_other_prices(record: Record) -> Record:
-        graphs = workload.graphs(deployed_of(record, run.base))
-        price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
-        return replace(record, **price_columns(pricer, price), latency_s_range=None)
-
-    return tuple(at_other_prices(record) if record.status == "completed" else record for record in run.finished)
 
 
 def _setting(member: TrainedMember, workload: Workload) -> str:

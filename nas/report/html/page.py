@@ -33,6 +33,8 @@ _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 def page(run: Run) -> str:
     """Return the page of a run, with or without completed trials. Equal runs give equal pages."""
+    network = f" on {run.pricer.network}" if run.pricer.network else ""
+    tokens = f", {run.workload.new_tokens} new tokens" if run.workload.new_tokens > 1 else ""
     maps = [layer_map(architecture_of(member.first, run.base), run.config.cost_of) for member in run.front]
     return rendered(
         ASSETS / "page.html",
@@ -40,7 +42,7 @@ def page(run: Run) -> str:
         style=Markup((ASSETS / "style.css").read_text(encoding="utf-8")),
         front=Markup(svg_text(draw_front(front_figure(run, published_rows())))) if run.members else "",
         costs=Markup(svg_text(draw_panels(cost_figure(run)))) if run.members else "",
-        setting=_setting_words(run),
+        setting=f"protocol {run.pricer.protocol}{network}, prompt of {run.seq_len} tokens{tokens}",
         answer=answer_of(run) if run.front else None,
         beside=rows_beside(run) if run.members else [],
         maps=maps,
@@ -84,12 +86,6 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
         *meta.versions.items(),
         *meta.hardware.items(),
     ]
-
-
-def _setting_words(run: Run) -> str:
-    network = f" on {run.pricer.network}" if run.pricer.network else ""
-    tokens = f", {run.workload.new_tokens} new tokens" if run.workload.new_tokens > 1 else ""
-    return f"protocol {run.pricer.protocol}{network}, prompt of {run.seq_len} tokens{tokens}"
 
 
 def _why_nothing(run: Run) -> list[str]:
