@@ -23,18 +23,9 @@ from search_spaces.budget.feasible import check_feasible
 
 # A resumed run may change only these. Its results do not depend on them, except through the device that trains.
 RESUMABLE = (
-    "budget_latency",
-    "budget_comm",
-    "budget_keys",
-    "num_trials",
-    "finalist_seeds",
-    "time_budget",
-    "trial_timeout",
-    "max_failures",
-    "max_concurrent",
-    "gpus_per_trial",
-    "ray_address",
-)
+    "budget_latency", "budget_comm", "budget_keys", "num_trials", "finalist_seeds", "time_budget", "trial_timeout",
+    "max_failures", "max_concurrent", "gpus_per_trial", "ray_address",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +50,7 @@ class Run(PlainRun):
 
         Raises UserError if no trial is completed.
         """
-        from nas.report.plot_files import plot_run  # imported late, because matplotlib is slow
+        from nas.report.draw import plot_run  # imported late, because matplotlib is slow
 
         return plot_run(self)
 
@@ -248,12 +239,7 @@ def _train(
     calls = Calls(callbacks)
     try:
         return run_study(
-            priced,
-            console,
-            output_dir=output_dir,
-            began_s=began_s,
-            on_start=calls.started,
-            on_end=calls.trial_ended,
+            priced, console, output_dir=output_dir, began_s=began_s, on_start=calls.started, on_end=calls.trial_ended
         )
     finally:
         calls.ended()

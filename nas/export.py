@@ -1,25 +1,14 @@
 """`python -m nas.export RUN --pick knee --output-dir DIR`: exports a candidate of a run, or a model of `nas.train`.
 
---format yaml   architecture.yaml    the architecture at full size; an ARCH of every command
-                trained.yaml         the architecture at the width of the weights
-                weights.safetensors  the weights, named after the nodes of the op graph
-                tokenizer.json       of the corpus, if it is in the cache; needed to continue training
-                trained-on.u32       hashes of windows of five lines of all training text, if it is known and in the
-                                     cache; text that repeats them is not used to validate models made from this one
---format hf     a model for transformers, with its tokenizer: GPT-2 or GPT-NeoX, or another one with its code,
-                `AutoModelForCausalLM.from_pretrained(DIR, trust_remote_code=True)`; this package is not needed
---format mpc    architecture.yaml    of the weights; an ARCH of `python -m costmodel compare`
-                weights.safetensors  for its --weights-file
-                graph.json           the op graph, node by node
-
-All formats have README.md (a model card), export.yaml (recipe, result and n-gram baselines, cost by layer, provenance)
-and checksums.json. With --fold the model is first folded (see `nas.conversion.fold`) as far as its check allows
+The files of each format are listed in docs/models.md. The YAML format also has `trained-on.u32`: hashes of windows of
+five lines of all training text, if it is known and in the cache. Text that repeats them is not used to validate models
+made from this one. With --fold the model is first folded (see `nas.conversion.fold`) as far as its check allows
 (`nas.conversion.verified_fold`), to a cheaper architecture with the same logits up to rounding.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -67,11 +56,7 @@ def export(
     else:
         source = Run.find(run)
         folder, made = source.folder, prepare_export(source, source.pick(pick), fold=fold)
-    name = (
-        arch_id(made.facts.candidate.architecture)
-        + ("-folded" if fold else "")
-        + ("" if format == "yaml" else f"-{format}")
-    )
+    name = arch_id(made.facts.candidate.architecture) + "-folded" * fold + ("" if format == "yaml" else f"-{format}")
     target = folder / "exports" / name if output_dir is None else Path(output_dir)
     for path in write_export(made, target, format):
         print(path)
@@ -106,26 +91,19 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
         target.mkdir(parents=True, exist_ok=True)
         if any(target.iterdir()):
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
-        with _all_or_none(target):
+        try:
             (target / EXPORT_FILE).write_text(dump(made.facts.plain()), encoding="utf-8")
             FORMATS[format](made, target)
             (target / CARD_FILE).write_text(model_card(made.facts, format, made.run), encoding="utf-8")
             write_checksums(target)
+        except BaseException:  # also Ctrl-C: an export is whole, or the folder is empty again
+            with suppress(OSError):
+                for path in target.iterdir():
+                    path.unlink()
+            raise
     except OSError as error:
         raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
     return sorted(target.iterdir())
-
-
-@contextmanager
-def _all_or_none(target: Path) -> Iterator[None]:
-    """Empty the folder again if not everything could be written."""
-    try:
-        yield
-    except BaseException:  # also Ctrl-C
-        with suppress(OSError):
-            for path in target.iterdir():
-                path.unlink()
-        raise
 
 
 def _write_yaml(made: Export, target: Path) -> None:
@@ -142,11 +120,12 @@ def _write_yaml(made: Export, target: Path) -> None:
 def _write_mpc(made: Export, target: Path) -> None:
     _write_weights(made, target)
     (target / ARCHITECTURE_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
+    seq_len = made.facts.candidate.recipe.scale.seq_len
     nodes = [
         {"name": node.name, "layer": node.layer, "op": type(node.op).__name__, **asdict(node.op), "inputs": node.inputs}
-        for node in lower(made.trained, made.seq_len)
+        for node in lower(made.trained, seq_len)
     ]
-    (target / "graph.json").write_text(json.dumps({"seq_len": made.seq_len, "nodes": nodes}, indent=1) + "\n")
+    (target / "graph.json").write_text(json.dumps({"seq_len": seq_len, "nodes": nodes}, indent=1) + "\n")
 
 
 def _write_hf(made: Export, target: Path) -> None:
@@ -159,9 +138,8 @@ FORMATS: dict[Format, Callable[[Export, Path], None]] = {"yaml": _write_yaml, "h
 
 
 def _write_weights(made: Export, target: Path) -> None:
-    (target / WEIGHTS_FILE).write_bytes(
-        save(made.weights, metadata={"candidate_id": candidate_id(made.facts.candidate)})
-    )
+    metadata = {"candidate_id": candidate_id(made.facts.candidate)}
+    (target / WEIGHTS_FILE).write_bytes(save(made.weights, metadata=metadata))
 
 
 main = partial(cli.run, export, "python -m nas.export")  # (args=None): runs the command line and exits with its code

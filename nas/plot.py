@@ -1,11 +1,7 @@
 """`python -m nas.plot RUN`: draws the Pareto front of a run.
 
-The figure shows perplexity against latency. The papers' rows for the same depth and prompt have axes of their own,
-because their perplexities are of another scale, tokenizer and corpus.
-
-With --protocol, --network, --testbed, --seq-len or a budget, it prints instead which picks survive at other costs; the
-ledger does not change. With several protocols, --protocol semi2k,sigma, it also prints what each member costs under
-each, and what the pick of one loses under another.
+The papers' rows have axes of their own, since their perplexities are of another scale, tokenizer and corpus. With any
+option, it prints instead which picks survive at other costs; the ledger does not change.
 """
 
 from functools import partial
@@ -13,8 +9,8 @@ from typing import Any
 
 from costmodel.commands.output import console as table_console
 from costmodel.config import cli
-from nas.report.what_if import loss_lines, picks_table, what_if_lines, what_if_table
-from nas.run.reprice import reprice, reprice_each
+from nas.report.what_if import what_if_lines, what_if_table
+from nas.run.reprice import reprice
 from nas.run.run import Run
 
 
@@ -26,22 +22,15 @@ def plot(run: str, **prices: Any) -> None:
     """
     source = Run.find(run)
     if all(value is None for value in prices.values()):
-        from nas.report.plot_files import plot_run  # imported late, because matplotlib is slow
+        from nas.report.draw import plot_run  # imported late, because matplotlib is slow
 
         for path in plot_run(source):
             print(path)
     else:
-        console = table_console()
-        several = "," in (prices.get("protocol") or "")
-        what_ifs = reprice_each(source, prices) if several else (reprice(source, **prices),)
-        for what_if in what_ifs:
-            for line in what_if_lines(what_if):
-                console.print(line)
-            console.print(what_if_table(what_if))
-        if len(what_ifs) > 1:
-            console.print(picks_table(what_ifs))
-            for line in loss_lines(what_ifs):
-                console.print(line)
+        console, what_if = table_console(), reprice(source, **prices)
+        for line in what_if_lines(what_if):
+            console.print(line)
+        console.print(what_if_table(what_if))
 
 
 main = partial(cli.run, plot, "python -m nas.plot")  # (args=None): runs the command line and exits with its code

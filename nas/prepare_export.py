@@ -44,7 +44,6 @@ class Export:
     trained: Architecture
     weights: dict[str, Tensor]
     facts: Facts
-    seq_len: int
     tokenizer: Path
     run: Run | None = None
     windows: KeptWindows | None = None
@@ -100,7 +99,11 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         ngrams=training.ngrams if last.step == scale.num_steps else None,  # they count the tokens of the whole training
     )
     corpus, workload = known_corpus(training.corpus), Workload(prompt_len=scale.seq_len)
-    pricer = _pricer(candidate.architecture, workload)
+    pricer = load_pricer("published")
+    try:
+        estimate_generation(workload.graphs(candidate.architecture), pricer)
+    except UnpricedOpError:
+        pricer = load_pricer("semi2k")
     provenance = Provenance(
         run=folder.absolute().name,
         created=training.created,
@@ -113,15 +116,6 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
     export = _prepared(candidate, last, pricer, workload, result, provenance, fold=fold)
     from_scratch = not {"--init-from", "--parent"}.intersection(training.command)
     return replace(export, windows=_windows(training.corpus, [] if from_scratch else [None]))
-
-
-def _pricer(architecture: Architecture, workload: Workload) -> Pricer:
-    published = load_pricer("published")
-    try:
-        estimate_generation(workload.graphs(architecture), published)
-    except UnpricedOpError:
-        return load_pricer("semi2k")
-    return published
 
 
 def _windows(corpus: str, parents: list[KeptWindows | None]) -> KeptWindows | None:
@@ -142,13 +136,10 @@ def _prepared(
     *,
     fold: bool,
 ) -> Export:
-    seq_len = candidate.recipe.scale.seq_len
     corpus = known_corpus(provenance.corpus)
-    kind, tokens = check_tokens(corpus, candidate.trained.vocab_size, seq_len)
+    kind, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     trained, weights, left = deployable(candidate, last, bounding_tokens(corpus, tokens))
-    architecture, folding = candidate.architecture, None
-    if left:
-        architecture = at_dimensions(trained, architecture)
+    architecture, folding = at_dimensions(trained, candidate.architecture) if left else candidate.architecture, None
     if fold:
         form = fold_as_far_as(trained, weights, tokens)
         trained, weights = form.folded.architecture, form.folded.weights
@@ -169,13 +160,7 @@ def _prepared(
         provenance=provenance,
         fold=folding,
     )
-    return Export(
-        trained=trained,
-        weights=weights,
-        facts=facts,
-        seq_len=seq_len,
-        tokenizer=tokenizer_folder(provenance.corpus),
-    )
+    return Export(trained=trained, weights=weights, facts=facts, tokenizer=tokenizer_folder(provenance.corpus))
 
 
 def _per_token(whole: Estimate, num_tokens: int) -> Estimate:

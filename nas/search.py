@@ -51,22 +51,18 @@ def search(given: dict[str, Any], console: Console) -> None:
     OSError if the run cannot continue.
     """
     output_dir, resume, dry_run = given.pop("output_dir", None), given.pop("resume", None), given.pop("dry_run", False)
-    if resume is not None:
-        if output_dir is not None:
-            raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
-        run = load_run(resume)
-        if not dry_run:
+    if resume is not None and output_dir is not None:
+        raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
+    if resume is None and "budget_latency" not in given:
+        raise UserError("--budget-latency is required, such as --budget-latency 5min, or 60% of a --parent.")
+    run = None if resume is None else load_run(resume)
+    if not dry_run:
+        if run is not None:
             run.resume(console=console, began_s=process_start_s(), **given)
-            return
-        priced = price_study(run.resumed(**given), run)
-    else:
-        if "budget_latency" not in given:
-            raise UserError("--budget-latency is required, such as --budget-latency 5min, or 60% of a --parent.")
-        study = Study(**given)
-        if not dry_run:
-            study.run(output_dir=output_dir or None, console=console, began_s=process_start_s())
-            return
-        priced = study.priced()
+        else:
+            Study(**given).run(output_dir=output_dir or None, console=console, began_s=process_start_s())
+        return
+    priced = Study(**given).priced() if run is None else price_study(run.resumed(**given), run)
     lines = priced.lines
     if priced.config.scale not in SMALL_SCALES:  # they need too little memory to wait for torch
         from nas.study.resolve import memory_lines

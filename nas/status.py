@@ -9,19 +9,8 @@ from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
+from nas.report import summary
 from nas.report.progress import line
-from nas.report.summary import (
-    IN_NOISE,
-    infeasible_lines,
-    mark,
-    ngram_lines,
-    parent_lines,
-    perplexity_text,
-    price_line,
-    second_text,
-    spread_words,
-    unstable_lines,
-)
 from nas.run.front import crosses
 from nas.run.members import in_noise
 from nas.run.run import Run
@@ -37,22 +26,22 @@ def status(run: str) -> None:
     """
     with warnings.catch_warnings(record=True) as caught:
         shown = Run.find(run)
-    config, meta, folder, summary = shown.config, shown.meta, shown.folder, shown.summary
+    config, meta, folder, counts = shown.config, shown.meta, shown.folder, shown.summary
     console = table_console()
     for warning in caught:
         console.print(f"warning: {warning.message}")
     console.print(f"run {folder}: space {config.space}, budget {format_budget(config.budget)}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
-    for text in (*ngram_lines(meta.ngrams), *parent_lines(shown)):
+    for text in (*summary.ngram_lines(meta.ngrams), *summary.parent_lines(shown)):
         console.print(text)
     live = is_running(folder)
     console.print(line(shown, eta_s=None, live=live))
-    if not live and (summary.ended < shown.num_planned or summary.seeds_left):
+    if not live and (counts.ended < shown.num_planned or counts.seeds_left):
         console.print(f"nothing is running; continue with python -m nas.search --resume {folder}")
     if shown.front:
-        console.print(price_line(shown))
+        console.print(summary.price_line(shown))
         console.print(_front_table(shown))
-    for text in (*infeasible_lines(shown), *unstable_lines(shown)):
+    for text in (*summary.infeasible_lines(shown), *summary.unstable_lines(shown)):
         console.print(text)
     for record in shown.finished:
         if record.reason:
@@ -63,9 +52,10 @@ def status(run: str) -> None:
 
 
 def _front_table(run: Run) -> Table:
-    marks = [mark(member.mean_loss, run.ngrams) for member in run.front]
-    title = ("Pareto front", spread_words(run.front), f"~ {IN_NOISE}", "* its price range crosses the budget")
-    table = Table(title="; ".join(filter(None, title)))
+    marks = [summary.mark(member.mean_loss, run.ngrams) for member in run.front]
+    title = ["Pareto front", f"~ {summary.IN_NOISE}", "* its price range crosses the budget"]
+    title[1:1] = filter(None, [summary.spread_words(run.front)])
+    table = Table(title="; ".join(title))
     headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
     second = run.meta.second
     on_second = [] if second is None else [f"on {second.data}"]
@@ -78,13 +68,13 @@ def _front_table(run: Run) -> Table:
             member.arch_id,
             member.notation,
             member.deployed or "as written",
-            perplexity_text(member) + (" ~" if inside else ""),
+            summary.perplexity_text(member) + (" ~" if inside else ""),
             format_seconds(member.latency_s) + (" *" if crosses(member, run.budget) else ""),
             format_bytes(member.sent_bytes),
             f"{member.first.tokens:,}",
             *([format_bytes(member.key_bytes or 0)] if keys else []),
             *(format_price(member.also[name]) for name in others),
-            *([second_text(run, member)] if on_second else []),
+            *([summary.second_text(run, member)] if on_second else []),
             *([marked] if any(marks) else []),
         )
     return table

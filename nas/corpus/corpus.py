@@ -24,19 +24,11 @@ from tokenizers import __version__ as tokenizers_version
 from costmodel.config.bugs import default_cache_dir, require_writable_cache
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
+from nas.corpus import token_files
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
 from nas.corpus.held_out import HeldOut, hold_out
 from nas.corpus.near_duplicates import KeptWindows
 from nas.corpus.sources import open_source
-from nas.corpus.token_files import (
-    PROGRESS_FILE,
-    PreparationProgress,
-    extend,
-    level_of,
-    locked,
-    new_progress,
-    read_progress,
-)
 from nas.corpus.tokenizer import (
     END_OF_TEXT,
     TOKENIZER_BYTES,
@@ -62,17 +54,12 @@ COUNTED_TOKENS = 1 << 24  # at a time, which bounds memory
 class Corpus:
     """A prepared corpus; `tokens` maps its arrays into memory.
 
-    Attributes:
-        folder: cache entry.
-        fingerprint: of everything that its tokens depend on.
-        tokenizer: name with digest.
-        vocab_size: of the tokenizer; a small corpus yields fewer merges than requested.
-        num_train_tokens: of the whole split, or of the part of a large source that was prepared.
-        unigram_loss: validation loss, nats per token, of the best model that ignores context: train frequencies with
-            one added to every count. Its exponential is the reference point of the hypervolume.
-        held_out: the validation documents, without those that repeat training text.
-        chunk_len: None if documents follow each other; else each document was cut into sequences of this many tokens,
-            each stored with the token after it.
+    fingerprint: of everything that its tokens depend on. vocab_size: of the tokenizer, whose name has a digest; a small
+    corpus yields fewer merges than requested. num_train_tokens: of the whole split, or of the part of a large source
+    that was prepared. unigram_loss: validation loss, nats per token, of the best model that ignores context: train
+    frequencies with one added to every count; its exponential is the reference point of the hypervolume. chunk_len:
+    None if documents follow each other, else the length of the sequences into which each document was cut, each
+    stored with the token after it.
     """
 
     folder: str
@@ -137,28 +124,29 @@ def prepare(
     given = tokenizer or source.tokenizer(vocab_size)
     encoder = None if given is None else given_encoder(given, vocab_size, chunk_len)
     key = _key(source, given, vocab_size, chunk_len, of_parent)
-    entry, level = (cache_dir or default_cache_dir()) / key, level_of(tokens)
+    entry, level = (cache_dir or default_cache_dir()) / key, token_files.level_of(tokens)
     with suppress(UserError):  # a torn entry is handled under the lock
         if corpus := _cached(entry, level):
             return corpus
     if cache_dir is None:
         require_writable_cache()
-    with locked(entry):
+    with token_files.locked(entry):
         try:
             if corpus := _anew_if_torn(entry, lambda: _cached(entry, level)):  # prepared by another process meanwhile
                 return corpus
             encoder = encoder or trained_encoder(_trained_tokenizer(entry, source, vocab_size), chunk_len)
             itemsize = encoder.dtype.itemsize
-            progress = _anew_if_torn(entry, lambda: read_progress(entry, source, itemsize)) or new_progress(source)
+            progress = _anew_if_torn(entry, lambda: token_files.read_progress(entry, source, itemsize))
             if not (entry / TOKENIZER_FILE).exists():
                 write_tokenizer(entry, encoder.tokenizer.to_str(), given.end_of_text if given else END_OF_TEXT)
-            progress = extend(entry, source, encoder, progress, level)
+            progress = progress or token_files.new_progress(source)
+            progress = token_files.extend(entry, source, encoder, progress, level)
             return _described(entry, source, encoder, level, progress, key, of_parent)
         except OSError as error:
             reason = f"{error.strerror or error}; remove the cause and run it again, it goes on from what it has"
             raise OSError(error.errno, reason, str(entry)) from None
         finally:
-            if not (entry / PROGRESS_FILE).exists():
+            if not (entry / token_files.PROGRESS_FILE).exists():
                 shutil.rmtree(entry, ignore_errors=True)
 
 
@@ -280,7 +268,7 @@ def _described(
     source: DocumentSource,
     encoder: Encoder,
     level: int,
-    progress: PreparationProgress,
+    progress: token_files.PreparationProgress,
     key: str,
     of_parent: KeptWindows | None,
 ) -> Corpus:
@@ -301,17 +289,14 @@ def _described(
         chunk_len=encoder.seq_len,
     )
     corpus = replace(corpus, unigram_loss=_unigram_loss(corpus))
-    facts = asdict(corpus)
-    del facts["folder"]
+    facts = {name: value for name, value in asdict(corpus).items() if name != "folder"}
     replace_file(entry / _facts_file(None if cut is None else level), json.dumps(facts, indent=1))
     return corpus
 
 
 def _unigram_loss(corpus: Corpus) -> float:
-    counts = _counts(corpus, "train") + 1
-    log_shares = np.log(counts / counts.sum())
-    held_out = _counts(corpus, "validation")
-    return float(-(log_shares * held_out).sum() / held_out.sum())
+    counts, held_out = _counts(corpus, "train") + 1, _counts(corpus, "validation")
+    return float(-(np.log(counts / counts.sum()) * held_out).sum() / held_out.sum())
 
 
 def _counts(corpus: Corpus, split: Split) -> NDArray[np.int64]:

@@ -1,7 +1,6 @@
 """Streams of documents: batches in a fixed order, each with the position from which the stream can be resumed.
 
-A document is one text file, one line of a .jsonl or one row of a table, already assigned to a split. Local files and
-hub datasets share this interface.
+A document is one text file, one line of a .jsonl or one row of a table, already assigned to a split.
 """
 
 import hashlib
@@ -58,12 +57,10 @@ class GivenTokenizer:
 class DocumentSource:
     """The documents of a corpus.
 
-    Attributes:
-        name: as the user wrote it.
-        fingerprint: hexadecimal SHA-256 of everything that the documents depend on.
-        streams: one with both splits, or one for each, validation first.
-        tokenizer: reads the corpus's own tokenizer for a vocabulary of this size; None if one must be trained.
-        chunked: whether sequences are cut within each document, and its tail is dropped.
+    name: as the user wrote it. fingerprint: hexadecimal SHA-256 of everything that the documents depend on. streams:
+    one with both splits, or one for each, validation first. tokenizer: reads the corpus's own tokenizer for a
+    vocabulary of this size; None if one must be trained. chunked: whether sequences are cut within each document, and
+    its tail is dropped.
     """
 
     name: str

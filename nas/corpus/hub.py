@@ -1,7 +1,4 @@
-"""Datasets and tokenizers of the Hugging Face hub, at their current revision. Needs the extra `hf`.
-
-A local folder may replace a repository.
-"""
+"""Datasets and tokenizers of the Hugging Face hub or of a local folder in its place. Needs the extra `hf`."""
 
 import os
 from collections.abc import Callable, Generator

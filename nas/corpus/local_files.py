@@ -32,21 +32,10 @@ TEXT_FIELDS = ("text", "content")
 NAMED = " or ".join(map(repr, TEXT_FIELDS))
 
 # Excluded because a model should not learn from it: tests, bundled packages, and tables with repetitive lines.
-STDLIB_EXCLUDED = frozenset(
-    {
-        "test",
-        "tests",
-        "idle_test",
-        "idlelib",
-        "site-packages",
-        "dist-packages",
-        "turtledemo",
-        "lib2to3",
-        "encodings",
-        "pydoc_data",
-        "__pycache__",
-    }
-)
+STDLIB_EXCLUDED = frozenset({
+    "test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "turtledemo", "lib2to3", "encodings",
+    "pydoc_data", "__pycache__",
+})  # fmt: skip
 
 
 def jsonl_texts(path: Path) -> Iterator[str]:
@@ -134,15 +123,8 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
 
 def txt_source(name: str, path: Path) -> DocumentSource:
     """Return one text, whose beginning is trained on and whose end is held out."""
-    raw = _read(path)
-    _decoded(raw, path)
-
-    def documents() -> Iterator[Document]:
-        train, validation = _halves(_decoded(_read(path), path))
-        yield Document("train", train, path.name)
-        yield Document("validation", validation, path.name)
-
-    return _source(name, [File(len(raw), documents)], [".txt", hashlib.sha256(raw).hexdigest()])
+    _decoded(path)  # refuses other encodings at once
+    return _source(name, [_cut_file(path, path.name)], [".txt", digest(path)])
 
 
 def _halves(text: str) -> tuple[str, str]:
@@ -247,14 +229,14 @@ def _file(path: Path, relative: str, split: Split | None) -> File:
             rows = enumerate(ROW_READERS[path.suffix.lower()](path), 1)
             yield from (Document(split or by_hash(text), text, f"{relative}:{row}") for row, text in rows)
         else:
-            yield Document(split or by_hash(relative), _decoded(_read(path), path), relative)
+            yield Document(split or by_hash(relative), _decoded(path), relative)
 
     return File(path.stat().st_size, documents)
 
 
 def _cut_file(path: Path, relative: str) -> File:
     def documents() -> Iterator[Document]:
-        train, validation = _halves(_decoded(_read(path), path))
+        train, validation = _halves(_decoded(path))
         yield Document("train", train, relative)
         yield Document("validation", validation, relative)
 
@@ -268,8 +250,8 @@ def _read(path: Path) -> bytes:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _decoded(raw: bytes, path: Path) -> str:
+def _decoded(path: Path) -> str:
     try:
-        return raw.decode("utf-8")
+        return _read(path).decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path} must be text in UTF-8, but holds other bytes.") from None

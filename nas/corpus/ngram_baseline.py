@@ -1,8 +1,7 @@
 """N-gram baselines: the perplexities of n-gram models of the same training tokens. Cached with the corpus.
 
-A model that has learned something from its context is below the trigram. The unigram baseline counts the tokens that a
-candidate has seen, with the same discount as higher orders; the hypervolume's reference remains `Corpus.unigram_loss`,
-of the whole training split.
+A model that has learned something from its context is below the trigram. The hypervolume's reference is another unigram
+model, `Corpus.unigram_loss`, of the whole training split.
 """
 
 import json
@@ -59,11 +58,8 @@ def ngram_baseline(
         return decode(NgramBaseline, json.loads(path.read_text(encoding="utf-8")), str(path))
     _log.info(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
-    orders = kneser_ney(
-        gather(corpus, "train", order, seq_len),
-        gather(scored, "validation", held_out.indices, seq_len),
-        corpus.vocab_size,
-    )
+    train, targets = gather(corpus, "train", order, seq_len), gather(scored, "validation", held_out.indices, seq_len)
+    orders = kneser_ney(train, targets, corpus.vocab_size)
     losses = [mean_loss(held_out.by_document(-np.log(probabilities))) for probabilities in orders]
     ngrams = NgramBaseline(tokens=counted * seq_len, losses=tuple(losses))
     with suppress(OSError):  # another user's cache may be read-only

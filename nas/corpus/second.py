@@ -47,10 +47,15 @@ class SecondSource(NamedTuple):
 
 def second_source(data: str) -> SecondSource:
     """Return the documents of `dependencies`, or the first ones of a source named as in `--data`."""
-    if data == DEPENDENCIES:
-        return _dependencies()
-    source = open_source(data, whole_files=True)
-    return SecondSource(source.fingerprint, list(_first_documents(source)))
+    if data != DEPENDENCIES:
+        source = open_source(data, whole_files=True)
+        return SecondSource(source.fingerprint, list(_first_documents(source)))
+    chosen: list[tuple[str, Path]] = []
+    for package in PACKAGES:
+        sized = ((name, path) for name, path in package_files(package) if path.stat().st_size in FILE_BYTES)
+        chosen += islice(sized, FILES_OF_EACH)
+    documents = [Document("validation", path.read_text(encoding="utf-8"), name) for name, path in chosen]
+    return SecondSource(fingerprint([[name, digest(path)] for name, path in chosen]), documents)
 
 
 def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: KeptWindows | None) -> Corpus:
@@ -110,15 +115,6 @@ def _without_copies(
             f"on, but shares {len(copies)} files with them, {copies[0]} first; give other files, or none."
         )
     return [document for document, share in zip(documents, shares, strict=True) if share <= MOST_OF_A_DOCUMENT]
-
-
-def _dependencies() -> SecondSource:
-    chosen: list[tuple[str, Path]] = []
-    for package in PACKAGES:
-        sized = ((name, path) for name, path in package_files(package) if path.stat().st_size in FILE_BYTES)
-        chosen += islice(sized, FILES_OF_EACH)
-    documents = [Document("validation", path.read_text(encoding="utf-8"), name) for name, path in chosen]
-    return SecondSource(fingerprint([[name, digest(path)] for name, path in chosen]), documents)
 
 
 def package_files(package: str) -> Iterator[tuple[str, Path]]:

@@ -30,7 +30,7 @@ def to_json(model: bytes) -> str:
     Raises UserError if it is damaged, or has another algorithm or normalisation.
     """
     try:
-        pieces = [_piece(field.data) for field in _all_fields(model) if field.field_number == 1]
+        pieces = [_piece(field.data) for field in UnknownFieldSet(Empty.FromString(model)) if field.field_number == 1]
         trainer, normaliser = (_fields(_fields(model)[number]) for number in (2, 3))
     except (DecodeError, LookupError, UnicodeDecodeError, TypeError, AttributeError, struct.error):
         raise UserError("it must be a whole SentencePiece model.") from None
@@ -67,8 +67,4 @@ def _piece(message: bytes) -> Piece:
 
 def _fields(message: bytes) -> dict[int, Any]:
     """Return the last value of every field of a message, by number: an integer or bytes. Its schema is not needed."""
-    return {field.field_number: field.data for field in _all_fields(message)}
-
-
-def _all_fields(message: bytes) -> UnknownFieldSet:
-    return UnknownFieldSet(Empty.FromString(message))
+    return {field.field_number: field.data for field in UnknownFieldSet(Empty.FromString(message))}

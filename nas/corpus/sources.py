@@ -1,8 +1,4 @@
-"""Finds training text: from a name or path to a source of documents.
-
-The papers' corpora come with their tokenizer, their split and their way of cutting documents into sequences, from the
-hub or, as NAME:FOLDER, from a local copy.
-"""
+"""Finds training text: from a name or path to a source of documents."""
 
 import os
 from collections.abc import Callable
@@ -10,19 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costmodel.errors import UserError
-from nas.corpus import sentencepiece
+from nas.corpus import local_files, sentencepiece
 from nas.corpus.documents import DocumentSource, GivenTokenizer, Split, Stream, fingerprint
 from nas.corpus.hub import hub_file, hub_stream, reach
-from nas.corpus.local_files import (
-    FILE_SUFFIXES,
-    ROW_READERS,
-    file_stream,
-    folder_source,
-    listed,
-    rows_source,
-    stdlib_source,
-    txt_source,
-)
+from nas.corpus.local_files import FILE_SUFFIXES, ROW_READERS
 from nas.corpus.tokenizer import TOKENIZER_FILE
 
 
@@ -93,16 +80,16 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
     if not data:
         raise UserError(f"data must be stdlib, {', '.join(PAPER_CORPORA)} or a path, but is empty.")
     if data == "stdlib":
-        return stdlib_source()
+        return local_files.stdlib_source()
     path = Path(data)
     if name == "parent" and not path.exists():
         raise UserError(f"data {data!r} is text that a parent generates for nas.search or nas.train; name a path here.")
     if os.path.isdir(path):
-        return folder_source(data, path, whole_files=whole_files)
+        return local_files.folder_source(data, path, whole_files=whole_files)
     if os.path.isfile(path) and path.suffix.lower() == ".txt":
-        return txt_source(data, path)
+        return local_files.txt_source(data, path)
     if os.path.isfile(path) and path.suffix.lower() in ROW_READERS:
-        return rows_source(data, path)
+        return local_files.rows_source(data, path)
     raise UserError(
         f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
         f"a folder of {', '.join(FILE_SUFFIXES)} files, or a "
@@ -119,13 +106,11 @@ def _hub_source(name: str, corpus: PaperCorpus) -> DocumentSource:
         raise UserError(f"data {name!r} cannot be downloaded: {corpus.withdrawn}; if you have a copy, {remedy}.")
     hub = corpus.hub
     validation, train = (reach(name, "dataset", remedy) for name in (hub.validation, hub.train))
-
-    def read_tokenizer() -> str:
-        return hub_file(reach(hub.tokenizer, "model", remedy), TOKENIZER_FILE)
-
     streams = hub_stream(validation, hub.field, "validation"), hub_stream(train, hub.field, "train")
     content = [list(train[:2]), list(validation[:2]), hub.field]
-    return _paper_source(name, corpus, streams, content, read_tokenizer)
+    return _paper_source(
+        name, corpus, streams, content, lambda: hub_file(reach(hub.tokenizer, "model", remedy), TOKENIZER_FILE)
+    )
 
 
 def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource:
@@ -133,8 +118,8 @@ def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource
     for path in (folder / split for split in splits):
         if not os.path.isdir(path):
             raise UserError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")
-    files, manifests = zip(*(listed(folder / split, split) for split in splits), strict=True)
-    streams = tuple(map(file_stream, files, splits))
+    files, manifests = zip(*(local_files.listed(folder / split, split) for split in splits), strict=True)
+    streams = tuple(map(local_files.file_stream, files, splits))
 
     def read_tokenizer() -> str:
         path = folder / corpus.tokenizer_file

@@ -2,9 +2,7 @@
 
 `train.bin` and `validation.bin` have the tokens of both splits. Other files have the windows of their texts
 (`nas.corpus.near_duplicates`) and, in `documents.bin`, one JSON line per validation document: its name, and its numbers
-of tokens and windows.
-
-Only whole batches up to the last `progress.json` count; anything written later is cut off.
+of tokens and windows. Only whole batches up to the last `progress.json` count; anything written later is cut off.
 """
 
 import fcntl
@@ -41,12 +39,9 @@ _log = logging.getLogger(__name__)
 class PreparationProgress:
     """The prepared part of a corpus.
 
-    Attributes:
-        lengths: of each of FILES: tokens, windows or bytes.
-        positions: of each stream, after its last document; None before its first.
-        ended: whether each stream has ended.
-        cuts: lengths when the training tokens reached each level, so that the corpus of a level does not depend on
-            whether more was prepared.
+    lengths: of each of FILES: tokens, windows or bytes. positions: of each stream, after its last document; None before
+    its first. ended: whether each stream has ended. cuts: lengths when the training tokens reached each level, so that
+    the corpus of a level does not depend on whether more was prepared.
     """
 
     lengths: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FILES, 0))

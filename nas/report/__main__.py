@@ -1,8 +1,4 @@
-"""`python -m nas.report RUN`: writes a run as one HTML page, for any browser.
-
-It begins with the answer: the best model for the budget, what it keeps layer by layer, its cost and its perplexity.
-Then come the front, its members layer by layer, the origin of costs, caveats, and commands to repeat the search.
-"""
+"""`python -m nas.report RUN`: writes a run as one HTML page, for any browser."""
 
 from functools import partial
 from pathlib import Path

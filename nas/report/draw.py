@@ -1,4 +1,4 @@
-"""Draws figure data with matplotlib, which only this module imports, and writes files."""
+"""Draws figure data with matplotlib, which only this module imports, and writes files, in `plots/` of a run."""
 
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -8,8 +8,11 @@ from typing import Any
 
 import matplotlib
 
-from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines
+from costmodel.errors import UserError
+from costmodel.protocols.published_rows import published_rows
+from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines, front_figure
 from nas.report.panels import BarPanel, LinePanel, PanelFigure
+from nas.run.run import Run
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
@@ -24,6 +27,13 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 FLOOR_COLOUR = "0.35"
 LINES = ("-", "--", "-.", ":")
 MOST_MARKED = 40  # a series with more points is drawn as a line without markers
+
+
+def plot_run(run: Run) -> tuple[Path, ...]:
+    """Draw the Pareto plot of a run and return its paths. Raises UserError if no trial has completed."""
+    if not run.completed:
+        raise UserError(f"{run.folder} has no completed trial yet, so there is nothing to plot.")
+    return save_figure(run.folder / "plots" / "pareto", draw_front(front_figure(run, published_rows())))
 
 
 def save_figure(path: Path, figure: Figure) -> tuple[Path, ...]:
@@ -112,17 +122,10 @@ def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
     axes.margins(x=0.0)
 
 
-def _label_perplexity(axes: Axes) -> None:
-    axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
-    axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
-    axes.set_ylabel("validation perplexity (log scale)")
-    axes.tick_params(axis="y", which="both", labelsize=8)
-
-
 def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _draw_group(axes, data.dominated, color="0.6", marker="o", label="dominated")
     _draw_group(axes, data.baselines, color="tab:brown", marker="D", label="baseline, for comparison only")
-    _draw_step(axes, data.front, "tab:blue")
+    axes.step(*_places(data.front), where="post", color="tab:blue", linewidth=1)
     names = [f"{number}  {mark.name}" for number, mark in enumerate(data.front[:LABELLED], 1)]
     others = ["others in pareto.csv"] if len(data.front) > LABELLED else []
     label = "\n".join(["Pareto front", *names, *others])
@@ -135,7 +138,10 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=data.budget)
     _draw_ngrams(axes, data.ngrams)
     axes.set_yscale("log")
-    _label_perplexity(axes)
+    axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
+    axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
+    axes.set_ylabel("validation perplexity (log scale)")
+    axes.tick_params(axis="y", which="both", labelsize=8)
     axes.set_xlabel(
         "predicted latency per token, as deployed (minutes)\n"
         "horizontal bar: over all coefficients consistent with the data"
@@ -153,10 +159,6 @@ def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
             0.005, perplexity, f"{name} {perplexity:.3g}", transform=axes.get_yaxis_transform(),
             ha="left", va="bottom", fontsize=7, color=FLOOR_COLOUR,
         )  # fmt: skip
-
-
-def _draw_step(axes: Axes, front: Group, color: str) -> None:
-    axes.step(*_places(front), where="post", color=color, linewidth=1)
 
 
 def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:
@@ -189,12 +191,9 @@ def _explain_seeds(axes: Axes, marks: Group) -> None:
 def _label(axes: Axes, group: Group) -> None:
     """Name the members, alternately below and above from the lowest perplexity up, so that neighbours stay legible."""
     for place, mark in enumerate(sorted(group, key=lambda mark: mark.perplexity)):
-        _name(axes, mark.name, (mark.latency_min, mark.perplexity), above=bool(place % 2), fontsize=7)
-
-
-def _name(axes: Axes, name: str, point: tuple[float, float], *, above: bool, **text: Any) -> None:
-    va, shift = ("bottom", 5) if above else ("top", -5)
-    axes.annotate(name, point, textcoords="offset points", xytext=(5, shift), va=va, **text)
+        va, shift = ("bottom", 5) if place % 2 else ("top", -5)
+        point = (mark.latency_min, mark.perplexity)
+        axes.annotate(mark.name, point, textcoords="offset points", xytext=(5, shift), va=va, fontsize=7)
 
 
 def _draw_ended_early(axes: Axes, data: FrontFigure) -> None:

@@ -95,13 +95,9 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
 
 def cost_figure(run: Run) -> PanelFigure:
     """Return stacked bars of predicted minutes per token by kind of op, for the front, the baselines and the parent."""
-    forms = {
-        f"{number}  {label(member)}": run.priced_form(member.most_expensive)
-        for number, member in enumerate(run.front, 1)
-    }
-    for member in run.members:
-        if member.role == "baseline":
-            forms[label(member)] = run.priced_form(member.most_expensive)
+    named = {f"{number}  {label(member)}": member for number, member in enumerate(run.front, 1)}
+    named |= {label(member): member for member in run.members if member.role == "baseline"}
+    forms = {name: run.priced_form(member.most_expensive) for name, member in named.items()}
     if run.parent is not None:
         given = parse(run.parent.notation, run.base).architecture
         forms[f"parent {run.parent.notation}"] = deployed(given) if run.config.cost_of == "folded" else given
@@ -111,9 +107,8 @@ def cost_figure(run: Run) -> PanelFigure:
         for node in chain.from_iterable(run.workload.graphs(form)):
             of_kind = minutes.setdefault(node.op.label or type(node.op).__name__, [0.0] * len(forms))
             of_kind[place] += price(node.op).latency_s / 60 / run.workload.new_tokens
-    series = sorted(
-        ((kind, tuple(values)) for kind, values in minutes.items() if any(values)), key=lambda one: -sum(one[1])
-    )
+    series = [(kind, tuple(values)) for kind, values in minutes.items() if any(values)]
+    series.sort(key=lambda one: -sum(one[1]))
     panel = BarPanel("", "predicted latency per token (minutes)", tuple(forms), tuple(series))
     return PanelFigure("", (panel,), row_height=0.8 + 0.3 * len(forms))
 
@@ -125,8 +120,8 @@ def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember])
     known = ngrams.perplexities
     drawn = [member.perplexity for member in trained] + [known[name] for name in DRAWN_NGRAMS]
     inside = [name for name in DRAWN_IF_INSIDE if min(drawn) <= known[name] <= max(drawn)]
-    title = f"n-gram models of {ngrams.tokens:,} tokens"
-    return NgramLines(title, {name: known[name] for name in (*inside, *DRAWN_NGRAMS)})
+    lines = {name: known[name] for name in (*inside, *DRAWN_NGRAMS)}
+    return NgramLines(f"n-gram models of {ngrams.tokens:,} tokens", lines)
 
 
 def title(trained: Sequence[TrainedMember]) -> str:

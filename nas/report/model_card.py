@@ -1,5 +1,6 @@
 """Facts of an exported model, as data for export.yaml and as a model card (`model_card.md.jinja`)."""
 
+import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -50,9 +51,7 @@ class Result:
     @property
     def knows_less_than_trigram(self) -> bool | None:
         """Whether the loss is above the trigram baseline; None if either is unknown."""
-        if self.ngrams is None or self.val_loss is None:
-            return None
-        return self.ngrams.above_trigram(self.val_loss)
+        return None if self.ngrams is None or self.val_loss is None else self.ngrams.above_trigram(self.val_loss)
 
     def plain(self) -> dict[str, Any]:
         """Plain data, with n-gram baselines as perplexities if they were counted."""
@@ -123,7 +122,7 @@ class Facts:
     def plain(self) -> dict[str, Any]:
         """Plain data for YAML."""
         candidate, estimate = self.candidate, self.estimate
-        plain = {
+        plain: dict[str, Any] = {
             "notation": candidate.name,
             "arch_id": arch_id(candidate.architecture),
             "deployed": {"notation": name_of(self.architecture), "arch_id": arch_id(self.architecture)},
@@ -147,19 +146,13 @@ class Facts:
             "fold": self.fold and asdict(self.fold),
             "verified": self.verified and {name: getattr(self.verified, name) for name in VERIFIED},
         }
-        lists: dict[str, Any] = _lists({name: value for name, value in plain.items() if value is not None})
-        return lists
+        lists: dict[str, Any] = json.loads(json.dumps(plain))  # in place of tuples
+        return {name: value for name, value in lists.items() if value is not None}
 
     @property
     def whose(self) -> str:
         """Public weights and client layers, in words."""
         return shown(self.workload.deployment.public_layers, self.workload.deployment.client_layers)
-
-
-def _lists(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _lists(item) for key, item in value.items()}
-    return [_lists(item) for item in value] if isinstance(value, tuple | list) else value
 
 
 def model_card(facts: Facts, format: str, run: Run | None = None) -> str:

@@ -23,9 +23,10 @@ def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
     """Describe the state of a run in one line. live: whether a process is working on it."""
     summary = run.summary
     unended = f"{summary.running} {'running' if live else 'unfinished'}"
+    seeds = f"{_more_seeds(summary)} more seeds, " if summary.replicates or summary.seeds_left else ""
     return (
         f"{summary.ended}/{run.num_planned} ended ({summary.completed} completed, {summary.diverged} diverged, "
-        f"{summary.failed} failed), {summary.evaluated} evaluated at low fidelity, {_more_seeds(summary)}{unended}, "
+        f"{summary.failed} failed), {summary.evaluated} evaluated at low fidelity, {seeds}{unended}, "
         f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, "
         f"best perplexity in budget {_best(run)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
     )
@@ -41,7 +42,7 @@ def table(run: Run, eta_s: float | None) -> Table:
         "low-fidelity evaluations": str(summary.evaluated),
         "diverged": str(summary.diverged),
         "failed": str(summary.failed),
-        "more seeds": f"{summary.replicates}/{summary.replicates + summary.seeds_left}",
+        "more seeds": _more_seeds(summary),
         "front": str(len(summary.front)),
         "hypervolume": _hypervolume(summary),
         "best perplexity": _best(run),
@@ -77,10 +78,7 @@ def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], N
 
 
 def _eta(first: Run) -> Callable[[Run], float | None]:
-    """Return a function that estimates the seconds left, from trials that ended since the process began.
-
-    It assumes that the front stays the same, since other members may lack more seeds. first: the run at the start.
-    """
+    """Return a function that estimates the seconds left if the front stays the same. first: the run at the start."""
     start = time.monotonic()
 
     def eta_s(run: Run) -> float | None:
@@ -107,9 +105,7 @@ def _hypervolume(summary: Summary) -> str:
 
 def _more_seeds(summary: Summary) -> str:
     """Return the replicates that have ended, out of all that the present front needs."""
-    if not summary.replicates and not summary.seeds_left:
-        return ""
-    return f"{summary.replicates}/{summary.replicates + summary.seeds_left} more seeds, "
+    return f"{summary.replicates}/{summary.replicates + summary.seeds_left}"
 
 
 @contextmanager
@@ -134,22 +130,18 @@ def share_progress(console: Console, description: str) -> Iterator[Callable[[flo
     Yields a function that takes the share of the work done, from 0 to 1.
     """
     if not console.is_terminal:
-        yield _told_in_lines(console, description)
+        start = last = time.monotonic()
+
+        def tell(share: float) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - last >= LINE_EVERY_S and share > 0:
+                last = now
+                console.print(f"{description}: {share:.0%}, ETA {format_seconds((now - start) * (1 / share - 1))}")
+
+        yield tell
         return
     columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(description, total=1.0)
         yield lambda share: bar.update(task, completed=share)
-
-
-def _told_in_lines(console: Console, description: str) -> Callable[[float], None]:
-    start = last = time.monotonic()
-
-    def tell(share: float) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= LINE_EVERY_S and share > 0:
-            last = now
-            console.print(f"{description}: {share:.0%}, ETA {format_seconds((now - start) * (1 / share - 1))}")
-
-    return tell

@@ -38,25 +38,21 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
     for member, noise in zip(run.front, noise_marks(run.front), strict=True):
         crossing, knows = _crossing(member, run.budget), _knows(member, run.ngrams)
         lines.append(f"  {_described(member)}{crossing}{noise and f', {noise}'}{knows}{on_second(run, member)}")
-    lines += ngram_lines(run.ngrams)
-    lines += second_lines(run)
+    lines += [*ngram_lines(run.ngrams), *second_lines(run)]
     if len(run.front) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
-    lines += infeasible_lines(run)
-    lines += unstable_lines(run)
-    lines += parent_lines(run)
-    lines += _baseline_lines(run)
-    lines += order_lines(run)
-    lines += searcher_lines(run)
+    for describe in (infeasible_lines, unstable_lines, parent_lines, _baseline_lines, order_lines, searcher_lines):
+        lines += describe(run)
     example = run.completed[0]
-    lines.append(
+    return [
+        *lines,
         f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens per candidate, "
         f"{_seeds(run.members)}; perplexities are of {example.tokenizer}, {example.split}"
-        + (", and of this scale only" if run.is_proxy else "")
-    )
-    lines.append(f"plot: {', '.join(map(str, plots))}")
-    lines.append(f"front: {run.folder / 'pareto.csv'}; configs: {run.folder / 'architectures'}/")
-    return [*lines, price_line(run)]
+        + (", and of this scale only" if run.is_proxy else ""),
+        f"plot: {', '.join(map(str, plots))}",
+        f"front: {run.folder / 'pareto.csv'}; configs: {run.folder / 'architectures'}/",
+        price_line(run),
+    ]
 
 
 def ngram_lines(ngrams: NgramBaseline | None) -> list[str]:
@@ -159,13 +155,9 @@ def parent_lines(run: Run) -> list[str]:
     """Describe the unmodified parent, and the best member of the front relative to it."""
     if (parent := run.parent) is None:
         return []
-    line = (
-        f"parent {parent.name}, {parent.notation} unmodified: perplexity {parent.perplexity:.2f}, "
-        f"{format_seconds(parent.latency_s)}"
-    )
-    if run.front:
-        line += f"; best in budget is {against_parent(parent, picked(run.front, 'best'))}"
-    return [line]
+    best = f"; best in budget is {against_parent(parent, picked(run.front, 'best'))}" if run.front else ""
+    result = f"perplexity {parent.perplexity:.2f}, {format_seconds(parent.latency_s)}"
+    return [f"parent {parent.name}, {parent.notation} unmodified: {result}{best}"]
 
 
 def against_parent(parent: ParentResult, member: TrainedMember) -> str:
@@ -244,8 +236,7 @@ def _crossing(member: TrainedMember, budget: Budget) -> str:
 
 
 def _knows(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
-    marked = mark(member.mean_loss, ngrams)
-    return f"; {marked}" if marked else ""
+    return f"; {marked}" if (marked := mark(member.mean_loss, ngrams)) else ""
 
 
 def _baseline_lines(run: Run) -> list[str]:

@@ -1,21 +1,15 @@
-"""A finished run at other costs, as tables and lines: the comparison, and which picks survive. With several protocols:
-the cost and status of each member under each, and what the pick of one protocol loses under another.
-"""
-
-from collections.abc import Sequence
+"""A finished run at other costs, as a table and lines: the comparison, and which picks survive."""
 
 from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from nas.report.summary import mark, ngram_lines, perplexity_text
-from nas.run.front import is_eligible, picked
+from nas.run.front import picked
 from nas.run.members import TrainedMember
 from nas.run.pareto import dominates
 from nas.run.reprice import WhatIf
 from search_spaces.budget.feasible import format_budget
-
-PICKS = ("knee", "best")
 
 
 def what_if_table(what_if: WhatIf) -> Table:
@@ -49,9 +43,10 @@ def what_if_table(what_if: WhatIf) -> Table:
 def what_if_lines(what_if: WhatIf) -> list[str]:
     """Describe the comparison, and which picks survive."""
     before, after = what_if.before, what_if.after
+    bounded = "no budget" if what_if.budget == Budget() else f"within {format_budget(what_if.budget)} per token"
     lines = [
         f"then: {what_if.title_before}, within {format_budget(what_if.run.budget)} per token",
-        f"now:  {what_if.title_after}, {_bounded(what_if.budget)}",
+        f"now:  {what_if.title_after}, {bounded}",
     ]
     trained, priced = what_if.run.seq_len, what_if.workload.prompt_len
     if priced != trained:
@@ -67,17 +62,11 @@ def what_if_lines(what_if: WhatIf) -> list[str]:
             f"{format_seconds(cheapest.latency_s)} and {format_bytes(cheapest.sent_bytes)}"
         )
         return lines
-    return lines + _pick_lines(what_if)
-
-
-def _pick_lines(what_if: WhatIf) -> list[str]:
-    lines = []
-    for choice in PICKS:
-        before = picked(what_if.before, choice) if what_if.before else None
-        after = picked(what_if.after, choice)
-        same = "as then" if before and after.trial_id == before.trial_id else ""
-        then = f"{before.arch_id} {before.notation} then" if before else "none then"
-        lines.append(f"{choice}: {after.arch_id} {after.notation}, {same or then}")
+    for choice in ("knee", "best"):
+        pick, former = picked(after, choice), picked(before, choice) if before else None
+        same = "as then" if former and pick.trial_id == former.trial_id else ""
+        then = f"{former.arch_id} {former.notation} then" if former else "none then"
+        lines.append(f"{choice}: {pick.arch_id} {pick.notation}, {same or then}")
     return lines
 
 
@@ -87,53 +76,3 @@ def _status_text(what_if: WhatIf, member: TrainedMember) -> str:
         return status
     better = next(other for other in what_if.after if dominates(other.point, member.point))
     return f"dominated by {what_if.shown.index(better) + 1}"
-
-
-def _bounded(budget: Budget) -> str:
-    return "no budget" if budget == Budget() else f"within {format_budget(budget)} per token"
-
-
-def picks_table(what_ifs: Sequence[WhatIf]) -> Table:
-    """Return a table of the members of any front, cheapest first, with cost and status under each protocol."""
-    names = {member.trial_id for what_if in what_ifs for member in what_if.after}
-    columns = [[member for member in what_if.repriced if member.trial_id in names] for what_if in what_ifs]
-    table = Table(box=None, pad_edge=False)
-    for heading in ("arch_id", "architecture", "perplexity", *(what_if.title_after for what_if in what_ifs)):
-        table.add_column(heading, no_wrap=heading == "arch_id", overflow="fold")
-    for row in sorted(zip(*columns, strict=True), key=lambda row: row[0].point):
-        cells = (_cell(what_if, member) for what_if, member in zip(what_ifs, row, strict=True))
-        table.add_row(row[0].arch_id, row[0].notation, perplexity_text(row[0]), *cells)
-    return table
-
-
-def loss_lines(what_ifs: Sequence[WhatIf]) -> list[str]:
-    """Describe how much more each pick costs under each other protocol than the cheapest member that is as good."""
-    return [
-        f"{choice} of {chosen.title_after}, under {paid.title_after}: {_loss(paid, picked(chosen.after, choice))}"
-        for choice in PICKS
-        for chosen in what_ifs
-        for paid in what_ifs
-        if chosen is not paid and chosen.after
-    ]
-
-
-def _cell(what_if: WhatIf, member: TrainedMember) -> str:
-    keys = "" if member.key_bytes is None else f", {format_bytes(member.key_bytes)} of keys"
-    return f"{format_seconds(member.latency_s)}{keys}: {', '.join(_words(what_if, member))}"
-
-
-def _words(what_if: WhatIf, member: TrainedMember) -> list[str]:
-    if member not in what_if.after:
-        return ["dominated" if is_eligible(member, what_if.budget) else "over budget"]
-    return ["front", *(choice for choice in PICKS if picked(what_if.after, choice) == member)]
-
-
-def _loss(paid: WhatIf, pick: TrainedMember) -> str:
-    there = next(member for member in paid.repriced if member.trial_id == pick.trial_id)
-    if not is_eligible(there, paid.budget):
-        return f"{there.arch_id} is over budget"
-    best = next(member for member in paid.after if member.mean_loss <= there.mean_loss)  # cheapest first
-    more = there.latency_s / best.latency_s - 1
-    return (
-        f"{there.arch_id} costs {more:.1%} more than {best.arch_id}" if more else f"{there.arch_id} is as good as any"
-    )

@@ -23,8 +23,6 @@ from search_spaces.notation import Member
 from search_spaces.workload import Workload
 
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
-
-
 USUAL_SPACE = "gpt2-small"
 NO_PARENT = "none"  # candidates are trained from scratch
 PROXY_EVALS = 3  # low-fidelity evaluations per final training: they take half of all training tokens

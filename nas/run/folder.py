@@ -78,15 +78,10 @@ class SecondCorpus:
 class Meta:
     """Everything a run was made with besides its configuration.
 
-    Attributes:
-        reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity).
-        base: the dimensions of all members; its own layers are not used.
-        recipe: the recipe of candidates (`nas.run.config.study_candidate`).
-        parent: results of the parent, a copy of which is in PARENT_FOLDER; None without one.
-        ngrams: n-gram baselines on a candidate's training tokens; None if not counted.
-        withheld: attention removed from the space because the parent's scores would leave fixed-point range.
-        held_out: the validation documents.
-        second: the second corpus; None without one.
+    reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity). base: the
+    dimensions of all members; its own layers are not used. recipe: of candidates (`nas.run.config.study_candidate`).
+    parent: its results; a copy of it is in PARENT_FOLDER. ngrams: baselines on a candidate's training tokens; None if
+    not counted. withheld: attention removed because the parent's scores would leave fixed-point range.
     """
 
     schema_version: int = SCHEMA_VERSION

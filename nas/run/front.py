@@ -36,7 +36,6 @@ def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record,
 
 
 def _was_predicted_feasible(record: Record, budget: Budget) -> bool:
-    """Whether the predicted cost was within this budget, which may differ from that of the search."""
     if record.predicted_latency_s is None or record.predicted_sent_bytes is None:
         return True
     predicted = Costs(

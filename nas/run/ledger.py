@@ -146,7 +146,8 @@ def price_columns(pricer: Pricer, price: Price) -> dict[str, Any]:
 
 def append(path: Path, *records: Record) -> None:
     """Append records and wait until they are on disk. Raises OSError, e.g. if the disk is full; then none is added."""
-    data = _lines(records).encode()
+    lines = (json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n" for record in records)
+    data = "".join(lines).encode()
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     end = os.lseek(descriptor, 0, os.SEEK_END)
     try:
@@ -159,10 +160,6 @@ def append(path: Path, *records: Record) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _lines(records: Sequence[Record]) -> str:
-    return "".join(json.dumps(asdict(record), allow_nan=False, separators=(",", ":")) + "\n" for record in records)
 
 
 def read(path: Path) -> tuple[Record, ...]:
@@ -180,14 +177,12 @@ def read(path: Path) -> tuple[Record, ...]:
     for number, line in enumerate(lines, 1):
         try:
             data = json.loads(line)
-            if isinstance(data, dict):
-                data.pop("is_known", None)  # a field of earlier versions
-                data = with_present_names(data)
-            records.append(decode(Record, data, f"{path}, line {number}"))
-        except UserError:
-            raise
         except (ValueError, RecursionError) as error:
             raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
+        if isinstance(data, dict):
+            data.pop("is_known", None)  # a field of earlier versions
+            data = with_present_names(data)
+        records.append(decode(Record, data, f"{path}, line {number}"))
     if torn:
         # stacklevel 1 attributes it to this line, so that it is shown once
         warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=1)
@@ -282,8 +277,5 @@ def write_csv(path: Path, written: Table) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(written.columns)
-        writer.writerows([_cell(value) for value in row] for row in written.rows)
-
-
-def _cell(value: Any) -> Any:
-    return " ".join(map(str, value)) if isinstance(value, tuple) else value
+        for row in written.rows:
+            writer.writerow([" ".join(map(str, value)) if isinstance(value, tuple) else value for value in row])

@@ -13,17 +13,8 @@ from itertools import pairwise
 from typing import Literal
 
 from costmodel.cost import Costs
-from nas.run import ledger
-from nas.run.intervals import (
-    ERRORS_APART,
-    Documents,
-    differences,
-    document_error,
-    joined,
-    mean_documents,
-    pooled_deviation,
-    seed_error,
-)
+from nas.run import intervals, ledger
+from nas.run.intervals import ERRORS_APART, Documents, joined
 from nas.run.ledger import Record, Role
 from nas.run.pareto import Point, point_of_seeds
 
@@ -75,12 +66,12 @@ class TrainedMember:
     @property
     def documents(self) -> Documents:
         """Share and mean loss over seeds of each validation document; empty if not recorded."""
-        return mean_documents([trial.documents for trial in self.trials])
+        return intervals.mean_documents([trial.documents for trial in self.trials])
 
     @property
     def document_error(self) -> float | None:
         """Standard error of the mean loss over validation documents, nats; None if fewer than two are known."""
-        return document_error(self.documents)
+        return intervals.document_error(self.documents)
 
     @property
     def standard_error(self) -> float | None:
@@ -157,12 +148,12 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
     for record in ledger.finished(records):
         groups.setdefault(record.candidate_id, []).append(record)
     completed = {name: [trial for trial in trials if trial.status == "completed"] for name, trials in groups.items()}
-    pooled = pooled_deviation([[_loss(trial) for trial in trials] for trials in completed.values()])
+    pooled = intervals.pooled_deviation([[_loss(trial) for trial in trials] for trials in completed.values()])
     return tuple(
         TrainedMember(
             trials=tuple(trials),
             num_diverged=sum(trial.status == "diverged" for trial in groups[name]),
-            seed_error=seed_error([_loss(trial) for trial in trials], pooled),
+            seed_error=intervals.seed_error([_loss(trial) for trial in trials], pooled),
         )
         for name, trials in completed.items()
         if trials
@@ -171,7 +162,7 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
 
 def difference_error(member: TrainedMember, other: TrainedMember) -> float | None:
     """Standard error of the difference of two mean losses, paired by document, nats; None if nothing is known."""
-    by_document = document_error(differences(member.documents, other.documents))
+    by_document = intervals.document_error(intervals.differences(member.documents, other.documents))
     return joined(member.seed_error, other.seed_error, by_document)
 
 

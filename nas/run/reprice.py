@@ -1,10 +1,9 @@
 """A finished run at other costs: protocol, network, testbed, prompt or budget. Nothing is trained again.
 
-The cost of every completed trial is computed again, baselines included. Perplexities stay those of the run, means over
-seeds at its own sequence length. The front is recomputed, and its members are compared with those before.
+Costs of all completed trials and the front are computed again; perplexities stay those of the run, at its own sequence
+length.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -14,13 +13,12 @@ from costmodel.cost import Budget, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
-from costmodel.protocols.by_protocol import options_by_protocol
 from nas.run.folder import run_pricer
 from nas.run.front import front_of, is_eligible
 from nas.run.ledger import Record, deployed_of, price_columns
 from nas.run.members import TrainedMember, members
 from nas.run.run import Run
-from search_spaces.budget.options import BY_PROTOCOL, BudgetOptions
+from search_spaces.budget.options import BudgetOptions
 from search_spaces.pricing import price_architecture
 from search_spaces.workload import Workload
 
@@ -68,25 +66,20 @@ class WhatIf:
         return "stays" if member.trial_id in {kept.trial_id for kept in self.before} else "enters"
 
 
-def reprice(
-    run: Run,
-    *,
-    protocol: str | None = None,
-    seq_len: int | None = None,
-    **options: Any,
-) -> WhatIf:
+def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None, **options: Any) -> WhatIf:
     """Return a run's trials at other costs.
 
     Args:
         run: any run with a completed trial.
-        protocol: published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's protocol; in nas.plot also
-            several, separated by commas, with networks, testbeds and budgets for each: semi2k=60s,sigma=2s.
+        protocol: published, semi2k, aby3, cheetah, sigma or crypten, instead of the run's protocol.
         seq_len: tokens of the prompt, instead of the run's.
         options: network and testbed, by default the run's if it has the protocol, and budgets, by default none.
 
     Raises:
         UserError: if no trial is completed, or for options that do not exist or cannot be combined.
     """
+    if protocol is not None and "," in protocol:
+        raise UserError(f"--protocol must be one protocol here, but got {protocol}; give one at a time.")
     config = run.config
     given = BudgetOptions(protocol=protocol or config.protocols[0], seq_len=seq_len or run.seq_len, **options)
     budget = parse_budget(given.budget_latency, given.budget_comm, given.budget_keys)
@@ -98,18 +91,6 @@ def reprice(
     return what_if(run, pricer, workload, budget)
 
 
-def reprice_each(run: Run, prices: Mapping[str, Any]) -> tuple[WhatIf, ...]:
-    """Return a run's trials at the costs of each protocol in a list with commas.
-
-    prices: as in `reprice`, or NAME=VALUE for each protocol in network, testbed and budgets. A key budget without a
-        name applies to the protocols that have keys.
-
-    Raises UserError as `reprice` and `options_by_protocol` do.
-    """
-    protocols = options_by_protocol(prices["protocol"], {flag: prices.get(flag) for flag in BY_PROTOCOL})
-    return tuple(reprice(run, **{**prices, "protocol": name, **asked}) for name, asked in protocols.items())
-
-
 def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> WhatIf:
     """Return a run's trials at the costs of another pricer, workload and budget.
 
@@ -118,7 +99,14 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     budget.check_keys(pricer.protocol, has_keys=pricer.has_keys)
     if not run.completed:
         raise UserError("the run has no completed trial yet, so there is nothing to price anew.")
-    repriced = _repriced(run, pricer, workload)
+    price_op = cache(pricer.price)
+
+    def at_other_prices(record: Record) -> Record:
+        graphs = workload.graphs(deployed_of(record, run.base))
+        price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
+        return replace(record, **price_columns(pricer, price), latency_s_range=None)
+
+    repriced = [at_other_prices(record) if record.status == "completed" else record for record in run.finished]
     trained = members(repriced)
     names = {member.candidate_id for member in (*run.front, *front_of(trained, budget))}
     shown = {member.most_expensive.trial_id for member in trained if member.candidate_id in names}
@@ -130,17 +118,6 @@ def what_if(run: Run, pricer: Pricer, workload: Workload, budget: Budget) -> Wha
     candidates = members(ranged(record) if record.trial_id in shown else record for record in repriced)
     after = front_of(candidates, budget)
     return WhatIf(run=run, repriced=candidates, after=after, pricer=pricer, workload=workload, budget=budget)
-
-
-def _repriced(run: Run, pricer: Pricer, workload: Workload) -> tuple[Record, ...]:
-    price_op = cache(pricer.price)
-
-    def at_other_prices(record: Record) -> Record:
-        graphs = workload.graphs(deployed_of(record, run.base))
-        price = shared_price(total_price(price_op(node.op) for graph in graphs for node in graph), workload.new_tokens)
-        return replace(record, **price_columns(pricer, price), latency_s_range=None)
-
-    return tuple(at_other_prices(record) if record.status == "completed" else record for record in run.finished)
 
 
 def _setting(member: TrainedMember, workload: Workload) -> str:

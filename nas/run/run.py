@@ -27,14 +27,9 @@ MOVES = ("started", "finished")  # events after which a trial is running, or is 
 class Summary:
     """Counts of candidates and baselines by result, and the front of the completed ones.
 
-    Attributes:
-        running: trials in training, replicates included.
-        paused: evaluated at low fidelity and not promoted.
-        evaluated: evaluated at low fidelity in all.
-        replicates: replicates that have ended.
-        seeds_left: further seeds to train if the front stays the same.
-        hypervolume: seconds x nats, see `nas.run.pareto.hypervolume`.
-        best: member of lowest perplexity within the budget, or None.
+    running: trials in training, replicates included. paused, evaluated: at low fidelity and not promoted, or in all.
+    replicates: those that have ended. seeds_left: further seeds to train if the front stays the same. hypervolume:
+    seconds x nats. best: member of lowest perplexity within the budget, or None.
     """
 
     running: int
@@ -70,8 +65,7 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the run in a folder. Raises UserError, naming file and line, if one of its files is damaged."""
-        meta = read_meta(folder)
-        return cls(folder=folder, config=read_config(folder), meta=meta, records=read_ledger(folder))
+        return cls(folder=folder, meta=read_meta(folder), config=read_config(folder), records=read_ledger(folder))
 
     @classmethod
     def find(cls, run: str) -> Self:

@@ -73,49 +73,39 @@ def _also_columns(run: Run, records: Sequence[Record]) -> Mapping[str, Sequence[
 def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
     if (second := run.meta.second) is None:
         return {}
-    floors = {f"second_floor_{name.replace('-', '')}": value for name, value in second.ngrams.perplexities.items()}
+    floors = second.ngrams.perplexities
     return {
         "second_perplexity": [second_perplexity(member) for member in run.front],
         "second_error": [second_error(member) for member in run.front],
         "holds_on_first_alone": [holds_on_first_alone(member, run.front) for member in run.front],
-        **{name: [value] * len(run.front) for name, value in floors.items()},
+        **{f"second_floor_{name.replace('-', '')}": [floors[name]] * len(run.front) for name in floors},
     }
 
 
 def _as_one(member: TrainedMember) -> Record:
-    return replace(
-        member.most_expensive,
-        trial_id=member.trial_id,
-        role=member.role,
-        seed=member.first.seed,
-        val_loss=member.mean_loss,
-        perplexity=member.perplexity,
-    )
+    first, loss, perplexity = member.first, member.mean_loss, member.perplexity
+    of_first = {name: getattr(first, name) for name in ("trial_id", "role", "seed")}
+    return replace(member.most_expensive, **of_first, val_loss=loss, perplexity=perplexity)
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:
-    known = [None if member is None else (member, member.perplexity_bounds or (None, None)) for member in trained]
+    names = {"num_seeds": "num_seeds", "num_diverged_seeds": "num_diverged", "mean_val_loss": "mean_loss"}
+    names |= {name: name for name in ("seed_error", "document_error", "standard_error")}
+    bounds = [member and member.perplexity_bounds for member in trained]
     return {
-        "num_seeds": [row and row[0].num_seeds for row in known],
-        "num_diverged_seeds": [row and row[0].num_diverged for row in known],
-        "mean_val_loss": [row and row[0].mean_loss for row in known],
-        "seed_error": [row and row[0].seed_error for row in known],
-        "document_error": [row and row[0].document_error for row in known],
-        "standard_error": [row and row[0].standard_error for row in known],
-        "perplexity_low": [row and row[1][0] for row in known],
-        "perplexity_high": [row and row[1][1] for row in known],
+        **{column: [member and getattr(member, name) for member in trained] for column, name in names.items()},
+        "perplexity_low": [pair and pair[0] for pair in bounds],
+        "perplexity_high": [pair and pair[1] for pair in bounds],
     }
 
 
 def _ngram_columns(losses: Sequence[float | None], ngrams: NgramBaseline | None) -> Mapping[str, Sequence[object]]:
-    """Tokens and perplexities of the n-gram baselines, and whether the row's loss is worse than the trigram's.
-
-    losses: nats of completed trials; None for other rows.
-    """
+    """Columns of the n-gram baselines. losses: nats of completed trials; None for other rows."""
     if ngrams is None:
         return {}
-    reached = {f"floor_{name.replace('-', '')}": value for name, value in ngrams.perplexities.items()}
+    floors = ngrams.perplexities
     return {
-        **{name: [value] * len(losses) for name, value in {"floor_tokens": ngrams.tokens, **reached}.items()},
+        "floor_tokens": [ngrams.tokens] * len(losses),
+        **{f"floor_{name.replace('-', '')}": [floors[name]] * len(losses) for name in floors},
         "knows_less_than_trigram": [None if loss is None else ngrams.above_trigram(loss) for loss in losses],
     }

@@ -101,7 +101,7 @@ def _closing(trials: Trials, run: Run, budget: TimeBudget) -> list[str]:
 
     Raises StoppedError if no trial was completed.
     """
-    from nas.report.plot_files import plot_run  # matplotlib
+    from nas.report.draw import plot_run  # matplotlib
     from nas.training import checkpoint  # torch
 
     unfinished = trials.running or not trials.finished

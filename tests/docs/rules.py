@@ -71,7 +71,6 @@ RULES = (
     Rule("python -m nas.status"),
     Rule("python -m nas.plot"),
     Rule("python -m nas.plot latest --protocol semi2k"),
-    Rule("python -m nas.plot latest --protocol semi2k,sigma"),
     Rule("python -m nas.report", more="--output NEW.html"),
     Rule("python -m nas.export latest", more="--output-dir NEW"),
     Rule("python -m nas.export runs/my-training", more="--output-dir NEW"),

@@ -6,13 +6,7 @@ from costmodel.config.units import format_seconds
 from costmodel.estimate import outside_data
 from costmodel.trust import described, shown
 from nas.report.html.answer import rows_of
-from nas.report.summary import (
-    infeasible_lines,
-    order_lines,
-    second_lines,
-    spread_words,
-    unstable_lines,
-)
+from nas.report.summary import infeasible_lines, order_lines, second_lines, spread_words, unstable_lines
 from nas.run.members import in_noise
 from nas.run.run import Run
 from search_spaces.bases import base_architecture

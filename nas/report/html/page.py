@@ -33,6 +33,8 @@ _ARXIV = re.compile(r"\b\d{4}\.\d{5}\b")
 
 def page(run: Run) -> str:
     """Return the page of a run, with or without completed trials. Equal runs give equal pages."""
+    network = f" on {run.pricer.network}" if run.pricer.network else ""
+    tokens = f", {run.workload.new_tokens} new tokens" if run.workload.new_tokens > 1 else ""
     maps = [layer_map(architecture_of(member.first, run.base), run.config.cost_of) for member in run.front]
     return rendered(
         ASSETS / "page.html",
@@ -40,7 +42,7 @@ def page(run: Run) -> str:
         style=Markup((ASSETS / "style.css").read_text(encoding="utf-8")),
         front=Markup(svg_text(draw_front(front_figure(run, published_rows())))) if run.members else "",
         costs=Markup(svg_text(draw_panels(cost_figure(run)))) if run.members else "",
-        setting=_setting_words(run),
+        setting=f"protocol {run.pricer.protocol}{network}, prompt of {run.seq_len} tokens{tokens}",
         answer=answer_of(run) if run.front else None,
         beside=rows_beside(run) if run.members else [],
         maps=maps,
@@ -86,12 +88,6 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
     ]
 
 
-def _setting_words(run: Run) -> str:
-    network = f" on {run.pricer.network}" if run.pricer.network else ""
-    tokens = f", {run.workload.new_tokens} new tokens" if run.workload.new_tokens > 1 else ""
-    return f"protocol {run.pricer.protocol}{network}, prompt of {run.seq_len} tokens{tokens}"
-
-
 def _why_nothing(run: Run) -> list[str]:
     if run.front:
         return []
@@ -106,34 +102,25 @@ def _why_nothing(run: Run) -> list[str]:
     if not run.records:
         return ["No trial was trained to completion: none has been started yet."]
     counts = run.summary
-    lines = [
+    ended = [record for record in run.finished if record.reason]
+    reasons = dict.fromkeys(f"{record.notation}: {record.status}, {record.reason}" for record in ended)
+    return [
         f"No trial was trained to completion: {counts.paused} had only a low-fidelity evaluation, "
-        f"{counts.diverged} diverged, {counts.failed} failed, {counts.running} unfinished."
+        f"{counts.diverged} diverged, {counts.failed} failed, {counts.running} unfinished.",
+        *list(reasons)[:5],
     ]
-    ended = run.finished
-    reasons = dict.fromkeys(f"{record.notation}: {record.status}, {record.reason}" for record in ended if record.reason)
-    return [*lines, *list(reasons)[:5]]
 
 
 def _commands(run: Run) -> list[tuple[str, str]]:
-    folder = shlex.quote(_short(run.folder))
+    here = Path.cwd()
+    folder = shlex.quote(str(run.folder.relative_to(here) if run.folder.is_relative_to(here) else run.folder))
     commands = [
         (shlex.join(["python", "-m", "nas.search", *flags_of(run.config)]), "the same search, from the start"),
         (f"python -m nas.status {folder}", "where this run stands, and why trials did not complete"),
     ]
     if run.front:
-        pick = shlex.quote(run.front[-1].arch_id)
-        prices = "the front under another protocol, network or prompt"
-        commands += [
-            (f"python -m nas.plot {folder} --protocol semi2k --network wan", prices),
-            (f"python -m nas.export {folder} --pick {pick} --fold", "the pick, folded, with its weights"),
-        ]
+        other = f"python -m nas.plot {folder} --protocol semi2k --network wan"
+        export = f"python -m nas.export {folder} --pick {shlex.quote(run.front[-1].arch_id)} --fold"
+        commands.append((other, "the front under another protocol, network or prompt"))
+        commands.append((export, "the pick, folded, with its weights"))
     return commands
-
-
-def _short(folder: Path) -> str:
-    """Return the path relative to the current folder, if the run is inside it."""
-    try:
-        return str(folder.relative_to(Path.cwd()))
-    except ValueError:
-        return str(folder)

@@ -42,7 +42,14 @@ def layer_map(architecture: Architecture, cost_of: CostForm) -> tuple[LayerCells
             deployed_layer(architecture, layer, region, keeps_norm1=architecture.block_facts.passes_values(index))
             for index, (layer, region) in enumerate(zip(architecture.layers, regions(architecture), strict=True))
         )
-    return tuple(_cells(layer, remains) for layer, remains in zip(architecture.layers, left, strict=True))
+    return tuple(
+        LayerCells(
+            norm=_norms(layer, remains),
+            attention=_cell(layer.attention, remains.attention, ATTENTIONS),
+            ffn=_cell(layer.ffn, remains.ffn, FFNS),
+        )
+        for layer, remains in zip(architecture.layers, left, strict=True)
+    )
 
 
 def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
@@ -63,29 +70,17 @@ def kept_words(architecture: Architecture, cost_of: CostForm) -> str:
     others = Counter(cell.words for cell in attention if cell.kind != "softmax")
     named = ", ".join(f"{count} of them {words.removeprefix('softmax attention ')}" for words, count in others.items())
     forms = f" ({named})" if named else ""
+    folds = any(column.norm.status == "folds" for column in columns)
     parts = [
         f"attention in {len(attention)} of {whole} layers{forms}" if attention else "no attention",
         *(f"{words} in {count}" for words, count in ffns.most_common()),
         *([] if ffns else ["no FFN"]),
         *(f"{words} in {count}" for words, count in norms.most_common()),
-        *([] if norms else [_no_norm(columns)]),
+        *([] if norms else ["no norm in any layer" + " once frozen ones are folded" * folds]),
         *([f"norms inside sub-layers in {inner}"] if inner else []),
         *([] if form.final_norm == "none" else [f"final {NORMS[form.final_norm].label}"]),
     ]
     return ", ".join(parts)
-
-
-def _no_norm(columns: tuple[LayerCells, ...]) -> str:
-    folds = any(column.norm.status == "folds" for column in columns)
-    return "no norm in any layer once frozen ones are folded" if folds else "no norm in any layer"
-
-
-def _cells(layer: Layer, left: Layer) -> LayerCells:
-    return LayerCells(
-        norm=_norms(layer, left),
-        attention=_cell(layer.attention, left.attention, ATTENTIONS),
-        ffn=_cell(layer.ffn, left.ffn, FFNS),
-    )
 
 
 def _cell(choice: Choice, left: Choice, forms: Mapping[Choice, AttentionForm | FfnForm]) -> Cell:
@@ -99,9 +94,8 @@ def _cell(choice: Choice, left: Choice, forms: Mapping[Choice, AttentionForm | F
 
 def _norms(layer: Layer, left: Layer) -> Cell:
     """Return both norms as one cell, with one letter if they are equal or only one sub-layer exists."""
-    pair = [(layer.norm1, left.norm1)] * (layer.attention != "none") + [(layer.norm2, left.norm2)] * (
-        layer.ffn != "none"
-    )
+    pair = [(layer.norm1, left.norm1)] * (layer.attention != "none")
+    pair += [(layer.norm2, left.norm2)] * (layer.ffn != "none")
     had = list(dict.fromkeys(norm for norm, _ in pair))
     if all(norm == "none" for norm in had):
         return Cell(ABSENT, "none", NORMS["none"].label, "absent")

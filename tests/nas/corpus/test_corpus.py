@@ -64,7 +64,7 @@ def test_the_tokenizer_never_saw_the_validation_split(tmp_path):
 
 
 def test_a_second_preparation_is_the_first(files, corpus, monkeypatch):
-    monkeypatch.setattr("nas.corpus.corpus.extend", lambda *args: pytest.fail("the cache was not used"))
+    monkeypatch.setattr("nas.corpus.token_files.extend", lambda *args: pytest.fail("the cache was not used"))
     assert prepare(str(files), 300, Path(corpus.folder).parent) == corpus
 
 
