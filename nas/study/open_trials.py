@@ -44,10 +44,7 @@ def start_trials(
 
 
 def open_trials(
-    study: ResolvedStudy,
-    *,
-    blocks: BlockScores | None = None,
-    on_end: Callable[[Record], None] = lambda record: None,
+    study: ResolvedStudy, *, blocks: BlockScores | None = None, on_end: Callable[[Record], None] = lambda record: None
 ) -> Trials:
     """Return the trials of a run, after replaying its ledger.
 
@@ -89,10 +86,7 @@ def open_trials(
 
 
 def search_problem(
-    config: StudyConfig,
-    feasible: FeasibleSpace,
-    meta: Meta,
-    blocks: BlockScores | None = None,
+    config: StudyConfig, feasible: FeasibleSpace, meta: Meta, blocks: BlockScores | None = None
 ) -> SearchProblem:
     """Return what a searcher knows before anything is trained.
 
