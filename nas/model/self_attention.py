@@ -127,7 +127,8 @@ class ShapedSelfAttention(nn.Module):
         batch, length, d_model = source.shape
         packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
         queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        queries = _rescaled(queries) if self.folded else queries
+        if self.folded:  # whose weights include the 1 / sqrt(head_dim) of `attend`
+            queries = queries * math.sqrt(self.head_dim)
         values = self.v(source).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
         temperature = None if self.temperature is None else self.temperature(length)
         mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
@@ -209,8 +210,3 @@ def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _T
     if layer.attention != "softmax-temperature":
         return None
     return _Temperature(architecture.num_heads, architecture.context, initial)
-
-
-def _rescaled(queries: Tensor) -> Tensor:
-    """Undo the 1/sqrt(head_dim) of `causal_attention`, which the weights of a folded model include."""
-    return queries * math.sqrt(queries.shape[-1])

@@ -49,7 +49,9 @@ def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float
         measuring = 0.0
     elif is_small:
         on_cores = node.num_cpus * training_rate(candidate, "cpu")
-        measuring = min(measuring, _search_tokens(config, candidate) / on_cores)
+        scale = candidate.recipe.scale
+        trainings = config.num_trials + config.most_replicates + scale.rungs[0] * config.most_proxy_evals
+        measuring = min(measuring, trainings * scale.tokens / on_cores)
     card, most = torch.cuda.get_device_name(), _most(on_gpu, node)
     rates, source = kept_rates(on_gpu, card), "measured by an earlier search"
     if rates is None and (most > 1 or is_small) and measuring >= WORTH * MEASURING_S:
@@ -70,13 +72,6 @@ def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float
     where = f"{round(1 / share)} trials train on each GPU" if share else "trials train on the CPU"
     _log.info(f"{where}: {why}; --gpus-per-trial {'0' if share else '1'} overrides this")
     return share
-
-
-def _search_tokens(config: StudyConfig, candidate: Candidate) -> float:
-    """Training tokens of a whole search, with its further seeds."""
-    scale = candidate.recipe.scale
-    trainings = config.num_trials + config.most_replicates + scale.rungs[0] * config.most_proxy_evals
-    return trainings * scale.tokens
 
 
 def _most(candidate: Candidate, node: Node) -> int:
