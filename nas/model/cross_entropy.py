@@ -108,9 +108,10 @@ def distilled(
     left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
     theirs = torch.cat((log_probabilities, left.log()), dim=1)
     if not _in_one_piece(hidden, weight):
-        losses = partial(_divergence, share=share)
-        known = lambda rows: (targets[rows], likely[rows], theirs[rows])  # noqa: E731
-        return Distilled(*_projected(hidden, weight, losses, known, cap, run))
+        losses, known = partial(_divergence, share=share), (targets, likely, theirs)
+        return Distilled(
+            *_projected(hidden, weight, losses, lambda rows: tuple(part[rows] for part in known), cap, run)
+        )
     logits = _logits(hidden, padded(weight), len(weight), cap)
     total = logits.logsumexp(dim=1, keepdim=True)
     cross_entropy = (total - logits.gather(1, targets[:, None])).mean()
