@@ -173,11 +173,8 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
 
 
 def _fold_norms(architecture: Architecture, weights: Weights) -> None:
-    """Fold W (gain (x - mean x) + bias) + b into a linear of x or, behind a live norm, of the normalised x.
-
-    A norm whose output is used as values, without a linear, stays.
-    """
-    for norm, kind, linears in stream_readers(architecture):
+    """Fold W (gain (x - mean x) + bias) + b into a linear of x or, behind a live norm, of the normalised x."""
+    for norm, kind, linears in stream_readers(architecture):  # without linears, the output is used as values
         if kind != "none" and linears:
             matrix, shift = _taken_up(weights, norm, kind)
             for linear in linears:

@@ -53,8 +53,10 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
             degree = _opened_degree(source, target, node)
             value = _value(node, suffix, weights) if degree is None else _opened(node, suffix, weights, degree)
             is_frozen = isinstance(node.op, ops.FrozenNorm)
-            if value is not None and is_frozen and node.name.endswith(HEADS[:2]):
-                value = _gain_by_head(source, node, value)
+            if value is not None and is_frozen and node.name.endswith(HEADS[:2]):  # heads may share one gain
+                assert isinstance(node.layer, int)
+                count = num_heads if node.name.endswith(HEADS[0]) else num_kv_heads
+                value = value.repeat(count(source, source.layers[node.layer]) * source.head_dim // len(value))
             by_head = is_frozen or target.block_facts.query_key_norm == "width"
             if value is not None and node.name.endswith(HEADS[0 if by_head else 2 :]):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
@@ -69,13 +71,6 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         if isinstance(node.op, ops.FrozenNorm) and f"{node.name}.weight" in started:
             started[f"{node.name}.frozen"] = torch.tensor(float(_is_frozen(source, node)))
     return started
-
-
-def _gain_by_head(source: Architecture, node: Node, value: Tensor) -> Tensor:
-    """Return the gain of the queries or keys of every head of a source; heads may share one."""
-    assert isinstance(node.layer, int)
-    count = num_heads if node.name.endswith(HEADS[0]) else num_kv_heads
-    return value.repeat(count(source, source.layers[node.layer]) * source.head_dim // len(value))
 
 
 def _scaled_queries(source: Architecture, target: Architecture, node: Node, value: Tensor) -> Tensor:

@@ -136,16 +136,11 @@ class ShapedSelfAttention(nn.Module):
 
 
 class _Shaped(nn.Module):
-    """`a*V + b*(softmax V) - c*(C V)`, where C is uniform causal attention (a running mean). All factors start at 1.
-
-    With queries of 0 the softmax equals C, so a new layer passes its values on.
-    """
+    """`a*V + b*(softmax V) - c*(C V)`, with C a running mean, which a softmax of zeros equals; factors start at 1."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.identity = nn.Parameter(torch.ones(num_heads))
-        self.softmax = nn.Parameter(torch.ones(num_heads))
-        self.uniform = nn.Parameter(torch.ones(num_heads))
+        self.identity, self.softmax, self.uniform = (nn.Parameter(torch.ones(num_heads)) for _ in range(3))
 
     def forward(self, values: Tensor, mixed: Tensor) -> Tensor:
         """Combine values and the attention's output (`mixed`), each batch x heads x T x head_dim."""

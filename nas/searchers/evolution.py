@@ -55,7 +55,6 @@ def _parents(trained: Iterable[Observation]) -> list[Member]:
     order = ranks([point for _, point in points])
     parents: list[Member] = []
     for rank in sorted(set(order)):
-        if len(parents) >= PARENTS:
-            break
-        parents += [member for (member, _), its_rank in zip(points, order, strict=True) if its_rank == rank]
+        if len(parents) < PARENTS:
+            parents += [member for (member, _), its_rank in zip(points, order, strict=True) if its_rank == rank]
     return parents

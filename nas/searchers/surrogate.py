@@ -1,9 +1,8 @@
 """The surrogate of `trellis`: Bayesian linear regression of log-perplexity on sub-layers and a few global features.
 
-The model is y = features @ weights + a discrepancy of each member + noise of each seed, all normal. There is one
-feature per form of sub-layer and depth, and a few for the whole model, because losses grow faster as its components
-become scarce. The standard deviations of the form weights and of the discrepancy are the most probable ones of a grid;
-the rest is in closed form.
+The model is y = features @ weights + a discrepancy of each member + noise of each seed, all normal, with one feature
+per form of sub-layer and depth, and a few for the whole model, because losses grow faster as components become scarce.
+The standard deviations of form weights and discrepancy are the most probable ones of a grid.
 
 The global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
 counts as half), and attention gaps: the share of pairs of layers with no attention from the first to the second, so

@@ -3,13 +3,12 @@
 A search begins with the anchors. The most promising one gets its final training, so that there is a front early; others
 get low-fidelity evaluations. Then, in every generation:
 
-1. Weights are drawn from the posterior of the surrogate, given all results of this search. For each draw and for the
-   posterior mean, the best architectures at every cost are computed.
+1. For draws of weights from the posterior of the surrogate, and for its mean, the best architectures at every cost are
+   computed.
 2. These, some random members and the anchors are evaluated at low fidelity, those first whose expected hypervolume
-   improvement times probability of completion is largest. Each choice takes members chosen before it, members in
-   training and members that could be promoted at their predicted losses.
-3. Evaluated members are promoted that are expected to add most to the front of final results. Evaluations and
-   promotions then keep the ratio `RemainingBudget.per_end`.
+   improvement times probability of completion is largest; other members count at their predicted losses.
+3. Evaluated members that are expected to add most to the front of final results are promoted, at the ratio
+   `RemainingBudget.per_end`.
 """
 
 import math
@@ -72,7 +71,9 @@ class Trellis(Strategy):
         remaining: RemainingBudget,
     ) -> list[Suggestion]:
         observed = self._observed(trained)
-        fitted = self._fit(observed)
+        rows = self.features.rows(list(observed)) if observed else np.zeros((0, len(self.features.mean)))
+        losses, variances = np.array(list(observed.values()), dtype=float).reshape(-1, 2).T
+        fitted = fit(self.features, Observations(rows, losses, variances))
         begun = {training.member: training for training in trained}
         standing = [training.member for training in trained if training.deviation is not None and not training.promoted]
         standing = [member for member in standing if self.draws.place_of(member).fits]
@@ -103,11 +104,6 @@ class Trellis(Strategy):
                 mean = (loss / variance + training.log_perplexity / noise**2) / precision
                 observed[training.member] = Observed(mean, 1 / precision)
         return observed
-
-    def _fit(self, observed: Mapping[Member, Observed]) -> Fit:
-        rows = self.features.rows(list(observed)) if observed else np.zeros((0, len(self.features.mean)))
-        losses, variances = np.array(list(observed.values()), dtype=float).reshape(-1, 2).T
-        return fit(self.features, Observations(rows, losses, variances))
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
         """Return members that may be trained, one per folded form; only anchors while there are `least` of them."""

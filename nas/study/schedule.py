@@ -109,23 +109,18 @@ class TrialSchedule:
         return not self._replicated and self._visible(generation) and self._extend_replicates(generation)
 
     def _extend_candidates(self) -> bool:
-        suggestions = self._known.get(self._generation, [])
-        if len(suggestions) < self.generation_size:
-            suggestions = self._completed_generation(suggestions)
-            self._exhausted = len(suggestions) < self.generation_size
+        suggestions, size = self._known.get(self._generation, []), self.generation_size
+        if len(suggestions) < size:  # the ledger has only the beginning of the generation, or nothing
+            rng = np.random.default_rng([self.seed, self._generation])
+            trained, members = self.trained(self._generation - LAG), {begun.member for begun in suggestions}
+            asked = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.remaining)
+            suggestions = [*suggestions, *(new for new in asked if new.member not in members)][:size]
+            self._exhausted = len(suggestions) < size
         for suggestion in suggestions:
             index = self._indexes.get(suggestion.member, len(self._indexes))
             self._add(replace(suggestion, index=index, generation=self._generation))
         self._generation += 1
         return bool(suggestions) or self._extend()
-
-    def _completed_generation(self, begun: list[Suggestion]) -> list[Suggestion]:
-        """Complete a generation of which the ledger has only the beginning."""
-        rng = np.random.default_rng([self.seed, self._generation])
-        trained, size = self.trained(self._generation - LAG), self.generation_size
-        suggestions = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.remaining)
-        members = {suggestion.member for suggestion in begun}
-        return [*begun, *(suggestion for suggestion in suggestions if suggestion.member not in members)][:size]
 
     def _extend_replicates(self, generation: int) -> bool:
         candidates = {proposal.index: proposal for proposal in self.proposals if proposal.role == "candidate"}

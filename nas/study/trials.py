@@ -1,7 +1,6 @@
 """The bookkeeping of a run: turns proposals into trials, events into ledger records, and reports results.
 
-It imports neither Ray nor torch. A resumed run replays its ledger: its proposals are kept, results of finished trials
-go to the schedule, and only the other trials are run.
+It imports neither Ray nor torch. A resumed run replays its ledger, and only trials that have not finished are run.
 """
 
 import math
@@ -218,7 +217,11 @@ class Trials:
             return
         self.schedule.tell(self._observation(trial.member, record))
         self._on_end(record)
-        self._count_failure(record)
+        most = self.setting.config.max_failures
+        self._num_failed += record.status == "failed"
+        if most is not None and record.status == "failed" and self._num_failed >= most:
+            trials = "1 trial" if most == 1 else f"{most} trials"
+            self.halted = f"{trials} failed (--max-failures), the last, {record.trial_id}: {record.reason}"
 
     def halt(self, reason: str) -> None:
         """End the run because of the machine; trials that have not ended can be resumed."""
@@ -249,13 +252,6 @@ class Trials:
         ]
         if new:
             self._write(*new)
-
-    def _count_failure(self, record: Record) -> None:
-        most = self.setting.config.max_failures
-        self._num_failed += record.status == "failed"
-        if most is not None and record.status == "failed" and self._num_failed >= most:
-            trials = "1 trial" if most == 1 else f"{most} trials"
-            self.halted = f"{trials} failed (--max-failures), the last, {record.trial_id}: {record.reason}"
 
     def _trial(self, suggestion: Suggestion) -> Trial:
         member, setting = suggestion.member, self.setting
