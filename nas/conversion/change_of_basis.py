@@ -184,25 +184,15 @@ def _move(architecture: Architecture, weights: Weights, start: int, steps: list[
             for linear in first_linears(at, layer):
                 change_input(weights, linear, before.axes, origin)
             change_output(weights, last_linear(at, layer), after.inverse)
-        if layer.attention != "none":
-            _move_attention(architecture, weights, at, origin, before, after, step)
-
-
-def _move_attention(
-    architecture: Architecture, weights: Weights, index: int, origin: Tensor, before: Basis, after: Basis, step: _Step
-) -> None:
-    """Rewrite a layer's attention. A parallel block adds it next to the FFN, so only beta multiplies it."""
-    attention = f"layers.{index}.attention"
-    if architecture.block_facts.is_shaped:
-        _move_shaped_attention(weights, index, before)
-        return
-    for linear in architecture.block_facts.norm1_readers(index):
-        change_input(weights, f"layers.{index}.{linear}", before.axes, origin)
-    into = before.inverse
-    if architecture.block_facts.join == "parallel":
-        beta = weights.get(f"layers.{index}.ffn.residual.beta", torch.ones((), dtype=torch.float64))
-        into = after.inverse * beta if step.level else before.inverse
-    change_output(weights, f"{attention}.out", into)
+        if layer.attention != "none" and architecture.block_facts.is_shaped:
+            _move_shaped_attention(weights, at, before)
+        elif layer.attention != "none":
+            for linear in architecture.block_facts.norm1_readers(at):
+                change_input(weights, f"layers.{at}.{linear}", before.axes, origin)
+            into = before.inverse
+            if architecture.block_facts.join == "parallel" and step.level:  # next to the FFN: only beta multiplies it
+                into = after.inverse * weights.get(f"layers.{at}.ffn.residual.beta", into.new_ones(()))
+            change_output(weights, f"layers.{at}.attention.out", into)
 
 
 def _move_shaped_attention(weights: Weights, index: int, before: Basis) -> None:
@@ -218,11 +208,10 @@ def _move_shaped_attention(weights: Weights, index: int, before: Basis) -> None:
 
 def _without(weights: Weights, index: int, layer: Layer, step: _Step) -> Layer:
     """Return a layer without the parts that its step takes up, and remove their weights."""
-    ffn = f"layers.{index}.ffn"
     if not step.level:
         return layer
     for name in ("residual.alpha", "residual.beta", "fused.weight", "fused.bias")[: 2 * step.level]:
-        weights.pop(f"{ffn}.{name}", None)
+        weights.pop(f"layers.{index}.ffn.{name}", None)
     kept = replace(layer, stabiliser="none")
     return replace(kept, norm2="none", ffn="none") if step.level == 2 else kept
 

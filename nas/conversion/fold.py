@@ -1,16 +1,6 @@
 """Folds a trained model for deployment: the same logits from fewer operations.
 
-`search_spaces.deployed` says what exact algebra removes from an architecture. Here it is done to weights, in this
-order:
-
-- frozen norms of queries and keys, and after sub-layers, go into the linears before them;
-- two FFN linears without an activation between them become one;
-- scales of embeddings, residual additions and logits, and alpha, go into the linears whose output they scale;
-- frozen norms, and the gain and bias of live norms, go into the linears that read them;
-- beta, and linear FFNs as a whole, go into a change of basis of the residual stream;
-- the factor 1/sqrt(head_dim) of scores, and a temperature equal at all positions of a head, go into the queries;
-- empty layers are dropped, and the others are renumbered.
-
+`search_spaces.deployed` says what exact algebra removes from an architecture; `fold` does it to weights, step by step.
 Weights have the names and shapes of `nas.model.weights.deployed_weights`; the arithmetic is in double precision.
 """
 
@@ -84,7 +74,6 @@ def fold(
     if architecture.tied_embeddings:
         new["logits.weight"] = new["embed.weight"]
     model = _fold_scales(_fuse(_fold_inner_norms(_with_biases(architecture, new), new), new), new)
-    _fold_alphas(model, new)
     model = _fold_final_norm(model, new)
     _fold_norms(model, new)
     layers, condition, left = rebase(model, new, max_condition)
@@ -131,7 +120,7 @@ def _fuse(architecture: Architecture, weights: Weights) -> Architecture:
 
 
 def _fold_scales(architecture: Architecture, weights: Weights) -> Architecture:
-    """Fold the scales of embeddings, residual additions and logits into the linears before them."""
+    """Fold the scales of embeddings, residual additions and logits, and alphas, into the linears before them."""
     factors = {"embed": architecture.embedding_scale, "logits": architecture.logit_scale}
     for name in stream_writers(architecture, architecture.num_layers):
         if name not in architecture.block_facts.tables:
@@ -139,15 +128,12 @@ def _fold_scales(architecture: Architecture, weights: Weights) -> Architecture:
     for name, factor in factors.items():
         if factor != 1:
             change_output(weights, name, torch.tensor(factor, dtype=torch.float64))
-    return replace(architecture, **{**UNSCALED, "score_scale": architecture.score_scale})
-
-
-def _fold_alphas(architecture: Architecture, weights: Weights) -> None:
     for index, layer in enumerate(architecture.layers):
         if layer.stabiliser == "scaled":
             alpha = f"layers.{index}.ffn.residual.alpha"
             change_output(weights, ffn_writer(architecture, index), 1 / weights[alpha])
             weights[alpha] = torch.ones_like(weights[alpha])
+    return replace(architecture, **{**UNSCALED, "score_scale": architecture.score_scale})
 
 
 def _fold_score_factors(architecture: Architecture, weights: Weights) -> Architecture:
@@ -187,11 +173,8 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
 
 
 def _fold_norms(architecture: Architecture, weights: Weights) -> None:
-    """Fold W (gain (x - mean x) + bias) + b into a linear of x or, behind a live norm, of the normalised x.
-
-    A norm whose output is used as values, without a linear, stays.
-    """
-    for norm, kind, linears in stream_readers(architecture):
+    """Fold W (gain (x - mean x) + bias) + b into a linear of x or, behind a live norm, of the normalised x."""
+    for norm, kind, linears in stream_readers(architecture):  # without linears, the output is used as values
         if kind != "none" and linears:
             matrix, shift = _taken_up(weights, norm, kind)
             for linear in linears:
@@ -209,21 +192,16 @@ def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architectu
         return architecture
     matrix, bias = _taken_up(weights, "final_norm", kind)
     if kind == "frozen-layernorm":
-        _centre_writers(architecture, weights)
+        centring = _centring(architecture.d_model)
+        for name in stream_writers(architecture, architecture.num_layers):  # betas of kept FFNs keep a mean of 0
+            if name in architecture.block_facts.tables:
+                weights[f"{name}.weight"] = weights[f"{name}.weight"] @ centring
+            else:
+                change_output(weights, name, centring)
         add_constant(architecture, weights, architecture.num_layers, torch.ones_like(bias))
         matrix = matrix + bias[:, None] / len(bias)
     weights["logits.weight"] = weights["logits.weight"] @ matrix
     return replace(architecture, final_norm="none", tied_embeddings=False)
-
-
-def _centre_writers(architecture: Architecture, weights: Weights) -> None:
-    """Subtract the mean from all that is added to the stream. The betas of kept FFNs do not change a mean of 0."""
-    centring = _centring(architecture.d_model)
-    for name in stream_writers(architecture, architecture.num_layers):
-        if name in architecture.block_facts.tables:
-            weights[f"{name}.weight"] = weights[f"{name}.weight"] @ centring
-        else:
-            change_output(weights, name, centring)
 
 
 def _taken_up(weights: Weights, norm: str, kind: Norm) -> tuple[Tensor, Tensor]:

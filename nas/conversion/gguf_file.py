@@ -122,10 +122,7 @@ def _dequantised(tensor: Any, rows: Any, path: str) -> Tensor:
 
 
 def _tokenizer(path: str) -> GivenTokenizer:
-    """Return the tokenizer.json next to a file, or else the tokenizer that transformers makes from the metadata.
-
-    Raises UserError if it cannot be read, or splits text in an unknown way.
-    """
+    """Return the tokenizer.json next to a file, or else the tokenizer that transformers makes from the metadata."""
     values, beside = read_head(path)[0].values, Path(path).parent / TOKENIZER_FILE
     what = f"the tokenizer {'beside' if beside.is_file() else 'in'} {path!r} must be one"
     load = partial(Tokenizer.from_file, str(beside)) if beside.is_file() else partial(_from_metadata, path, values)

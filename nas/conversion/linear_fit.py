@@ -1,13 +1,8 @@
 """Fits linears that replace a parent's FFNs, surround a replaced activation or make queries, to the parent's outputs.
 
-A linear FFN is fitted by least squares over the parent's hidden states. This is far better than the product of the two
-linears: with the builtin parent at scale `proxy`, `SM+ScFuFFN` then has a perplexity of 11.9 instead of 15.8, and
-`1xlSlRo-11xlSlFo` 11.3 instead of 16.5 (seed 0).
-
-A polynomial that replaces an activation is `a x^2 + b x + c` for every channel, with a = 0 in a bilinear FFN, fitted
-over the same hidden states. Perplexity with all activations replaced and no training: SmolLM2-135M 22.2 with squared
-gates, 1,659 with linear gates, 19.2 unchanged (2,048 tokens); the builtin parent 10.8 with squares, 15.5 with ReLU, 7.2
-unchanged (16,384 tokens).
+A linear FFN is fitted by least squares over the parent's hidden states: with the builtin parent at scale `proxy`,
+`SM+ScFuFFN` then has a perplexity of 11.9 instead of 15.8 for the product of the two linears (seed 0). A polynomial
+that replaces an activation is `a x^2 + b x + c` for every channel, with a = 0 in a bilinear FFN (docs/llama.md).
 
 Where eighth powers replace a softmax, the length of each head's queries is fitted: with one length for all heads, a
 layer of SmolLM2 diverges by 0.002 to 0.014 nats, with fitted lengths by 0.0005 to 0.0025.

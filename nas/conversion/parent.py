@@ -20,7 +20,6 @@ from nas.conversion.pretrained import (
     read_export,
     read_windows,
     require_checksums,
-    write_pretrained,
 )
 from nas.conversion.transfer import SAME, transferred
 from nas.corpus.corpus import Corpus
@@ -137,11 +136,6 @@ def require_fit(parent: Parent, target: Architecture) -> None:
             f"--seq-len must be at most the context of parent {parent.name!r}, {source.context}, "
             f"but got {target.context}."
         )
-
-
-def keep_parent(parent: Parent, folder: Path) -> None:
-    """Write the parent into a folder from which `kept_parent` reads it. Raises OSError."""
-    write_pretrained(parent.model, folder)
 
 
 def kept_parent(folder: Path, name: str, digest: str) -> Parent:

@@ -49,11 +49,6 @@ class SampledText:
             )
 
 
-def is_sampled(data: str) -> bool:
-    """Return whether `--data` asks for text of the parent."""
-    return data.partition(":")[0] == NAME
-
-
 def sampled_source(
     data: str, parent: Pretrained | None, digest: str, tokens: int, device: str = "cpu"
 ) -> DocumentSource | None:
@@ -63,7 +58,7 @@ def sampled_source(
 
     Raises UserError for unknown settings, or without a parent that has a tokenizer.
     """
-    if not is_sampled(data):
+    if data.partition(":")[0] != NAME:
         return None
     settings = _settings(data)
     if parent is None or parent.tokenizer is None:
@@ -109,17 +104,13 @@ def _batches(
             length=length,
             vocab_size=min(tokenizer.get_vocab_size(), parent.architecture.vocab_size),
             temperature=settings.temperature,
-            generator=torch.Generator().manual_seed(_seed(settings.seed, split, number)),
+            generator=torch.Generator().manual_seed(int(fingerprint([settings.seed, split, number])[:15], 16)),
         )
         texts = [_text(row, tokenizer, parent.tokenizer) for row in drawn.tolist()]
         made, number = made + sum(count for _, count in texts), number + 1
         names = (f"{split}-{number}-{place}" for place in range(BATCH))
         documents = [Document(split, text, name) for name, (text, _) in zip(names, texts, strict=True) if text]
         yield Batch(documents, [made, number], min(1.0, made / tokens))
-
-
-def _seed(seed: int, split: Split, number: int) -> int:
-    return int(fingerprint([seed, split, number])[:15], 16)
 
 
 def _text(row: list[int], tokenizer: Tokenizer, given: GivenTokenizer) -> tuple[str, int]:

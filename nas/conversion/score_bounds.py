@@ -1,8 +1,8 @@
 """Sets bounds of bounded softmaxes and query lengths for eighth powers, from the scores that a model has on tokens.
 
 The sum over a row of exp(score - bound) must be neither too large nor too small for fixed point. A head's bound is the
-midpoint between the logarithms of its largest and its smallest row sum. If these are too far apart, the softmax stays
-exact: the model computes the same at a higher cost. Attention with eighth powers does not change if queries and bound
+midpoint between the logarithms of its largest and its smallest row sum; the softmax of a layer stays exact if these
+are too far apart. Attention with eighth powers does not change if queries and bound
 are multiplied by the same number, so they get the one that moves the midpoint to the middle of the fixed-point range.
 """
 

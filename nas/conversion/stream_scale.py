@@ -1,9 +1,8 @@
 """Scales the residual stream down, so that fixed point can represent the squares that norms take of it.
 
-Trained decoders have massive activations: a few features of the first position are thousands of times larger than the
-others (25,000 in SmolLM2-135M), and their squares overflow the ring. RMSNorm does not depend on the scale of its input,
-so everything that is written to the stream is multiplied by a factor, what reads it without a live norm is divided by
-it, and the model computes the same. Each halving costs one bit of every number in the stream.
+Trained decoders have massive activations (25,000 in SmolLM2-135M), whose squares overflow the ring. RMSNorm does not
+depend on the scale of its input, so everything that is written to the stream is multiplied by a factor, and what reads
+it without a live norm is divided by it. Each halving costs one bit of every number in the stream.
 
 Source: Sun et al. 2024, "Massive Activations in Large Language Models", arXiv 2402.17762.
 """

@@ -1,12 +1,9 @@
 """Initialises one architecture with weights of another of the same dimensions, to linearise a trained model.
 
-Parts that both have are kept: linears whatever the activation between them, norms, tables. Parts that the target lacks
-(norms, a removed attention or FFN) are dropped. If it has half of the heads, those that write most into the residual
-stream stay. A norm that training will freeze starts with the gain and bias of the live norm and normalises each row
-until then; one that is frozen in the source stays so. A fused FFN starts as the product of the two linears, and a
-temperature at 1, which changes no score. Scalars of a scaled residual, slopes and norms that the source lacks get their
-usual values. A polynomial gate starts as the odd part of the source's activation, with about its even part as the
-square; without a gate in the source, x becomes (x^2 + x) / 2. Queries for eighth powers start at a sixteenth.
+Parts that both have are kept, whatever the activation between linears; of heads, those that write most into the stream.
+A norm that training will freeze starts with the gain and bias of the live norm; one that is frozen in the source stays
+so. A fused FFN starts as the product of the two linears. A polynomial gate starts as the odd part of the source's
+activation, with about its even part as the square; without a gate in the source, x becomes (x^2 + x) / 2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,12 +53,16 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
             degree = _opened_degree(source, target, node)
             value = _value(node, suffix, weights) if degree is None else _opened(node, suffix, weights, degree)
             is_frozen = isinstance(node.op, ops.FrozenNorm)
-            if value is not None and is_frozen and node.name.endswith(HEADS[:2]):
-                value = _gain_by_head(source, node, value)
+            if value is not None and is_frozen and node.name.endswith(HEADS[:2]):  # heads may share one gain
+                assert isinstance(node.layer, int)
+                count = num_heads if node.name.endswith(HEADS[0]) else num_kv_heads
+                value = value.repeat(count(source, source.layers[node.layer]) * source.head_dim // len(value))
             by_head = is_frozen or target.block_facts.query_key_norm == "width"
             if value is not None and node.name.endswith(HEADS[0 if by_head else 2 :]):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
-            if value is not None and _holds_queries(target, node):
+            place = node.layer if isinstance(node.layer, int) else None
+            holds_queries = place is not None and node.name == f"layers.{place}.{queries(target, target.layers[place])}"
+            if value is not None and holds_queries:
                 value = _scaled_queries(source, target, node, value)
             if value is not None and value.shape != shape:
                 raise UserError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
@@ -70,18 +71,6 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         if isinstance(node.op, ops.FrozenNorm) and f"{node.name}.weight" in started:
             started[f"{node.name}.frozen"] = torch.tensor(float(_is_frozen(source, node)))
     return started
-
-
-def _holds_queries(target: Architecture, node: Node) -> bool:
-    place = node.layer
-    return isinstance(place, int) and node.name == f"layers.{place}.{queries(target, target.layers[place])}"
-
-
-def _gain_by_head(source: Architecture, node: Node, value: Tensor) -> Tensor:
-    """Return the gain of the queries or keys of every head of a source; heads may share one."""
-    assert isinstance(node.layer, int)
-    count = num_heads if node.name.endswith(HEADS[0]) else num_kv_heads
-    return value.repeat(count(source, source.layers[node.layer]) * source.head_dim // len(value))
 
 
 def _scaled_queries(source: Architecture, target: Architecture, node: Node, value: Tensor) -> Tensor:
@@ -198,12 +187,5 @@ def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | N
         raise UserError(
             f"the weights must hold {name!r}, but their placement has no such linear; give an ARCH that they fit."
         )
-    return _product(ffn, suffix, weights)
-
-
-def _product(ffn: str, suffix: str, weights: Mapping[str, Tensor]) -> Tensor:
-    """Return the matrix or the bias of down @ (up @ x + up_bias) + down_bias."""
-    down = weights[f"{ffn}.down.weight"].double()
-    if suffix == "weight":
-        return (down @ weights[f"{ffn}.up.weight"].double()).float()
-    return (down @ weights[f"{ffn}.up.bias"].double() + weights[f"{ffn}.down.bias"].double()).float()
+    product = weights[f"{ffn}.down.weight"].double() @ weights[f"{ffn}.up.{suffix}"].double()
+    return (product if suffix == "weight" else product + weights[f"{ffn}.down.bias"].double()).float()

@@ -1,8 +1,6 @@
 """Checks a folded model against the trained one, in single precision and in the fixed point of private inference.
 
-Exact algebra gives the same logits, but rounding errors grow if the new basis of the residual stream is far from an
-orthogonal one. The weights decide that, so the cost of a folded model is valid only once a check has passed.
-
+Rounding errors grow if the new basis of the residual stream is far from an orthogonal one, as the weights decide.
 Fixed point is emulated: operands are rounded to the engine's resolution, and the result of every op is truncated to it.
 The steps inside an op are exact here, for both models.
 """
@@ -99,16 +97,15 @@ class _Numbers(NamedTuple):
     result: Callable[[Array], Array]
 
 
-def _rounded(value: Array) -> Array:
-    return np.round(np.asarray(value) / RESOLUTION) * RESOLUTION
-
-
 def _single(value: Array) -> Array:
     return np.asarray(value, dtype=np.float32)
 
 
 DOUBLE, SINGLE = _Numbers(np.asarray, np.asarray), _Numbers(_single, _single)
-FIXED = _Numbers(_rounded, lambda value: np.floor(value / RESOLUTION) * RESOLUTION)
+FIXED = _Numbers(
+    operand=lambda value: np.round(np.asarray(value) / RESOLUTION) * RESOLUTION,
+    result=lambda value: np.floor(value / RESOLUTION) * RESOLUTION,
+)
 
 
 class _Run(NamedTuple):

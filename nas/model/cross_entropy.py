@@ -1,10 +1,8 @@
 """Cross-entropy of a vocabulary projection; many logits are computed for a chunk of rows at a time.
 
-The loss and both gradients of a chunk are computed together, while its logits are in the cache; nothing is computed
-twice. What is stored for the backward pass is as large as the inputs.
-
-On CUDA the table is padded to a multiple of 128 rows, since other products miss the fast matrix units. The logits of
-the added rows are minus infinity, so losses and gradients are those of the true vocabulary.
+The loss and both gradients of a chunk are computed together, while its logits are in the cache. On CUDA the table is
+padded to a multiple of 128 rows, since other products miss the fast matrix units; the logits of the added rows are
+minus infinity, so losses and gradients are those of the true vocabulary.
 """
 
 import math
@@ -87,11 +85,9 @@ def projected_cross_entropy(
 def token_cross_entropies(hidden: Tensor, weight: Tensor, targets: Tensor, cap: float | None = None) -> Tensor:
     """Return -ln softmax(hidden @ weight.T)[target] of each row, in nats; `projected_cross_entropy` is their mean."""
     table, size = padded(weight), len(weight)
-    parts = [
-        functional.cross_entropy(_logits(hidden[rows], table, size, cap), targets[rows], reduction="none")
-        for rows in _chunks(hidden, weight)
-    ]
-    return torch.cat(parts)
+    losses = partial(functional.cross_entropy, reduction="none")
+    chunks = _chunks(hidden, weight)
+    return torch.cat([losses(_logits(hidden[rows], table, size, cap), targets[rows]) for rows in chunks])
 
 
 def distilled(
@@ -112,15 +108,9 @@ def distilled(
     left = (1 - log_probabilities.exp().sum(dim=1, keepdim=True)).clamp(min=LEAST_LEFT)
     theirs = torch.cat((log_probabilities, left.log()), dim=1)
     if not _in_one_piece(hidden, weight):
+        losses, known = partial(_divergence, share=share), (targets, likely, theirs)
         return Distilled(
-            *_projected(
-                hidden,
-                weight,
-                partial(_divergence, share=share),
-                lambda rows: (targets[rows], likely[rows], theirs[rows]),
-                cap,
-                run,
-            )
+            *_projected(hidden, weight, losses, lambda rows: tuple(part[rows] for part in known), cap, run)
         )
     logits = _logits(hidden, padded(weight), len(weight), cap)
     total = logits.logsumexp(dim=1, keepdim=True)
@@ -269,13 +259,8 @@ class _Projected(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grads: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         hidden_grad, weight_grad = ctx.saved_tensors
-        return (
-            hidden_grad * grads[0].to(hidden_grad.dtype),
-            weight_grad if weight_grad is None else weight_grad * grads[0],
-            None,
-            None,
-            None,
-        )
+        weight_grad = None if weight_grad is None else weight_grad * grads[0]
+        return hidden_grad * grads[0].to(hidden_grad.dtype), weight_grad, None, None, None
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:

@@ -33,7 +33,6 @@ INIT_WIDTH = 768
 MAX_TABLE_STD = 0.16  # from the rule at width 96; in narrower models, larger tables would predict their own tokens
 LEAKY_SLOPE_INIT = 1e-2  # arXiv 2501.03489, leaky ReLU study
 
-
 # Calls a layer with its stream and whether entropies are wanted, as `Block.forward`.
 LayerFunction: TypeAlias = Callable[[nn.Module, Tensor, bool], Any]
 
@@ -58,12 +57,10 @@ class Decoder(nn.Module):
         self.recompute = False  # whether the backward pass computes layers again instead of storing activations
         self.layer_function: LayerFunction = nn.Module.__call__  # calls layers in training; may be compiled
         self.embed = nn.Embedding(vocab_size, d_model)
-        self.position = (
-            nn.Embedding(architecture.context, d_model) if "position" in architecture.block_facts.tables else None
-        )
-        self.layers = nn.ModuleList(
-            Block(architecture, index, temperature_init) for index in range(architecture.num_layers)
-        )
+        has_table = "position" in architecture.block_facts.tables
+        self.position = nn.Embedding(architecture.context, d_model) if has_table else None
+        num_layers = architecture.num_layers
+        self.layers = nn.ModuleList(Block(architecture, index, temperature_init) for index in range(num_layers))
         self.final_norm = norm_of(architecture.final_norm, architecture)
         self.logits = nn.Linear(d_model, vocab_size, bias=False)
         if architecture.tied_embeddings:
@@ -233,7 +230,8 @@ class FeedForward(nn.Module):
         self.gate = linear("gate", d_model, d_ff) if FFNS[layer.ffn].is_gated else None
         if self.fused is None:
             self.up = linear("up", d_model, d_ff)
-            self.activation = _activation(architecture, layer)
+            op = activation_op(architecture, layer, 1)
+            self.activation = nn.Identity() if op is None else MODULES[type(op)](op)
             self.down = linear("down", d_ff, d_model)
         self.scale = architecture.residual_scale
         self.norm = inner_norm(architecture, layer, "ffn.norm")
@@ -298,11 +296,6 @@ MODULES: dict[type[Op], Callable[[Any], nn.Module]] = {  # modules of the ops of
     ops.Silu: lambda op: nn.SiLU(),
     ops.Square: lambda op: _Square(op.shift),
 }
-
-
-def _activation(architecture: Architecture, layer: Layer) -> nn.Module:
-    op = activation_op(architecture, layer, 1)
-    return nn.Identity() if op is None else MODULES[type(op)](op)
 
 
 def build(

@@ -12,6 +12,7 @@ from costmodel.execution.op_functions import QUAD_SHIFT, RELU_SUM_OFFSET
 from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
 from costmodel.ops import SoftmaxForm
 from nas.attention.causal import Attended, attention_reference, causal_attention, row_bounds, scale_by_temperature
+from nas.model.cross_entropy import capped
 from search_spaces.architecture import has_bound
 
 Attention = Callable[..., Attended]  # as `causal_attention`
@@ -104,15 +105,15 @@ def last_row(
 
     queries: batch x heads x 1 x head_dim; keys, values: batch x heads x T x head_dim; temperature: heads x 1.
     """
-    scores = scale_by_temperature(queries, temperature) @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
-    scores = scores if cap is None else cap * torch.tanh(scores / cap)
     if form not in FORMS:
-        return scores.softmax(dim=-1) @ values
-    positive_of, offset = FORMS[form]
-    positive = positive_of(scores if bound is None else scores - bound.weight[:, None, None])
-    if form == "power8" and keys.shape[-2] == 1:
-        positive = torch.ones_like(positive)
-    return positive / (positive.sum(dim=-1, keepdim=True) + offset) @ values
+        return _scores(queries, keys, temperature, cap).softmax(dim=-1) @ values
+    positive = positive_scores(queries, keys, form, bound, temperature, cap)
+    return positive / (positive.sum(dim=-1, keepdim=True) + FORMS[form][1]) @ values
+
+
+def _scores(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None) -> Tensor:
+    scores = scale_by_temperature(queries, temperature) @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
+    return capped(scores, cap)
 
 
 def positive_scores(
@@ -123,14 +124,15 @@ def positive_scores(
     temperature: Tensor | None,
     cap: float | None = None,
 ) -> Tensor:
-    """Return a number of at least 0 for every score, and 0 for masked ones: batch x heads x T x T."""
-    length, head_dim = queries.shape[-2:]
-    scores = scale_by_temperature(queries, temperature) @ keys.transpose(-2, -1) / math.sqrt(head_dim)
-    scores = scores if cap is None else cap * torch.tanh(scores / cap)
-    seen = torch.ones(length, length, dtype=torch.bool, device=scores.device).tril()
+    """Return a number of at least 0 for every score, and 0 for masked ones: batch x heads x queries x keys.
+
+    The queries are those of the last tokens.
+    """
+    scores, length, total = _scores(queries, keys, temperature, cap), queries.shape[-2], keys.shape[-2]
+    seen = torch.ones(length, total, dtype=torch.bool, device=scores.device).tril(total - length)
     scores = scores if bound is None else scores - bound.weight[:, None, None]
     positive = FORMS[form][0](scores).masked_fill(~seen, 0.0)
-    if form == "power8":
+    if form == "power8" and length == total:
         positive[..., 0, 0] = 1.0  # alone in its row, and its power may be almost 0
     return positive
 

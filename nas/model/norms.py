@@ -111,8 +111,7 @@ class FrozenNorm(nn.Module):
 
     def _selected(self, source: Tensor) -> Tensor:
         source = source.float()
-        centred = source if self.bias is None else source - source.mean(dim=-1, keepdim=True)
-        parts = self._grouped(centred)
+        parts = self._grouped(source if self.bias is None else source - source.mean(dim=-1, keepdim=True))
         squares = parts.square().mean(dim=-1)  # batch x T x groups
         if self.training and torch.is_grad_enabled():
             rows = squares.detach()[:, 1:] if source.shape[1] > 1 else squares.detach()

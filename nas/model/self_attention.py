@@ -127,7 +127,8 @@ class ShapedSelfAttention(nn.Module):
         batch, length, d_model = source.shape
         packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
         queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        queries = _rescaled(queries) if self.folded else queries
+        if self.folded:  # whose weights include the 1 / sqrt(head_dim) of `attend`
+            queries = queries * math.sqrt(self.head_dim)
         values = self.v(source).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
         temperature = None if self.temperature is None else self.temperature(length)
         mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
@@ -135,16 +136,11 @@ class ShapedSelfAttention(nn.Module):
 
 
 class _Shaped(nn.Module):
-    """`a*V + b*(softmax V) - c*(C V)`, where C is uniform causal attention (a running mean). All factors start at 1.
-
-    With queries of 0 the softmax equals C, so a new layer passes its values on.
-    """
+    """`a*V + b*(softmax V) - c*(C V)`, with C a running mean, which a softmax of zeros equals; factors start at 1."""
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        self.identity = nn.Parameter(torch.ones(num_heads))
-        self.softmax = nn.Parameter(torch.ones(num_heads))
-        self.uniform = nn.Parameter(torch.ones(num_heads))
+        self.identity, self.softmax, self.uniform = (nn.Parameter(torch.ones(num_heads)) for _ in range(3))
 
     def forward(self, values: Tensor, mixed: Tensor) -> Tensor:
         """Combine values and the attention's output (`mixed`), each batch x heads x T x head_dim."""
@@ -209,8 +205,3 @@ def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _T
     if layer.attention != "softmax-temperature":
         return None
     return _Temperature(architecture.num_heads, architecture.context, initial)
-
-
-def _rescaled(queries: Tensor) -> Tensor:
-    """Undo the 1/sqrt(head_dim) of `causal_attention`, which the weights of a folded model include."""
-    return queries * math.sqrt(queries.shape[-1])

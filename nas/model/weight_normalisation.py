@@ -1,7 +1,6 @@
 """Weight and spectral normalisation: linears whose weights are trained in a normalised form.
 
-The `weight` of a normalised linear is computed from other parameters at every use, so that the model, its op graph and
-its cost do not change. `nas.model.weights.deployed_weights` returns the computed weights.
+The `weight` of a normalised linear is computed from other parameters at every use (`nas.model.weights`).
 """
 
 import torch
@@ -15,9 +14,7 @@ from nas.recipe.recipe import Normalisation, NormalisedLinears
 from search_spaces.block import BLOCKS
 
 FIRST_ITERATIONS = 15  # of the power method, as torch.nn.utils.parametrizations.spectral_norm has it
-
 PACKED = 3  # matrices in a packed linear
-
 QK = {"attention.qkv": 2, "attention.q": 1, "attention.k": 1}
 QKV = {"attention.qkv": 3, "attention.q": 1, "attention.k": 1, "attention.v": 1}
 FFN = {"ffn.gate": 1, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1}
@@ -35,11 +32,9 @@ def normalise(model: Decoder, settings: Normalisation, generator: torch.Generato
     """Train the chosen linears of every layer in normalised form. Raises UserError as `chosen_linears` does."""
     for linear, num_matrices in chosen_linears(model, settings):
         num_rows = num_matrices * linear.out_features // (PACKED if num_matrices > 1 else 1)
-        form = (
-            _WeightNorm(num_rows)
-            if settings.kind == "weight"
-            else _SpectralNorm(linear.weight[:num_rows].detach(), num_matrices, generator)
-        )
+        form: nn.Module = _WeightNorm(num_rows)
+        if settings.kind == "spectral":
+            form = _SpectralNorm(linear.weight[:num_rows].detach(), num_matrices, generator)
         register_parametrization(linear, "weight", form)
 
 

@@ -160,10 +160,8 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
     context, vocab_size = model.architecture.context, model.architecture.vocab_size
     corpus = corpus_for(model.tokenizer, model.corpus, data, vocab_size=vocab_size, context=context)
     tokens = validation_sequences(corpus, num_tokens, context)
-    is_usual = setup.protocol != "crypten" and (setting.ring_bits, setting.fraction_bits) == (
-        USUAL,
-        FRACTION_BITS[USUAL],
-    )
+    has_usual_bits = (setting.ring_bits, setting.fraction_bits) == (USUAL, FRACTION_BITS[USUAL])
+    is_usual = setup.protocol != "crypten" and has_usual_bits
     narrow = [replace(setting, ring_bits=NARROW, fraction_bits=FRACTION_BITS[NARROW])] if is_usual else []
     clear = clear_perplexity(setup, tokens)
 

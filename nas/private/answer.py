@@ -101,16 +101,14 @@ def summary_lines(setup: Setup, answer: Answer) -> list[str]:
     """Return lines on all tokens together."""
     measured, predicted = _costs(answer.tokens).values()
     peaks = ["not known" if peak is None else format_bytes(peak) for peak in measured["peak_bytes"]]
-    seconds = (
-        "not predicted" if predicted["latency_s"] is None else f"predicted {format_seconds(predicted['latency_s'])}"
-    )
+    seconds = predicted["latency_s"] and f"predicted {format_seconds(predicted['latency_s'])}"
     return [
         f"text: {answer.text!r}",
         f"{len(answer.tokens)} tokens: {agreement_text(answer.agreement)}",
         f"sent by all parties: {measured['sent_bytes']:,} bytes, predicted {predicted['sent_bytes']:,} "
         f"({difference(predicted['sent_bytes'], measured['sent_bytes'])}); messages: {measured['messages']:,}, "
         f"predicted {predicted['messages']:,}",
-        f"seconds: {format_seconds(measured['latency_s'])}, {seconds} on {setup.network.name}",
+        f"seconds: {format_seconds(measured['latency_s'])}, {seconds or 'not predicted'} on {setup.network.name}",
         f"memory, by party: at most {', '.join(peaks)}",
     ]
 

@@ -1,7 +1,7 @@
 """Checks whether a model stays accurate under protocol `crypten`, in plaintext on its own tokens, before it runs.
 
-Two things can go wrong. Approximations are right only in a range. And each party truncates its share of a product by
-itself, so that one in 2^(64 - 2f) / |x| results x with f fraction bits is wrong by 2^(64 - 2f), which ruins the answer.
+Approximations are right only in a range, and each party truncates its share of a product by itself, so
+that one in 2^(64 - 2f) / |x| results x with f fraction bits is wrong by 2^(64 - 2f), which ruins the answer.
 Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
 """
 
@@ -55,9 +55,14 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
 
     `fraction_bits` are those that the user asks for. Raise UserError if the model allows none, naming layer and value.
     """
-    if not isinstance(setup.setting, CryptenSetting) or setup.model.weights is None:
+    model, architecture = setup.model, setup.model.architecture
+    if not isinstance(setup.setting, CryptenSetting) or model.weights is None:
         return setup
-    reaches = _reaches(setup)
+    length = min(NUM_TOKENS, architecture.context)
+    _, tokens = check_tokens(known_corpus(model.corpus), architecture.vocab_size, length)
+    graph = lower(architecture, length)
+    values = interpreter.values(graph, model.weights, tokens[0])
+    reaches = {node.name: _reach(node, values) for node in graph}
     for name, reach in reaches.items():
         if not reach.holds:
             raise UserError(
@@ -71,24 +76,12 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
         if total * 2.0 ** (2 * bits - 64) <= MOST_WRONG:
             return replace(setup, setting=replace(setup.setting, fraction_bits=bits))
     worst = max(reaches, key=lambda name: reaches[name].truncated)
-    length, wrong = min(NUM_TOKENS, setup.model.architecture.context), total * 2.0 ** (2 * choices[-1] - 64)
+    wrong = total * 2.0 ** (2 * choices[-1] - 64)
     raise UserError(
         f"the model must hold under protocol crypten with {choices[-1]} fraction bits, but {wrong:.2g} truncations in "
         f"{length} tokens would be wrong, most in {worst}, where products sum to {reaches[worst].truncated:.3g}; lower "
         f"--fraction-bits, or choose protocol semi2k or aby3."
     )
-
-
-def _reaches(setup: Setup) -> dict[str, Reach]:
-    """Return the reach of every node, on a sequence of the model's corpus or of random tokens."""
-    model = setup.model
-    architecture, weights = model.architecture, model.weights
-    assert weights is not None
-    length = min(NUM_TOKENS, architecture.context)
-    _, tokens = check_tokens(known_corpus(model.corpus), architecture.vocab_size, length)
-    graph = lower(architecture, length)
-    values = interpreter.values(graph, weights, tokens[0])
-    return {node.name: _reach(node, values) for node in graph}
 
 
 def _reach(node: Node, values: Mapping[str, Array]) -> Reach:

@@ -104,10 +104,12 @@ def _of_prepared(source: str, export: Export) -> PrivateModel:
 
 
 def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel:
-    corpus = _corpus(folder)
-    notes: tuple[str, ...] = ()
-    if not (folder / CHECKSUMS_FILE).is_file():
-        notes = (f"{folder} has no {CHECKSUMS_FILE}: not checked",)
+    facts = load_mapping(folder / EXPORT_FILE) if (folder / EXPORT_FILE).is_file() else {}
+    provenance = facts.get("provenance")
+    corpus = provenance.get("corpus") if isinstance(provenance, dict) else None
+    corpus = corpus if isinstance(corpus, str) else None
+    is_checked = (folder / CHECKSUMS_FILE).is_file()
+    notes = () if is_checked else (f"{folder} has no {CHECKSUMS_FILE}: not checked",)
     if not weights_here and not os.path.isfile(folder / WEIGHTS_FILE):
         architecture, tokenizer = read_architecture(folder)
         if not architecture.folded:
@@ -138,15 +140,6 @@ def _of_weights(
         corpus=corpus,
         notes=notes,
     )
-
-
-def _corpus(folder: Path) -> str | None:
-    """Return the fingerprint of the corpus on which an export was trained, if the export has it."""
-    if not (folder / EXPORT_FILE).is_file():
-        return None
-    provenance = load_mapping(folder / EXPORT_FILE).get("provenance")
-    corpus = provenance.get("corpus") if isinstance(provenance, dict) else None
-    return corpus if isinstance(corpus, str) else None
 
 
 def _notes(*, passes: bool, left: tuple[str, ...]) -> tuple[str, ...]:

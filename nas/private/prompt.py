@@ -31,7 +31,10 @@ def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, ne
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")
     encoder = given_encoder(tokenizer, None, None)
-    if lacking := _lacking(text, encoder):
+    unknown = getattr(encoder.tokenizer.model, "unk_token", None)
+    unknown_id = None if unknown is None else encoder.tokenizer.token_to_id(unknown)
+    ids_of = {each: encoder.tokenizer.encode(each, add_special_tokens=False).ids for each in dict.fromkeys(text)}
+    if lacking := [repr(character) for character, its in ids_of.items() if not its or unknown_id in its]:
         raise UserError(f"--prompt must be in what the model's tokenizer knows, but that lacks {', '.join(lacking)}.")
     ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids)
     if len(ids) + new_tokens > context:
@@ -40,14 +43,3 @@ def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, ne
             f"{new_tokens}; shorten --prompt or lower --new-tokens."
         )
     return Prompt(text=text, ids=ids, encoder=encoder)
-
-
-def _lacking(text: str, encoder: Encoder) -> list[str]:
-    """Return the characters that the tokenizer drops, or turns into the token for unknown text."""
-    unknown = getattr(encoder.tokenizer.model, "unk_token", None)
-    unknown_id = None if unknown is None else encoder.tokenizer.token_to_id(unknown)
-    ids = {
-        character: encoder.tokenizer.encode(character, add_special_tokens=False).ids
-        for character in dict.fromkeys(text)
-    }
-    return [repr(character) for character, its in ids.items() if not its or unknown_id in its]

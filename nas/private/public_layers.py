@@ -1,16 +1,13 @@
 """Checks layers that are not secret in a private run: their weights must be those of a public checkpoint."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 
 from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
-from costmodel.ops import Node
 from nas.private.model import PrivateModel
-from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
 WRITERS = ("embed", "position", ".attention.out", ".ffn.down", ".ffn.fused")  # to the stream, by the ends of names
@@ -34,7 +31,10 @@ def require_public(
             f"party without weights, but does by {scale:g} ({model.name}); give the checkpoint that it is of, or the "
             f"export with its weights."
         )
-    for node in _known(model.architecture, public_layers, client_layers):
+    architecture = model.architecture
+    graph = lower(architecture, architecture.context, Deployment(public_layers=public_layers))
+    at_client = () if client_layers is None else halves(graph, client_layers).client.nodes
+    for node in (node for node in graph if node.op.public or node in at_client):
         for suffix, shape in node.op.weight_shapes.items():
             name, factor = f"{node.name}.{suffix}", scale if node.name.endswith(WRITERS) else 1.0
             theirs = checkpoint.weights.get(name)
@@ -46,10 +46,3 @@ def require_public(
                     f"but {name!r} {'is not in it' if theirs is None else 'differs'} ({model.name}); leave layer "
                     f"{node.layer} out, or give the checkpoint that it is of."
                 )
-
-
-def _known(architecture: Architecture, public_layers: str | None, client_layers: int | None) -> Iterator[Node]:
-    """Yield every node whose weights are not secret."""
-    graph = lower(architecture, architecture.context, Deployment(public_layers=public_layers))
-    at_client = () if client_layers is None else halves(graph, client_layers).client.nodes
-    return (node for node in graph if node.op.public or node in at_client)

@@ -79,9 +79,8 @@ class Setup:
 
     def client(self, plan: Plan) -> Assignment:
         """Return the assignment of a client that has all data, from which those of all parties are made."""
-        weights = self.model.weights
         return Assignment(
-            protocol=self.protocol, setting=self.setting, graph_of=self.graph_of, plan=plan, weights=weights
+            protocol=self.protocol, setting=self.setting, graph_of=self.graph_of, plan=plan, weights=self.model.weights
         )
 
 
@@ -129,8 +128,7 @@ def resolve_setup(
             its parent by default.
     """
     if protocol not in RUN:
-        known = ", ".join(RUN)
-        raise UserError(f"no engine of private answers runs protocol {protocol!r}; choose one of {known}.")
+        raise UserError(f"no engine of private answers runs protocol {protocol!r}; choose one of {', '.join(RUN)}.")
     setting = _setting(protocol, ring_bits, fraction_bits, weights, weight_masks, device)
     if (public_layers is None and client_layers is None) != (public_checkpoint is None):
         raise UserError(
@@ -140,9 +138,8 @@ def resolve_setup(
     if public_checkpoint is None and model.known is not None:
         public_layers, client_layers, public_checkpoint = model.known
     client_weights = model.weights
-    if public_checkpoint is not None and (
-        client_weights is not None or (client_layers is not None and party == CLIENT)
-    ):
+    has_weights = client_weights is not None or (client_layers is not None and party == CLIENT)
+    if public_checkpoint is not None and has_weights:
         checkpoint = load_model(public_checkpoint, pick)
         require_public(model, public_layers, client_layers, checkpoint)
         client_weights = client_weights or checkpoint.weights

@@ -1,11 +1,8 @@
 """The first candidates of a search: published rows, and cheap architectures that keep some sub-layers of each kind.
 
-Attention and ReLU FFNs are kept in the first layers and removed from the last ones, as in the papers' `_ip` rows (arXiv
-2410.13060). The builtin parent needs its first layers most: its loss rises by 6.6 nats without the first FFN, by 1.5
-without the first attention, and by at most 0.11 without any other FFN or an attention of the last eight layers.
-Candidates with fewer layers start from parent layers spread evenly over its depth (`nas.recipe.distillation`). Norms
-are frozen rather than absent where the space has both: they fold to nothing, at the same cost, and are present for most
-of the training.
+Attention and ReLU FFNs stay in the first layers, as in the papers' `_ip` rows (arXiv 2410.13060). The builtin parent
+needs these most: its loss rises by 6.6 nats without the first FFN, by 1.5 without the first attention, and by at most
+0.11 without any other FFN or an attention of the last eight layers.
 """
 
 from collections.abc import Sequence
@@ -24,7 +21,7 @@ from search_spaces.space import SearchSpace, contains, member_of
 
 MOST_ANCHORS = 9  # two thirds of the default number of trials; the rest are offspring
 MOST_SHALLOW = 5  # of MOST_ANCHORS, those with fewer layers, all of them with attention and an FFN
-# in order of preference; the first one that the space has is used
+# in order of preference; the first one that the space has is used, and frozen norms are present while training
 FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "frozen-rmsnorm", "none")
 CHEAP_FFNS: tuple[Ffn, ...] = ("relu", "quadglu", "square", "bilinear")
 
@@ -52,15 +49,11 @@ def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member
         return list(dict.fromkeys(member for member in (*published, least) if feasible.fits(member)))
     space, depth = feasible.space, feasible.space.base.num_layers
     shallow = [_first_layers(space, count, count) for count in range(1, depth + 1)]
-    some_ffns = [_first_layers(space, count, num) for count in range(depth, 1, -1) for num in _ffn_counts(count)]
-    some_ffns += [_first_layers(space, depth, num_ffns, "softmax-half") for num_ffns in _ffn_counts(depth)]
+    some_ffns = [_first_layers(space, count, num) for count in range(depth, 1, -1) for num in range(1, count, 2)]
+    some_ffns += [_first_layers(space, depth, num_ffns, "softmax-half") for num_ffns in range(1, depth, 2)]
     chosen = _spread(feasible, [], _known(feasible, shallow), MOST_SHALLOW)
     chosen = _spread(feasible, chosen, _known(feasible, [*some_ffns, *reversed(published)], chosen), MOST_ANCHORS)
     return _spread(feasible, [], chosen, len(chosen)) or [least]
-
-
-def _ffn_counts(num_layers: int) -> list[int]:
-    return list(range(1, num_layers, 2))
 
 
 def _first_layers(
@@ -75,18 +68,18 @@ def _first_layers(
         layers = (both,) * num_ffns + (alone,) * (num_attention - num_ffns)
         layers += (empty,) * (space.base.num_layers - num_attention)
         layers = (*kept, *layers[len(kept) :])
-        if not set(layers).issubset(space.layers):
-            continue
-        member = member_of(space, layers, entropy_regularised=space.recipes[0])
-        if contains(space, member):
-            return member
+        if set(layers).issubset(space.layers):
+            member = member_of(space, layers, entropy_regularised=space.recipes[0])
+            if contains(space, member):
+                return member
     return None
 
 
 def _known(feasible: FeasibleSpace, members: Sequence[Member | None], others: Sequence[Member] = ()) -> list[Member]:
     """Drop members over budget, too cheap, or with the folded form of an earlier member or of one of `others`."""
-    forms, least_s = {deployed_id(member.architecture) for member in others}, _least_s(feasible)
-    known = []
+    low, high = (price_of(feasible.priced, pick(feasible.priced)).latency_s for pick in (cheapest, most_expensive))
+    least_s = low + IDLE_SHARE * (min(high, feasible.budget.latency_s or high) - low)
+    forms, known = {deployed_id(member.architecture) for member in others}, []
     for member in members:
         if member is None or not feasible.fits(member) or price_of(feasible.priced, member).latency_s < least_s:
             continue
@@ -94,13 +87,6 @@ def _known(feasible: FeasibleSpace, members: Sequence[Member | None], others: Se
             forms.add(form)
             known.append(member)
     return known
-
-
-def _least_s(feasible: FeasibleSpace) -> float:
-    """Latency in seconds below which a member is not worth a training."""
-    low, high = (price_of(feasible.priced, pick(feasible.priced)).latency_s for pick in (cheapest, most_expensive))
-    high = min(high, feasible.budget.latency_s or high)
-    return low + IDLE_SHARE * (high - low)
 
 
 def _spread(feasible: FeasibleSpace, chosen: Sequence[Member], members: Sequence[Member], most: int) -> list[Member]:

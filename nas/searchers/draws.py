@@ -39,9 +39,9 @@ class Place(NamedTuple):
     """
 
     form: Hashable
-    latency_s: float
-    fits: bool
-    slice: int | None
+    latency_s: float = math.nan
+    fits: bool = False
+    slice: int | None = None
 
 
 class Draws:
@@ -60,18 +60,14 @@ class Draws:
 
     def place_of(self, member: Member) -> Place:
         """Return the place of a member, from a cache, since long searches ask for every member repeatedly."""
-        if (known := self._places.get(member)) is None:
-            known = self._places[member] = self._placed(member)
-        return known
-
-    def _placed(self, member: Member) -> Place:
-        form = deployed(member.architecture) if self.feasible.priced.cost_of == "folded" else member
-        path = path_of_member(self.feasible.space, member)
-        if path is None:
-            return Place(form=form, latency_s=math.nan, fits=False, slice=None)
-        cost, prices = self.feasible.cost_of_path(path), self.feasible.priced.prices
-        latency_s = sum(price.latency_s for vertex in path if (price := prices.get(vertex)))
-        return Place(form=form, latency_s=latency_s, fits=self.feasible.holds(cost), slice=self.slice_at(cost))
+        if member not in self._places:
+            place = Place(deployed(member.architecture) if self.feasible.priced.cost_of == "folded" else member)
+            if (path := path_of_member(self.feasible.space, member)) is not None:
+                cost, prices = self.feasible.cost_of_path(path), self.feasible.priced.prices
+                latency_s = sum(price.latency_s for vertex in path if (price := prices.get(vertex)))
+                place = Place(place.form, latency_s, fits=self.feasible.holds(cost), slice=self.slice_at(cost))
+            self._places[member] = place
+        return self._places[member]
 
     def new_of(self, members: Collection[Member], seen: Collection[Member]) -> list[Member]:
         """Return the members within the budget, except those with the form of a seen or an earlier member."""
@@ -99,11 +95,8 @@ class Draws:
         self, chosen: Sequence[Member], size: int, rng: np.random.Generator, seen: Collection[Member]
     ) -> list[Member]:
         """Return `chosen` and new members, `size` in all; fewer only if no others were found."""
-        members = list(chosen)
-        if len(members) >= size:
-            return members
-        forms = {self.place_of(member).form for member in (*seen, *members)}
-        held = self._held((*seen, *members))
+        members, known = list(chosen), (*seen, *chosen)
+        forms, held = {self.place_of(member).form for member in known}, self._held(known)
         while len(members) < size and (member := self._new(rng, held, forms)) is not None:
             members.append(member)
             forms.add(self.place_of(member).form)

@@ -36,13 +36,11 @@ class Evolution(Strategy):
         completed = [member for member, _ in points_of(trained)]
         for _ in range(size - len(chosen) if parents else 0):
             drawn = [self._child(parents, rng) for _ in range(CHOICES)]
-            target_s = self._target_s([*completed, *chosen], rng)
+            emptiest = self.draws.slices[self.draws.emptiest([*completed, *chosen], rng)[0]]
+            target_s = rng.uniform(*emptiest.latency_s_bounds)
             if new := self.draws.new_of(drawn, [*seen, *chosen]):
                 chosen.append(min(new, key=lambda child: abs(self.draws.place_of(child).latency_s - target_s)))
         return self.draws.filled(chosen, size, rng, seen)
-
-    def _target_s(self, members: Collection[Member], rng: np.random.Generator) -> float:
-        return rng.uniform(*self.draws.slices[self.draws.emptiest(members, rng)[0]].latency_s_bounds)
 
     def _child(self, parents: Sequence[Member], rng: np.random.Generator) -> Member:
         first, second = (parents[int(rng.integers(len(parents)))] for _ in range(2))
@@ -57,7 +55,6 @@ def _parents(trained: Iterable[Observation]) -> list[Member]:
     order = ranks([point for _, point in points])
     parents: list[Member] = []
     for rank in sorted(set(order)):
-        if len(parents) >= PARENTS:
-            break
-        parents += [member for (member, _), its_rank in zip(points, order, strict=True) if its_rank == rank]
+        if len(parents) < PARENTS:
+            parents += [member for (member, _), its_rank in zip(points, order, strict=True) if its_rank == rank]
     return parents

@@ -1,9 +1,8 @@
 """The surrogate of `trellis`: Bayesian linear regression of log-perplexity on sub-layers and a few global features.
 
-The model is y = features @ weights + a discrepancy of each member + noise of each seed, all normal. There is one
-feature per form of sub-layer and depth, and a few for the whole model, because losses grow faster as its components
-become scarce. The standard deviations of the form weights and of the discrepancy are the most probable ones of a grid;
-the rest is in closed form.
+The model is y = features @ weights + a discrepancy of each member + noise of each seed, all normal, with one feature
+per form of sub-layer and depth, and a few for the whole model, because losses grow faster as components become scarce.
+The standard deviations of form weights and discrepancy are the most probable ones of a grid.
 
 The global features are ln((1 + layers) / (1 + nonlinear FFNs)), the same for attentions (one with half of the heads
 counts as half), and attention gaps: the share of pairs of layers with no attention from the first to the second, so
@@ -96,7 +95,9 @@ class Features:
 
     def rows(self, members: Sequence[Member]) -> Floats:
         """Members x features: forms by depth, then base, live norms, regularised, first FFN, scarcity, gaps, scores."""
-        layers = self.stages.numbered([self._placed(member) for member in members])
+        given = [member.architecture.layers for member in members]
+        # with a parent, at the depths of its layers that initialise them
+        layers = self.stages.numbered([spread_layers(layers) for layers in given] if self.from_parent else given)
         depths = np.arange(layers.shape[1])
         halves = np.zeros((len(members), self.num_sub_layer_weights))
         for half in range(2):
@@ -113,11 +114,6 @@ class Features:
                 *([] if self.blocks is None else [self.blocks[depths, layers].sum(axis=1)]),
             ]
         )
-
-    def _placed(self, member: Member) -> Sequence[Layer]:
-        """Put the layers at the depths of the parent's layers that initialise them."""
-        layers = member.architecture.layers
-        return spread_layers(layers) if self.from_parent else layers
 
     @property
     def _others(self) -> list[Prior]:
@@ -188,9 +184,6 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
     blocks = None
     if problem.blocks is not None and problem.parent is not None:
         blocks = np.log1p(np.moveaxis(problem.blocks.by_layer(stages, problem.parent), 0, 2))
-    base = BASE
-    if problem.parent_loss is not None:
-        base = Prior(problem.parent_loss, FROM_PARENT)
     return Features(
         stages=stages,
         sub_layer_forms=np.array([[numbers[form] for form in both] for both in halves], dtype=np.intp),
@@ -199,7 +192,7 @@ def features_of(stages: Stages, problem: SearchProblem) -> Features:
         live_norms=np.array(
             [float(sum(norm in LIVE_NORMS for norm in (layer.norm1, layer.norm2))) for layer in stages.layers]
         ),
-        base=base,
+        base=BASE if problem.parent_loss is None else Prior(problem.parent_loss, FROM_PARENT),
         live_norm=SHORT_LIVE_NORM if problem.short_finetune else LIVE_NORM,
         blocks=blocks,
         block_factors=SHORT_FACTORS if problem.short_finetune else BLOCK_FACTORS,

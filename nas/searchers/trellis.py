@@ -1,15 +1,14 @@
 """The searcher `trellis`: Thompson sampling of an additive surrogate, optimised by dynamic programming over layers.
 
-A search begins with the anchors, which are spread over costs. The most promising one gets its final training, so that
-there is a front early; others get low-fidelity evaluations. Then, in every generation:
+A search begins with the anchors. The most promising one gets its final training, so that there is a front early; others
+get low-fidelity evaluations. Then, in every generation:
 
-1. Weights are drawn from the posterior of the surrogate, given all results of this search. For each draw and for the
-   posterior mean, the best architectures at every cost are computed.
+1. For draws of weights from the posterior of the surrogate, and for its mean, the best architectures at every cost are
+   computed.
 2. These, some random members and the anchors are evaluated at low fidelity, those first whose expected hypervolume
-   improvement times probability of completion is largest. Each choice takes members chosen before it, members in
-   training and members that could be promoted at their predicted losses.
-3. Evaluated members are promoted that are expected to add most to the front of final results. Evaluations and
-   promotions then keep the ratio `RemainingBudget.per_end`.
+   improvement times probability of completion is largest; other members count at their predicted losses.
+3. Evaluated members that are expected to add most to the front of final results are promoted, at the ratio
+   `RemainingBudget.per_end`.
 """
 
 import math
@@ -23,7 +22,7 @@ from scipy.special import expit, ndtr
 from nas.run.pareto import Point
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem, Strategy, Suggestion, points_of
-from nas.searchers.surrogate import SEED_NOISE, Features, Fit, Observations, features_of, fit
+from nas.searchers.surrogate import SEED_NOISE, Fit, Observations, PredictiveDistribution, features_of, fit
 from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Floats, stages_of
@@ -60,12 +59,8 @@ class Trellis(Strategy):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        return [
-            request.member
-            for request in self.suggestions(
-                size, rng, seen, trained, RemainingBudget(proxy_evals=0, final_trainings=size)
-            )
-        ]
+        remaining = RemainingBudget(proxy_evals=0, final_trainings=size)
+        return [request.member for request in self.suggestions(size, rng, seen, trained, remaining)]
 
     def suggestions(
         self,
@@ -76,22 +71,24 @@ class Trellis(Strategy):
         remaining: RemainingBudget,
     ) -> list[Suggestion]:
         observed = self._observed(trained)
-        fitted = self._fit(observed)
+        rows = self.features.rows(list(observed)) if observed else np.zeros((0, len(self.features.mean)))
+        losses, variances = np.array(list(observed.values()), dtype=float).reshape(-1, 2).T
+        fitted = fit(self.features, Observations(rows, losses, variances))
         begun = {training.member: training for training in trained}
         standing = [training.member for training in trained if training.deviation is not None and not training.promoted]
         standing = [member for member in standing if self.draws.place_of(member).fits]
         new = self._new(fitted, rng, seen, max(1, size - len(standing)))
-        pending = [member for member in seen if member not in begun or begun[member].promoted]
-        pending = sorted((member for member in pending if self.draws.place_of(member).fits), key=repr)
         if not new and not standing:
             return []
+        pending = [member for member in seen if member not in begun or begun[member].promoted]
+        pending = sorted((member for member in pending if self.draws.place_of(member).fits), key=repr)
+        members = [*new, *standing, *pending]
         batch = AcquisitionBatch(
-            members=[*new, *standing, *pending],
-            latency_s=[self.draws.place_of(member).latency_s for member in (*new, *standing, *pending)],
-            fitted=fitted,
-            features=self.features,
+            members=members,
+            latency_s=[self.draws.place_of(member).latency_s for member in members],
+            predicted=fitted.posterior.predict(self.features.rows(members)),
             observed=observed,
-            completes=self._completion([*new, *standing, *pending], trained),
+            completes=self._completion(members, trained),
             ended=[point for _, point in points_of([training for training in trained if training.deviation is None])],
             reference=self.reference,
         )
@@ -100,19 +97,13 @@ class Trellis(Strategy):
     def _observed(self, trained: Sequence[Observation]) -> dict[Member, Observed]:
         observed: dict[Member, Observed] = {}
         for training in trained:
-            if training.log_perplexity is None:
-                continue
-            noise = training.deviation or SEED_NOISE
-            loss, variance = observed.pop(training.member, Observed(0.0, math.inf))
-            precision = 1 / variance + 1 / noise**2
-            mean = (loss / variance + training.log_perplexity / noise**2) / precision
-            observed[training.member] = Observed(mean, 1 / precision)
+            if training.log_perplexity is not None:
+                noise = training.deviation or SEED_NOISE
+                loss, variance = observed.pop(training.member, Observed(0.0, math.inf))
+                precision = 1 / variance + 1 / noise**2
+                mean = (loss / variance + training.log_perplexity / noise**2) / precision
+                observed[training.member] = Observed(mean, 1 / precision)
         return observed
-
-    def _fit(self, observed: Mapping[Member, Observed]) -> Fit:
-        rows = self.features.rows(list(observed)) if observed else np.zeros((0, len(self.features.mean)))
-        losses, variances = np.array(list(observed.values()), dtype=float).reshape(-1, 2).T
-        return fit(self.features, Observations(rows, losses, variances))
 
     def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
         """Return members that may be trained, one per folded form; only anchors while there are `least` of them."""
@@ -164,15 +155,14 @@ class AcquisitionBatch:
         *,
         members: Sequence[Member],
         latency_s: Sequence[float],
-        fitted: Fit,
-        features: Features,
+        predicted: PredictiveDistribution,
         observed: Mapping[Member, Observed],
         completes: Floats,
         ended: Sequence[Point],
         reference: Point,
     ) -> None:
         self.members, self.latency_s, self.completes = members, np.array(latency_s), completes
-        self.predicted = fitted.posterior.predict(features.rows(members))
+        self.predicted = predicted
         pairs = [observed.get(member, Observed(0.0, math.inf)) for member in members]
         self.losses, self.variances = np.array(pairs, dtype=float).T
         self.mean, _ = self.predicted.with_own(self.losses, self.variances)
@@ -191,19 +181,14 @@ class AcquisitionBatch:
             is_end = keeps_pace or not self.points or not new or remaining.proxy_evals <= 0
             bidders = (standing or new) if is_end else new
             virtual = [] if is_end else [(float(self.latency_s[at]), float(self.mean[at])) for at in standing]
-            worth = self._worth(virtual)
-            best = max(bidders, key=lambda at: worth[at])
-            member = self.members[best]
-            suggestions.append(Suggestion(member, not is_end, float(self.mean[best])))
+            points, (_, deviation) = [*self.points, *virtual], self.predicted.with_own(self.losses, self.variances)
+            improvement = expected_improvement(self.latency_s, self.mean, deviation, points, self.reference)
+            best = max(bidders, key=(self.completes * improvement).__getitem__)
+            suggestions.append(Suggestion(self.members[best], not is_end, float(self.mean[best])))
             self._take(best)
             bidders.remove(best)
             remaining = remaining.after(is_proxy=not is_end)
         return suggestions
-
-    def _worth(self, virtual: Sequence[Point]) -> Floats:
-        _, deviation = self.predicted.with_own(self.losses, self.variances)
-        points = [*self.points, *virtual]
-        return self.completes * expected_improvement(self.latency_s, self.mean, deviation, points, self.reference)
 
     def _take(self, place: int) -> None:
         """Condition the surrogate on a pending member's predicted loss ("kriging believer")."""

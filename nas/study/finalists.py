@@ -1,9 +1,8 @@
 """Chooses the members of the front that are trained with one more seed, from results alone.
 
-Perplexity varies with the seed, and a front favours lucky seeds. One more seed is worth the expected gain of the front,
-from a member that turns out better than it seemed or is replaced by another. The gain is largest for members that have
-close neighbours and few seeds, and smaller than that of a new candidate as long as neighbours differ by more than seeds
-do. Seeds therefore come last, at most half as many as candidates.
+Perplexity varies with the seed, and a front favours lucky seeds. The expected gain from one more seed is largest for
+members that have close neighbours and few seeds, and smaller than that of a new candidate as long as neighbours differ
+by more than seeds do. Seeds therefore come last, at most half as many as candidates.
 """
 
 import math
@@ -68,16 +67,11 @@ def _means(results: Iterable[Observation]) -> dict[int, Point]:
     by_index: dict[int, list[Observation]] = {}
     for result in results:
         by_index.setdefault(result.index, []).append(result)
-    return {
-        index: point_of_seeds(
-            [(trial.latency_s, trial.log_perplexity) for trial in trials if trial.log_perplexity is not None]
-        )
-        for index, trials in by_index.items()
-        if _may_be_on_the_front(trials)
-    }
-
-
-def _may_be_on_the_front(trials: Sequence[Observation]) -> bool:
-    statuses = {trial.status for trial in trials}
-    feasible = all(trial.feasible for trial in trials if trial.status == "completed")
-    return "completed" in statuses and "diverged" not in statuses and feasible
+    points: dict[int, Point] = {}
+    for index, trials in by_index.items():
+        completed = [trial for trial in trials if trial.status == "completed"]
+        diverged = any(trial.status == "diverged" for trial in trials)
+        if completed and not diverged and all(trial.feasible for trial in completed):
+            losses = [(trial.latency_s, trial.log_perplexity) for trial in trials if trial.log_perplexity is not None]
+            points[index] = point_of_seeds(losses)
+    return points

@@ -103,11 +103,7 @@ def checked_meta(run: Run, config: StudyConfig, feasible: FeasibleSpace, corpus:
 
     Raises UserError if the cost model, corpus or tokenizer differs from that of the run.
     """
-    present = {
-        "cost_model_id": _cost_model_ids(feasible),
-        "corpus": corpus.fingerprint,
-        "tokenizer": corpus.tokenizer,
-    }
+    present = {"cost_model_id": _cost_model_ids(feasible), "corpus": corpus.fingerprint, "tokenizer": corpus.tokenizer}
     for name, value in present.items():
         if getattr(run.meta, name) != value:
             raise UserError(

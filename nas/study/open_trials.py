@@ -44,10 +44,7 @@ def start_trials(
 
 
 def open_trials(
-    study: ResolvedStudy,
-    *,
-    blocks: BlockScores | None = None,
-    on_end: Callable[[Record], None] = lambda record: None,
+    study: ResolvedStudy, *, blocks: BlockScores | None = None, on_end: Callable[[Record], None] = lambda record: None
 ) -> Trials:
     """Return the trials of a run, after replaying its ledger.
 
@@ -62,13 +59,15 @@ def open_trials(
     records = ledger.recover(path) if path.exists() else ()
     if not records and (folder / "trials").exists():
         raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
-    published = published_members(feasible.space)
+    # published rows with LayerNorm, but not the parent, whose perplexity is already known
+    known = meta.recipe.distillation and meta.recipe.distillation.placement
+    published = [row for row in published_members(feasible.space) if row.architecture.final_norm != "none"]
     schedule = TrialSchedule(
         strategy=searcher_of(config.searcher)(search_problem(config, feasible, meta, blocks)),
         seed=config.seed,
         num_trials=config.num_trials,
         num_proxy_evals=config.most_proxy_evals,
-        baselines=[member for member in published if not feasible.fits(member) and _is_baseline(member, meta)],
+        baselines=[row for row in published if not feasible.fits(row) and placement(row.architecture) != known],
         finalist_seeds=config.finalist_seeds,
         most_replicates=config.most_replicates,
         reference=meta.reference,
@@ -89,10 +88,7 @@ def open_trials(
 
 
 def search_problem(
-    config: StudyConfig,
-    feasible: FeasibleSpace,
-    meta: Meta,
-    blocks: BlockScores | None = None,
+    config: StudyConfig, feasible: FeasibleSpace, meta: Meta, blocks: BlockScores | None = None
 ) -> SearchProblem:
     """Return what a searcher knows before anything is trained.
 
@@ -131,10 +127,3 @@ def proposals_of(records: Sequence[Record], base: Architecture) -> list[Suggesti
         for record in records
         if record.event == "proposed"
     ]
-
-
-def _is_baseline(member: Member, meta: Meta) -> bool:
-    """Whether a published row has LayerNorm and is not the parent, whose perplexity is already known."""
-    distillation = meta.recipe.distillation
-    is_parent = distillation is not None and placement(member.architecture) == distillation.placement
-    return member.architecture.final_norm != "none" and not is_parent

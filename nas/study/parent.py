@@ -48,8 +48,5 @@ def _trained(folder: Path) -> Pretrained:
     _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     architecture, weights, _ = deployable(candidate, last, bounding_tokens(corpus, tokens))
     return Pretrained(
-        architecture,
-        weights,
-        read_tokenizer(kept),
-        windows=None if corpus is None else trained_on(Path(corpus.folder)),
+        architecture, weights, read_tokenizer(kept), windows=None if corpus is None else trained_on(Path(corpus.folder))
     )

@@ -66,8 +66,7 @@ class PricedStudy:
     def lines(self) -> list[str]:
         """Size, feasible share, cost of both ends, and what the costs leave out, one line each."""
         left_out = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
-        feasible = self.feasible
-        return [*left_out, *overview(feasible), *_extrapolated(feasible), *_last_projection(feasible)]
+        return [*left_out, *overview(self.feasible), *_extrapolated(self.feasible), *_last_projection(self.feasible)]
 
 
 def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
@@ -82,8 +81,11 @@ def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
     check_searcher(config.searcher)
     if ":" in config.searcher:  # load a searcher of the user's own now, so that its errors come before anything slow
         searcher_of(config.searcher)
-    parent = _load_parent(config.parent) if run is None and config.parent not in (None, NO_PARENT) else None
-    if parent is not None:
+    parent = None
+    if run is None and config.parent is not None and config.parent != NO_PARENT:
+        from nas.study.parent import find_parent  # imported late, because torch takes long
+
+        parent = find_parent(config.parent)
         config = _with_usual_of(config, parent)
     folder = None if run is None else run.folder
     space, pricers = run_space(folder, config, _tables(config, run, parent)), run_pricers(folder, config)
@@ -92,26 +94,15 @@ def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
     if run is not None:
         space = without(space, run.meta.withheld)
     if config.kept_layers is not None:
-        space = _with_kept_layers(config, space, _placement_of(run, parent))
+        space = _with_kept_layers(config, space, run, parent)
     if parent is not None:
-        _require_fit(config, parent, space)
+        from nas.conversion.parent import require_fit
+
+        require_fit(parent, trained_architecture(space.base, replace(SCALES[config.scale], seq_len=config.seq_len)))
     feasible, left_out = priced_within(
         space, list(zip(pricers, config.budgets.values(), strict=True)), config.workload, config.cost_of
     )
     return PricedStudy(config=config, run=run, parent=parent, feasible=feasible, left_out=left_out)
-
-
-def _load_parent(name: str | None) -> "Parent":
-    from nas.study.parent import find_parent  # imported late, because torch takes long
-
-    assert name is not None
-    return find_parent(name)
-
-
-def _require_fit(config: StudyConfig, parent: "Parent", space: SearchSpace) -> None:
-    from nas.conversion.parent import require_fit  # torch was imported with the parent
-
-    require_fit(parent, trained_architecture(space.base, replace(SCALES[config.scale], seq_len=config.seq_len)))
 
 
 def _with_usual_of(config: StudyConfig, parent: "Parent") -> StudyConfig:
@@ -167,15 +158,7 @@ def _with_budgets_of(
     return replace(config, **budgets)
 
 
-def _placement_of(run: Run | None, parent: "Parent | None") -> str:
-    if parent is not None:
-        return placement(parent.model.architecture)
-    assert run is not None
-    assert run.meta.recipe.distillation is not None
-    return run.meta.recipe.distillation.placement
-
-
-def _with_kept_layers(config: StudyConfig, space: SearchSpace, parent_placement: str) -> SearchSpace:
+def _with_kept_layers(config: StudyConfig, space: SearchSpace, run: Run | None, parent: "Parent | None") -> SearchSpace:
     """Restrict the space to members that begin with the parent's public and client layers.
 
     Only layers that folding leaves as they are can be kept: the first norm must be live, since folding then does not
@@ -187,6 +170,12 @@ def _with_kept_layers(config: StudyConfig, space: SearchSpace, parent_placement:
             f"--public-layers and --client-layers need a space that offers choices for each layer, but {space.name} "
             f"lists its members; leave them out, or name another --space."
         )
+    if parent is not None:
+        parent_placement = placement(parent.model.architecture)
+    else:
+        assert run is not None
+        assert run.meta.recipe.distillation is not None
+        parent_placement = run.meta.recipe.distillation.placement
     kept = parse(parent_placement, space.base).architecture.layers[: config.kept_layers]
     live = kept != () and reads_live_norm(space.base.block_facts, 0, kept[0])
     if not live or any("none" in (layer.attention, layer.ffn) for layer in kept):

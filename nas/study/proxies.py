@@ -1,10 +1,8 @@
 """Predicts the final log-perplexity after a low-fidelity evaluation, by Bayesian linear regression.
 
 A line relates losses at the first rung to final losses, both in nats above the parent's loss. Its prior comes from 150
-placements trained from the builtin parent (`experiments/data/table-12.csv`). There a line of slope 0.74 leaves a
-residual of 0.044 nats after a quarter of the tokens, and of 0.018 where losses are within 0.7 nats of the parent's. For
-parents of widths 48, 96 and 192 (`across-widths.csv`) the slopes are 0.85, 0.81 and 0.78, with residuals of 0.02 to
-0.03 nats. Final trainings of the run update the weights.
+placements trained from the builtin parent (`experiments/data/table-12.csv`), where a line of slope 0.74 leaves a
+residual of 0.044 nats after a quarter of the tokens, and of 0.018 where losses are within 0.7 nats of the parent's.
 
 Source: Swersky, Snoek and Adams 2014, arXiv 1406.3896, for resuming paused trainings by their predicted result;
 Rasmussen and Williams 2006, "Gaussian Processes for Machine Learning", section 2.1, for the regression.
@@ -63,10 +61,7 @@ def losses_after_proxies(results: Sequence[Observation], parent_loss: float | No
 def _after_proxies(
     proxy_evals: Sequence[float], ended: Sequence[tuple[float, float]], line: Line, base: float
 ) -> list[End]:
-    """Predict final losses from losses at the first rung, nats.
-
-    ended: losses of full trainings at the first rung and at the end. base: the parent's loss.
-    """
+    """Predict final losses from those at the first rung, nats. ended: of full trainings. base: the parent's loss."""
     at_look, at_end = np.array(ended, dtype=float).reshape(-1, 2).T
     rows, known = _rows(np.array(proxy_evals) - base), _rows(at_look - base)
     prior = np.array(line.deviation) ** -2

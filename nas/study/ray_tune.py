@@ -44,54 +44,43 @@ def run_trials(
 
     Raises RunHaltedError if the run cannot continue now (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
-    budget = budget or TimeBudget(None, time.monotonic())
+    budget, places = budget or TimeBudget(None, time.monotonic()), _Places(trials, resources)
     with (
         ray_session(resources, worker_env(THREADS_PER_TRIAL)),
         tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch,
     ):
         budget.mark("Ray")
-        _fit(trials, resources, scratch, budget, _Places(trials, resources), on_change)
+        tuner = tune.Tuner(
+            tune.with_resources(_trainable, _requested),
+            tune_config=tune.TuneConfig(
+                search_alg=_Asker(trials, places),
+                num_samples=-1,
+                max_concurrent_trials=resources.max_concurrent,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name="study",
+                storage_path=scratch,
+                verbose=0,
+                callbacks=[_Recorder(trials, places, budget, resources.at_a_time, on_change)],
+                stop=_Stopper(trials, budget),
+            ),
+        )
+        try:
+            tuner.fit()
+        except RuntimeError as error:
+            if isinstance(error.__cause__, OutOfMemoryError):  # raised while an actor is made; Tune passes it on
+                raise RunHaltedError(
+                    f"this machine ran out of memory ({str(error.__cause__).splitlines()[0]}); train fewer at a time "
+                    "(--max-concurrent) or end what else runs"
+                ) from error
+            raise
+        except TuneError as error:  # Tune keeps only the text of what our callbacks raise
+            if isinstance(error.__context__, Exception):
+                raise error.__context__ from None
+            raise
     if trials.halted:
         raise RunHaltedError(trials.halted)
-
-
-def _fit(
-    trials: Trials,
-    resources: Resources,
-    scratch: str,
-    budget: TimeBudget,
-    places: "_Places",
-    on_change: Callable[[], None],
-) -> None:
-    tuner = tune.Tuner(
-        tune.with_resources(_trainable, _requested),
-        tune_config=tune.TuneConfig(
-            search_alg=_Asker(trials, places),
-            num_samples=-1,
-            max_concurrent_trials=resources.max_concurrent,
-            reuse_actors=True,
-        ),
-        run_config=tune.RunConfig(
-            name="study",
-            storage_path=scratch,
-            verbose=0,
-            callbacks=[_Recorder(trials, places, budget, resources.at_a_time, on_change)],
-            stop=_Stopper(trials, budget),
-        ),
-    )
-    try:
-        tuner.fit()
-    except RuntimeError as error:
-        if isinstance(error.__cause__, OutOfMemoryError):  # raised while an actor is made; Tune passes it on
-            raise RunHaltedError(
-                f"this machine ran out of memory ({str(error.__cause__).splitlines()[0]}); train fewer at a time "
-                "(--max-concurrent) or end what else runs"
-            ) from error
-        raise
-    except TuneError as error:  # Tune keeps only the text of what our callbacks raise
-        if isinstance(error.__context__, Exception):
-            raise error.__context__ from None
-        raise
 
 
 class _Places:

@@ -11,7 +11,8 @@ from costmodel.config.units import format_count
 from costmodel.errors import StoppedError, UserError
 from costmodel.ops import SoftmaxForm
 from nas.attention.causal import has_native
-from nas.conversion.parent import BUILTIN, Parent, keep_parent, kept_parent, load_parent, require_fit
+from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, require_fit
+from nas.conversion.pretrained import write_pretrained
 from nas.conversion.sampled_text import sampled_source
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
@@ -117,7 +118,7 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
             _log.info(line)
         folder = new_folder(output_dir)
         if parent is not None:
-            keep_parent(parent, folder / PARENT_FOLDER)
+            write_pretrained(parent.model, folder / PARENT_FOLDER)
     return ResolvedStudy(
         config=config,
         feasible=feasible,
@@ -190,10 +191,7 @@ def run_second(run: Run, config: StudyConfig, corpus: Corpus, parent: Parent | N
 
 
 def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSpace:
-    """Remove bounded softmaxes and eighth powers from layers where the parent's scores leave fixed-point range.
-
-    Raises InfeasibleError if no member within the budget is left.
-    """
+    """Remove bounded softmaxes and eighth powers from layers where the parent's scores leave fixed-point range."""
     space, priced = feasible.space, feasible.priced
     offered = {layer.attention for layer in space.layers}
     forms: list[SoftmaxForm] = [form for form in LOG_SUMS if form in offered]

@@ -89,18 +89,14 @@ def _resumable(folder: Path, console: Console) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
         raise
-    except RunHaltedError as error:
-        raise StoppedError(f"{error}; remove the cause, then continue with --resume {folder}") from error
-    except OSError as error:
-        reason = f"{error.filename or folder}: {error.strerror or error}"
+    except (RunHaltedError, OSError) as error:
+        where = f"{error.filename or folder}: " if isinstance(error, OSError) else ""
+        reason = f"{where}{getattr(error, 'strerror', None) or error}"
         raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
 
 
 def _closing(trials: Trials, run: Run, budget: TimeBudget) -> list[str]:
-    """Draw the front, write the report, and return the results in lines.
-
-    Raises StoppedError if no trial was completed.
-    """
+    """Draw the front, write the report, and return lines of results; StoppedError if no trial was completed."""
     from nas.report.draw import plot_run  # matplotlib
     from nas.training import checkpoint  # torch
 

@@ -3,10 +3,9 @@
 A candidate gets a low-fidelity evaluation, up to the first rung, or its final training. A promoted candidate is asked
 for again, and continues from its checkpoint.
 
-Proposals are reproducible: generations have a fixed size, and generation g depends only on the seed, on g and on the
-results of generations up to g - 2. The lag keeps workers busy while a generation finishes, and the order of arrival
-does not matter. Rounds of replicates (`nas.study.finalists`) are two generations apart, so that each depends on all
-earlier ones.
+Proposals are reproducible: generation g depends only on the seed, on g and on the results of generations up to g - 2,
+in any order of arrival. The lag keeps workers busy while a generation finishes. Rounds of replicates
+(`nas.study.finalists`) are two generations apart, so that each depends on all earlier ones.
 """
 
 from collections.abc import Sequence
@@ -53,8 +52,7 @@ class TrialSchedule:
         known: Sequence[Suggestion] = (),
         generation_size: int = GENERATION_SIZE,
     ) -> None:
-        self.strategy = strategy
-        self.seed = seed
+        self.strategy, self.seed = strategy, seed
         self.remaining = RemainingBudget(
             proxy_evals=num_proxy_evals, final_trainings=num_trials, per_end=num_proxy_evals / max(1, num_trials - 1)
         )
@@ -65,9 +63,7 @@ class TrialSchedule:
         self.proxy_evals: dict[int, Observation] = {}
         self.results: dict[Key, Observation] = {}  # of final trainings, and of any that diverged or failed
         self._untold: dict[Key, int] = {}  # generations of trainings that have not ended
-        self._asked = 0
-        self._generation = 0
-        self._exhausted = False
+        self._asked, self._generation, self._exhausted = 0, 0, False
         self._replicated = 0 in (finalist_seeds, most_replicates)
         self._known: dict[int, list[Suggestion]] = {}
         self._indexes: dict[Member, int] = {}
@@ -113,23 +109,18 @@ class TrialSchedule:
         return not self._replicated and self._visible(generation) and self._extend_replicates(generation)
 
     def _extend_candidates(self) -> bool:
-        suggestions = self._known.get(self._generation, [])
-        if len(suggestions) < self.generation_size:
-            suggestions = self._completed_generation(suggestions)
-            self._exhausted = len(suggestions) < self.generation_size
+        suggestions, size = self._known.get(self._generation, []), self.generation_size
+        if len(suggestions) < size:  # the ledger has only the beginning of the generation, or nothing
+            rng = np.random.default_rng([self.seed, self._generation])
+            trained, members = self.trained(self._generation - LAG), {begun.member for begun in suggestions}
+            asked = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.remaining)
+            suggestions = [*suggestions, *(new for new in asked if new.member not in members)][:size]
+            self._exhausted = len(suggestions) < size
         for suggestion in suggestions:
             index = self._indexes.get(suggestion.member, len(self._indexes))
             self._add(replace(suggestion, index=index, generation=self._generation))
         self._generation += 1
         return bool(suggestions) or self._extend()
-
-    def _completed_generation(self, begun: list[Suggestion]) -> list[Suggestion]:
-        """Complete a generation of which the ledger has only the beginning."""
-        rng = np.random.default_rng([self.seed, self._generation])
-        trained, size = self.trained(self._generation - LAG), self.generation_size
-        suggestions = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.remaining)
-        members = {suggestion.member for suggestion in begun}
-        return [*begun, *(suggestion for suggestion in suggestions if suggestion.member not in members)][:size]
 
     def _extend_replicates(self, generation: int) -> bool:
         candidates = {proposal.index: proposal for proposal in self.proposals if proposal.role == "candidate"}

@@ -49,8 +49,11 @@ def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float
         measuring = 0.0
     elif is_small:
         on_cores = node.num_cpus * training_rate(candidate, "cpu")
-        measuring = min(measuring, _search_tokens(config, candidate) / on_cores)
-    card, most = torch.cuda.get_device_name(), _most(on_gpu, node)
+        scale = candidate.recipe.scale
+        trainings = config.num_trials + config.most_replicates + scale.rungs[0] * config.most_proxy_evals
+        measuring = min(measuring, trainings * scale.tokens / on_cores)
+    by_memory = int(FREE_SHARE * (available_bytes("cuda") or 0) / training_memory(on_gpu, "cuda").total)
+    card, most = torch.cuda.get_device_name(), max(1, min(COUNTS[-1], node.num_cpus // node.num_gpus, by_memory))
     rates, source = kept_rates(on_gpu, card), "measured by an earlier search"
     if rates is None and (most > 1 or is_small) and measuring >= WORTH * MEASURING_S:
         _log.info(f"measuring how fast {card} trains candidates, for about {MEASURING_S:.0f} s, once for this shape")
@@ -70,17 +73,3 @@ def choose_share(config: StudyConfig, node: Node, candidate: Candidate) -> float
     where = f"{round(1 / share)} trials train on each GPU" if share else "trials train on the CPU"
     _log.info(f"{where}: {why}; --gpus-per-trial {'0' if share else '1'} overrides this")
     return share
-
-
-def _search_tokens(config: StudyConfig, candidate: Candidate) -> float:
-    """Training tokens of a whole search, with its further seeds."""
-    scale = candidate.recipe.scale
-    trainings = config.num_trials + config.most_replicates + scale.rungs[0] * config.most_proxy_evals
-    return trainings * scale.tokens
-
-
-def _most(candidate: Candidate, node: Node) -> int:
-    """Most trainings on one GPU, by cores and by memory, at least 1."""
-    free = available_bytes("cuda") or 0
-    by_memory = int(FREE_SHARE * free / training_memory(candidate, "cuda").total)
-    return max(1, min(COUNTS[-1], node.num_cpus // node.num_gpus, by_memory))

@@ -1,7 +1,6 @@
 """Measures how fast a candidate trains, alone and beside others on one GPU; kept per card and shape.
 
-Trainings that share a GPU are processes of their own, as the trials of a search are. They train on random tokens,
-without the parent, in the loop of every training.
+Trainings that share a GPU are processes, as trials are. They train on random tokens, without the parent.
 """
 
 import hashlib
@@ -14,7 +13,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
 from tempfile import TemporaryDirectory
 from threading import Timer
 
@@ -66,14 +67,8 @@ def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> di
     """
     with ExitStack() as stack:
         env = {**os.environ, **worker_env(THREADS_PER_TRIAL)}
-        workers = [
-            stack.enter_context(
-                subprocess.Popen(
-                    SERVE, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-                )
-            )
-            for _ in range(max(counts))
-        ]
+        start = partial(subprocess.Popen, SERVE, env=env, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
+        workers = [stack.enter_context(start()) for _ in range(max(counts))]
         watchdog = Timer(LONGEST_S, _kill, (workers,))
         stack.callback(watchdog.cancel)
         stack.callback(_kill, workers)

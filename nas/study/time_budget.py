@@ -43,11 +43,8 @@ class Pace:
 
     def training_s(self, scale: Scale, share: float = 1.0) -> float:
         """Seconds of a training up to a share of its tokens, with its start and validations."""
-        num_validated = sum(
-            scale.validation_tokens if rung == 1 else scale.rung_validation_tokens
-            for rung in scale.rungs
-            if rung <= share
-        )
+        rungs = [rung for rung in scale.rungs if rung <= share]
+        num_validated = sum(scale.validation_tokens if rung == 1 else scale.rung_validation_tokens for rung in rungs)
         steps = share * scale.num_steps + VALIDATION_COST * num_validated / (scale.batch * scale.seq_len)
         return sum(self.phases.values()) + self.step_s * steps
 
@@ -90,8 +87,7 @@ class TimeBudget:
     def __init__(self, seconds: float | None, began_s: float) -> None:
         self._seconds, self._began_s = math.inf if seconds is None else seconds, began_s
         self._phases: dict[str, float] = {}
-        self._marked_s = began_s
-        self._is_told = False
+        self._marked_s, self._is_told = began_s, False
 
     @property
     def left_s(self) -> float:
@@ -137,15 +133,8 @@ class TimeBudget:
         num_short = config.most_proxy_evals if any(trial.record.is_proxy for trial in trials.running.values()) else 0
         rounds = 0 if running else math.ceil(num_short / config.num_trials / places)
         first_s = end_s - max((0.0, *running)) + rounds * short_s
-        count = num_within(
-            left_s,
-            first_s=first_s,
-            end_s=end_s,
-            short_s=short_s,
-            places=places,
-            num_trials=config.num_trials,
-            num_short=num_short,
-        )
+        seconds = {"first_s": first_s, "end_s": end_s, "short_s": short_s}
+        count = num_within(left_s, **seconds, places=places, num_trials=config.num_trials, num_short=num_short)
         needed_s = self._seconds - left_s + first_s
         remedy = f"give at least {math.ceil(1.2 * needed_s / 60)}min, or fewer --tokens"
         remedy += " or --num-proxy-evals 0" if num_short else ""

@@ -1,7 +1,6 @@
 """The bookkeeping of a run: turns proposals into trials, events into ledger records, and reports results.
 
-It imports neither Ray nor torch. A resumed run replays its ledger: its proposals are kept, results of finished trials
-go to the schedule, and only the other trials are run.
+It imports neither Ray nor torch. A resumed run replays its ledger, and only trials that have not finished are run.
 """
 
 import math
@@ -155,17 +154,14 @@ class Trials:
         records: Iterable[Record] = (),
         on_end: Callable[[Record], None] = lambda record: None,
     ) -> None:
-        self.schedule = schedule
-        self.feasible = feasible
-        self.setting = setting
+        self.schedule, self.feasible, self.setting = schedule, feasible, setting
         self.running: dict[TrialKey, Trial] = {}
         self.halted: str | None = None
         self._index = LedgerIndex(records)
         self._on_end = on_end
         self._again: list[Trial] = []
         self._losses: Counter[TrialKey] = Counter()
-        self._num_failed = 0
-        self._num_logged = 0
+        self._num_failed, self._num_logged = 0, 0
 
     @property
     def records(self) -> list[Record]:
@@ -204,7 +200,9 @@ class Trials:
         """
         key = record.index, record.seed
         trial = self.running.get(key)
-        if self.halted or trial is None or self._is_known(record):
+        # a resumed trial reports its rungs again
+        is_known = record.event == "rung" and record.rung in self._index.rungs.get(record.trial_id, {})
+        if self.halted or trial is None or is_known:
             return
         self._losses.pop(key, None)
         if record.deployed != trial.record.deployed and record.deployed is not None:
@@ -219,7 +217,11 @@ class Trials:
             return
         self.schedule.tell(self._observation(trial.member, record))
         self._on_end(record)
-        self._count_failure(record)
+        most = self.setting.config.max_failures
+        self._num_failed += record.status == "failed"
+        if most is not None and record.status == "failed" and self._num_failed >= most:
+            trials = "1 trial" if most == 1 else f"{most} trials"
+            self.halted = f"{trials} failed (--max-failures), the last, {record.trial_id}: {record.reason}"
 
     def halt(self, reason: str) -> None:
         """End the run because of the machine; trials that have not ended can be resumed."""
@@ -250,13 +252,6 @@ class Trials:
         ]
         if new:
             self._write(*new)
-
-    def _count_failure(self, record: Record) -> None:
-        most = self.setting.config.max_failures
-        self._num_failed += record.status == "failed"
-        if most is not None and record.status == "failed" and self._num_failed >= most:
-            trials = "1 trial" if most == 1 else f"{most} trials"
-            self.halted = f"{trials} failed (--max-failures), the last, {record.trial_id}: {record.reason}"
 
     def _trial(self, suggestion: Suggestion) -> Trial:
         member, setting = suggestion.member, self.setting
@@ -302,10 +297,6 @@ class Trials:
         """Repeat a failed trial, which says nothing about the candidate, unless later proposals depend on it."""
         return record.status == "failed" and self._index.last_generation < record.generation + LAG
 
-    def _is_known(self, record: Record) -> bool:
-        """Whether the ledger has this rung already: a resumed trial reports its rungs again."""
-        return record.event == "rung" and record.rung in self._index.rungs.get(record.trial_id, {})
-
     def _observation(self, member: Member, record: Record) -> Observation:
         is_measured = record.status in ("completed", "paused")
         return Observation(
@@ -342,12 +333,8 @@ class Trials:
 
 def price_fields(architecture: Architecture, feasible: FeasibleSpace) -> dict[str, Any]:
     """Return a record's fields with the costs of an architecture under every protocol of a search."""
-    first, *others = (
-        price_architecture(
-            architecture, constraint.priced.pricer, constraint.priced.workload, constraint.priced.cost_of
-        )
-        for constraint in feasible.every
-    )
+    every = (constraint.priced for constraint in feasible.every)
+    first, *others = (price_architecture(architecture, at.pricer, at.workload, at.cost_of) for at in every)
     names = (constraint.priced.pricer.protocol for constraint in feasible.also)
     also = {name: Costs.of(other.price) for name, other in zip(names, others, strict=True)}
     columns = price_columns(feasible.priced.pricer, first.price)

@@ -16,7 +16,6 @@ from nas.conversion.parent import (
     BUILTIN,
     BUILTIN_FOLDER,
     Parent,
-    keep_parent,
     kept_parent,
     load_initial,
     load_parent,
@@ -97,7 +96,7 @@ def test_training_starts_with_the_predictions_of_the_parent(builtin: Parent, som
 
 
 def test_a_kept_parent_is_the_parent(builtin: Parent, tmp_path: Path) -> None:
-    keep_parent(builtin, tmp_path / "parent")
+    write_pretrained(builtin.model, tmp_path / "parent")
     assert kept_parent(tmp_path / "parent", BUILTIN, builtin.digest).digest == builtin.digest
     assert load_parent(str(tmp_path / "parent")).digest == builtin.digest
     with pytest.raises(UserError, match=r"must hold the parent 000000000000 of the run, but holds \w+; start a new"):
@@ -106,7 +105,7 @@ def test_a_kept_parent_is_the_parent(builtin: Parent, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [TRAINED_FILE, "weights.safetensors", "tokenizer.json"])
 def test_a_folder_that_lost_a_file_or_was_edited_is_refused(builtin: Parent, tmp_path: Path, name: str) -> None:
-    keep_parent(builtin, tmp_path)
+    write_pretrained(builtin.model, tmp_path)
     raw = (tmp_path / name).read_bytes()
     (tmp_path / name).write_bytes(raw + b" ")
     with pytest.raises(UserError, match=rf"{name} must be as it was written \(SHA-256 \w+\), but is \w+; restore it"):
@@ -120,7 +119,7 @@ def test_what_is_no_parent_is_refused(builtin: Parent, tmp_path: Path) -> None:
     folded = builtin.model._replace(architecture=replace(builtin.model.architecture, folded=True))
     with pytest.raises(UserError, match="must be a model as it was trained, but is a folded one"):
         _ = Parent("p", folded, builtin.digest).distillation
-    keep_parent(Parent("p", builtin.model._replace(tokenizer=None), builtin.digest), tmp_path)
+    write_pretrained(builtin.model._replace(tokenizer=None), tmp_path)
     with pytest.raises(UserError, match=r"must come with its tokenizer; put its tokenizer\.json beside the weights"):
         load_parent(str(tmp_path))
     (tmp_path / "checksums.json").write_text("[1")

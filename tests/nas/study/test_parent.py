@@ -8,7 +8,8 @@ import pytest
 
 from costmodel.errors import StoppedError, UserError
 from nas import train
-from nas.conversion.parent import BUILTIN, keep_parent, load_parent
+from nas.conversion.parent import BUILTIN, load_parent
+from nas.conversion.pretrained import write_pretrained
 from nas.corpus.corpus import Corpus, prepare
 from nas.model.decoder import Decoder
 from nas.model.weights import load_stored
@@ -33,7 +34,7 @@ from tests.nas.study.conftest import ONE_TRIAL, untrained_parent
 
 @pytest.fixture
 def folder(source_files: str, tmp_path: Path) -> Path:
-    keep_parent(untrained_parent(prepare(source_files, vocab_size=512)), tmp_path / "made")
+    write_pretrained(untrained_parent(prepare(source_files, vocab_size=512)).model, tmp_path / "made")
     return tmp_path / "made"
 
 
@@ -60,7 +61,7 @@ def test_the_builtin_parent_is_the_default_where_it_fits(config, base, name):
 @pytest.mark.parametrize("name", ["2xlSooo", "1xooLFo-1xLSlRo", "SM+ScFuFFN"])
 def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(make_trials, corpus, folder, tmp_path, name):
     parent = load_parent(str(folder))
-    keep_parent(parent, tmp_path / PARENT_FOLDER)
+    write_pretrained(parent.model, tmp_path / PARENT_FOLDER)
     recipe = study_recipe(ONE_TRIAL, parent.distillation)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
     trials = make_trials(tmp_path, corpus, recipe=recipe, anchors=[name])
@@ -75,7 +76,7 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(make_trials, c
 
 
 def test_a_trial_whose_parent_was_edited_fails_with_a_reason(make_trials, corpus, folder, tmp_path):
-    keep_parent(parent := load_parent(str(folder)), tmp_path / PARENT_FOLDER)
+    write_pretrained((parent := load_parent(str(folder))).model, tmp_path / PARENT_FOLDER)
     (tmp_path / PARENT_FOLDER / "trained.yaml").write_text("block: gpt2\n")
     *_, last = run_trial(make_trials(tmp_path, corpus, distillation=parent.distillation).next_trial())
     assert last.status == "failed"
