@@ -1,13 +1,17 @@
-"""Shared by benchmarks: processor seconds, ratios of alternating measurements, and figures with required bounds."""
+"""Shared by benchmarks: processor seconds, ratios of alternating measurements, tables, figures with required bounds."""
 
+import csv
+import io
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.table import Table
 
 from costmodel.report import tables
+from nas.storage import replace_file
 
 
 class Figure(NamedTuple):
@@ -20,19 +24,12 @@ class Figure(NamedTuple):
     most: float | None = None
 
     @property
-    def verdict(self) -> str:
-        """PASS or FAIL, or empty without bounds."""
-        if self.least is None and self.most is None:
-            return ""
-        is_met = (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
-        return "PASS" if is_met else "FAIL"
-
-    @property
     def cells(self) -> list[str]:
-        """Name, value, bounds and verdict."""
+        """Name, value and bounds, and PASS or FAIL if there are bounds."""
         bars = ((">=", self.least), ("<=", self.most))
         bar = " ".join(f"{sign} {self.form.format(number)}" for sign, number in bars if number is not None)
-        return [self.name, self.form.format(self.value), bar, self.verdict]
+        is_met = (self.least is None or self.value >= self.least) and (self.most is None or self.value <= self.most)
+        return [self.name, self.form.format(self.value), bar, ("PASS" if is_met else "FAIL") if bar else ""]
 
 
 def figure_table(title: str, figures: Iterable[Figure]) -> Table:
@@ -43,6 +40,13 @@ def figure_table(title: str, figures: Iterable[Figure]) -> Table:
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str | None = None) -> Table:
     """Return a table with the first column on the left and all others on the right."""
     return tables.table(columns[:1], columns[1:], rows, title=title)
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Replace a file by a table as text. Raises OSError."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    replace_file(path, text.getvalue())
 
 
 def cpu_s(work: Callable[[], object]) -> float:

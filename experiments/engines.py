@@ -1,22 +1,37 @@
-"""Compares the engines: private answers of a parent and of a cheaper model under several protocols, in one run.
+"""Private answers of models, each by a process of `nas.private`, whose documents are saved and not made again.
 
-The cheaper model is not trained: it costs what a trained one does, but its text is of no worth.
+`experiments run engines` compares engines by answers of a parent and of a cheaper model. That model is not trained: it
+costs what a trained one does, but its text is of no worth.
 """
 
-import csv
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
-from experiments.answers import answer_records, answer_table, private_answers
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.errors import UserError
+from experiments.bars import table, write_csv
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import write_pretrained
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
-from nas.storage import RUNS
+from nas.storage import RUNS, replace_file
 from search_spaces.notation import parse
+
+COLUMNS = (
+    "model", "protocol", "as in the clear", "error", "bytes sent", "predicted", "messages", "seconds", "predicted",
+    "memory",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,9 +66,72 @@ def run(name: str, settings: Settings, console: Console) -> None:
     asked = ("--prompt", settings.prompt, "--new-tokens", str(settings.new_tokens))
     answers = private_answers(models, settings.protocols, asked, folder, console)
     console.print(answer_table(answers))
-    records = answer_records(answers)
-    with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-    console.print(f"figures: {file.name}", soft_wrap=True, highlight=False)
+    path, records = folder / f"{name}.csv", answer_records(answers)
+    write_csv(path, list(records[0]), (record.values() for record in records))
+    console.print(f"figures: {path}", soft_wrap=True, highlight=False)
+
+
+def private_answers(
+    models: Mapping[str, Sequence[str]], protocols: Sequence[str], asked: Sequence[str], folder: Path, console: Console
+) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return the documents of `nas.private --format json` by model and protocol; completed ones are saved.
+
+    `models` maps a name for files to the arguments that select the model; `asked` are further arguments of all. A
+    UserError is raised, in one line, if one fails.
+    """
+    answers, digest = {}, sha256(json.dumps(asked).encode()).hexdigest()[:8]
+    for name, model in models.items():
+        for protocol in protocols:
+            path = folder / f"private-{name}-{protocol}-{digest}.json"
+            if not path.exists():
+                command = ["-m", "nas.private", *model, "--protocol", protocol, *asked, "--format", "json"]
+                console.print(f"python {shlex.join(command)}", soft_wrap=True, highlight=False, markup=False)
+                done = subprocess.run([sys.executable, *command], capture_output=True, text=True)
+                if done.returncode:
+                    last = (done.stderr.strip().splitlines() or ["no word"])[-1]
+                    raise UserError(f"nas.private {name} must answer under {protocol}, but: {last}")
+                replace_file(path, done.stdout)
+            answers[name, protocol] = json.loads(path.read_text(encoding="utf-8"))
+    return answers
+
+
+def answer_records(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a record per answer, in SI units; memory is the most of any process, None if it is not known."""
+    records = []
+    for (name, protocol), document in answers.items():
+        measured, predicted = document["total"]["measured"], document["total"]["predicted"]
+        records.append(
+            {
+                "model": name,
+                "protocol": protocol,
+                "tokens": len(document["tokens"]),
+                "as_in_the_clear": sum(bool(token["top1_agrees"]) for token in document["tokens"]),
+                "largest_logit_error": document["agreement"]["largest_logit_error"],
+                "sent_bytes": measured["sent_bytes"],
+                "predicted_bytes": predicted["sent_bytes"],
+                "messages": measured["messages"],
+                "seconds": measured["latency_s"],
+                "predicted_s": predicted["latency_s"],
+                "peak_bytes": max((peak for peak in measured["peak_bytes"] if peak is not None), default=None),
+            }
+        )
+    return records
+
+
+def answer_table(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> Table:
+    """Tabulate the answers."""
+    rows = [
+        (
+            row["model"],
+            row["protocol"],
+            f"{row['as_in_the_clear']} of {row['tokens']}",
+            f"{row['largest_logit_error']:.2g}",
+            f"{row['sent_bytes']:,}",
+            "equal" if row["sent_bytes"] == row["predicted_bytes"] else f"{row['predicted_bytes']:,}",
+            f"{row['messages']:,}",
+            *("?" if row[key] is None else format_seconds(row[key]) for key in ("seconds", "predicted_s")),
+            "?" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"]),
+        )
+        for row in answer_records(answers)
+    ]
+    return table(COLUMNS, rows, title="answered privately, the parties on this machine")

@@ -94,12 +94,7 @@ def cheapest(architecture: Architecture, pricer: Pricer, seq_len: int) -> Estima
     ffns = [ffn for ffn in choices.ffn if ffn not in (*LINEAR_FFNS, "none")]
     least: Estimate | None = None
     for attention, ffn in product(ATTENTIONS, ffns):
-        layer = Layer(
-            norm1=_frozen(choices.norm1),
-            attention=attention,
-            norm2=_frozen(choices.norm2),
-            ffn=ffn,
-        )
+        layer = Layer(norm1=_frozen(choices.norm1), attention=attention, norm2=_frozen(choices.norm2), ffn=ffn)
         layer = with_cheapest_inner(architecture, layer)
         member = member_of(space, [layer] * architecture.num_layers)
         with suppress(UnpricedOpError):

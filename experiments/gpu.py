@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -23,7 +22,7 @@ from costmodel.errors import StoppedError, UserError
 from experiments.bars import cpu_s
 from experiments.gpu_trainings import ENDLESS, LAYERS, Place, Sizes, from_parent, profiled, steps, vocabulary
 from experiments.measured import Rows
-from experiments.private_gpu import CHEAPER, CHEAPER_LAYERS, NEW_TOKENS, PROMPT_TOKENS, figures
+from experiments.private_gpu import CHEAPER, CHEAPER_LAYERS, figures
 from nas.api import load_run
 from nas.conversion.parent import BUILTIN, read_parent_architecture
 from nas.malloc import keep_freed_memory
@@ -103,7 +102,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     left_out = {"vocabulary", "private", *(("smollm2",) if settings.parent is None else ())}
     left_out |= {"pricing"} if device == "cuda" else set()
     chosen = [part for part in PARTS if part in (settings.parts or PARTS.keys() - left_out)]
-    ends_s, all_shares = time.monotonic(), sum(PARTS[part].share for part in chosen)
+    ends_s, all_shares = time.monotonic(), sum(PARTS[part][1] for part in chosen)
     if device == "cpu":
         keep_freed_memory()
     with threads(THREADS_PER_TRIAL) if device == "cpu" else nullcontext():
@@ -173,7 +172,7 @@ def private(place: Place) -> None:
     """Measure private answers under CrypTen: of the parent and, if it is SmolLM2, of a cheaper model."""
     assert place.parent is not None
     placement = CHEAPER if read_parent_architecture(place.parent).num_layers == CHEAPER_LAYERS else None
-    for row in figures(place.parent, placement, place.device, PROMPT_TOKENS, NEW_TOKENS):
+    for row in figures(place.parent, placement, place.device):
         place.rows.add(*row)
 
 
@@ -184,20 +183,14 @@ def pricing(place: Place) -> None:
         place.rows.add(f"the default space under {protocol}", cpu_s(partial(price_study, config)), "s of CPU")
 
 
-class Part(NamedTuple):
-    """A part of the experiment. share: of the time of all parts that run."""
-
-    measure: Callable[[Place], None]
-    share: float
-
-
-PARTS = {
-    "step": Part(steps, 0.42),
-    "profile": Part(profiled, 0.03),
-    "smollm2": Part(from_parent, 0.22),
-    "sharing": Part(sharing, 0.11),
-    "search": Part(searched, 0.22),
-    "private": Part(private, 0.25),
-    "pricing": Part(pricing, 0.05),
-    "vocabulary": Part(vocabulary, 0.2),
+# what measures a part, and its share of the time of all parts that run
+PARTS: dict[str, tuple[Callable[[Place], None], float]] = {
+    "step": (steps, 0.42),
+    "profile": (profiled, 0.03),
+    "smollm2": (from_parent, 0.22),
+    "sharing": (sharing, 0.11),
+    "search": (searched, 0.22),
+    "private": (private, 0.25),
+    "pricing": (pricing, 0.05),
+    "vocabulary": (vocabulary, 0.2),
 }

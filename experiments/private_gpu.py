@@ -9,7 +9,8 @@ does, but its text is of no worth.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple, NoReturn, TypeAlias
+from statistics import mean
+from typing import Literal, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.tokenizer import given_encoder
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights, load_deployed
-from nas.private.answer import Answer, answer
+from nas.private.answer import answer
 from nas.private.crypten_check import with_precision
 from nas.private.model import PrivateModel
 from nas.private.prompt import Prompt
@@ -42,21 +43,21 @@ CHEAPER = (  # at 3.1 % more perplexity than SmolLM2-135M, docs/llama.md
     "1xMBMQo-1xMSMQo-1xMSMWo-2xMBMQo-3xMPMQo-1xMBMQo-2xMPMQo-1xMPMWo-6xMPMQo-1xMBMQo-1xMPMQo-1xMSMQo-1xMPMQo-1xMBMQo-"
     "1xMSMQo-2xMBMQo-1xMSMQo-1xMBMQo-2xMPMWo"
 )
-
 CHEAPER_LAYERS = 30
 
 Device: TypeAlias = Literal["cpu", "cuda"]
 
 
-class Row(NamedTuple):
-    """A figure of a model."""
-
-    name: str
-    value: float
-    unit: str
+Row: TypeAlias = tuple[str, float, str]  # name, value and unit
 
 
-def figures(parent: str, placement: str | None, device: Device, prompt_tokens: int, new_tokens: int) -> Iterator[Row]:
+def figures(
+    parent: str,
+    placement: str | None,
+    device: Device,
+    prompt_tokens: int = PROMPT_TOKENS,
+    new_tokens: int = NEW_TOKENS,
+) -> Iterator[Row]:
     """Yield what answers of the parent and of a model of that placement cost. Raises UserError as `nas.private`."""
     check_device(device)
     source = load_parent(parent).model
@@ -67,7 +68,7 @@ def figures(parent: str, placement: str | None, device: Device, prompt_tokens: i
     setting, network = CryptenSetting(device=device), load_network("loopback")
     setup = Setup(protocol="crypten", setting=setting, network=network, model=_model(source, *made))
     setup = with_precision(setup, None)
-    yield Row("fraction", setup.setting.fraction_bits, "bits")
+    yield "fraction", setup.setting.fraction_bits, "bits"
     yield from _answered("parent", setup, prompt_tokens, new_tokens, is_trained=True)
     if placement is not None:
         architecture = parse(placement, source.architecture).architecture
@@ -91,28 +92,22 @@ def _answered(name: str, setup: Setup, prompt_tokens: int, new_tokens: int, *, i
     ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids[:most])
     prompt = Prompt(text=text, ids=ids, encoder=encoder)
     done = answer(setup, prompt, new_tokens, on_this_machine, lambda ready: None, lambda token, expected: None)
-    yield from _costs(name, done)
-    if is_trained and (agreement := done.agreement) is not None:
-        yield Row(f"{name}, tokens of {agreement.num_positions} equal to the clear", agreement.num_equal, "")
-        yield Row(f"{name}, largest error of a logit", agreement.largest_error, "")
-
-
-def _costs(name: str, done: Answer) -> Iterator[Row]:
     costs = [token.cost for token, _ in done.tokens]
-    sent, expected = (
-        sum(part.sent_bytes for part in parts) for parts in (costs, [wanted for _, wanted in done.tokens])
-    )
     first, *later = costs
-    yield Row(f"{name}, prompt of {len(done.prompt.ids)}", first.seconds, "s")
-    yield Row(f"{name}, prompt of {len(done.prompt.ids)}", first.sent_bytes, "B")
+    yield f"{name}, prompt of {len(ids)}", first.seconds, "s"
+    yield f"{name}, prompt of {len(ids)}", first.sent_bytes, "B"
     if later:
-        yield Row(f"{name}, a token after it", sum(cost.seconds for cost in later) / len(later), "s")
-        yield Row(f"{name}, a token after it", sum(cost.sent_bytes for cost in later) / len(later), "B")
-    yield Row(f"{name}, meeting and sharing weights", done.ready.seconds, "s")
-    yield Row(f"{name}, sent over predicted", sent / expected, "")
-    yield Row(f"{name}, messages", sum(cost.messages for cost in costs), "")
+        yield f"{name}, a token after it", mean(cost.seconds for cost in later), "s"
+        yield f"{name}, a token after it", mean(cost.sent_bytes for cost in later), "B"
+    yield f"{name}, meeting and sharing weights", done.ready.seconds, "s"
+    sent, expected = sum(cost.sent_bytes for cost in costs), sum(wanted.sent_bytes for _, wanted in done.tokens)
+    yield f"{name}, sent over predicted", sent / expected, ""
+    yield f"{name}, messages", sum(cost.messages for cost in costs), ""
     peaks = [peak for cost in costs for peak in cost.peak_bytes if peak is not None]
-    yield Row(f"{name}, memory of a party", max(peaks, default=0), "B")
+    yield f"{name}, memory of a party", max(peaks, default=0), "B"
+    if is_trained and (agreement := done.agreement) is not None:
+        yield f"{name}, tokens of {agreement.num_positions} equal to the clear", agreement.num_equal, ""
+        yield f"{name}, largest error of a logit", agreement.largest_error, ""
 
 
 def print_figures(
@@ -132,9 +127,8 @@ def print_figures(
         new_tokens: tokens to generate at most.
     """
     print(f"on {torch.cuda.get_device_name() if device == 'cuda' and torch.cuda.is_available() else 'CPU'}")
-    for row in figures(parent, placement, device, prompt_tokens, new_tokens):
-        value = f"{row.value:,.4g}" if row.value < 1000 else f"{row.value:,.0f}"
-        print(f"{row.name}: {value} {row.unit}", flush=True)
+    for name, value, unit in figures(parent, placement, device, prompt_tokens, new_tokens):
+        print(f"{name}: {value:,.4g} {unit}" if value < 1000 else f"{name}: {value:,.0f} {unit}", flush=True)
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

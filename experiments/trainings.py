@@ -7,7 +7,6 @@ recipe and corpus are unchanged.
 """
 
 import csv
-import io
 import math
 import multiprocessing
 import os
@@ -23,6 +22,7 @@ from rich.console import Console
 
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
+from experiments.bars import write_csv
 from nas.conversion.parent import Parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.malloc import keep_freed_memory
@@ -30,7 +30,6 @@ from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import Recipe, ScaleName
-from nas.storage import replace_file
 from nas.study.worker import worker_env
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
@@ -256,14 +255,12 @@ def _keys(plan: Plan, jobs: Sequence[Job]) -> dict[Job, Key]:
 
 def _write(path: Path, records: Iterable[Recorded]) -> None:
     known = read_outcomes(path) if path.exists() else []
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
+    rows = []
     for key, row, variant, ended in {record.key: record for record in (*known, *records)}.values():
         perplexity = "" if ended.perplexity is None else f"{ended.perplexity:.6g}"
         rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in ended.rungs)
-        writer.writerow([*key, row, variant, perplexity, ended.tokens, f"{ended.seconds:.3f}", ended.reason, rungs])
-    replace_file(path, text.getvalue())
+        rows.append([*key, row, variant, perplexity, ended.tokens, f"{ended.seconds:.3f}", ended.reason, rungs])
+    write_csv(path, COLUMNS, rows)
 
 
 def read_outcomes(path: Path) -> list[Recorded]:

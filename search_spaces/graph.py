@@ -65,7 +65,7 @@ CONSTRAINTS: dict[ConstraintName, Callable[[int, Layer], int | None]] = {
     # refuse an FFN in a layer behind one without FFN (arXiv 2410.13060, the `_ip` rows)
     "ffn-removed-only-in-deepest-suffix": lambda removed, layer: (
         None if removed and layer.ffn != "none" else int(layer.ffn == "none")
-    ),
+    )
 }
 
 

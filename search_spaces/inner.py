@@ -38,9 +38,7 @@ def with_cheapest_inner(architecture: "Architecture", layer: "Layer") -> "Layer"
     """Return the layer with the fewest inner norms and caps that it can have in training."""
     inner1, inner2 = (offered[-1] for offered in inner_choices(architecture).values())
     return replace(
-        layer,
-        inner1=inner1 if layer.attention != "none" else "own",
-        inner2=inner2 if layer.ffn != "none" else "own",
+        layer, inner1=inner1 if layer.attention != "none" else "own", inner2=inner2 if layer.ffn != "none" else "own"
     )
 
 

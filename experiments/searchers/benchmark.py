@@ -1,6 +1,5 @@
 """Compares searchers by the front that they find per trained token, replayed on a table of trainings."""
 
-import csv
 import math
 import statistics
 from bisect import bisect_right
@@ -9,7 +8,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
@@ -22,7 +20,7 @@ from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
-from experiments.bars import Figure, figure_table, table
+from experiments.bars import Figure, figure_table, table, write_csv
 from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay, replay_halving
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
@@ -112,7 +110,14 @@ def run(name: str, settings: Settings, console: Console) -> None:
                 console.print(figure_table("", verdicts(curves, settings.judged, marks)))
                 folder = RUNS / "experiments" / name
                 folder.mkdir(parents=True, exist_ok=True)
-                write_curves(folder / f"{part_name}-{pool_name}.csv", curves)
+                points = (
+                    (searcher, number, tokens, f"{share:.6f}")
+                    for searcher, runs in curves.items()
+                    for number, curve in enumerate(runs)
+                    for tokens, share in zip(curve.tokens, curve.shares, strict=True)
+                )
+                columns = ("searcher", "run", "tokens", "share_of_hypervolume")
+                write_csv(folder / f"{part_name}-{pool_name}.csv", columns, points)
                 figure = regret_figure(title, curves, marks)
                 written = save_figure(folder / f"{part_name}-{pool_name}", draw_panels(figure))
                 console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
@@ -172,9 +177,7 @@ def is_of_pool(number: int, name: str) -> bool:
 def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, entries: Entries) -> SearchProblem:
     """Return the problem for searchers: a space of exactly the pool's architectures, the parent and its blocks."""
     definition = replace(
-        table_space(part).definition,
-        choices=None,
-        members=tuple(placement(member.architecture) for member in entries),
+        table_space(part).definition, choices=None, members=tuple(placement(member.architecture) for member in entries)
     )
     priced = price_space(build_space(definition), load_pricer(), SEQ_LEN)
     feasible = within_budget(priced, Budget(latency_s=parse_seconds(replayed.budget_latency, "budget_latency")))
@@ -254,16 +257,6 @@ def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[Figure]:
         name = f"numbers of tokens, of {len(marks)}, at which {judged} is worse than stratified"
         figures.append(Figure(name, float((ours > theirs).sum()), "{:.0f}", most=0.0))
     return figures
-
-
-def write_curves(path: Path, curves: Curves) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["searcher", "run", "tokens", "share_of_hypervolume"])
-        for searcher, runs in curves.items():
-            for number, curve in enumerate(runs):
-                points = zip(curve.tokens, curve.shares, strict=True)
-                writer.writerows([searcher, number, tokens, f"{share:.6f}"] for tokens, share in points)
 
 
 def regret_figure(title: str, curves: Curves, marks: Sequence[int]) -> PanelFigure:

@@ -23,7 +23,6 @@ from costmodel.errors import UserError
 from experiments.smollm2.corpora import ENGLISH, TEXT, english, text
 from experiments.smollm2.results import (
     PARENT,
-    Key,
     Trained,
     best,
     rank_table,
@@ -35,7 +34,7 @@ from experiments.smollm2.results import (
 from experiments.smollm2.search import SearchSettings, run_search
 from experiments.smollm2.settings import Length, Rate, Settings
 from experiments.smollm2.tables import kind_table, model_figure, model_table, models
-from experiments.trainings import DATA
+from experiments.trainings import DATA, Key
 from nas.conversion.parent import Parent, load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
 from nas.corpus.corpus import Corpus, prepare
@@ -258,13 +257,7 @@ def train(
         setting.console.print(f"{start.name}, {length.tokens:,} tokens: not trained, since the time is too short")
         return None
     training = TrainingRun(
-        candidate,
-        corpus,
-        seed=seed,
-        folder=None,
-        device=setting.device,
-        initial=start.initial,
-        teacher=start.teacher,
+        candidate, corpus, seed=seed, folder=None, device=setting.device, initial=start.initial, teacher=start.teacher
     )
     stamps_s = _taken(training)
     outcome, model = training.progress.outcome, training.objective.model
@@ -332,10 +325,7 @@ def candidate_of(
     micro_batch = min(batch, settings.micro_batch)
     changes = RecipeChanges(
         scale=ScaleChanges(
-            batch=batch,
-            micro_batch=micro_batch,
-            learning_rate=rate,
-            validation_tokens=settings.validation_tokens,
+            batch=batch, micro_batch=micro_batch, learning_rate=rate, validation_tokens=settings.validation_tokens
         ),
         distillation=DistillationChanges(
             trainable=length.trainable,

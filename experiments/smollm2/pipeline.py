@@ -14,8 +14,8 @@ from pathlib import Path
 from rich.console import Console
 
 from costmodel.errors import UserError
-from experiments.answers import answer_table, private_answers
 from experiments.bars import Figure, figure_table
+from experiments.engines import answer_table, private_answers
 from experiments.smollm2.corpora import TEXT, text
 from experiments.smollm2.search import SearchSettings, run_search, small_steps
 from experiments.smollm2.tables import (

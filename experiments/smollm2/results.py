@@ -1,7 +1,6 @@
 """Results of `experiments run smollm2-healing`: the file that holds them, and their tables."""
 
 import csv
-import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -9,22 +8,14 @@ from typing import NamedTuple
 from rich.table import Table
 
 from costmodel.errors import UserError
-from experiments.bars import table
+from experiments.bars import table, write_csv
 from experiments.smollm2.tables import score_of, spearman
+from experiments.trainings import Key
 from nas.run.members import TrainedMember
-from nas.storage import replace_file
 from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.architecture import Architecture
 
 PARENT = "parent"
-
-
-class Key(NamedTuple):
-    """The inputs that determine the result of a training."""
-
-    candidate_id: str
-    corpus: str
-    seed: int
 
 
 class Trained(NamedTuple):
@@ -61,11 +52,8 @@ class Trained(NamedTuple):
 
 def write_results(path: Path, results: Iterable[Trained]) -> None:
     """Write all results, as `read_results` reads them. Raises OSError."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Trained._fields)
-    writer.writerows([f"{value:.6g}" if isinstance(value, float) else value for value in one] for one in results)
-    replace_file(path, text.getvalue())
+    rows = ([f"{value:.6g}" if isinstance(value, float) else value for value in one] for one in results)
+    write_csv(path, Trained._fields, rows)
 
 
 def read_results(path: Path) -> list[Trained]:

@@ -180,12 +180,7 @@ STABLELM = Family(
     layer=replace(GPT2_LAYER, ffn="swiglu"),
     bias=False,
     partly=True,
-    fixed={
-        "layer_norm_eps": EPSILON,
-        "use_qkv_bias": False,
-        "qk_layernorm": False,
-        "use_parallel_residual": False,
-    },
+    fixed={"layer_norm_eps": EPSILON, "use_qkv_bias": False, "qk_layernorm": False, "use_parallel_residual": False},
     names=LLAMA.names,
 )
 # Of those with one block the first is written that is the same again. Source: transformers' models of these types;

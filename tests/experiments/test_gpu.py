@@ -11,7 +11,7 @@ from rich.console import Console
 from costmodel.errors import StoppedError, UserError
 from experiments import gpu, gpu_trainings
 from experiments.__main__ import run
-from experiments.gpu import CSV_FILE, PARTS, SIZES, Part, Settings, _ended
+from experiments.gpu import CSV_FILE, PARTS, SIZES, Settings, _ended
 from experiments.gpu_trainings import PROFILE_FILE, training
 from experiments.measured import COLUMNS, Rows, Way, speeds
 from experiments.plain_gpt2 import PlainGpt2, plain_step
@@ -116,7 +116,7 @@ def test_a_failed_part_is_a_row_and_the_others_run(monkeypatch, tmp_path):
     def fail(place):
         raise RuntimeError("no\nkernel")
 
-    monkeypatch.setitem(PARTS, "step", Part(fail, 0.1))
+    monkeypatch.setitem(PARTS, "step", (fail, 0.1))
     with pytest.raises(StoppedError, match="experiment gpu: step failed"):
         run("gpu", device="cpu", scale="smoke", parts="step,profile", output_dir=str(tmp_path))
     rows = rows_of(tmp_path)
