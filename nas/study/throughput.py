@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 from tempfile import TemporaryDirectory
@@ -67,8 +66,10 @@ def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> di
     """
     with ExitStack() as stack:
         env = {**os.environ, **worker_env(THREADS_PER_TRIAL)}
-        start = partial(subprocess.Popen, SERVE, env=env, stdin=PIPE, stdout=PIPE, stderr=DEVNULL)
-        workers = [stack.enter_context(start()) for _ in range(max(counts))]
+        started = (
+            subprocess.Popen(SERVE, env=env, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) for _ in range(max(counts))
+        )
+        workers = [stack.enter_context(worker) for worker in started]
         watchdog = Timer(LONGEST_S, _kill, (workers,))
         stack.callback(watchdog.cancel)
         stack.callback(_kill, workers)

@@ -232,8 +232,8 @@ def test_estimate_has_the_seconds_of_the_committed_testbed(run, snapshot):
     assert "semi2k.yaml must be CrypTen 0.4.1, as the formulas are, but got SecretFlow-SPU 0.9.5" in said
 
 
-# flags of a model -> the least seconds of 5 runs of `compare --protocol crypten` on the machine of the testbed, which has
-# none of these sizes
+# flags of a model -> the least seconds of 5 runs of `compare --protocol crypten` on the machine of the testbed, which
+# has none of these sizes
 MEASURED_S = {
     "SM+LN+G --layers 2 --heads 4 --d-model 64 --vocab 300 --seq-len 32": 0.513,
     "SM+LN+R --layers 2 --heads 4 --d-model 256 --vocab 1000 --seq-len 64": 1.046,
