@@ -1,9 +1,8 @@
 """Prices published models by kind of op, and what is left of each with every cheap choice of its own space.
 
 The configurations are those of the Hugging Face hub, as far as they decide about the op graph; `_name_or_path` in each
-is where it is from. With every cheap choice, a model keeps all its attention and FFNs: norms are frozen, those of
-queries and keys and after sub-layers too, so that they fold; caps of scores are left out; and attention and activations
-are of the form that sends least. Nothing is trained here.
+is where it is from. With every cheap choice, a model keeps all its attention and FFNs: all norms are frozen, so that
+they fold; caps of scores are left out; and attention and activations are of the form that sends least.
 """
 
 from collections import defaultdict
@@ -66,7 +65,7 @@ HEADER = (
 
 def rows(settings: Settings) -> Iterator[tuple[str, str]]:
     """Yield every model with every protocol."""
-    return ((path.name, protocol) for path in sorted(MODELS.iterdir()) for protocol in settings.protocols)
+    return product(sorted(path.name for path in MODELS.iterdir()), settings.protocols)
 
 
 def row(model: str, protocol: str, seq_len: int) -> str:
@@ -95,8 +94,7 @@ def cheapest(architecture: Architecture, pricer: Pricer, seq_len: int) -> Estima
     least: Estimate | None = None
     for attention, ffn in product(ATTENTIONS, ffns):
         layer = Layer(norm1=_frozen(choices.norm1), attention=attention, norm2=_frozen(choices.norm2), ffn=ffn)
-        layer = with_cheapest_inner(architecture, layer)
-        member = member_of(space, [layer] * architecture.num_layers)
+        member = member_of(space, [with_cheapest_inner(architecture, layer)] * architecture.num_layers)
         with suppress(UnpricedOpError):
             made = priced(deployed(member.architecture), pricer, seq_len)
             least = made if least is None or made.total.sent_bytes < least.total.sent_bytes else least

@@ -99,8 +99,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     rows = Rows(folder / CSV_FILE, device, console)
     sizes = SIZES[settings.scale or ("paper" if device == "cuda" else "proxy")]
     place = Place(device, sizes, settings.parent, folder, rows)
-    left_out = {"vocabulary", "private", *(("smollm2",) if settings.parent is None else ())}
-    left_out |= {"pricing"} if device == "cuda" else set()
+    left_out = {"vocabulary", "private", "smollm2" * (settings.parent is None), "pricing" * (device == "cuda")}
     chosen = [part for part in PARTS if part in (settings.parts or PARTS.keys() - left_out)]
     ends_s, all_shares = time.monotonic(), sum(PARTS[part][1] for part in chosen)
     if device == "cpu":

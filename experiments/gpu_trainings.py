@@ -6,7 +6,7 @@ Our steps are the trainer's, on random tokens, so that everything that a user's 
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import attrgetter
@@ -121,18 +121,9 @@ def _compare(place: Place, ways: Sequence[Way], subject: str) -> None:
 
 
 def _plain(place: Place, seq_len: int, name: str, *, padded: bool = True) -> Way:
-    @contextmanager
-    def start() -> Iterator[Callable[[], object]]:
-        yield plain_step(
-            place.sizes.base,
-            batch=place.sizes.tokens // seq_len,
-            seq_len=seq_len,
-            device=place.device,
-            compiled=name == COMPILED,
-            padded=padded and place.device == "cuda",
-        )
-
-    return Way(name, place.sizes.tokens, start)
+    batch, padded = place.sizes.tokens // seq_len, padded and place.device == "cuda"
+    step = partial(plain_step, place.sizes.base, batch=batch, seq_len=seq_len, device=place.device, padded=padded)
+    return Way(name, place.sizes.tokens, lambda: nullcontext(step(compiled=name == COMPILED)))
 
 
 def _ours(place: Place, seq_len: int) -> Iterator[Way]:
@@ -199,8 +190,8 @@ def profiled(place: Place) -> None:
             elapsed_s = time.perf_counter() - since_s
     kind = DeviceType.CUDA if is_cuda else DeviceType.CPU
     time_us = attrgetter(f"self_{'device' if is_cuda else 'cpu'}_time_total")
-    measured = [event for event in profiler.key_averages() if event.device_type == kind]
-    kernels = sorted((event for event in measured if not event.is_user_annotation), key=time_us, reverse=True)
+    events = [event for event in profiler.key_averages() if event.device_type == kind and not event.is_user_annotation]
+    kernels = sorted(events, key=time_us, reverse=True)
     total_us = sum(map(time_us, kernels))
     lines = [f"{NUM_STEPS_PROFILED} steps of {candidate.name} in {elapsed_s:.4f} s"]
     if is_cuda:
@@ -241,11 +232,9 @@ def from_parent(place: Place) -> None:
         for tokens in sizes.parent_tokens:
             tuned = _of_parent(place, parent, own, UNTAUGHT, tokens)
             distilled = _of_parent(place, parent, replaced, taught, tokens)
-            ways = [
-                _way(place, "tuned", tuned, parent.start(tuned, corpus), parent),
-                _way(place, f"distilled to {placement(replaced)}", distilled, initial, parent),
-            ]
-            _compare(place, ways, f"{tokens} tokens a step")
+            own_way = _way(place, "tuned", tuned, parent.start(tuned, corpus), parent)
+            replaced_way = _way(place, f"distilled to {placement(replaced)}", distilled, initial, parent)
+            _compare(place, [own_way, replaced_way], f"{tokens} tokens a step")
 
 
 def _replaced(parent: Parent) -> Architecture:

@@ -1,9 +1,8 @@
 """Resumable trainings of an experiment, one thread on every core, whose results are saved as a table.
 
-A variant is the recipe of a scale with changes: more tokens, another optimizer, a trained parent. Every training saves
-checkpoints, so that an interrupted run resumes. Results are written to `outcomes.csv` beside them, where other plans
-with the same folder find them; those that took hours are committed in `experiments/data`. Both are used only while
-recipe and corpus are unchanged.
+Every training saves checkpoints, so that an interrupted run resumes. Results are written to `outcomes.csv` beside them,
+where other plans with the same folder find them; those that took hours are committed in `experiments/data`. Both are
+used only while recipe and corpus are unchanged.
 """
 
 import csv
@@ -12,7 +11,7 @@ import multiprocessing
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
@@ -48,13 +47,12 @@ class Variant:
 
     Attributes:
         parent: Where candidates start, `builtin` or a folder; the changes then apply to the recipe from a parent.
-        recipe: As `nas.train --recipe.*`; a batch is always one forward pass.
+        recipe: As `nas.train --recipe.*`.
     """
 
     seeds: tuple[int, ...]
     parent: str | None = None
     tokens: int | None = None
-    seq_len: int | None = None
     recipe: RecipeChanges = field(default_factory=RecipeChanges)
 
 
@@ -126,28 +124,18 @@ class Recorded(NamedTuple):
     ended: Ended
 
 
-def recipe_of(plan: Plan, variant: Variant, parent: Parent | None, *, entropy_regularised: bool) -> Recipe:
-    """Return the recipe of the scale with a variant's changes."""
-    recipe = recipe_at(
-        plan.scale,
-        plan.data,
-        entropy_regularised=entropy_regularised,
-        distillation=parent and parent.distillation,
-        seq_len=variant.seq_len,
-        tokens=variant.tokens,
-    )
-    given = variant.recipe
-    if given.scale.batch is not None:
-        given = replace(given, scale=replace(given.scale, micro_batch=given.scale.batch))
-    return changed(recipe, given)
-
-
 def candidate_of(plan: Plan, job: Job, parent: Parent | None) -> Candidate:
     """Return the candidate that a job trains."""
     member = resolve(job.row, base_architecture(plan.base, plan.dimensions))
     variant = plan.variants[job.variant]
-    recipe = recipe_of(plan, variant, parent, entropy_regularised=member.entropy_regularised)
-    return Candidate(architecture=member.architecture, recipe=recipe)
+    recipe = recipe_at(
+        plan.scale,
+        plan.data,
+        entropy_regularised=member.entropy_regularised,
+        distillation=parent and parent.distillation,
+        tokens=variant.tokens,
+    )
+    return Candidate(architecture=member.architecture, recipe=changed(recipe, variant.recipe))
 
 
 def training(plan: Plan, job: Job, folder: Path) -> Ended:
@@ -164,8 +152,8 @@ def training(plan: Plan, job: Job, folder: Path) -> Ended:
     place = training_folder(plan, job, folder)
     *records, outcome = train(candidate, corpus, seed=job.seed, folder=place, **more)
     assert isinstance(outcome, Outcome)
-    on_the_way = [record for record in records if isinstance(record, RungRecord) and record.share < 1]
-    rungs = tuple(Rung(record.share, record.val_loss) for record in on_the_way)
+    earlier = (record for record in records if isinstance(record, RungRecord) and record.share < 1)
+    rungs = tuple(Rung(record.share, record.val_loss) for record in earlier)
     return Ended(outcome.perplexity, outcome.tokens, outcome.seconds, outcome.reason or "", rungs)
 
 
@@ -228,10 +216,11 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
                 job = futures[future]
                 new[job] = future.result()
                 left = [other for other in futures.values() if other not in new]
-                left_s = _seconds_left(plan, left, new) / _num_workers()
+                left_s, end = _seconds_left(plan, left, new) / _num_workers(), new[job]
+                how = f"diverged, {end.reason}" if end.perplexity is None else f"perplexity {end.perplexity:.2f}"
                 console.print(
-                    f"{job.variant} seed {job.seed} {job.row}: {_describe(new[job])}; {len(ended) + len(new)} of "
-                    f"{len(jobs)}, about {format_seconds(left_s)} left"
+                    f"{job.variant} seed {job.seed} {job.row}: {how} in {format_seconds(end.seconds)}; "
+                    f"{len(ended) + len(new)} of {len(jobs)}, about {format_seconds(left_s)} left"
                 )
                 records = [Recorded(keys[job], job.row, job.variant, end) for job, end in (ended | new).items()]
                 _write(folder / OUTCOMES_FILE, records)
@@ -294,8 +283,3 @@ def _seconds_left(plan: Plan, left: Sequence[Job], new: Mapping[Job, Ended]) -> 
         for name, job in {job.variant: job for job in left}.items()
     }
     return sum(expected[job.variant] for job in left)
-
-
-def _describe(ended: Ended) -> str:
-    end = f"diverged, {ended.reason}" if ended.perplexity is None else f"perplexity {ended.perplexity:.2f}"
-    return f"{end} in {format_seconds(ended.seconds)}"

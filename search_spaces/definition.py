@@ -85,12 +85,11 @@ class Definition:
             raise UserError("a space must have either `choices` or `members`, and not both.")
         if self.base == OWN and self.dimensions != Dimensions():
             raise UserError(f"`dimensions` of a space on `base: {OWN}` are the parent's; leave them out.")
-        narrowing = {"constraints": (), "withheld": Withheld(), "first_layers": ()}
-        for name in (name for name, none in narrowing.items() if getattr(self, name) != none):
-            if self.members is not None:
-                raise UserError(f"`{name}` goes with `choices`, but the space lists its `members`; drop one of them.")
         _check_distinct("entropy_regularisation", self.entropy_regularisation)
         if self.members is not None:
+            narrowing = {"constraints": (), "withheld": Withheld(), "first_layers": ()}
+            if odd := [name for name, none in narrowing.items() if getattr(self, name) != none]:
+                raise UserError(f"`{odd[0]}` goes with `choices`, but the space lists its `members`; drop one of them.")
             _check_distinct("members", self.members)
         if self.constraints:
             _check_distinct("constraints", self.constraints)

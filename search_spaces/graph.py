@@ -115,8 +115,7 @@ def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps
         rest = frozenset(word[1:] for word in endings[state[4]] if word[0] == layer)
         if not rest:
             return None
-        if rest not in numbers:
-            numbers[rest] = len(endings)
+        if numbers.setdefault(rest, len(endings)) == len(endings):
             endings.append(rest)
         return (*_head(block, depth, state, layer, has_caps), numbers[rest])
 
@@ -126,8 +125,7 @@ def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps
 
 def source(graph: nx.DiGraph) -> Boundary:
     """Return the boundary that every path starts from."""
-    first = next(iter(graph))
-    assert isinstance(first, Boundary)
+    first: Boundary = next(iter(graph))
     return first
 
 
@@ -178,16 +176,18 @@ def _head(block: Block, depth: int, state: State, layer: Layer, has_caps: bool) 
     """Return the part of the state behind a layer that the head is told by."""
     norms = reader_norms(layer)
     rank = max(state[0], *(NORMS[norm].rank for norm in norms), least_rank(block))
+    live = state[1] or reads_live_norm(block, depth, layer)
     uncentred = state[2] or any(norm not in CENTRED_NORMS for norm in norms)
-    is_frozen = rank <= NORMS["frozen-layernorm"].rank
     is_capped = state[3] or not has_caps or keeps_cap(layer)
-    live = int(state[1] or reads_live_norm(block, depth, layer))
-    return rank, live, int(uncentred and is_frozen), int(is_capped)
+    return rank, int(live), int(uncentred and rank <= NORMS["frozen-layernorm"].rank), int(is_capped)
 
 
 def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, step: Transition) -> nx.DiGraph:
-    graph = nx.DiGraph()
-    level = [Boundary(depth=0, state=initial)]
+    """Return the graph of the transitions that `step` allows, without vertices that do not lead to a head.
+
+    A UserError is raised if nothing is left.
+    """
+    graph, level = nx.DiGraph(), [Boundary(depth=0, state=initial)]
     graph.add_node(level[0])
     for depth in range(num_layers):
         edges = [
@@ -203,11 +203,6 @@ def _layered_graph(num_layers: int, alphabet: Sequence[Layer], initial: State, s
         rank, _, uncentred, is_capped, *_ = boundary.state
         norm = implied_final_norm(rank, centred=not uncentred)
         graph.add_edge(boundary, Head(final_norm=norm, is_capped=bool(is_capped)))
-    return closed(graph)
-
-
-def closed(graph: nx.DiGraph) -> nx.DiGraph:
-    """Add a sink behind the heads and remove vertices that do not lead there; a UserError is raised if none does."""
     graph.add_edges_from([(vertex, SINK) for vertex in list(graph) if isinstance(vertex, Head)])
     if SINK not in graph:
         raise UserError("the choices and constraints leave no architecture in the space; allow more of them.")

@@ -27,5 +27,4 @@ def price_architecture(
     graphs = workload.graphs(deployed(architecture) if cost_of == "folded" else architecture)
     whole = total_price(pricer.price(node.op) for graph in graphs for node in graph)
     shares, bounds = workload.new_tokens, pricer.latency_s_range([node for graph in graphs for node in graph])
-    latency_s_range = None if bounds is None else (bounds[0] / shares, bounds[1] / shares)
-    return PricedArchitecture(shared_price(whole, shares), latency_s_range)
+    return PricedArchitecture(shared_price(whole, shares), bounds and (bounds[0] / shares, bounds[1] / shares))

@@ -36,23 +36,23 @@ def resolve(text: str, base: Architecture) -> Member:
     these, or does not name an architecture.
     """
     if (path := _file(text)) is not None:
-        return Member(architecture=load_architecture(path), entropy_regularised=False)
-    if is_checkpoint_name(text):
-        checkpoint = read_checkpoint(text)
-        if not isinstance(checkpoint.model, Architecture):
-            raise UserError(f"{checkpoint.unlike} It is only priced, by `python -m costmodel estimate`.")
-        return Member(architecture=checkpoint.model, entropy_regularised=False)
-    if is_factory(text):
-        made = call_factory(text)
+        made: object = load_architecture(path)
+    elif is_checkpoint_name(text):
+        made = (checkpoint := read_checkpoint(text)).model
         if not isinstance(made, Architecture):
-            raise UserError(
-                f"architecture {text!r} must return an Architecture, but returned {type(made).__name__}; a torch "
-                "module is only priced, by `python -m costmodel estimate`."
-            )
-        return Member(architecture=made, entropy_regularised=False)
-    if text.endswith(".yaml"):
+            raise UserError(f"{checkpoint.unlike} It is only priced, by `python -m costmodel estimate`.")
+    elif is_factory(text):
+        made = call_factory(text)
+    elif text.endswith(".yaml"):
         raise UserError(f"architecture file {text!r} does not exist; give the path of a .yaml file or a name.")
-    return parse(text, base)
+    else:
+        return parse(text, base)
+    if not isinstance(made, Architecture):
+        raise UserError(
+            f"architecture {text!r} must return an Architecture, but returned {type(made).__name__}; a torch module is "
+            "only priced, by `python -m costmodel estimate`."
+        )
+    return Member(architecture=made, entropy_regularised=False)
 
 
 def call_factory(text: str) -> object:
@@ -73,7 +73,5 @@ def call_factory(text: str) -> object:
 
 def _file(text: str) -> Path | None:
     """Return the .yaml file that a text names, directly or as an export's folder; None also for an overlong name."""
-    for path in (text, os.path.join(text, ARCHITECTURE_FILE)):
-        if path.endswith(".yaml") and os.path.exists(path):
-            return Path(path)
-    return None
+    paths = (text, os.path.join(text, ARCHITECTURE_FILE))
+    return next((Path(path) for path in paths if path.endswith(".yaml") and os.path.exists(path)), None)

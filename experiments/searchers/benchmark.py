@@ -124,9 +124,9 @@ def run(name: str, settings: Settings, console: Console) -> None:
 
 
 def _replays(settings: Settings, problem: SearchProblem, pool: Entries, workers: Executor) -> dict[str, list[Curve]]:
-    replays: dict[str, Callable[..., Curve]] = {name: partial(replay, name) for name in settings.searchers}
-    if HALVING in replays:
-        replays[HALVING] = replay_halving
+    replays: dict[str, Callable[..., Curve]] = {
+        name: replay_halving if name == HALVING else partial(replay, name) for name in settings.searchers
+    }
     asked = {
         name: [
             workers.submit(replayed, problem, pool, num_trials=settings.num_trials, seed=seed)
@@ -153,36 +153,30 @@ def read_entries(part: TablePart) -> Entries:
     for row, ended in rows.items():
         member = parse(row, base)
         price = price_architecture(member.architecture, pricer, Workload(prompt_len=SEQ_LEN), "folded").price
-        entries[member] = Entry(member, price.latency_s, tuple(map(_training, ended)))
+        losses = (None if one.perplexity is None else math.log(one.perplexity) for one in ended)
+        trainings = (Training(loss, one.tokens, one.rungs) for loss, one in zip(losses, ended, strict=True))
+        entries[member] = Entry(member, price.latency_s, tuple(trainings))
     return entries
-
-
-def _training(ended: Ended) -> Training:
-    loss = None if ended.perplexity is None else math.log(ended.perplexity)
-    return Training(loss=loss, tokens=ended.tokens, rungs=ended.rungs)
 
 
 def pool_of(entries: Entries, name: str) -> Entries:
     """Return a pool of a table by name; a UserError is raised for an unknown one."""
-    return {member: entry for number, (member, entry) in enumerate(entries.items()) if is_of_pool(number, name)}
-
-
-def is_of_pool(number: int, name: str) -> bool:
-    """Return whether row `number` is in a pool of a table; a UserError is raised for an unknown one."""
     if name not in ("all", "development", "final"):
         raise UserError(f"`pools` must be of all, development and final, but got {name!r}.")
-    return name == "all" or (number % KEPT_BACK == KEPT_BACK - 1) == (name == "final")
+    return {
+        member: entry
+        for number, (member, entry) in enumerate(entries.items())
+        if name == "all" or (number % KEPT_BACK == KEPT_BACK - 1) == (name == "final")
+    }
 
 
 def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, entries: Entries) -> SearchProblem:
     """Return the problem for searchers: a space of exactly the pool's architectures, the parent and its blocks."""
-    definition = replace(
-        table_space(part).definition, choices=None, members=tuple(placement(member.architecture) for member in entries)
-    )
+    placements = tuple(placement(member.architecture) for member in entries)
+    definition = replace(table_space(part).definition, choices=None, members=placements)
     priced = price_space(build_space(definition), load_pricer(), SEQ_LEN)
     feasible = within_budget(priced, Budget(latency_s=parse_seconds(replayed.budget_latency, "budget_latency")))
-    parent = load_parent(part.parent_name)
-    path = DATA / part.blocks
+    parent, path = load_parent(part.parent_name), DATA / part.blocks
     return SearchProblem(
         feasible=feasible,
         anchors=tuple(anchors(feasible, published_members(feasible.space))),
@@ -198,14 +192,9 @@ def regrets(runs: Sequence[Curve], marks: Sequence[int]) -> Floats:
 
     Unfinished trainings do not count.
     """
-    shares = np.array([[_share_at(curve, mark) for curve in runs] for mark in marks])
+    shares = np.array([[(0.0, *curve.shares)[bisect_right(curve.tokens, mark)] for curve in runs] for mark in marks])
     quartiles: Floats = np.quantile(100 * (1 - shares), QUARTILES, axis=1)
     return quartiles.T
-
-
-def _share_at(curve: Curve, tokens: int) -> float:
-    ended = bisect_right(curve.tokens, tokens)
-    return curve.shares[ended - 1] if ended else 0.0
 
 
 def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -> list[Table]:

@@ -60,9 +60,8 @@ class Curve(NamedTuple):
 def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
     """Replay one search, until it has trained as many tokens as `num_trials` full trainings, or the whole table."""
     strategy = searcher_of(searcher)(problem)
-    share = (
-        FIRST_RUNG * PROXY_EVALS + (1 - FIRST_RUNG) if strategy.takes_proxies else 1.0
-    )  # share of the tokens of a full training, per final training
+    # share of the tokens of a full training, per final training
+    share = FIRST_RUNG * PROXY_EVALS + (1 - FIRST_RUNG) if strategy.takes_proxies else 1.0
     schedule = TrialSchedule(
         strategy=strategy,
         seed=seed,
@@ -142,20 +141,14 @@ def reference_of(problem: SearchProblem) -> Point:
 
 def best_by_slice(feasible: FeasibleSpace, entries: Sequence[Entry]) -> list[float | None]:
     """Return the least mean loss in each slice of the cost, None if there is none."""
-    best: list[float | None] = []
-    for part in price_slices(feasible, NUM_SLICES):
-        losses = [entry.point[1] for entry in entries if entry.point is not None and part.fits(entry.member)]
-        best.append(min(losses, default=None))
-    return best
+    return [
+        min((entry.point[1] for entry in entries if entry.point and part.fits(entry.member)), default=None)
+        for part in price_slices(feasible, NUM_SLICES)
+    ]
 
 
 def _means(entries: Iterable[Entry]) -> list[Point]:
     return [point for entry in entries if (point := entry.point) is not None]
-
-
-class _Going(NamedTuple):
-    entry: Entry
-    training: Training
 
 
 def replay_halving(problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
@@ -174,22 +167,22 @@ def replay_halving(problem: SearchProblem, entries: Mapping[Member, Entry], num_
     while progress.tokens < most_tokens and (members := strategy.propose(BRACKET, rng, seen, [])):
         seen += members
         drawn = [entries[member] for member in members]
-        going = [_Going(entry, entry.trainings[int(rng.integers(len(entry.trainings)))]) for entry in drawn]
-        shares = [share for share, _ in max((trial.training.rungs for trial in going), key=len)]
+        going = [(entry, entry.trainings[int(rng.integers(len(entry.trainings)))]) for entry in drawn]
+        shares = [share for share, _ in max((training.rungs for _, training in going), key=len)]
         for place, share in enumerate(shares):
-            for trial in going:
-                if place >= len(trial.training.rungs):
-                    progress.add(trial.entry, trial.training)  # it diverged earlier
-            going = [trial for trial in going if place < len(trial.training.rungs)]
-            points = [(trial.entry.latency_s, trial.training.rungs[place].loss) for trial in going]
+            for entry, training in going:
+                if place >= len(training.rungs):
+                    progress.add(entry, training)  # it diverged earlier
+            going = [(entry, training) for entry, training in going if place < len(training.rungs)]
+            points = [(entry.latency_s, training.rungs[place].loss) for entry, training in going]
             order = ranks([*points, *at_rungs.setdefault(share, [])])[: len(points)]
             at_rungs[share] += points
             best = sorted(range(len(going)), key=order.__getitem__)[: BRACKET // 2 ** (place + 1)]
-            for number, trial in enumerate(going):
+            for number, (_, training) in enumerate(going):
                 if number not in best:
-                    progress.stopped(trial.training, share)
+                    progress.stopped(training, share)
             going = [going[number] for number in sorted(best)]
-        for trial in going:
-            progress.add(trial.entry, trial.training)
+        for entry, training in going:
+            progress.add(entry, training)
         progress.score()
     return progress.curve()

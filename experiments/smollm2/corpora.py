@@ -21,10 +21,8 @@ DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "trans
 DOCUMENTED_FILES = 160  # files per package, for about as much English as Python
 DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the shortest docstring, and the total of a file
 DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
-DESCRIPTION = (
-    1_500,
-    4_000,
-)  # characters: the shortest, since shorter ones are mostly headings, and the part that is read
+# characters: the shortest, since shorter ones are mostly headings, and the part that is read
+DESCRIPTION = 1_500, 4_000
 
 
 def text(folder: Path) -> Path:
@@ -60,9 +58,7 @@ def english(folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     least, most = DESCRIPTION
     for package in distributions():
-        _, _, description = (package.read_text("METADATA") or "").partition(
-            "\n\n"
-        )  # the description follows the fields
+        description = (package.read_text("METADATA") or "").partition("\n\n")[2]  # it follows the fields
         if len(description) >= least:
             replace_file(folder / f"{package.name}.txt", description[:most])
     return folder

@@ -33,7 +33,7 @@ from experiments.smollm2.results import (
 )
 from experiments.smollm2.search import SearchSettings, run_search
 from experiments.smollm2.settings import Length, Rate, Settings
-from experiments.smollm2.tables import kind_table, model_figure, model_table, models
+from experiments.smollm2.tables import kind_table
 from experiments.trainings import DATA, Key
 from nas.conversion.parent import Parent, load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
@@ -45,9 +45,7 @@ from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges, changed
 from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import ScaleName
-from nas.report.draw import draw_panels, save_figure
 from nas.storage import RUNS, locked
-from nas.study.blocks import BLOCKS_FILE
 from nas.training.batches import validate
 from nas.training.device import Device, on_device, usual_device
 from nas.training.distillation.library import initial_weights
@@ -108,12 +106,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
                 console.print(score_table(setting.results, scores, parent.model.architecture))
         if settings.search is not None and "search" in settings.parts:
             rate = _rate_of_search(setting, settings.search)
-            searched = run_search(settings.search, rate, Path(parent.name), folder, console)
-            shown = models(searched)
-            console.print(model_table(shown))
-            written = save_figure(folder / name, draw_panels(model_figure(shown)))
-            console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
-            scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
+            searched, scores = run_search(name, settings.search, rate, Path(parent.name), folder, console)
             console.print(kind_table(scores))
             console.print(rank_table(searched.members, scores, parent.model.architecture))
 
@@ -321,11 +314,13 @@ def candidate_of(
     setting: Setting, parent: Parent, placement: str, length: Length, rate: float, *, untaught: bool = False
 ) -> Candidate:
     """Return the candidate of a training; untaught: whether it learns from the text alone."""
-    settings, batch = setting.settings, length.batch
-    micro_batch = min(batch, settings.micro_batch)
+    settings, micro_batch = setting.settings, min(length.batch, setting.settings.micro_batch)
     changes = RecipeChanges(
         scale=ScaleChanges(
-            batch=batch, micro_batch=micro_batch, learning_rate=rate, validation_tokens=settings.validation_tokens
+            batch=length.batch,
+            micro_batch=micro_batch,
+            learning_rate=rate,
+            validation_tokens=settings.validation_tokens,
         ),
         distillation=DistillationChanges(
             trainable=length.trainable,

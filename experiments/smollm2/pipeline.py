@@ -1,10 +1,8 @@
 """The whole pipeline on a real model at full width: SmolLM2-135M is tuned, searched, priced and answers privately.
 
 The model is first trained on the text itself; the result is the parent, from which candidates start and learn and with
-which they are compared, so that losses are not hidden by gains from the text. Then follows a search within a share of
-the parent's cost. Further trainings: assembled trained blocks without other training, the parent on more tokens, the
-picks with a second seed, a cheap member on more tokens, and single replaced sub-layers, to compare with block scores.
-Finally the parent and the picks answer a prompt privately.
+which they are compared, so that losses are not hidden by gains from the text. After the search come the trainings of
+`_plan`, and private answers.
 """
 
 from collections.abc import Sequence
@@ -18,31 +16,17 @@ from experiments.bars import Figure, figure_table
 from experiments.engines import answer_table, private_answers
 from experiments.smollm2.corpora import TEXT, text
 from experiments.smollm2.search import SearchSettings, run_search, small_steps
-from experiments.smollm2.tables import (
-    AGAIN,
-    ALONE,
-    kind_table,
-    model_figure,
-    model_table,
-    models,
-    single_table,
-    singles,
-    spearman,
-    trained_table,
-)
+from experiments.smollm2.tables import AGAIN, ALONE, kind_table, single_table, singles, spearman, trained_table
 from experiments.trainings import Plan, Variant, candidate_of, train_all, training_folder
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
 from nas.model.weights import deployed_weights
 from nas.recipe.overrides import DistillationChanges, RecipeChanges
 from nas.recipe.recipe import SCALES, ScaleName
-from nas.report.draw import draw_panels, save_figure
 from nas.run.front import picked
 from nas.storage import RUNS, locked
-from nas.study.blocks import BLOCKS_FILE
 from nas.study.verify_fold import trained_model
 from nas.training.checkpoint import load_latest
-from nas.training.distillation.sub_layers import from_csv
 
 BASE = "smollm2-135m"
 SCALE: ScaleName = "parent"
@@ -92,17 +76,12 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
         parent = _tuned(settings, folder, console)
-        searched = run_search(settings, settings.learning_rate, parent, folder, console)
-        shown = models(searched)
-        console.print(model_table(shown))
-        written = save_figure(folder / name, draw_panels(model_figure(shown)))
-        console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
+        searched, scores = run_search(name, settings, settings.learning_rate, parent, folder, console)
         picks = [picked(searched.front, choice) for choice in (PICKS if searched.front else ())]
         members = {member.arch_id: member for member in picks}
         rows = [member.first.placement for member in members.values()]
         ended = train_all(_plan(settings, parent, folder, rows), folder, console)
         console.print(trained_table(searched, ended))
-        scores = from_csv((searched.folder / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
         console.print(kind_table(scores))
         compared = singles(scores, ended, BASE)
         console.print(single_table(compared))
@@ -119,16 +98,14 @@ def run(name: str, settings: Settings, console: Console) -> None:
 def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
     """Return the folder of the parent, trained on the text to predict the next token, without a teacher."""
     target = folder / "parent"
-    variant = Variant(seeds=(0,), parent=settings.parent, tokens=settings.parent_tokens, recipe=UNTAUGHT)
-    data = str(text(folder / TEXT))
-    plan = Plan(scale=SCALE, base=BASE, data=data, rows=(settings.own,), variants={TUNED: variant})
+    variants = {TUNED: Variant(seeds=(0,), parent=settings.parent, tokens=settings.parent_tokens, recipe=UNTAUGHT)}
+    plan = Plan(scale=SCALE, base=BASE, data=str(text(folder / TEXT)), rows=(settings.own,), variants=variants)
     (job,) = train_all(plan, folder, console)
     if not (target / CHECKSUMS_FILE).exists():  # written last
         source = load_parent(settings.parent)
-        candidate = candidate_of(plan, job, source)
         trained = load_latest(training_folder(plan, job, folder))
         assert trained is not None
-        weights = deployed_weights(trained_model(candidate, trained))
+        weights = deployed_weights(trained_model(candidate_of(plan, job, source), trained))
         write_pretrained(source.model._replace(weights={n: w.clone() for n, w in weights.items()}), target)
     return target
 

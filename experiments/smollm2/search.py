@@ -1,13 +1,17 @@
 """The search of the SmolLM2 experiments, within shares of the parent's cost."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
 
 from experiments.smollm2.corpora import ENGLISH, TEXT, english, text
+from experiments.smollm2.tables import model_figure, model_table, models
 from nas.api import Run, Study, load_run
 from nas.recipe.overrides import RecipeChanges, ScaleChanges
+from nas.report.draw import draw_panels, save_figure
+from nas.study.blocks import BLOCKS_FILE
+from nas.training.distillation.sub_layers import BlockScores, from_csv
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 
@@ -33,27 +37,28 @@ class SearchSettings:
     batch: int
 
 
-def run_search(settings: SearchSettings, learning_rate: float, parent: Path, folder: Path, console: Console) -> Run:
-    """Run or resume the search in a folder with the text of the experiment."""
+def run_search(
+    name: str, settings: SearchSettings, learning_rate: float, parent: Path, folder: Path, console: Console
+) -> tuple[Run, BlockScores]:
+    """Run or resume the search in a folder with the text, print and plot its models, and return the block scores."""
     place = folder / "search"
     if (place / "meta.json").exists():
-        return load_run(place).resume(console=console)
-    study = Study(
-        parent=str(parent),
-        space=str(CONFIGS / settings.space),
-        protocol=settings.protocol,
-        network=settings.network,
-        budget_latency=settings.budget_latency,
-        budget_comm=settings.budget_comm,
-        data=str(text(folder / TEXT)),
-        second_eval_data=str(english(folder / ENGLISH)),
-        num_trials=settings.num_trials,
-        num_proxy_evals=settings.num_proxy_evals,
-        tokens=settings.tokens,
-        finalist_seeds=settings.finalist_seeds,
-        recipe=RecipeChanges(scale=small_steps(settings.batch, learning_rate)),
-    )
-    return study.run(output_dir=place, console=console)
+        searched = load_run(place).resume(console=console)
+    else:
+        flags = {flag.name: getattr(settings, flag.name) for flag in fields(SearchSettings) if flag.name != "batch"}
+        study = Study(
+            **flags | {"space": str(CONFIGS / settings.space)},
+            parent=str(parent),
+            data=str(text(folder / TEXT)),
+            second_eval_data=str(english(folder / ENGLISH)),
+            recipe=RecipeChanges(scale=small_steps(settings.batch, learning_rate)),
+        )
+        searched = study.run(output_dir=place, console=console)
+    shown = models(searched)
+    console.print(model_table(shown))
+    written = save_figure(folder / name, draw_panels(model_figure(shown)))
+    console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
+    return searched, from_csv((place / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
 
 
 def small_steps(batch: int, learning_rate: float) -> ScaleChanges:

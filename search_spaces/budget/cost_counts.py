@@ -98,9 +98,7 @@ def _reached(
         numbers = {used: joined[kept] @ odd for used, kept in rows.items()}
         new = _distinct(numbers[used] + _number(cost, odd) for cost, used in starts.items())
         sums = (numbers[used] + _number(cost, odd) for cost, used in starts.items())
-        at = [
-            new.searchsorted(part).astype(np.int32) for part in sums
-        ]  # 4 bytes each, since there are tens of millions
+        at = [new.searchsorted(part).astype(np.int32) for part in sums]  # 4 bytes each: there are tens of millions
         costs = np.full((len(odd), len(new)), -1, dtype=np.int64)
         is_sound = True
         for measure, column in enumerate(costs[1:], 1):

@@ -153,7 +153,10 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
             f"{priced.space.name!r} has {num_layers} and got {_budgets(every)}; give the tighter ones."
         )
     step = tuple(max(1, most // STEPS[num_budgets]) if is_deep else 1 for most in limit)
-    costs = {vertex: _stepped(cost, step) for vertex, cost in costs.items()}
+    costs = {
+        vertex: tuple(-(-part // units) for part, units in zip(cost, step, strict=True))
+        for vertex, cost in costs.items()
+    }
     paths = bounded_paths(priced.space.graph, costs, tuple(map(floordiv, limit, step)))
     return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths, step=step, also=tuple(also))
 
@@ -187,16 +190,16 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
 
     `left_out` is the share of the range, at its cheap end, that is in no slice.
     """
-    paths = feasible.paths  # rounding may order members of equal cost either way
+    # rounding may order members of equal cost either way
     slack = feasible.priced.num_ops if feasible.is_exact else feasible.space.base.num_layers + 2
     least, most = (
         feasible.cost_of_path(path_of(feasible.space, end(feasible.priced).architecture.layers))[0]
         for end in (cheapest, most_expensive)
     )
-    least, most = least - slack, min(most + slack, paths.limit[0])
+    least, most = least - slack, min(most + slack, feasible.paths.limit[0])
     begin = least - 1 + int(left_out * (most - least + 1))
     edges = [begin + (most - begin) * place // num_slices for place in range(num_slices + 1)]
-    slices = [replace(feasible, paths=windowed(paths, *ends)) for ends in pairwise(edges) if ends[0] < ends[1]]
+    slices = [replace(feasible, paths=windowed(feasible.paths, *ends)) for ends in pairwise(edges) if ends[0] < ends[1]]
     return tuple(part for part in slices if part.num_feasible)
 
 
@@ -205,23 +208,17 @@ def check_feasible(feasible: FeasibleSpace) -> None:
     if feasible.num_feasible:
         return
     priced = feasible.priced
-    ends = [
-        (constraint, cheapest(constraint.priced, name))
-        for constraint in feasible.every
-        for name in UNITS_PER
-        if name in constraint.budget.bounds
-    ]
-    least = {
-        (member.name, format_price(price_of(constraint.priced, member))): constraint for constraint, member in ends
-    }
+    least: dict[tuple[str, str], Bounded] = {}
+    for constraint in feasible.every:
+        for member in (cheapest(constraint.priced, name) for name in UNITS_PER if name in constraint.budget.bounds):
+            least[member.name, format_price(price_of(constraint.priced, member))] = constraint
     costs = ", ".join(
         f"{name}, costs {price}{_under(constraint, feasible.also)}" for (name, price), constraint in least.items()
     )
     under = "" if feasible.also else f" under {priced.pricer.protocol!r}"
     raise InfeasibleError(
         f"no member of space {priced.space.name!r} is within the budget of {_budgets(feasible.every)} at sequence "
-        f"length {priced.seq_len}{under}; the cheapest, {costs}; "
-        f"raise the budget or shorten the sequence."
+        f"length {priced.seq_len}{under}; the cheapest, {costs}; raise the budget or shorten the sequence."
     )
 
 
@@ -268,10 +265,6 @@ def _limit(constraint: Bounded) -> Cost:
         math.floor(min(bounds[name] * per + slack, MAX_UNITS)) if name in bounds else 0
         for name, per in UNITS_PER.items()
     )
-
-
-def _stepped(cost: Cost, step: Cost) -> Cost:
-    return tuple(-(-part // units) for part, units in zip(cost, step, strict=True))
 
 
 def _num_budgets(every: Sequence[Bounded]) -> int:

@@ -131,18 +131,14 @@ class LayerPrices:
 
     def _parts(self, layer: Layer, head: Head) -> dict[LayerId, list[Price]]:
         if (layer, head) not in self._known:
-            is_empty = (
-                layer == EMPTY_LAYER
-            )  # if all layers were empty, no deployment could name one and no block could be shaped
+            is_empty = layer == EMPTY_LAYER  # then no deployment could name a layer, and no block be shaped
             layers = (self.base.layers[0] if is_empty else layer,) * self.base.num_layers
-            parts: dict[LayerId, list[Price]] = {}
             cap = self.base.logit_cap if head.is_capped else None
-            for graph in self.workload.graphs(
-                replace(self.base, layers=layers, final_norm=head.final_norm, logit_cap=cap)
-            ):
-                for node in graph:
-                    if not (is_empty and isinstance(node.layer, int)):
-                        parts.setdefault(node.layer, []).append(self.price_op(node.op))
+            whole = replace(self.base, layers=layers, final_norm=head.final_norm, logit_cap=cap)
+            parts: dict[LayerId, list[Price]] = {}
+            for node in (node for graph in self.workload.graphs(whole) for node in graph):
+                if not (is_empty and isinstance(node.layer, int)):
+                    parts.setdefault(node.layer, []).append(self.price_op(node.op))
             self._known[layer, head] = parts
         return self._known[layer, head]
 

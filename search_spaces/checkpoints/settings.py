@@ -252,22 +252,17 @@ def _position_settings(family: Family, architecture: Architecture) -> dict[str, 
             base = kind.base or architecture.rotary_base
             ropes[type_] = {"rope_theta": base, **partial, **_scaling_settings(kind.scaling)}
     settings: dict[str, Any] = {"rope_parameters": ropes.get(FULL, next(iter(ropes.values()), {}))}
-    before = {
-        "rope_theta": architecture.rotary_base,
-        "rotary_emb_base": architecture.rotary_base,
-        **partial,
-    }  # version 5
-    scalings = [_scaling_settings(kind.scaling) for kind in by_layer if kind.scaling is not None]
-    settings |= before | {"rope_scaling": scalings[0] if scalings else None}
+    # before version 5
+    settings |= {"rope_theta": architecture.rotary_base, "rotary_emb_base": architecture.rotary_base, **partial}
+    scalings = (_scaling_settings(kind.scaling) for kind in by_layer if kind.scaling is not None)
+    settings["rope_scaling"] = next(scalings, None)
     settings |= {"rotary_pct": partial["partial_rotary_factor"]} if partial else {}
     if len({*types}) > 1:
         settings["layer_types"] = types
         if len(ropes) > 1 and ropes[FULL] != ropes[SLIDING]:
             settings["rope_parameters"] = ropes
-    if windows := {kind.window for kind in by_layer} - {None}:
-        settings |= {"sliding_window": windows.pop(), "use_sliding_window": True}
-    else:
-        settings["sliding_window"] = None
+    settings["sliding_window"] = next((kind.window for kind in by_layer if kind.window), None)
+    settings |= {"use_sliding_window": True} if settings["sliding_window"] else {}
     if not all(kind.rotates for kind in by_layer):
         settings["no_rope_layers"] = [int(kind.rotates) for kind in by_layer]
     return settings

@@ -81,9 +81,8 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
     """Return which rows are nondominated in their group by cost and score; of equal rows the first."""
     kept = np.zeros(len(score), dtype=bool)
     varied = [measure for measure in cost.T if len(measure) and np.ptp(measure)]
-    if (
-        len(varied) < 2
-    ):  # by ascending cost, nondominated rows have a new minimum score; ranks of later groups are shifted below
+    # by ascending cost, nondominated rows have a new minimum score; ranks of later groups are shifted below
+    if len(varied) < 2:
         order = np.lexsort((score, *varied, groups))
         begins = np.diff(groups[order], prepend=-1) != 0
         ranks = np.unique(score, return_inverse=True)[1][order] - np.cumsum(begins) * len(score)
