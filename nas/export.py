@@ -1,9 +1,10 @@
 """`python -m nas.export RUN --pick knee --output-dir DIR`: exports a candidate of a run, or a model of `nas.train`.
 
-The files of each format are listed in docs/models.md. The YAML format also has `trained-on.u32`: hashes of windows of
-five lines of all training text, if it is known and in the cache. Text that repeats them is not used to validate models
-made from this one. With --fold the model is first folded (see `nas.conversion.fold`) as far as its check allows
-(`nas.conversion.verified_fold`), to a cheaper architecture with the same logits up to rounding.
+docs/models.md describes the files. The MPC format also has `graph.json`, the op graph node by node. The YAML format has
+`trained-on.u32`: hashes of windows of five lines of all training text, if it is known and in the cache. Text that
+repeats them is not used to validate models made from this one. With --fold the model is first folded (see
+`nas.conversion.fold`) as far as its check allows (`nas.conversion.verified_fold`), to a cheaper architecture with the
+same logits up to rounding.
 """
 
 import json
