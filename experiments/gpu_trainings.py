@@ -195,8 +195,8 @@ def profiled(place: Place) -> None:
     total_us = sum(map(time_us, kernels))
     lines = [f"{NUM_STEPS_PROFILED} steps of {candidate.name} in {elapsed_s:.4f} s"]
     if is_cuda:
-        events = (event for event in profiler.events() or () if not event.is_user_annotation)
-        spans = (event.time_range for event in events if event.device_type == kind)
+        ran = (event for event in profiler.events() or () if not event.is_user_annotation)
+        spans = (event.time_range for event in ran if event.device_type == kind)
         busy = _union((span.start, span.end) for span in spans) / 1e6 / elapsed_s
         place.rows.add("time that the GPU is busy", 100 * busy, "%")
         lines.append(f"the GPU is busy {100 * busy:.1f} % of the time")
