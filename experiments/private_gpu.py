@@ -46,8 +46,6 @@ CHEAPER = (  # at 3.1 % more perplexity than SmolLM2-135M, docs/llama.md
 CHEAPER_LAYERS = 30
 
 Device: TypeAlias = Literal["cpu", "cuda"]
-
-
 Row: TypeAlias = tuple[str, float, str]  # name, value and unit
 
 

@@ -272,7 +272,7 @@ def has_frozen_norms(architecture: Architecture) -> bool:
 
 
 def num_kv_heads(architecture: Architecture, layer: Layer) -> int:
-    """Return the number of key heads of a layer, which is also that of value heads: all, or half but at least one."""
+    """Return the number of key heads of a layer: all, or half but at least one. There are as many value heads."""
     whole = architecture.num_kv_heads or architecture.num_heads
     return max(1, whole // 2) if layer.attention == "softmax-half" else whole
 

@@ -50,7 +50,7 @@ class Draws:
 
 
 def draws_at(place: Place, seed: Blob) -> Draws | CardDraws:
-    """Return the draws of a seed: as on a GPU by ChaCha20, otherwise by SHAKE-128."""
+    """Return the random numbers of a seed, from ChaCha20 where a GPU is used or emulated, else from SHAKE-128."""
     return CardDraws(bytes(seed), place.device) if place.as_on_card else Draws(bytes(seed))
 
 

@@ -58,7 +58,7 @@ def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
         "ring": f"{setting.ring_bits} bits, {setting.fraction_bits} of them fraction",
         "weights": setting.weights,
         "weight masks": setting.weight_masks,
-        "device": getattr(setting, "device", "cpu"),
+        "device": setting.device,
     }
 
 

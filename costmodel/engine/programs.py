@@ -119,9 +119,10 @@ def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Ca
 
 @lru_cache(maxsize=4096)
 def _compiled(op: Op, suffixes: tuple[str, ...], sources: tuple[Shape, ...]) -> tuple[bytes, Shape]:
-    """Return the code of an op on operands, by suffix, and inputs of these shapes; and the shape of its output.
+    """Return the compiled code of an op and the shape of its output.
 
-    It depends on nothing else, so a process that is reused for another job has it already.
+    suffixes: of its operands. sources: shapes of its inputs. A process that is reused for another job has the code
+    already.
     """
     import jax
     from spu import libspu

@@ -84,9 +84,8 @@ def load_memory(protocol: str) -> MemoryTestbed:
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
     """Peaks of a run of one thread; None with kept masks of weights, another ring or a card: nobody measured them."""
-    if setting.weight_masks == "kept" or setting.threads != 1 or setting.ring_bits != testbed.ring_bits:
-        return None
-    if getattr(setting, "device", "cpu") != "cpu":
+    is_measured = setting.weight_masks == "fresh" and setting.threads == 1 and setting.device == "cpu"
+    if not is_measured or setting.ring_bits != testbed.ring_bits:
         return None
     num_bytes = features(graph, testbed.protocol, setting)
     beyond = [count / testbed.greatest[name] for name, count in num_bytes.items() if testbed.greatest[name]]

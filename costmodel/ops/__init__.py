@@ -19,16 +19,6 @@ from costmodel.ops.attention import ScoreBound as ScoreBound
 from costmodel.ops.attention import ShapedAttention as ShapedAttention
 from costmodel.ops.attention import Softmax as Softmax
 from costmodel.ops.attention import Temperature as Temperature
-from costmodel.ops.base import RMSNORM_EPSILON as RMSNORM_EPSILON
-from costmodel.ops.base import ROTARY_BASE as ROTARY_BASE
-from costmodel.ops.base import Encoding as Encoding
-from costmodel.ops.base import GeluForm as GeluForm
-from costmodel.ops.base import LayerId as LayerId
-from costmodel.ops.base import OnRows as OnRows
-from costmodel.ops.base import OnScores as OnScores
-from costmodel.ops.base import Op as Op
-from costmodel.ops.base import Shape as Shape
-from costmodel.ops.base import SoftmaxForm as SoftmaxForm
 from costmodel.ops.graph import USUAL as USUAL
 from costmodel.ops.graph import Input as Input
 from costmodel.ops.graph import Node as Node
@@ -57,6 +47,16 @@ from costmodel.ops.layers import TakeRows as TakeRows
 from costmodel.ops.layers import Tanh as Tanh
 from costmodel.ops.layers import TokenEmbedding as TokenEmbedding
 from costmodel.ops.layers import VocabProjection as VocabProjection
+from costmodel.ops.op import RMSNORM_EPSILON as RMSNORM_EPSILON
+from costmodel.ops.op import ROTARY_BASE as ROTARY_BASE
+from costmodel.ops.op import Encoding as Encoding
+from costmodel.ops.op import GeluForm as GeluForm
+from costmodel.ops.op import LayerId as LayerId
+from costmodel.ops.op import OnRows as OnRows
+from costmodel.ops.op import OnScores as OnScores
+from costmodel.ops.op import Op as Op
+from costmodel.ops.op import Shape as Shape
+from costmodel.ops.op import SoftmaxForm as SoftmaxForm
 
 OP_TYPES: tuple[type[Op], ...] = (
     TokenEmbedding, PositionEmbedding, LayerNorm, RmsNorm, FrozenNorm, Linear, PackHeads, Rotary, RepeatHeads,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from costmodel.ops.base import ROTARY_BASE, OnScores, Op, Shape, SoftmaxForm
+from costmodel.ops.op import ROTARY_BASE, OnScores, Op, Shape, SoftmaxForm
 from costmodel.rotary import RotaryScaling
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 from costmodel.errors import UserError
 from costmodel.ops.attention import Rotary
-from costmodel.ops.base import LayerId, Op, Shape
+from costmodel.ops.op import LayerId, Op, Shape
 
 USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # what an op says nothing of
 

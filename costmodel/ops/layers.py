@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from costmodel.errors import UserError
-from costmodel.ops.base import RMSNORM_EPSILON, Encoding, GeluForm, OnRows, Op, Shape
+from costmodel.ops.op import RMSNORM_EPSILON, Encoding, GeluForm, OnRows, Op, Shape
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -170,7 +170,7 @@ def load(
 
 def load_if_measured(protocol: str, network: str | Network, setting: EngineSetting) -> Derived | None:
     """Return a protocol on a network and its committed testbed; None if that was measured in another setting."""
-    is_usual = setting.of_testbed == type(setting)().of_testbed and getattr(setting, "device", "cpu") == "cpu"
+    is_usual = setting.of_testbed == type(setting)().of_testbed and setting.device == "cpu"
     return load(protocol, network, setting=setting) if is_usual else None
 
 

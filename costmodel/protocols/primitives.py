@@ -57,6 +57,11 @@ class EngineSetting:
     threads: int = 1
 
     @property
+    def device(self) -> str:
+        """What the parties compute on."""
+        return "cpu"
+
+    @property
     def of_first_run(self) -> "EngineSetting":
         """The setting of the first of several runs, which makes and opens the masks that later runs reuse."""
         return replace(self, weight_masks="fresh")

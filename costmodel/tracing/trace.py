@@ -8,8 +8,8 @@ A sum with one operand times a learned scalar is priced as if both had one. Mask
 any mask is run as causal, attention without a mask as it is, and other numbers that are added to scores are not run. A
 prompt has no padding. Names are module paths, such as `transformer.h.3.attn.c_attn`.
 
-The rows of a packed projection's weight must be in our order, queries, keys and values, for its graph to compute the
-model. A graph can be priced but not run if an op reads other parts of a value than some of its columns, such as rows.
+A graph computes the model only if the rows of a packed projection's weight are ordered as queries, keys, values. It can
+be priced but not run if an op reads a part of a value that is not a range of its columns.
 """
 
 from collections import Counter

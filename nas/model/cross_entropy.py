@@ -142,7 +142,7 @@ def fully_distilled(
     cap: float | None = None,
     run: Runner = losses_of_chunk,
 ) -> Distilled:
-    """Do the same as `distilled` over the whole vocabulary; the parent's logits are also computed in chunks.
+    """Return what `distilled` returns, but over the whole vocabulary, with the parent's logits also computed in chunks.
 
     parent_logits: returns those of a slice of rows, rows x vocab, in fp32 or fp64.
     """

@@ -178,12 +178,11 @@ def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:
     return {name: module for name, module in model.named_modules() if isinstance(module, FrozenNorm)}
 
 
-def followed_deviations(model: nn.Module) -> list[Tensor]:
-    """Update the norms that are not frozen yet with the deviations of this step, and return their running means."""
-    live = [norm for norm in frozen_norms(model).values() if not norm.is_frozen]
-    for norm in live:
-        norm.follow()
-    return [norm.sigma for norm in live]
+def follow_deviations(model: nn.Module) -> None:
+    """Update the norms that are not frozen yet with the deviations of this step."""
+    for norm in frozen_norms(model).values():
+        if not norm.is_frozen:
+            norm.follow()
 
 
 def forget_seen(model: nn.Module) -> None:

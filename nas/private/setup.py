@@ -187,7 +187,7 @@ def describe_setting(setting: EngineSetting) -> str:
     """Return the numbers of a setting in words, and what is not usual about it."""
     weights = ", weights held by the server alone" if setting.weights == "server" else ""
     masks = ", masks of weights kept" if setting.weight_masks == "kept" else ""
-    on_card = ", on a GPU" if getattr(setting, "device", "cpu") == "cuda" else ""
+    on_card = ", on a GPU" if setting.device == "cuda" else ""
     return f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction{weights}{masks}{on_card}"
 
 
@@ -226,7 +226,7 @@ def setup_document(setup: Setup) -> dict[str, Any]:
             "fraction_bits": setting.fraction_bits,
             "weights": setting.weights,
             "weight_masks": setting.weight_masks,
-            "device": getattr(setting, "device", "cpu"),
+            "device": setting.device,
             "public_layers": setup.public_layers,
             "client_layers": setup.client_layers,
         },

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from nas.report.progress import share_progress
 from nas.storage import replace_file
-from nas.study.resolve import ResolvedStudy
+from nas.study.resolve import ResolvedStudy, device_of
 from nas.training.distillation.block_scores import block_scores
 from nas.training.distillation.library import settings_of
 from nas.training.distillation.sub_layers import BlockScores, from_csv, to_csv
@@ -43,7 +43,7 @@ def study_blocks(
             settings,
             seq_len=config.seq_len,
             first_depth=config.kept_layers or 0,
-            device=study.device,
+            device=device_of(config),
             keep=keep,
             on_progress=both,
         )

@@ -60,11 +60,6 @@ class ResolvedStudy:
     meta: Meta
     folder: Path
 
-    @property
-    def device(self) -> str:
-        """Where this process scores and validates the parent: as trials are trained, if it can."""
-        return device_of(self.config)
-
 
 def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy:
     """Find what a study trains on and from, and make the folder of a new one, `output_dir` or one under runs/.

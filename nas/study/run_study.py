@@ -89,9 +89,10 @@ def _resumable(folder: Path, console: Console) -> Iterator[None]:
     except KeyboardInterrupt:
         console.print(f"everything is saved; continue with --resume {folder}", soft_wrap=True, highlight=False)
         raise
-    except (RunHaltedError, OSError) as error:
-        where = f"{error.filename or folder}: " if isinstance(error, OSError) else ""
-        reason = f"{where}{getattr(error, 'strerror', None) or error}"
+    except RunHaltedError as error:
+        raise StoppedError(f"{error}; remove the cause, then continue with --resume {folder}") from error
+    except OSError as error:
+        reason = f"{error.filename or folder}: {error.strerror or error}"
         raise StoppedError(f"{reason}; remove the cause, then continue with --resume {folder}") from error
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from nas.model.norms import followed_deviations, forget_seen
+from nas.model.norms import follow_deviations, forget_seen
 from nas.recipe.recipe import Recipe
 from nas.training.distillation.teacher import Lesson
 from nas.training.memory import MicroBatch, available_bytes
@@ -57,7 +57,7 @@ class OptimizerStep:
 
         losses = self._micro_batch.in_parts(backward, len(inputs))
         gradients = [value.grad for value in self.objective.parameters() if value.grad is not None]
-        followed_deviations(self.objective.model)
+        follow_deviations(self.objective.model)
         norm = nn.utils.get_total_norm(gradients)
         numbers = torch.stack((losses.cross_entropy, losses.penalty, norm.double()))
         return self.readings.judged(numbers), norm

@@ -19,7 +19,7 @@ from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Block
-from nas.model.norms import followed_deviations, frozen_norms
+from nas.model.norms import follow_deviations, frozen_norms
 from nas.model.weights import load_deployed
 from nas.recipe.distillation import KINDS, fitted_degree
 from nas.training.batches import train_batch
@@ -95,7 +95,7 @@ def trained_block(
         optimizer.zero_grad()
         torch.autograd.backward(error)
         optimizer.step()
-        followed_deviations(block)
+        follow_deviations(block)
     return block
 
 
@@ -254,5 +254,5 @@ class _Trained(nn.Module):
         error = distillation_error(self.block(read, False)[0], read, left)
         if attend is causal_attention:
             attention.attend = attend
-        followed_deviations(self.block)
+        follow_deviations(self.block)
         return error

@@ -25,7 +25,7 @@ from nas.conversion.pretrained import Pretrained  # noqa: E402
 from nas.conversion.score_bounds import set_bounds  # noqa: E402
 from nas.conversion.transfer import transferred  # noqa: E402
 from nas.model.decoder import Decoder  # noqa: E402
-from nas.model.norms import followed_deviations, frozen_norms  # noqa: E402
+from nas.model.norms import follow_deviations, frozen_norms  # noqa: E402
 from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from nas.recipe.distillation import fitted_parts  # noqa: E402
 from nas.run.own_space import own_space  # noqa: E402
@@ -227,7 +227,7 @@ def test_inner_norms_freeze_fold_and_cost_nothing_then(name: str, tmp_path: Path
     tokens, model = torch.randint(40, (2, 12), generator=torch.Generator().manual_seed(1)), Decoder(target)
     load_deployed(model, transferred(source.architecture, source.weights, target))
     started = model(tokens).logits
-    followed_deviations(model)
+    follow_deviations(model)
     assert all(len(norm.sigma.unique()) == norm.groups for norm in frozen_norms(model).values())
     for frozen in frozen_norms(model).values():
         frozen.set_frozen()

@@ -16,7 +16,7 @@ from costmodel.ops import SoftmaxForm
 from nas.attention.causal import row_bounds
 from nas.model.decoder import Decoder, build
 from nas.model.mpc_friendly import FORMS, PiecewiseGelu, normalised_attention
-from nas.model.norms import MEMORY, FrozenNorm, followed_deviations, frozen_norms, norm_of
+from nas.model.norms import MEMORY, FrozenNorm, follow_deviations, frozen_norms, norm_of
 from nas.model.weight_normalisation import LINEARS, normalise
 from nas.model.weights import deployed_weights, load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate
@@ -90,7 +90,7 @@ def test_the_running_mean_forgets_sees_a_single_position_and_a_validation_moves_
 def frozen_decoder() -> Decoder:
     model = decoder()
     model(TOKENS)
-    followed_deviations(model)
+    follow_deviations(model)
     for norm in frozen_norms(model).values():
         norm.set_frozen()
     return model
