@@ -303,7 +303,14 @@ def test_a_folded_export_is_written_in_every_format(finished, tmp_path):
     assert files == own | {"README.md", "checksums.json"}
     pytest.importorskip("transformers")
     files = {path.name for path in export.write_export(made, tmp_path / "hf", "hf")}
-    assert {"config.json", "model.safetensors", "tokenizer.json", "huggingface_model.py", "README.md"} <= files
+    assert {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "huggingface_model.py",
+        "huggingface_layers.py",
+        "README.md",
+    } <= files
     card = (tmp_path / "hf" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "The check of the folded form on validation tokens holds." in card

@@ -147,7 +147,7 @@ def test_a_tied_table_is_one_tensor(base: Architecture, tmp_path: Path) -> None:
 def test_constants_are_those_of_this_package() -> None:
     from costmodel import ops
     from costmodel.execution import op_functions, piecewise_gelu
-    from nas.conversion import huggingface_model as copied
+    from nas.conversion import huggingface_layers as copied
 
     for name in ("LAYERNORM_EPSILON", "QUAD_SHIFT", "RELU_SUM_OFFSET"):
         assert getattr(copied, name) == getattr(op_functions, name)
