@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from torch import Size, Tensor
 
 from costmodel.engine.channel import Blob, Peers
 from costmodel.engine.crypten_cuda import CardDraws, Place
+from costmodel.engine.crypten_functions import unsigned_quotient
 from costmodel.engine.runtime import Traffic
 from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
 
@@ -31,7 +32,13 @@ SEED_BYTES = 32
 CLIENT = 0
 AHEAD = 2  # ops that the dealer may be ahead of the client, which bounds the memory of both
 
-Product: TypeAlias = tuple[str, tuple[Sequence[int], ...]]  # its kind, and the shapes of its factors
+
+class Product(NamedTuple):
+    """What the dealer makes of masks: its kind, the shapes of the masks, and further arguments of its function."""
+
+    kind: str
+    shapes: tuple[Sequence[int], ...]
+    arguments: tuple[int, ...] = ()
 
 
 class Draws:
@@ -68,8 +75,8 @@ def from_blob(blob: Blob, shape: Sequence[int], device: torch.device) -> Tensor:
 class Correlation:
     """Masks, and what the dealer makes of them.
 
-    opened: combines the two shares of a mask. function: is applied to masks. corrected: gives the client's share of its
-    result, from the result and the server's share.
+    opened: combines the two shares of a mask. function: is applied to masks and further arguments. corrected: gives the
+    client's share of its result, from the result and the server's share.
     """
 
     opened: Callable[[Tensor, Tensor], Tensor]
@@ -77,17 +84,24 @@ class Correlation:
     corrected: Callable[[Tensor, Tensor], Tensor]
 
 
+def _quotients(mask: Tensor, divisor: int) -> Tensor:
+    return torch.stack((unsigned_quotient(mask, divisor), (mask < 0).long()))
+
+
 CORRELATIONS: dict[str, Correlation] = {
     "mul": Correlation(opened=operator.add, function=operator.mul, corrected=operator.sub),
     "matmul": Correlation(opened=operator.add, function=torch.matmul, corrected=operator.sub),
     "square": Correlation(opened=operator.add, function=torch.square, corrected=operator.sub),
     "and": Correlation(opened=operator.xor, function=operator.and_, corrected=operator.xor),
+    "quotients": Correlation(opened=operator.add, function=_quotients, corrected=operator.sub),
     "bit": Correlation(opened=operator.xor, function=lambda mask: mask & 1, corrected=operator.sub),
 }
 
 
 def result_shape(kind: str, shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Return the shape of a product of masks of these shapes."""
+    if kind == "quotients":
+        return (2, *shapes[0])
     if kind != "matmul":
         return np.broadcast_shapes(*map(tuple, shapes))
     left, right = shapes
@@ -98,8 +112,8 @@ class Provider(ABC):
     """A source of masks with the interface of CrypTen's providers."""
 
     @abstractmethod
-    def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
-        """Return shares of masks of these shapes, and of their product."""
+    def shares(self, kind: str, *shapes: Size, arguments: tuple[int, ...] = ()) -> list[Tensor]:
+        """Return shares of masks of these shapes, and of what the function of this kind makes of them."""
 
     def generate_additive_triple(self, size0: Size, size1: Size, op: str, device: Any = None) -> tuple[Any, ...]:
         return tuple(map(_additive, self.shares(op, size0, size1)))
@@ -134,7 +148,7 @@ class Masks(Provider):
         self.rank, self.draws, self.peers = rank, draws, peers
         self.dealt: deque[Blob] = deque()
 
-    def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
+    def shares(self, kind: str, *shapes: Size, arguments: tuple[int, ...] = ()) -> list[Tensor]:
         masks, shape = [self.draws(shape) for shape in shapes], result_shape(kind, shapes)
         if self.rank != CLIENT:
             return [*masks, self.draws(shape)]
@@ -156,8 +170,8 @@ class Zeros(Provider):
         self.device = device
         self.products: list[Product] = []
 
-    def shares(self, kind: str, *shapes: Size) -> list[Tensor]:
-        self.products.append((kind, shapes))
+    def shares(self, kind: str, *shapes: Size, arguments: tuple[int, ...] = ()) -> list[Tensor]:
+        self.products.append(Product(kind, shapes, arguments))
         made = (*shapes, result_shape(kind, shapes))
         return [torch.zeros(tuple(shape), dtype=torch.int64, device=self.device) for shape in made]
 
@@ -178,7 +192,7 @@ class Dealer:
             self.peers.receive(CLIENT)
         else:
             self.ahead += 1
-        blobs = [self._corrected(CORRELATIONS[kind], shapes) for kind, shapes in products]
+        blobs = list(map(self._corrected, products))
         if blobs:
             self.peers.send(CLIENT, {"kind": "dealt"}, blobs)
         return Traffic(sum(map(len, blobs)), int(bool(blobs)))
@@ -189,8 +203,8 @@ class Dealer:
             self.peers.receive(CLIENT)
         self.ahead = 0
 
-    def _corrected(self, correlation: Correlation, shapes: Sequence[Sequence[int]]) -> Blob:
-        first, second = self.draws
-        masks = [correlation.opened(first(shape), second(shape)) for shape in shapes]
-        result = correlation.function(*masks)
+    def _corrected(self, product: Product) -> Blob:
+        correlation, (first, second) = CORRELATIONS[product.kind], self.draws
+        masks = [correlation.opened(first(shape), second(shape)) for shape in product.shapes]
+        result = correlation.function(*masks, *product.arguments)
         return to_blob(correlation.corrected(result, second(result.shape)))

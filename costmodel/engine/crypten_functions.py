@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from costmodel.engine.assignment import CLIENT
 from costmodel.execution.op_functions import GELU_TANH_CUBIC
 from costmodel.protocols.crypten_primitives import (
     EXPONENTIAL_SQUARINGS,
@@ -20,6 +22,7 @@ from costmodel.protocols.crypten_primitives import (
     ROOT_POWERS,
 )
 
+MOST_SIGNED = 2**63 - 1
 GELU_BOUND = 14.0  # there, twice the argument of tanh is 218
 
 
@@ -83,6 +86,32 @@ def _by_interval(x: Any, powers: range, guess: Callable[[int], float]) -> Any:
     below = (type(x).stack([x] * len(powers)) - ends)._ltz()
     steps = torch.tensor(np.rint((guesses[:-1] - guesses[1:]) * x.encoder.scale), dtype=torch.int64, device=device)
     return type(x).from_shares((below.share * steps.reshape(ends.shape)).sum(0)) + float(guesses[-1])
+
+
+def mean_square(x: Any) -> Any:
+    """Return the mean square over the last dimension, kept, off by at most 2 units of the last fraction bit.
+
+    Squares are summed before they are truncated. A sum s, which must be below 2^63, is opened plus a mask r, of which
+    the dealer shares the quotient and the top bit: s + r wraps around 2^64 exactly if r has that bit and s + r has not.
+    Source: Dalskov, Escudero and Keller 2019, https://arxiv.org/abs/1910.12435, section 3.2.2.
+    """
+    import crypten
+    from crypten.mpc.primitives import beaver
+
+    sums = beaver.square(x._tensor).sum(-1, keepdim=True).share
+    link, divisor = crypten.communicator.get(), x.size(-1) * x.encoder.scale
+    mask, dealt = crypten.mpc.get_default_provider().shares("quotients", sums.shape, arguments=(divisor,))
+    opened = link.all_reduce(sums + mask)
+    share = dealt[1] * (opened >= 0) * round(2**64 / divisor) - dealt[0]
+    if link.get_rank() == CLIENT:
+        share += unsigned_quotient(opened, divisor)
+    return type(x).from_shares(share)
+
+
+def unsigned_quotient(numbers: Tensor, divisor: int) -> Tensor:
+    """Return the quotients, rounded down, of integers of 64 bits that are taken as unsigned."""
+    halves = (numbers >> 1) & MOST_SIGNED
+    return halves // divisor * 2 + (halves % divisor * 2 + (numbers & 1)) // divisor
 
 
 def maximum(x: Any) -> Any:

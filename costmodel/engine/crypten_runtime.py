@@ -210,6 +210,13 @@ OWN_FUNCTIONS: dict[type, Callable[..., Secret]] = {
 }
 
 
+class SecretLibrary(Library):
+    """The functions that ops need, on secrets."""
+
+    def mean_square(self, source: Secret) -> Secret:
+        return Secret(crypten_functions.mean_square(source.tensor))
+
+
 class Alone:
     """CrypTen's communicator for the dealer, which runs ops on zeros: nothing is sent."""
 
@@ -267,7 +274,7 @@ class CryptenRuntime(Runtime):
         self.steps: tuple[OpGraph, ...] = ()
         self.done: list[Traffic] = []
         self.functions = FUNCTIONS | OWN_FUNCTIONS
-        self.library = Library(
+        self.library = SecretLibrary(
             numpy=SecretNumpy,
             erf=lambda source: Secret(source.tensor.erf()),
             rsqrt=lambda source: Secret(crypten_functions.inverse_root(source.tensor)),

@@ -34,6 +34,10 @@ class Library:
     erf: Callable[[Array], Array]
     rsqrt: Callable[[Array], Array]
 
+    def mean_square(self, source: Array) -> Array:
+        """Return the mean square over the last dimension, which is kept with length 1."""
+        return self.numpy.square(source).sum(axis=-1, keepdims=True) * (1 / source.shape[-1])
+
 
 def numpy_library() -> Library:
     """Return the library that computes in plaintext, at once."""
@@ -58,9 +62,8 @@ def _embed(op: ops.TokenEmbedding, library: Library, weights: Weights, tokens: A
 
 
 def _layer_norm(op: ops.LayerNorm, library: Library, weights: Weights, source: Array) -> Array:
-    share = 1 / op.features
-    centred = source - source.sum(axis=-1, keepdims=True) * share  # rows x features
-    variance = library.numpy.square(centred).sum(axis=-1, keepdims=True) * share  # rows x 1
+    centred = source - source.sum(axis=-1, keepdims=True) * (1 / op.features)  # rows x features
+    variance = library.mean_square(centred)  # rows x 1
     normed = centred * library.rsqrt(variance + LAYERNORM_EPSILON)
     gained = normed * weights["weight"] if op.affine else normed
     return gained + weights["bias"] if op.affine and op.bias else gained
@@ -69,7 +72,7 @@ def _layer_norm(op: ops.LayerNorm, library: Library, weights: Weights, source: A
 def _rms_norm(op: ops.RmsNorm, library: Library, weights: Weights, source: Array) -> Array:
     shape, width = source.shape, op.features // op.groups
     parts = source if op.groups == 1 else source.reshape(op.rows, op.groups, width)
-    mean_square = library.numpy.square(parts).sum(axis=-1, keepdims=True) * (1 / width)  # rows x 1, or x groups x 1
+    mean_square = library.mean_square(parts)  # rows x 1, or x groups x 1
     normed = parts * library.rsqrt(mean_square + op.epsilon)
     return (normed * weights["weight"] if op.affine else normed).reshape(shape)
 

@@ -5,9 +5,10 @@ Parties and dealer are semi-honest.
 Bytes and rounds are exact: of the steps that CrypTen's tensors take when the op's function in `execution.op_functions`
 asks them.
 
-Weights are secret-shared; what `execution.interpreter` calls public is local, and so are all truncations, which its two
-parties make alone: one of them is wrong by 2^48 now and then, more often the larger the number.
-Exponentials, reciprocals and roots come out right in a range alone (`engine.crypten_functions`), which no price knows.
+Weights are secret-shared; what `execution.interpreter` calls public is local, and so are truncations, which its two
+parties make alone: one of them is wrong by 2^48 now and then, more often the larger the number. Only the mean squares
+of norms are divided exactly, with the dealer's help. Exponentials, reciprocals and roots come out right in a range
+alone (`engine.crypten_functions`), which no price knows.
 
 Source: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984.
 """
@@ -27,6 +28,7 @@ from costmodel.protocols.crypten_primitives import (
     is_zero,
     logistic,
     maximum,
+    mean_square,
     positive_part,
     product,
     reciprocal,
@@ -105,12 +107,12 @@ def _embed(op: ops.TokenEmbedding, setting: CryptenSetting) -> Comm:
 
 
 def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: CryptenSetting) -> Comm:
-    """Squares, whose mean is local; a row's inverse root, and products with it and the gain."""
+    """The mean square of a row and its inverse root, and products with it and the gain."""
     elements, (roots, width) = op.rows * op.features, (op.rows, op.features)
     if isinstance(op, ops.RmsNorm):
         roots, width = op.num_roots, op.features // op.groups
     gain = [product(elements, width)] if op.affine else []
-    return total_comm([square(elements), inverse_root(roots), product(elements, roots), *gain])
+    return total_comm([mean_square(roots, elements // roots), inverse_root(roots), product(elements, roots), *gain])
 
 
 def _softmax(op: ops.Softmax, setting: CryptenSetting) -> Comm:

@@ -46,6 +46,11 @@ def square(elements: int) -> Comm:
     return total_comm([dealt(elements), opened(elements)])
 
 
+def mean_square(rows: int, length: int) -> Comm:
+    """Mean squares of rows; their sums are divided exactly. `crypten_functions`."""
+    return total_comm([square(rows * length), dealt(2 * rows), opened(rows)])
+
+
 def from_bit(elements: int) -> Comm:
     """A number of a bit that is shared as one. Source: beaver.py, B2A_single_bit."""
     return total_comm([dealt(elements), opened(elements)])

@@ -1,8 +1,8 @@
 """Checks whether a model stays accurate under protocol `crypten`, in plaintext on its own tokens, before it runs.
 
 Approximations are right only in a range, and each party truncates its share of a product by itself, so
-that one in 2^(64 - 2f) / |x| results x with f fraction bits is wrong by 2^(64 - 2f), which ruins the answer.
-Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
+that one in 2^(64 - 2f) / |x| results x with f fraction bits is wrong by 2^(64 - 2f), which ruins the answer. Sums of
+squares are divided exactly, but must be below 2^(63 - 2f). Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
 """
 
 from collections.abc import Callable, Mapping
@@ -36,7 +36,7 @@ TRUNCATED = (ops.Rotary, ops.Temperature)  # local ops that multiply by public n
 class Reach(NamedTuple):
     """The reach of an op's numbers: `least` and `most` of what is approximated, which must be within `bounds`.
 
-    `truncated` is the sum of the magnitudes of all products that the op truncates.
+    `truncated` is the sum of the magnitudes of all products that the op truncates, `summed` the largest sum of squares.
     """
 
     truncated: float
@@ -44,6 +44,7 @@ class Reach(NamedTuple):
     least: float = 0.0
     most: float = 0.0
     bounds: tuple[float, float] = (0.0, np.inf)
+    summed: float = 0.0
 
     @property
     def holds(self) -> bool:
@@ -71,15 +72,22 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
                 f"or aby3."
             )
     total = sum(reach.truncated for reach in reaches.values())
+    highest = max(reaches, key=lambda name: reaches[name].summed)
     choices = FRACTION_BITS if fraction_bits is None else (fraction_bits,)
     for bits in choices:
-        if total * 2.0 ** (2 * bits - 64) <= MOST_WRONG:
+        fits = reaches[highest].summed < 2.0 ** (63 - 2 * bits)
+        if fits and total * 2.0 ** (2 * bits - 64) <= MOST_WRONG:
             return replace(setup, setting=replace(setup.setting, fraction_bits=bits))
     worst = max(reaches, key=lambda name: reaches[name].truncated)
     wrong = total * 2.0 ** (2 * choices[-1] - 64)
+    why = (
+        f"{wrong:.2g} truncations in {length} tokens would be wrong, most in {worst}, where products sum to "
+        f"{reaches[worst].truncated:.3g}"
+        if fits
+        else f"squares in {highest} sum to {reaches[highest].summed:.3g}, not below 2^{63 - 2 * choices[-1]}"
+    )
     raise UserError(
-        f"the model must hold under protocol crypten with {choices[-1]} fraction bits, but {wrong:.2g} truncations in "
-        f"{length} tokens would be wrong, most in {worst}, where products sum to {reaches[worst].truncated:.3g}; lower "
+        f"the model must hold under protocol crypten with {choices[-1]} fraction bits, but {why}; lower "
         f"--fraction-bits, or choose protocol semi2k or aby3."
     )
 
@@ -99,10 +107,11 @@ def _sum(value: Array) -> float:
 
 def _norm(op: ops.LayerNorm | ops.RmsNorm, output: float, source: Array) -> Reach:
     centred = source - source.mean(axis=-1, keepdims=True) if isinstance(op, ops.LayerNorm) else source
-    squares = np.square(centred)
-    epsilon = LAYERNORM_EPSILON if isinstance(op, ops.LayerNorm) else op.epsilon
-    means = squares.mean(axis=-1) + epsilon
-    return Reach(_sum(squares) + 2 * output, "mean squares", float(means.min()), float(means.max()), SQUARES)
+    groups, epsilon = (1, LAYERNORM_EPSILON) if isinstance(op, ops.LayerNorm) else (op.groups, op.epsilon)
+    sums = np.square(centred).reshape(op.rows, groups, -1).sum(axis=-1)
+    means = sums / (op.features // groups) + epsilon
+    least, most = float(means.min()), float(means.max())
+    return Reach(2 * output, "mean squares", least, most, SQUARES, summed=float(sums.max()))
 
 
 def _softmax(op: ops.Softmax, output: float, scores: Array) -> Reach:
@@ -149,4 +158,5 @@ REACHES: dict[type, Callable[..., Reach]] = {
     ops.Tanh: partial(_logistic, factor=2.0),
     ops.Gelu: _gelu,
     ops.Relu: lambda op, output, source: Reach(0.0),
+    ops.VocabProjection: lambda op, output, source: Reach(output / op.rows),  # a token of an answer takes one row
 }

@@ -30,6 +30,7 @@ from nas.private.setup import Setup, describe_setting, setup_document
 from search_spaces.architecture import gelu_form
 
 DEFAULT_DATA = "stdlib"  # validation text of a model whose corpus is not known
+LONGEST = 128  # tokens of a sequence; costs grow with its square
 ACCURACY = ("perplexity", "top-1 as in the clear", "95 % interval", "largest error")  # columns
 
 Tokens = NDArray[np.unsignedinteger[Any]]
@@ -72,7 +73,7 @@ def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Token
 
     Their shape is sequences x (length + 1). Raise UserError if the split is too small.
     """
-    length = min(context, num_tokens)
+    length = min(context, num_tokens, LONGEST)
     return gather(corpus, "validation", held_out_targets(corpus, length, num_tokens).indices, length)
 
 

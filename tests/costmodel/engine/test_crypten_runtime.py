@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.engine import runtimes
+from costmodel.engine import runtimes, spu
 from costmodel.engine.assignment import Assignment
 from costmodel.engine.greedy import ClearRun, generate
 from costmodel.engine.plan import Plan, graphs
@@ -17,6 +17,8 @@ from costmodel.engine.predicted import predictions
 from costmodel.engine.session import on_this_machine
 from costmodel.engine.spu import ops_job
 from costmodel.errors import StoppedError, UserError
+from costmodel.execution import interpreter
+from costmodel.ops import Input, Node, OpGraph
 from costmodel.pricing.price import price
 from costmodel.protocols.crypten import CryptenSetting
 
@@ -95,3 +97,18 @@ def test_masks_are_those_of_a_seed_of_256_bits():
     expected = np.frombuffer(hashlib.shake_128(seed + (2).to_bytes(8, "big")).digest(16), dtype=np.int64)
     assert first((2,)).tolist() == expected.tolist() != Draws(seed)((2,)).tolist()
     assert Draws(bytes(32))((2,)).tolist() != Draws(seed)((2,)).tolist()
+
+
+@pytest.mark.needs_crypten
+@pytest.mark.parametrize("device", ["cpu", "emulated"])
+def test_mean_squares_of_large_numbers_are_right(device):
+    """If each party truncated its share of the large squares alone, one in 128 would be wrong."""
+    norm = ops.RmsNorm(rows=512, features=1024, affine=False)
+    node = Node(name="norm", layer=0, op=norm, inputs=("x",))
+    graph = OpGraph(nodes=(node,), inputs=(Input(name="x", shape=norm.output_shape),))
+    source = np.random.default_rng(0).normal(size=norm.output_shape)
+    source[:, 0] = 6000
+    setting = CryptenSetting(device=device)
+    run = spu.run(graph, {}, None, {"x": source}, protocol="crypten", setting=setting)
+    expected = interpreter.execute(graph, {}, None, {"x": source})
+    np.testing.assert_allclose(run.logits, expected, rtol=0.005, atol=0.001)

@@ -171,12 +171,12 @@ def test_crypten_agrees_on_ops_by_themselves():
             (32 + LOGISTIC_DEALT + SIGN_DEALT) * 24,
             LOGISTIC_ROUNDS + 4,
         ),
-        # squares, products by roots and by gains, of which there are 4 and 6; roots: 13 signs, and 5 times 3 products
+        # squares and 4 sums, products by roots and gains, 4 and 6; roots: 13 signs, and 5 times 3 products
         (
             ops.LayerNorm(**ROW),
-            16 * (24 + 24 + 4 + 24 + 6) + 4 * (13 * SIGN + 32 * 15),
-            8 * 3 * 24 + 4 * (13 * SIGN_DEALT + 8 * 15),
-            SIGN_ROUNDS + 15 + 3,
+            16 * (24 + 4 + 24 + 4 + 24 + 6) + 4 * (13 * SIGN + 32 * 15),
+            8 * (3 * 24 + 2 * 4) + 4 * (13 * SIGN_DEALT + 8 * 15),
+            SIGN_ROUNDS + 15 + 4,
         ),
         # five keys: 2 + 1 + 1 maxima of pairs; one sum, of 14 signs and 5 times 2 products
         (

@@ -43,7 +43,11 @@ def test_truncated_products_are_added_up():
     assert reach_of(ops.Multiply(rows=1, features=2), np.array([[3.0, -4.0]])).truncated == 7.0
     assert reach_of(ops.Add(rows=1, features=2), np.array([[3.0, -4.0]])).truncated == 0.0
     norm = reach_of(ops.RmsNorm(rows=1, features=2), np.array([[3.0, -4.0]]), np.array([[0.5, 1.0]]))
-    assert norm.truncated == 9 + 16 + 2 * 1.5  # squares, and products with the root and the gain
+    assert (norm.truncated, norm.summed) == (2 * 1.5, 9 + 16)  # products with the root and the gain
+    heads = reach_of(ops.RmsNorm(rows=1, features=4, groups=2), np.array([[3.0, -4.0, 1.0, 0.0]]))
+    assert (heads.least, heads.most, heads.summed) == pytest.approx((0.5, 12.5, 25.0), rel=1e-4)
+    logits = ops.VocabProjection(rows=2, features=1, vocab=2)
+    assert reach_of(logits, np.ones((2, 1)), np.full((2, 2), 3.0)).truncated == 6.0  # of one row
 
 
 def test_the_precision_is_the_most_that_holds(export):
@@ -52,12 +56,19 @@ def test_the_precision_is_the_most_that_holds(export):
     weights = setup.model.weights
     assert weights is not None
     loud = replace(
-        setup, model=replace(setup.model, weights={**weights, "logits.weight": weights["logits.weight"] * 1e4})
+        setup, model=replace(setup.model, weights={**weights, "logits.weight": weights["logits.weight"] * 24e4})
     )
     assert with_precision(loud, None).setting.fraction_bits == 14
     with pytest.raises(
         UserError, match=r"with 16 fraction bits, but .* would be wrong, most in logits, where products"
     ):
         with_precision(loud, 16)
+    deep = replace(
+        setup, model=replace(setup.model, weights={**weights, "embed.weight": weights["embed.weight"] * 100})
+    )
+    with pytest.raises(
+        UserError, match=r"with 24 fraction bits, but squares in final_norm sum to .*, not below 2\^15;"
+    ):
+        with_precision(deep, 24)
     elsewhere = replace(loud, model=replace(setup.model, weights=None))
     assert with_precision(elsewhere, None).setting.fraction_bits == 16
