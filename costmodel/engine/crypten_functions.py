@@ -22,6 +22,8 @@ from costmodel.protocols.crypten_primitives import (
     ROOT_POWERS,
 )
 
+INVERSE_SCALE = 64  # keeps digits of the inverses of large numbers
+RECIPROCAL_SLOPE = 128 / 41  # of the line, which is off by 9 / 41 of 1 / y at most
 MOST_SIGNED = 2**63 - 1
 GELU_BOUND = 14.0  # there, twice the argument of tanh is 218
 
@@ -63,15 +65,20 @@ def _logistic(x: Any, negative: Any, within: Any = 1) -> Any:
 
 
 def reciprocal(x: Any) -> Any:
-    """Return 1 / x to 2^-15, x from 2^-9 to 2^12 (CrypTen: 1 to 600), by Newton-Raphson from a guess by interval."""
-    inverse = _by_interval(x, RECIPROCAL_POWERS, lambda power: 1.6 * 4.0**-power)
+    """Return INVERSE_SCALE / x, off by at most 2^-15, for x from 2^-14 to 2^18 (CrypTen's 1 / x: from 1 to 600).
+
+    x is scaled to y from 1/4 to 1, and 1 / y refined by Newton-Raphson from the best line for it there.
+    """
+    scale = _by_interval(x, RECIPROCAL_POWERS, lambda power: INVERSE_SCALE * 4.0**-power)
+    y = (x * scale).div(INVERSE_SCALE)
+    inverse = y * -RECIPROCAL_SLOPE + 1.25 * RECIPROCAL_SLOPE
     for _ in range(RECIPROCAL_ITERATIONS):
-        inverse = inverse * (2 - x * inverse)
-    return inverse
+        inverse = inverse * (2 - y * inverse)
+    return inverse * scale
 
 
 def inverse_root(x: Any) -> Any:
-    """Return 1 / sqrt(x) to 2^-15, for x from 2^-12 to 2^16 (CrypTen: to 1 %, from 0.1 to 170), as `reciprocal`."""
+    """Return 1 / sqrt(x) to 2^-15, for x from 2^-12 to 2^18 (CrypTen: to 1 %, from 0.1 to 170), from a first guess."""
     root = _by_interval(x, ROOT_POWERS, lambda power: 2.0**0.5 * 2.0**-power)
     for _ in range(ROOT_ITERATIONS):
         root = (root * (3 - x * root * root)).div(2)

@@ -124,13 +124,16 @@ class Secret:
 
     def __mul__(self, other: Any) -> "Secret":
         """Multiply, but divide by n in place of a public factor 1/n, which has few bits in fixed point."""
+        if isinstance(other, Inverse):
+            return Secret((self.tensor * other.tensor).div(crypten_functions.INVERSE_SCALE))
         if isinstance(other, float) and other and abs((divisor := 1 / other) - round(divisor)) < 1e-9:
             return Secret(self.tensor.div(round(divisor)))
         return Secret(self.tensor * self._raw(other))
 
-    def __rtruediv__(self, numerator: int) -> "Secret":
-        """Divide a number by a positive secret; the functions of ops have no other divisors."""
-        return Secret(crypten_functions.reciprocal(self.tensor)) * numerator
+    def __rtruediv__(self, numerator: int) -> "Inverse":
+        """Divide 1 by a positive secret; the functions of ops have no other quotients."""
+        assert numerator == 1
+        return Inverse(crypten_functions.reciprocal(self.tensor))
 
     def __lt__(self, other: Any) -> "Secret":
         return Secret(self.tensor < self._raw(other))
@@ -148,6 +151,10 @@ class Secret:
         if isinstance(value, np.ndarray):
             return torch.tensor(value, dtype=torch.float64, device=self.tensor.share.device)
         return value.tensor if isinstance(value, Secret) else value
+
+
+class Inverse(Secret):
+    """The inverse of a secret, times INVERSE_SCALE; the functions of ops only multiply by it."""
 
 
 class SecretNumpy:

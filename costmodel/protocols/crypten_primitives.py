@@ -17,9 +17,9 @@ WORD_BYTES = 8
 CARRY_LEVELS = 6  # circuit.py: log2 of 64 bits
 EXPONENTIAL_SQUARINGS = 7
 LOGISTIC_ITERATIONS = 2
-# of inverses and their roots: a first guess for every interval between powers of 4, so many iterations from 2^-16
-RECIPROCAL_POWERS, RECIPROCAL_ITERATIONS = range(-6, 8), 5
-ROOT_POWERS, ROOT_ITERATIONS = range(-5, 8), 5
+# of inverses and their roots: the intervals between powers of 4 that are told apart, and how often results are refined
+RECIPROCAL_POWERS, RECIPROCAL_ITERATIONS = range(-6, 9), 3
+ROOT_POWERS, ROOT_ITERATIONS = range(-5, 9), 5
 
 
 def opened(elements: int) -> Comm:
@@ -81,16 +81,16 @@ def exponential(elements: int) -> Comm:
 
 
 def reciprocal(elements: int) -> Comm:
-    """Reciprocals of positive numbers, by Newton and Raphson, from a guess by comparisons with powers of 4.
+    """Reciprocals of positive numbers, scaled to 1/4 to 1 by a power of 4 that comparisons choose, by Newton-Raphson.
 
     `crypten_functions`, in place of CrypTen's own from an exponential.
     """
-    step = [product(elements, elements)] * 2
-    return total_comm([is_negative(len(RECIPROCAL_POWERS) * elements), *step * RECIPROCAL_ITERATIONS])
+    products = 2 * RECIPROCAL_ITERATIONS + 2  # two of them by the power of 4
+    return total_comm([is_negative(len(RECIPROCAL_POWERS) * elements), *[product(elements, elements)] * products])
 
 
 def inverse_root(elements: int) -> Comm:
-    """Likewise, their roots."""
+    """Reciprocals of roots, from a guess by comparisons with powers of 4. `crypten_functions`."""
     step = [product(elements, elements)] * 3
     return total_comm([is_negative(len(ROOT_POWERS) * elements), *step * ROOT_ITERATIONS])
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from costmodel import ops
+from costmodel.engine.crypten_functions import INVERSE_SCALE
 from costmodel.errors import UserError
 from costmodel.execution import interpreter
-from costmodel.execution.op_functions import GELU_TANH_CUBIC, LAYERNORM_EPSILON, QUAD_SHIFT, Array
+from costmodel.execution.op_functions import GELU_TANH_CUBIC, LAYERNORM_EPSILON, QUAD_SHIFT, RELU_SUM_OFFSET, Array
 from costmodel.ops import Node
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.crypten_primitives import EXPONENTIAL_SQUARINGS, LOGISTIC_ITERATIONS
@@ -28,8 +29,8 @@ FRACTION_BITS = (16, 15, 14, 13)  # choices; with fewer, an exponential has too 
 MOST_WRONG = 0.01  # most expected wrong truncations in a sequence of `NUM_TOKENS`
 NUM_TOKENS = 128
 EXPONENT = 256.0  # range of `crypten_functions.exponential`
-SUMS = (2.0**-9, 2.0**12)
-SQUARES = (2.0**-12, 2.0**16)
+# well within those of `reciprocal` and `inverse_root`, since sums and mean squares of other text are larger
+SUMS, SQUARES = (2.0**-12, 2.0**17), (2.0**-12, 2.0**17)
 TRUNCATED = (ops.Rotary, ops.Temperature)  # local ops that multiply by public numbers
 
 
@@ -119,32 +120,42 @@ def _softmax(op: ops.Softmax, output: float, scores: Array) -> Reach:
     seen = np.broadcast_to(seen, scores.shape)
     highest = np.where(seen, scores, -np.inf).max(axis=-1, keepdims=True)
     exponents = np.where(seen, scores - (0.0 if op.form == "bounded" else highest), 0.0)
-    squarings = scores.size * (1 + EXPONENTIAL_SQUARINGS)
+    is_alone = seen & (seen.sum(axis=-1, keepdims=True) == 1)
+    forms: dict[str, Callable[[], tuple[float, Array]]] = {
+        "exact": lambda: (_squared_exponentials(exponents), np.exp(exponents)),
+        "bounded": lambda: (_squared_exponentials(exponents), np.exp(exponents)),
+        "relu": lambda: (0.0, np.maximum(scores, 0.0) + RELU_SUM_OFFSET),
+        "2quad": lambda: (_sum((scores + QUAD_SHIFT) ** 2 * seen), (scores + QUAD_SHIFT) ** 2),
+        "power8": lambda: (
+            sum(_sum(scores**power * seen) for power in (2, 4, 8)),
+            np.where(is_alone, 1.0, scores**8),
+        ),
+    }
+    products, powers = forms[op.form]()
+    sums = np.where(seen, powers, 0.0).sum(axis=-1)
+    truncated = products + INVERSE_SCALE * (sums.size + _sum(1 / sums) + output)
     if op.form == "exact":
-        return Reach(squarings + output, "distances of scores", 0.0, float(-exponents.min()), (0.0, EXPONENT))
-    powers = {
-        "bounded": lambda: np.exp(exponents),
-        "relu": lambda: np.maximum(scores, 0.0),
-        "2quad": lambda: np.square(scores + QUAD_SHIFT),
-        "power8": lambda: scores**8,
-    }[op.form]()
-    powers = np.where(seen, powers, 0.0)
-    sums = powers.sum(axis=-1)
-    return Reach(squarings + _sum(powers) + output, "sums of rows", float(sums.min()), float(sums.max()), SUMS)
+        return Reach(truncated, "distances of scores", 0.0, float(-exponents.min()), (0.0, EXPONENT))
+    return Reach(truncated, "sums of rows", float(sums.min()), float(sums.max()), SUMS)
+
+
+def _squared_exponentials(exponents: Array) -> float:
+    """Return the sum of the numbers that `crypten_functions.exponential` squares, and of the last results."""
+    return sum(_sum(np.exp(exponents / 2**squarings)) for squarings in range(EXPONENTIAL_SQUARINGS + 1))
 
 
 def _logistic(op: Any, output: float, source: Array, factor: float = 1.0) -> Reach:
     """Return the reach of an op that takes the exponential of `factor` times its input."""
-    steps = source.size * (1 + EXPONENTIAL_SQUARINGS + 2 * LOGISTIC_ITERATIONS)
-    most = float(np.abs(source).max()) * factor
-    return Reach(steps + output, "magnitudes", 0.0, most, (0.0, EXPONENT))
+    sizes = np.abs(source) * factor
+    steps = _squared_exponentials(-sizes) + 2 * LOGISTIC_ITERATIONS * source.size
+    return Reach(steps + output, "magnitudes", 0.0, float(sizes.max()), (0.0, EXPONENT))
 
 
 def _gelu(op: ops.Gelu, output: float, source: Array) -> Reach:
     if op.form != "tanh":
         return Reach(sum(_sum(source**power) for power in (2, 3, 4, 6)) + output)
     inner = (2 / np.pi) ** 0.5 * (source + GELU_TANH_CUBIC * source**3)
-    steps = source.size * (1 + EXPONENTIAL_SQUARINGS + 2 * LOGISTIC_ITERATIONS)
+    steps = _squared_exponentials(-2 * np.abs(inner)) + 2 * LOGISTIC_ITERATIONS * source.size
     return Reach(steps + output + 2 * _sum(np.square(source)) + 2 * _sum(inner))
 
 

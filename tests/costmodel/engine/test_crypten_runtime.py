@@ -112,3 +112,18 @@ def test_mean_squares_of_large_numbers_are_right(device):
     run = spu.run(graph, {}, None, {"x": source}, protocol="crypten", setting=setting)
     expected = interpreter.execute(graph, {}, None, {"x": source})
     np.testing.assert_allclose(run.logits, expected, rtol=0.005, atol=0.001)
+
+
+@pytest.mark.needs_crypten
+def test_weights_of_eighth_powers_are_right_for_sums_of_any_size():
+    softmax = ops.Softmax(heads=1, queries=64, keys=64, form="power8")
+    graph = OpGraph(
+        nodes=(Node(name="softmax", layer=0, op=softmax, inputs=("x",)),),
+        inputs=(Input(name="x", shape=softmax.output_shape),),
+    )
+    scores = np.random.default_rng(0).uniform(0.6, 1, softmax.output_shape)
+    sums = (scores**8 * np.tri(64)).sum(axis=-1, keepdims=True)
+    scores *= (2.0 ** np.linspace(-11, 17, 64)[:, None] / sums) ** (1 / 8)
+    run = spu.run(graph, {}, None, {"x": scores}, protocol="crypten", setting=CryptenSetting())
+    expected = interpreter.execute(graph, {}, None, {"x": scores})
+    assert np.abs(run.logits.reshape(expected.shape) - expected).max() < 0.03

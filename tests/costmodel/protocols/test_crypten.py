@@ -171,19 +171,19 @@ def test_crypten_agrees_on_ops_by_themselves():
             (32 + LOGISTIC_DEALT + SIGN_DEALT) * 24,
             LOGISTIC_ROUNDS + 4,
         ),
-        # squares and 4 sums, products by roots and gains, 4 and 6; roots: 13 signs, and 5 times 3 products
+        # squares and 4 sums, products by roots and gains, 4 and 6; roots: 14 signs, and 5 times 3 products
         (
             ops.LayerNorm(**ROW),
-            16 * (24 + 4 + 24 + 4 + 24 + 6) + 4 * (13 * SIGN + 32 * 15),
-            8 * (3 * 24 + 2 * 4) + 4 * (13 * SIGN_DEALT + 8 * 15),
+            16 * (24 + 4 + 24 + 4 + 24 + 6) + 4 * (14 * SIGN + 32 * 15),
+            8 * (3 * 24 + 2 * 4) + 4 * (14 * SIGN_DEALT + 8 * 15),
             SIGN_ROUNDS + 15 + 4,
         ),
-        # five keys: 2 + 1 + 1 maxima of pairs; one sum, of 14 signs and 5 times 2 products
+        # five keys: 2 + 1 + 1 maxima of pairs; one sum, of 15 signs and 8 products
         (
             ops.Softmax(heads=1, queries=1, keys=5),
-            4 * (SIGN + 32) + 5 * 16 * 8 + 14 * SIGN + 10 * 32 + 16 * 6,
-            4 * (SIGN_DEALT + 8) + 5 * 8 * 8 + 14 * SIGN_DEALT + 10 * 8 + 8 * 5,
-            3 * SIGN_ROUNDS + 3 + 8 + SIGN_ROUNDS + 10 + 1,
+            4 * (SIGN + 32) + 5 * 16 * 8 + 15 * SIGN + 8 * 32 + 16 * 6,
+            4 * (SIGN_DEALT + 8) + 5 * 8 * 8 + 15 * SIGN_DEALT + 8 * 8 + 8 * 5,
+            3 * SIGN_ROUNDS + 3 + 8 + SIGN_ROUNDS + 8 + 1,
         ),
         (ops.Scale(**ROW, factor=0.3), 0, 0, 0),
     ],

@@ -20,8 +20,8 @@ def reach_of(op, source, output=None):
 @pytest.mark.parametrize(
     ("op", "source", "what", "holds"),
     [
-        (ops.RmsNorm(rows=1, features=4), np.full((1, 4), 200.0), "mean squares", True),
-        (ops.RmsNorm(rows=1, features=4), np.full((1, 4), 300.0), "mean squares", False),  # 90,000 of 65,536
+        (ops.RmsNorm(rows=1, features=4), np.full((1, 4), 300.0), "mean squares", True),
+        (ops.RmsNorm(rows=1, features=4), np.full((1, 4), 400.0), "mean squares", False),  # 160,000 of 131,072
         (ops.LayerNorm(rows=1, features=2), np.array([[299.9, 300.1]]), "mean squares", True),
         (ops.Silu(rows=1, features=2), np.array([[-257.0, 0.0]]), "magnitudes", False),
         (ops.Tanh(rows=1, features=2), np.array([[-129.0, 0.0]]), "magnitudes", False),
@@ -29,7 +29,8 @@ def reach_of(op, source, output=None):
         # the last key is hidden from the first query, not from the second
         (ops.Softmax(heads=1, queries=2, keys=2), np.array([[[0.0, 999.0], [0.0, 1.0]]]), "distances of scores", True),
         (ops.Softmax(heads=1, queries=2, keys=2), np.array([[[0.0, 0.0], [0.0, 257.0]]]), "distances of scores", False),
-        (ops.Softmax(heads=1, queries=1, keys=2, form="power8"), np.array([[[3.0, 1.0]]]), "sums of rows", False),
+        (ops.Softmax(heads=1, queries=1, keys=2, form="power8"), np.array([[[5.0, 1.0]]]), "sums of rows", False),
+        (ops.Softmax(heads=1, queries=1, keys=1, form="power8"), np.array([[[0.1]]]), "sums of rows", True),  # alone
         (ops.Softmax(heads=1, queries=1, keys=2, form="bounded"), np.array([[[-3.0, -1.0]]]), "sums of rows", True),
     ],
     ids=lambda value: getattr(value, "label", None),
