@@ -8,7 +8,7 @@ import pytest
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.run.pareto import hypervolume
-from nas.searchers import surrogate
+from nas.searchers import surrogate, trellis
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem, points_of
 from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit, gap_share, gap_shares_closed
@@ -264,14 +264,17 @@ def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
 
 
 def asked_for() -> list[str]:
-    """Suggestions on `gpt2-small` in order, their results made up of prices and names."""
+    """Suggestions on `gpt2-small` in order, of a few draws each, their results made up of prices and names."""
     feasible = within_budget(price_space(load_space("gpt2-small"), load_pricer(), 128), Budget(latency_s=300.0))
     strategy = Trellis(SearchProblem(feasible=feasible, reference_loss=6.0))
     remaining, lines = RemainingBudget(proxy_evals=8, final_trainings=2), list[str]()
     known: dict[Member, Observation] = {}
     while remaining.final_trainings:
         rng = np.random.default_rng([0, len(lines)])
-        for suggestion in strategy.suggestions(4, rng, [*known], [*known.values()], remaining):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trellis, "NUM_DRAWS", 3)
+            suggestions = strategy.suggestions(4, rng, [*known], [*known.values()], remaining)
+        for suggestion in suggestions:
             member, is_proxy = suggestion.member, suggestion.is_proxy
             latency_s, layers = price_of(feasible.priced, member).latency_s, member.architecture.layers
             kept = sum((layer.attention != "none") + (layer.ffn in ("gelu", "relu")) for layer in layers)
