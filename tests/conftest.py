@@ -1,3 +1,4 @@
+import gc
 import json
 import math
 import os
@@ -108,6 +109,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         order = {name: place for place, name in enumerate(GROUPS)}
         items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+def pytest_collection_finish() -> None:
+    """Trainings collect garbage at their end, in half a second if all modules are looked through."""
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)
