@@ -31,6 +31,7 @@ SETTINGS = {
     "wide ring": EngineSetting(ring_bits=128, fraction_bits=40),
     "server": EngineSetting(weights="server"),
 }
+SECRET, AT_SERVER = EngineSetting(), EngineSetting(weights="server", fraction_bits=16)
 CHEETAH_SETTINGS = ("default", "server")
 MEASURED: dict[str, dict[str, dict[str, list[int]]]] = load_mapping(PATH)["sent_bytes_and_messages"]
 CASES = [
@@ -111,9 +112,14 @@ def test_cheetah_is_predicted_op_after_op_with_its_set_up(setting):
 
 @pytest.mark.needs_engine
 @pytest.mark.parametrize(
-    "setting", [EngineSetting(), EngineSetting(weights="server", fraction_bits=16)], ids=["secret", "server"]
+    ("protocol", "setting"),
+    [
+        pytest.param("semi2k", SECRET, id="semi2k-secret", marks=pytest.mark.slow),
+        pytest.param("semi2k", AT_SERVER, id="semi2k-server"),
+        pytest.param("aby3", SECRET, id="aby3-secret"),
+        pytest.param("aby3", AT_SERVER, id="aby3-server", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol, setting):
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed).randint
