@@ -60,8 +60,7 @@ GROUPS = {
         "costmodel/protocols/test_variants.py",
         "costmodel/calibration",
         "costmodel/tracing/test_models.py",
-        "docs/test_commands.py",
-        "docs/test_python.py",
+        "docs",
         "nas/private",
         "nas/conversion/test_families.py",
         "nas/conversion/test_folded_under_the_engine.py",
@@ -114,15 +113,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
 
 
-def pytest_collection_finish() -> None:
-    """Trainings collect garbage at their end, in half a second if all modules are looked through."""
-    gc.freeze()
-
-
-def pytest_unconfigure() -> None:
-    gc.unfreeze()  # extension modules complain of what is left at the end of a process
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips a test whose extra is not installed."""
@@ -137,6 +127,14 @@ def ctrl_c() -> Iterator[None]:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def modules_are_no_garbage() -> Iterator[None]:
+    """Trainings collect garbage at their end, which takes half a second where all modules are looked through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,6 +32,7 @@ SETTINGS = {
     "server": EngineSetting(weights="server"),
 }
 SECRET, AT_SERVER = EngineSetting(), EngineSetting(weights="server", fraction_bits=16)
+SLOW = ("semi2k", SECRET), ("aby3", AT_SERVER)
 CHEETAH_SETTINGS = ("default", "server")
 MEASURED: dict[str, dict[str, dict[str, list[int]]]] = load_mapping(PATH)["sent_bytes_and_messages"]
 CASES = [
@@ -113,12 +114,7 @@ def test_cheetah_is_predicted_op_after_op_with_its_set_up(setting):
 @pytest.mark.needs_engine
 @pytest.mark.parametrize(
     ("protocol", "setting"),
-    [
-        pytest.param("semi2k", SECRET, id="semi2k-secret", marks=pytest.mark.slow),
-        pytest.param("semi2k", AT_SERVER, id="semi2k-server"),
-        pytest.param("aby3", SECRET, id="aby3-secret"),
-        pytest.param("aby3", AT_SERVER, id="aby3-server", marks=pytest.mark.slow),
-    ],
+    [("semi2k", AT_SERVER), ("aby3", SECRET), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
 def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol, setting):
     seed = random.SystemRandom().randrange(2**32)

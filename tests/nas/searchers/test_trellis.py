@@ -1,6 +1,7 @@
 from dataclasses import replace
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -263,6 +264,7 @@ def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
     assert strategy.propose(4, rng(0), [*members[:8], alone[0]], results)[0] == alone[1]
 
 
+@patch.object(trellis, "NUM_DRAWS", 3)
 def asked_for() -> list[str]:
     """Suggestions on `gpt2-small` in order, of a few draws each, their results made up of prices and names."""
     feasible = within_budget(price_space(load_space("gpt2-small"), load_pricer(), 128), Budget(latency_s=300.0))
@@ -271,10 +273,7 @@ def asked_for() -> list[str]:
     known: dict[Member, Observation] = {}
     while remaining.final_trainings:
         rng = np.random.default_rng([0, len(lines)])
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(trellis, "NUM_DRAWS", 3)
-            suggestions = strategy.suggestions(4, rng, [*known], [*known.values()], remaining)
-        for suggestion in suggestions:
+        for suggestion in strategy.suggestions(4, rng, [*known], [*known.values()], remaining):
             member, is_proxy = suggestion.member, suggestion.is_proxy
             latency_s, layers = price_of(feasible.priced, member).latency_s, member.architecture.layers
             kept = sum((layer.attention != "none") + (layer.ffn in ("gelu", "relu")) for layer in layers)

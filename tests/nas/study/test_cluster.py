@@ -38,10 +38,9 @@ def cluster() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def trials(make_trials, corpus, tmp_path, request) -> Trials:
-    """As many as a test asks for."""
+def trials(make_trials, corpus, tmp_path, request) -> Trials:  # two, or as many as a test asks for
     (tmp_path / CONFIG_FILE).write_text("seed: 0\n")
-    return make_trials(tmp_path, corpus, replace(ONE_TRIAL, num_trials=request.param, tokens=None))
+    return make_trials(tmp_path, corpus, replace(ONE_TRIAL, num_trials=getattr(request, "param", 2), tokens=None))
 
 
 def dying(config):
@@ -70,7 +69,6 @@ def blind(config):
     tune.report({"record": trial.ended("completed", measured=OUTCOME)})
 
 
-@pytest.mark.parametrize("trials", [2], indirect=True)
 def test_a_trial_is_tried_on_another_node_where_one_does_not_see_the_run(cluster, trials, monkeypatch):
     monkeypatch.setattr(ray_tune, "_trainable", blind)
     run_trials(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address))

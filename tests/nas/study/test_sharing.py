@@ -1,5 +1,3 @@
-import sys
-
 import pytest
 from torch import nn
 
@@ -112,7 +110,7 @@ def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(throughput, "WINDOW_S", 0.05)
     code = "from nas.study import throughput; throughput.WINDOW_S = 0.05; throughput.serve()"
-    monkeypatch.setattr(throughput, "SERVE", (sys.executable, "-c", code))
+    monkeypatch.setattr(throughput, "SERVE", (*throughput.SERVE[:2], code))
     _, candidate = study("smoke", seq_len=16)
     assert training_rate(candidate, "cpu") > 0
     rates = shared_rates(candidate, "cpu", [1, 2])
