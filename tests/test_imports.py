@@ -7,7 +7,7 @@ import pytest
 RUN = Path(__file__).parent / "nas" / "run" / "stored" / "semi2k"
 HEAVY = (
     *("torch", "scipy", "numpy", "networkx", "jsonargparse", "ray", "jax", "spu", "matplotlib", "pandas", "rich"),
-    *("transformers", "jinja2", "costmodel"),
+    *("transformers", "jinja2", "costmodel", "torch._dynamo"),
 )
 TRAINING = {"torch", "ray", "jax", "matplotlib"}
 
@@ -48,6 +48,7 @@ def test_what_is_light_loads_no_more_than_this(code, loaded):
             "from search_spaces.__main__ import count; count('gpt2-small', budget_latency='5min', budget_comm='8GB')",
             TRAINING | {"scipy"},  # a dry run has to answer in seconds
         ),
+        ("import nas.private.__main__, nas.study.worker, nas.training.memory", {"torch._dynamo"}),
         ("import nas.recipe.candidate, nas.training.outcome, nas.corpus.corpus", {"torch"}),
         # three seconds of processor time, of which no part of a study needs all
         ("import nas.study.run_study", TRAINING | {"scipy", "pandas", "jinja2"}),

@@ -61,6 +61,19 @@ def _without_logs() -> Iterator[None]:
         logging.disable(before)
 
 
+@contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Keep torch from recording the lines of code that every operation comes from, since nobody reads them."""
+    from torch.fx import config
+
+    before = getattr(config, "do_not_emit_stack_traces", False)  # older versions always record
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
+
+
 def _exported(model: Module, seq_len: int, name: str) -> Any:
     import torch
 
@@ -81,7 +94,7 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
     tokens = torch.zeros(1, seq_len, dtype=torch.long, device=device)
     was_training = model.training
     try:
-        with torch.no_grad(), warnings.catch_warnings(), _without_logs():
+        with torch.no_grad(), warnings.catch_warnings(), _without_logs(), _without_stack_traces():
             warnings.simplefilter("ignore")  # torch warns about its own deprecations while it exports
             exported = torch.export.export(Logits().eval(), (tokens,), strict=False)
             graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]

@@ -7,12 +7,7 @@ from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
-import torch._functorch.config
 from torch import Tensor, nn
-from torch._dynamo.backends.common import aot_autograd
-from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
-from torch._functorch.aot_autograd import make_boxed_func
-from torch._functorch.partitioners import min_cut_rematerialization_partition
 
 from nas.attention.compile_cpp import own_folder
 from nas.model.decoder import LayerFunction
@@ -41,6 +36,8 @@ def compiled(function: F, recipe: Recipe, device: str, eager: F | None = None) -
 
 def _or_plain(code: F, plain: F) -> F:
     """Return compiled code that the plain function replaces once it cannot be compiled."""
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # imported late: it takes a second
+
     chosen = code
 
     def run(*args: Any) -> Any:
@@ -66,16 +63,24 @@ def counted_layer_function(recipe: Recipe) -> LayerFunction:
 @cache
 def _keeping() -> Any:
     """Return a backend that chooses what is stored for gradients, and compiles nothing."""
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
     return aot_autograd(fw_compiler=_as_it_is, bw_compiler=_as_it_is, partition_fn=min_cut_rematerialization_partition)
 
 
 def _as_it_is(graph: torch.fx.GraphModule, _: object) -> Any:
+    from torch._functorch.aot_autograd import make_boxed_func
+
     return make_boxed_func(graph.forward)
 
 
 @cache
 def _compiled(function: Callable[..., Any], backend: Any) -> Any:
     """Compile a function. Layers of one kind share their code, also between models; other processes find it on disk."""
+    import torch._dynamo
+    import torch._functorch.config
+
     if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own_folder("inductor"))
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = MOST_KINDS

@@ -31,6 +31,8 @@ SETTINGS = {
     "wide ring": EngineSetting(ring_bits=128, fraction_bits=40),
     "server": EngineSetting(weights="server"),
 }
+SECRET, AT_SERVER = EngineSetting(), EngineSetting(weights="server", fraction_bits=16)
+SLOW = ("semi2k", SECRET), ("aby3", AT_SERVER)
 CHEETAH_SETTINGS = ("default", "server")
 MEASURED: dict[str, dict[str, dict[str, list[int]]]] = load_mapping(PATH)["sent_bytes_and_messages"]
 CASES = [
@@ -111,9 +113,9 @@ def test_cheetah_is_predicted_op_after_op_with_its_set_up(setting):
 
 @pytest.mark.needs_engine
 @pytest.mark.parametrize(
-    "setting", [EngineSetting(), EngineSetting(weights="server", fraction_bits=16)], ids=["secret", "server"]
+    ("protocol", "setting"),
+    [("semi2k", AT_SERVER), ("aby3", SECRET), *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)],
 )
-@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_prediction_is_what_the_engine_sends_on_shapes_nobody_chose(protocol, setting):
     seed = random.SystemRandom().randrange(2**32)
     draw = random.Random(seed).randint

@@ -164,7 +164,7 @@ def test_a_client_without_weights_and_a_server_by_hand(export, tmp_path, peers):
 @pytest.mark.needs_engine
 @pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_killing_one_command_ends_the_other(export, killed, peers):
-    asked = ["--prompt", "v", "--new-tokens", "20", "--wait", "60s"]
+    asked = ["--prompt", "v", "--new-tokens", "6", "--wait", "60s"]
     both = [party(export, 0, peers, *asked), party(export, 1, peers, "--wait", "60s")]
     for line in both[0].stdout:
         if line.startswith("token "):  # what is above the first

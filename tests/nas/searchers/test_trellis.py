@@ -1,6 +1,7 @@
 from dataclasses import replace
 from itertools import islice
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
 from nas.run.pareto import hypervolume
-from nas.searchers import surrogate
+from nas.searchers import surrogate, trellis
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem, points_of
 from nas.searchers.surrogate import SEED_NOISE, Observations, features_of, fit, gap_share, gap_shares_closed
@@ -263,8 +264,9 @@ def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
     assert strategy.propose(4, rng(0), [*members[:8], alone[0]], results)[0] == alone[1]
 
 
+@patch.object(trellis, "NUM_DRAWS", 3)
 def asked_for() -> list[str]:
-    """Suggestions on `gpt2-small` in order, their results made up of prices and names."""
+    """Suggestions on `gpt2-small` in order, of a few draws each, their results made up of prices and names."""
     feasible = within_budget(price_space(load_space("gpt2-small"), load_pricer(), 128), Budget(latency_s=300.0))
     strategy = Trellis(SearchProblem(feasible=feasible, reference_loss=6.0))
     remaining, lines = RemainingBudget(proxy_evals=8, final_trainings=2), list[str]()

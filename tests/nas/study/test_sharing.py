@@ -109,6 +109,8 @@ def test_a_measurement_that_fails_leaves_one_trial_to_a_gpu(monkeypatch, caplog,
 def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(throughput, "WINDOW_S", 0.05)
+    code = "from nas.study import throughput; throughput.WINDOW_S = 0.05; throughput.serve()"
+    monkeypatch.setattr(throughput, "SERVE", (*throughput.SERVE[:2], code))
     _, candidate = study("smoke", seq_len=16)
     assert training_rate(candidate, "cpu") > 0
     rates = shared_rates(candidate, "cpu", [1, 2])
