@@ -59,6 +59,7 @@ GROUPS = {
         "costmodel/protocols/test_measured_bytes.py",
         "costmodel/protocols/test_variants.py",
         "costmodel/calibration",
+        "costmodel/deployment/test_deploy.py",
         "costmodel/tracing/test_models.py",
         "docs",
         "nas/private",

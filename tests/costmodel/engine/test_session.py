@@ -58,7 +58,7 @@ def answered(client, weights, end=None, layers=None):
         ("semi2k", {"weight_masks": "kept"}),
         ("aby3", {}),
         ("aby3", {"weights": "server"}),
-        ("cheetah", {}),
+        pytest.param("cheetah", {}, marks=pytest.mark.slow),
     ],
 )
 def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(client, weights, protocol, setting):
