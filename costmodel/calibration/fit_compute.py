@@ -1,8 +1,9 @@
 """The fit of a compute testbed: it takes timings of a microbenchmark and returns seconds per kind of op.
 
-The fastest repeat of each op counts. Under cheetah some runs also make a batch of oblivious transfers (OTs) for later
-ops; such runs count only if every repeat made one. The seconds of a batch are estimated from them, and charged to ops
-by the OTs that each uses.
+The fastest repeat of each op counts; where a dealer works ahead, the median, since during the last repeats the dealer
+has nothing left to do, and the parties have the cores for themselves. Under cheetah some runs also make a batch of
+oblivious transfers (OTs) for later ops; such runs count only if every repeat made one. The seconds of a batch are
+estimated from them, and charged to ops by the OTs that each uses.
 """
 
 import math
@@ -27,6 +28,7 @@ from costmodel.protocols.compute_testbed import (
     seconds_of,
     work,
 )
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 FIXED = "fixed"
@@ -42,7 +44,7 @@ def fit_testbed(protocol: str, setting: EngineSetting, timings: Sequence[Timing]
     batch_s = batch_seconds(pairs, setting) if counts_batches(protocol, setting) else 0.0
     groups: dict[str, list[tuple[Op, float]]] = {}
     for series, timing in pairs:
-        seconds = least_seconds(protocol, series, timing, setting, batch_s)
+        seconds = seconds_by_size(protocol, series, timing, setting, batch_s)
         groups.setdefault(fitted_kind(series.sizes[0], series.weights), []).extend(
             zip(series.sizes, seconds, strict=True)
         )
@@ -107,11 +109,18 @@ def counts_batches(protocol: str, setting: EngineSetting) -> bool:
     return protocol == "cheetah" and setting.threads == 1
 
 
-def least_seconds(protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float) -> list[float]:
-    """Return the least seconds of every op of a series, with its share of cheetah's preprocessing."""
+def typical_seconds(protocol: str, repeats: Sequence[float]) -> float:
+    """Return the seconds of an op from those of its repeats."""
+    return median(repeats) if ENGINE_PROTOCOLS[protocol].deals_ahead else min(repeats)
+
+
+def seconds_by_size(
+    protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float
+) -> list[float]:
+    """Return the seconds of every op of a series, with its share of cheetah's preprocessing."""
     repeats = series.by_size(timing.seconds)
     if not counts_batches(protocol, setting):
-        return [min(seconds) for seconds in repeats]
+        return [typical_seconds(protocol, seconds) for seconds in repeats]
     held = replace(setting, weights=series.weights)
     runs = zip(series.sizes, series.by_size(batches_made(series, setting)), repeats, strict=True)
     return [sum(own_and_setup_s(op, batches, seconds, held, batch_s)) for op, batches, seconds in runs]

@@ -1,8 +1,9 @@
 """Makes a testbed of one model: each distinct op is measured at its full size, so that no cost is extrapolated.
 
-Each op runs several times in its own engine session, after a warm-up, and the fastest run counts. A model's first op
-gets a session per run, since a model runs it before memory of its size is in use. Under cheetah on one thread, the
-batches of oblivious transfers (OTs) of a run are replaced by the share that the op uses.
+Each op runs several times in its own engine session, after a warm-up, and the fastest run counts, or the median where a
+dealer works ahead. A model's first op gets a session per run, since a model runs it before memory of its size is in
+use. Under cheetah on one thread, the batches of oblivious transfers (OTs) of a run are replaced by the share that the
+op uses.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,7 @@ from costmodel.calibration.fit_compute import (
     new_testbed,
     own_and_setup_s,
     paired,
+    typical_seconds,
 )
 from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing
 from costmodel.calibration.timed_run import timed_run
@@ -75,7 +77,7 @@ def fit_model(
 
 
 def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetting, batch_s: float) -> OpSeconds:
-    made, own_s, setup_s = [0] * len(timing.seconds), max(min(timing.seconds), LEAST_S), 0.0
+    made, own_s, setup_s = [0] * len(timing.seconds), max(typical_seconds(protocol, timing.seconds), LEAST_S), 0.0
     if counts_batches(protocol, setting):
         made = batches_made(series, setting)
         own_s, setup_s = own_and_setup_s(series.sizes[0], made, timing.seconds, setting, batch_s)

@@ -29,6 +29,7 @@ class EngineProtocol:
         keeps_masks: Whether masks of weights can be reused between runs.
         matrix_work: Return the work of the matrix products among calls, by unit.
         is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
+        deals_ahead: Whether a dealer prepares the next ops while the parties compute.
     """
 
     engine: str = "spu"
@@ -40,6 +41,7 @@ class EngineProtocol:
     keeps_masks: bool = False
     matrix_work: Callable[[Calls], dict[str, int]] = matrix_work
     is_slow: bool = False
+    deals_ahead: bool = False
 
     def walk(self, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
         """Return the cost of each op in a fresh run of all of them, in order."""
@@ -97,5 +99,6 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
         ),
         comm=crypten.comm,
         num_shares=1,
+        deals_ahead=True,
     ),
 }

@@ -80,11 +80,12 @@ def test_ops_take_what_was_measured_and_their_share_of_batches(protocol):
     assert testbed.start_s == pytest.approx(START_S, abs=0.1)
     for op in {node.op for node in GRAPH}:
         share = BATCH_S * cheetah.num_ots(op, SETTING) / (BATCH - KEPT) if protocol == "cheetah" else 0.0
+        own_s = OWN_S * (1.1 if protocol == "crypten" else 1.0)  # its second run of three, because a dealer works ahead
         timing = testbed.ops[op_name(op, "secret")]
-        assert timing.seconds == seconds_of(op, "secret", testbed) == pytest.approx(OWN_S + share)
+        assert timing.seconds == seconds_of(op, "secret", testbed) == pytest.approx(own_s + share)
         assert timing.setup_s == pytest.approx(share)
-        spread = 0.0 if protocol == "cheetah" else 0.1 * (MORE_REPEATS[protocol == "cheetah"] - 1)
-        assert timing.spread == pytest.approx(spread, abs=1e-9)
+        later = {"cheetah": 0.0, "crypten": 0.1 / 1.1}.get(protocol, 0.1 * (MORE_REPEATS[False] - 1))
+        assert timing.spread == pytest.approx(later, abs=1e-9)
         assert extrapolation_of(op, "secret", testbed) == 1.0
 
 
