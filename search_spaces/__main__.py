@@ -50,10 +50,8 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
     priced, size = feasible.priced, num_members(feasible.space)
     ends = {"cheapest": cheapest(priced), "most_expensive": most_expensive(priced)}
     if format == "json":
-        share = feasible.num_feasible / size
-        _print_json(
-            {**_setting(feasible), "feasible_share": share, **{end: _member(feasible, ends[end]) for end in ends}}
-        )
+        shown = {end: _member(feasible, member) for end, member in ends.items()}
+        _print_json({**_setting(feasible), "feasible_share": feasible.num_feasible / size, **shown})
     else:
         recipes = " and ".join(("plain", "entropy-regularised")[recipe] for recipe in feasible.space.recipes)
         architectures = f"{num_architectures(feasible.space):,} architectures, recipes {recipes}"
@@ -108,10 +106,8 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
     }
     if format == "json":
         _print_json(document)
-        return
-    for key, value in document.items():
-        for line in _shown(key, value):
-            print(line)
+    else:
+        print("\n".join(line for key, value in document.items() for line in _shown(key, value)))
 
 
 def _feasible(space: str, *, cost_of: CostForm | None = None, **options: Any) -> FeasibleSpace:
@@ -129,8 +125,7 @@ def _feasible(space: str, *, cost_of: CostForm | None = None, **options: Any) ->
         (load_pricer(name, said["network"], said["testbed"]), budget)
         for (name, said), budget in zip(given.asked.items(), given.budgets.values(), strict=True)
     ]
-    workload = Workload(prompt_len=given.seq_len)
-    feasible, left_out = priced_within(loaded, budgets, workload, cost_of)
+    feasible, left_out = priced_within(loaded, budgets, Workload(prompt_len=given.seq_len), cost_of)
     for choice, reason in left_out.items():
         print(f"left out of the space: {choice}: {reason}", file=sys.stderr)
     return feasible
@@ -138,6 +133,7 @@ def _feasible(space: str, *, cost_of: CostForm | None = None, **options: Any) ->
 
 def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
     priced = feasible.priced
+    also = {_protocol(constraint): _costs(constraint.budget) for constraint in feasible.also}
     return {
         "space": priced.space.name,
         "base": priced.space.definition.base,
@@ -147,11 +143,7 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
         "trust": facts(priced.pricer.trust),
         "cost_of": priced.cost_of,
         "budget": _costs(feasible.budget),
-        **(
-            {"also": {_protocol(constraint): _costs(constraint.budget) for constraint in feasible.also}}
-            if feasible.also
-            else {}
-        ),
+        **({"also": also} if also else {}),
         "num_architectures": num_architectures(priced.space),
         "num_members": num_members(priced.space),
         "num_feasible": feasible.num_feasible,
@@ -160,13 +152,13 @@ def _setting(feasible: FeasibleSpace) -> dict[str, Any]:
 
 
 def _member(feasible: FeasibleSpace, member: Member) -> dict[str, Any]:
-    prices = {_protocol(constraint): price_of(constraint.priced, member) for constraint in feasible.also}
+    also = {_protocol(constraint): _costs(price_of(constraint.priced, member)) for constraint in feasible.also}
     return {
         "name": member.name,
         "arch_id": arch_id(member.architecture),
         **_costs(price_of(feasible.priced, member)),
         "extrapolated": list(extrapolated(feasible.priced, member)),
-        **({"also": {protocol: _costs(price) for protocol, price in prices.items()}} if prices else {}),
+        **({"also": also} if also else {}),
     }
 
 
@@ -175,12 +167,10 @@ def _costs(price: Price | Budget) -> dict[str, float | None]:
 
 
 def _line(feasible: FeasibleSpace, member: Member) -> str:
-    price, *others = (format_price(price_of(constraint.priced, member)) for constraint in feasible.every)
-    also = "".join(
-        f"; {_protocol(constraint)}: {other}" for constraint, other in zip(feasible.also, others, strict=True)
-    )
-    outside = describe(extrapolated(feasible.priced, member))
-    return f"{member.name}  {arch_id(member.architecture)}  {price}{also}{outside and f'; {outside}'}"
+    prices = [format_price(price_of(feasible.priced, member))]
+    prices += [f"{_protocol(other)}: {format_price(price_of(other.priced, member))}" for other in feasible.also]
+    prices += filter(None, [describe(extrapolated(feasible.priced, member))])
+    return f"{member.name}  {arch_id(member.architecture)}  {'; '.join(prices)}"
 
 
 def _protocol(constraint: Bounded) -> str:
@@ -190,13 +180,12 @@ def _protocol(constraint: Bounded) -> str:
 
 def _within(feasible: FeasibleSpace) -> str:
     num, size = feasible.num_feasible, num_members(feasible.space)
-    first, *others = (
+    within = ", and ".join(
         f"{'no budget' if constraint.budget == Budget() else f'within {format_budget(constraint.budget)}'} per token "
         f"at T={feasible.priced.seq_len}, protocol {_protocol(constraint)}"
         for constraint in feasible.every
     )
-    also = "".join(f", and {other}" for other in others)
-    return f"{first}{also}: {num:,} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
+    return f"{within}: {num:,} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
 
 
 def _shown(key: str, value: Any) -> list[str]:

@@ -212,9 +212,8 @@ class Architecture:
     def norms(self) -> frozenset[Norm]:
         """All norms of its layers and the final norm, including `none`."""
         inner = {norm for layer in self.layers for norm in inner_norms(self, layer).values()}
-        return frozenset(
-            {self.final_norm, *inner, *(norm for layer in self.layers for norm in (layer.norm1, layer.norm2))}
-        )
+        around = {norm for layer in self.layers for norm in (layer.norm1, layer.norm2)}
+        return frozenset({self.final_norm, *inner, *around})
 
     @property
     def num_layers(self) -> int:

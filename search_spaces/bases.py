@@ -92,10 +92,7 @@ FIELDS = {"heads": "num_heads", "kv_heads": "num_kv_heads", "vocab": "vocab_size
 
 
 def base_architecture(name: str, dimensions: Dimensions = Dimensions()) -> Architecture:
-    """Return the base model of this name, with the given dimensions.
-
-    Raises UserError for an unknown base or an impossible dimension.
-    """
+    """Return the base model with the given dimensions. Raises UserError for an unknown base or impossible dimension."""
     if name not in BASES:
         where = f" (`{OWN}` is the model of a search with --parent)" if name == OWN else ""
         raise UserError(f"base must be one of {', '.join(BASES)}, but got {name!r}{where}.")

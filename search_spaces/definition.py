@@ -17,10 +17,7 @@ SHIPPED = ("gpt2-small", "gpt2-papers", "gpt2-forms", "smollm2-135m", "ladder", 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choices:
-    """The choices of every layer, in the order of enumeration.
-
-    A UserError is raised for a list that is empty or names a choice twice.
-    """
+    """The choices of every layer, in order of enumeration. Raises UserError for an empty list or a repeated choice."""
 
     norm1: tuple[Norm, ...]
     attention: tuple[Attention, ...]

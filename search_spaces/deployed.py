@@ -121,12 +121,14 @@ def absorbed_layers(architecture: Architecture) -> list[int]:
 def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, keeps_norm1: bool = False) -> Layer:
     """Return what folding leaves of a layer, possibly neither attention nor FFN."""
     is_absorbed = absorbs(architecture.block_facts, layer, region)
+    is_gelu = layer.ffn != "geglu" and gelu_form(architecture, layer) == architecture.gelu
+    ffn: Ffn = "gelu" if is_gelu else "fused" if layer.ffn == "identity" else layer.ffn
     keeps_scale = architecture.block_facts.norms_after or not region.is_free
     return Layer(
         norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",
         attention="softmax" if _is_usual_softmax(architecture, layer) else layer.attention,
         norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
-        ffn="none" if is_absorbed else _deployed_ffn(architecture, layer),
+        ffn="none" if is_absorbed else ffn,
         stabiliser=layer.stabiliser if keeps_scale else "none",
         inner1=deployed_inner(layer.inner1),
         inner2="own" if is_absorbed else deployed_inner(layer.inner2),
@@ -143,12 +145,6 @@ def _is_usual_softmax(architecture: Architecture, layer: Layer) -> bool:
     if layer.attention == "softmax-half":
         return num_heads(architecture, layer) == architecture.num_heads
     return layer.attention == architecture.softmax
-
-
-def _deployed_ffn(architecture: Architecture, layer: Layer) -> Ffn:
-    if layer.ffn != "geglu" and gelu_form(architecture, layer) == architecture.gelu:
-        return "gelu"
-    return "fused" if layer.ffn == "identity" else layer.ffn
 
 
 def joined_layers(block: Block, layers: Iterable[Layer]) -> tuple[Layer, ...]:
@@ -171,10 +167,7 @@ def _joined(block: Block, layers: Iterable[Layer]) -> list[tuple[int, Layer]]:
             continue
         first, before = joined[-1] if joined else (0, None)
         if block.join == "sequential" and before is not None and before.ffn == "none" and layer.attention == "none":
-            joined[-1] = (
-                first,
-                replace(before, norm2=layer.norm2, ffn=layer.ffn, stabiliser=layer.stabiliser, inner2=layer.inner2),
-            )
+            joined[-1] = first, replace(layer, norm1=before.norm1, attention=before.attention, inner1=before.inner1)
         else:
             joined.append((place, layer))
     return joined

@@ -177,9 +177,8 @@ def _queries_keys_values(builder: _Builder, layer: Layer, source: str, width: in
     kinds = inner_norms(builder.architecture, layer)
     for place, (name, its_width) in enumerate((("attention.q_norm", width), ("attention.k_norm", key_width))):
         if (kind := kinds.get(name)) is not None:
-            norm = NORM_OPS[kind](
-                {"rows": builder.rows, "features": its_width}, builder.architecture.norm_epsilon, True
-            )
+            size = {"rows": builder.rows, "features": its_width}
+            norm = NORM_OPS[kind](size, builder.architecture.norm_epsilon, True)
             if isinstance(norm, ops.RmsNorm) and builder.block.query_key_norm == "head":
                 norm = replace(norm, groups=its_width // builder.architecture.head_dim)
             parts[place] = builder.add(name, norm, parts[place])

@@ -128,10 +128,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:
-    """Return the papers' name if there is one, else the placement.
-
-    `parse` on the same base gives the architecture back.
-    """
+    """Return the papers' name if there is one, else the placement; `parse` on the same base gives the model back."""
     text = _paper_name(architecture) or placement(architecture)
     if wrapper := architecture.block_facts.wrapper:
         text = f"{wrapper}({text})"

@@ -1,6 +1,6 @@
 """The workload that is priced: prompt length, number of new tokens, and how the model is run."""
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import partial
 
 from costmodel.deployment.deploy import Deployment, check_new_tokens, generation
@@ -27,8 +27,7 @@ class Workload:
     @property
     def words(self) -> str:
         """The prompt's length and what is not the default: `T=128, projection last, 4 new tokens`."""
-        chosen = {choice.name: getattr(self.deployment, choice.name) for choice in fields(Deployment)}
-        usual = asdict(Deployment())
+        usual, chosen = asdict(Deployment()), asdict(self.deployment)
         words = [f"{name.replace('_', ' ')} {value}" for name, value in chosen.items() if value != usual[name]]
         words += [f"{self.new_tokens} new tokens"] if self.new_tokens > 1 else []
         return ", ".join((f"T={self.prompt_len}", *words))

@@ -4,7 +4,7 @@ Architectures are trained in the order of their space, all with one seed before 
 of the table is a table.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,7 @@ from nas.recipe.recipe import SCALES, ScaleName
 from nas.storage import RUNS, locked, replace_file
 from nas.study.blocks import BLOCKS_FILE
 from nas.training.distillation.block_scores import block_scores
-from nas.training.distillation.sub_layers import BlockScores, to_csv
-from search_spaces.architecture import Layer
+from nas.training.distillation.sub_layers import to_csv
 from search_spaces.notation import placement
 from search_spaces.space import SearchSpace, load_space, members
 
@@ -69,17 +68,13 @@ def run(name: str, settings: Settings, console: Console) -> None:
         with locked(folder):
             ended = train_all(plan_of(settings, part_name), folder, console)
             if not (DATA / part.blocks).exists():
-                scores = scored_blocks(part.parent_name, table_space(part).layers, settings.scale, settings.data)
+                parent, scale = load_parent(part.parent_name), SCALES[settings.scale]
+                tokenizer, windows = parent.model.tokenizer, parent.model.windows
+                corpus = prepare(settings.data, scale.vocab_size or 0, tokenizer=tokenizer, of_parent=windows)
+                scores = block_scores(parent, table_space(part).layers, corpus, seq_len=scale.seq_len)
                 replace_file(folder / BLOCKS_FILE, to_csv(scores))
                 console.print(f"scores of the parent's blocks: {folder / BLOCKS_FILE}", soft_wrap=True)
         console.print(summary(part_name, part, ended))
-
-
-def scored_blocks(parent_name: str, layers: Iterable[Layer], scale: ScaleName, data: str) -> BlockScores:
-    """Return the scores of a parent's blocks, on the corpus of its candidates."""
-    parent, vocab_size = load_parent(parent_name), SCALES[scale].vocab_size or 0
-    corpus = prepare(data, vocab_size, tokenizer=parent.model.tokenizer, of_parent=parent.model.windows)
-    return block_scores(parent, layers, corpus, seq_len=SCALES[scale].seq_len)
 
 
 def table_space(part: TablePart) -> SearchSpace:

@@ -30,15 +30,13 @@ def text(folder: Path) -> Path:
     if not folder.exists():
         new = folder.with_suffix(".new")
         stdlib = Path(sysconfig.get_paths()["stdlib"])
-        for path in stdlib_files(stdlib):
-            copy = new / "stdlib" / path.relative_to(stdlib)
-            copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_bytes(path.read_bytes())
+        copies = {new / "stdlib" / path.relative_to(stdlib): path.read_bytes() for path in stdlib_files(stdlib)}
         for package in DOCUMENTED:
             for name, document in islice(_documents(package), DOCUMENTED_FILES):
-                copy = new / "documented" / f"{name}.txt"
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_text(document, encoding="utf-8")
+                copies[new / "documented" / f"{name}.txt"] = document.encode()
+        for path, content in copies.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
         new.rename(folder)
     return folder
 

@@ -243,7 +243,7 @@ def train(
     rate = rate if length.tokens else UNMOVED
     candidate = candidate_of(setting, start.parent, start.placement, length, rate, untaught=start.teacher is None)
     scale, key = candidate.recipe.scale, Key(candidate_id(candidate), corpus.fingerprint, seed)
-    known = {one.key: one for one in setting.results}
+    known = {Key(one.candidate_id, one.corpus, one.seed): one for one in setting.results}
     if key in known and on_model is None:
         return known[key]
     if not _in_time(setting, length):

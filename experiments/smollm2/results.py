@@ -10,7 +10,6 @@ from rich.table import Table
 from costmodel.errors import UserError
 from experiments.bars import table, write_csv
 from experiments.smollm2.tables import score_of, spearman
-from experiments.trainings import Key
 from nas.run.members import TrainedMember
 from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.architecture import Architecture
@@ -33,11 +32,6 @@ class Trained(NamedTuple):
     placement: str
     candidate_id: str
     corpus: str
-
-    @property
-    def key(self) -> Key:
-        """The inputs that determine the result."""
-        return Key(self.candidate_id, self.corpus, self.seed)
 
     @property
     def line(self) -> str:

@@ -86,8 +86,5 @@ class Rate(NamedTuple):
     batch: int
 
     def at(self, batch: int) -> float:
-        """Return the rate for another batch.
-
-        Source: Malladi et al. 2022, arXiv 2205.10287, the square root scaling rule of Adam.
-        """
+        """Return the rate for a batch. Source: Malladi et al. 2022, arXiv 2205.10287, square root rule for Adam."""
         return self.value * math.sqrt(batch / self.batch)

@@ -84,12 +84,11 @@ def _tokenizer(path: str) -> GivenTokenizer | None:
             return None
         reason = " ".join(str(error).split())
         raise UserError(f"{path!r} must have a {TOKENIZER_FILE} that can be read, but: {reason:.200}.") from None
-    theirs.backend_tokenizer.no_truncation()
-    theirs.backend_tokenizer.no_padding()
+    tokenizer = theirs.backend_tokenizer
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     name = Path(path).resolve().name if os.path.exists(path) else path  # of a folder, or an id on the hub
-    return GivenTokenizer(
-        name=name, json=theirs.backend_tokenizer.to_str(), end_of_text=theirs.eos_token or END_OF_TEXT
-    )
+    return GivenTokenizer(name=name, json=tokenizer.to_str(), end_of_text=theirs.eos_token or END_OF_TEXT)
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:

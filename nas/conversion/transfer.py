@@ -52,22 +52,22 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
         for suffix, shape in node.op.weight_shapes.items():
             degree = _opened_degree(source, target, node)
             value = _value(node, suffix, weights) if degree is None else _opened(node, suffix, weights, degree)
+            if value is None:
+                continue
             is_frozen = isinstance(node.op, ops.FrozenNorm)
-            if value is not None and is_frozen and node.name.endswith(HEADS[:2]):  # heads may share one gain
+            if is_frozen and node.name.endswith(HEADS[:2]):  # heads may share one gain
                 assert isinstance(node.layer, int)
                 count = num_heads if node.name.endswith(HEADS[0]) else num_kv_heads
                 value = value.repeat(count(source, source.layers[node.layer]) * source.head_dim // len(value))
             by_head = is_frozen or target.block_facts.query_key_norm == "width"
-            if value is not None and node.name.endswith(HEADS[0 if by_head else 2 :]):
+            if node.name.endswith(HEADS[0 if by_head else 2 :]):
                 value = _strongest_heads(source, target, node, suffix, value, weights)
-            place = node.layer if isinstance(node.layer, int) else None
-            holds_queries = place is not None and node.name == f"layers.{place}.{queries(target, target.layers[place])}"
-            if value is not None and holds_queries:
+            at = node.layer
+            if isinstance(at, int) and node.name == f"layers.{at}.{queries(target, target.layers[at])}":
                 value = _scaled_queries(source, target, node, value)
-            if value is not None and value.shape != shape:
+            if value.shape != shape:
                 raise UserError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
-            if value is not None:
-                started[f"{node.name}.{suffix}"] = value
+            started[f"{node.name}.{suffix}"] = value
         if isinstance(node.op, ops.FrozenNorm) and f"{node.name}.weight" in started:
             started[f"{node.name}.frozen"] = torch.tensor(float(_is_frozen(source, node)))
     return started

@@ -100,9 +100,7 @@ class RemainingBudget(NamedTuple):
 
     def after(self, *, is_proxy: bool) -> "RemainingBudget":
         """Return what is left after one more training."""
-        return self._replace(
-            proxy_evals=self.proxy_evals - is_proxy, final_trainings=self.final_trainings - (not is_proxy)
-        )
+        return RemainingBudget(self.proxy_evals - is_proxy, self.final_trainings - (not is_proxy), self.per_end)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

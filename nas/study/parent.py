@@ -47,6 +47,5 @@ def _trained(folder: Path) -> Pretrained:
     kept = tokenizer_folder(training.corpus)
     _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     architecture, weights, _ = deployable(candidate, last, bounding_tokens(corpus, tokens))
-    return Pretrained(
-        architecture, weights, read_tokenizer(kept), windows=None if corpus is None else trained_on(Path(corpus.folder))
-    )
+    windows = None if corpus is None else trained_on(Path(corpus.folder))
+    return Pretrained(architecture, weights, read_tokenizer(kept), windows)

@@ -3,6 +3,7 @@
 torch, Ray and matplotlib each take a second to import, so each is imported when a study needs it.
 """
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from costmodel.config.bugs import bugs_reported
+from costmodel.config.bugs import bugs_reported, default_cache_dir, require_writable_cache
 from costmodel.errors import StoppedError
 from nas.report.progress import logged_to, shown
 from nas.report.summary import closing_lines
@@ -66,9 +67,7 @@ def run_study(
             f"then {config.finalist_seeds} more seeds for each member of the front"
         )
         try:
-            from nas.study.ray_home import require_home
-
-            require_home()
+            require_home()  # before Ray is imported
             from nas.study.ray_tune import run_trials  # Ray
 
             with logged_to(console), shown(console, lambda: replace(run, records=tuple(trials.records))) as refresh:
@@ -79,6 +78,15 @@ def run_study(
         for line in _closing(trials, replace(run, records=tuple(trials.records)), budget):
             log(line)
     return folder
+
+
+def require_home() -> None:
+    """Give Ray, which stores a token in its home directory, the cache folder if there is none or it is read-only."""
+    home = os.path.expanduser("~")
+    if not (os.path.isdir(home) and os.access(home, os.W_OK)):
+        require_writable_cache()
+        folder = default_cache_dir()
+        os.environ.update(HOME=str(folder), XDG_CACHE_HOME=str(folder.parent))
 
 
 @contextmanager

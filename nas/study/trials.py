@@ -185,8 +185,12 @@ class Trials:
             record = self._index.end_of((suggestion.index, self._seed(suggestion)), is_proxy=suggestion.is_proxy)
             if record is None or self._is_retried(record):
                 return self._handed_out(self._trial(suggestion))
-            if not self.schedule.results:
-                self._check_same(suggestion, record)
+            proposed = candidate_id(study_candidate(self.setting.recipe, suggestion.member))
+            if not self.schedule.results and proposed != record.candidate_id:
+                raise UserError(
+                    f"trial {suggestion.index} of {self.path} must be candidate {proposed} under this configuration, "
+                    f"but the ledger holds {record.candidate_id}; the run was made by another version or on other data."
+                )
             self.schedule.tell(self._observation(suggestion.member, record))
         return None
 
@@ -309,15 +313,6 @@ class Trials:
             rung_losses=self._index.rung_losses(record.trial_id) if is_measured else (),
             feasible=is_feasible(record, self.setting.config.budget),
         )
-
-    def _check_same(self, suggestion: Suggestion, record: Record) -> None:
-        """Raises UserError if the member and recipe now give another candidate than in the ledger."""
-        proposed = candidate_id(study_candidate(self.setting.recipe, suggestion.member))
-        if proposed != record.candidate_id:
-            raise UserError(
-                f"trial {suggestion.index} of {self.path} must be candidate {proposed} under this configuration, but "
-                f"the ledger holds {record.candidate_id}; the run was made by another version or on other data."
-            )
 
     def _write(self, *records: Record) -> bool:
         """Append records and return whether that succeeded; if not, halt the run."""

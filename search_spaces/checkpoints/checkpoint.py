@@ -56,7 +56,12 @@ def read_checkpoint(name: str) -> Checkpoint:
     try:
         return Checkpoint(name, architecture_of(config, name))
     except UserError as error:
-        return Checkpoint(name, _module(config, name), str(error))
+        import torch
+
+        make = transformers_library().AutoModelForCausalLM.from_config
+        with torch.device("meta"):  # shapes but no values
+            module = read_foreign(what_is_asked(name), lambda: make(config, trust_remote_code=False))
+        return Checkpoint(name, module, str(error))
 
 
 def read_config(name: str) -> Any:
@@ -103,15 +108,6 @@ def _exported(name: str) -> Architecture | None:
     if not isinstance(settings, dict) or settings.get("model_type") != OUR_TYPE:
         return None
     return decode(Architecture, settings.get("architecture"), f"`architecture` of {path}")
-
-
-def _module(config: Any, name: str) -> Any:
-    """Return the model of a config on the device `meta`, which has shapes but no values."""
-    import torch
-
-    make = transformers_library().AutoModelForCausalLM.from_config
-    with torch.device("meta"):
-        return read_foreign(what_is_asked(name), lambda: make(config, trust_remote_code=False))
 
 
 def transformers_library() -> Any:

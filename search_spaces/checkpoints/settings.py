@@ -147,7 +147,8 @@ def _positions(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     ]
     distinct = tuple(dict.fromkeys(kinds))
     shortest = min([context, *(kind.window for kind in distinct if kind.window)])
-    share, head_dim = main.get("partial_rotary_factor"), _head_dim(settings)
+    share = main.get("partial_rotary_factor")
+    head_dim = int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])
     return {
         "rotary_base": base,
         "rotary_features": None if share is None else int(head_dim * share),
@@ -156,10 +157,6 @@ def _positions(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
         "context": shortest,
         "longest_context": None if shortest == context else context,
     }
-
-
-def _head_dim(settings: Mapping[str, Any]) -> int:
-    return int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])
 
 
 def _rope(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.study import ray_cluster, ray_tune
 from nas.study.ray_cluster import cluster_nodes, ray_session
-from nas.study.ray_home import require_home
 from nas.study.ray_tune import run_trials
 from nas.study.resources import Node, Resources, resolved, resource_lines, study_resources
+from nas.study.run_study import require_home
 from nas.study.trials import RunHaltedError
 
 RESOURCES = Resources(slots=1, max_concurrent=1)
