@@ -60,6 +60,7 @@ GROUPS = {
         "costmodel/protocols/test_variants.py",
         "costmodel/calibration",
         "costmodel/deployment/test_deploy.py",
+        "costmodel/execution/test_memory.py",
         "costmodel/tracing/test_models.py",
         "docs",
         "nas/private",

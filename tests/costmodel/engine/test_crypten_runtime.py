@@ -100,7 +100,7 @@ def test_masks_are_those_of_a_seed_of_256_bits():
 
 
 @pytest.mark.needs_crypten
-@pytest.mark.parametrize("device", ["cpu", "emulated"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("emulated", marks=pytest.mark.slow)])
 def test_mean_squares_of_large_numbers_are_right(device):
     """If each party truncated its share of the large squares alone, one in 128 would be wrong."""
     norm = ops.RmsNorm(rows=512, features=1024, affine=False)
