@@ -113,7 +113,7 @@ class Provider(ABC):
 
     @abstractmethod
     def shares(self, kind: str, *shapes: Size, arguments: tuple[int, ...] = ()) -> list[Tensor]:
-        """Return shares of masks of these shapes, and of what the function of this kind makes of them."""
+        """Return shares of masks of these shapes, and of the result of the kind's function for these masks."""
 
     def generate_additive_triple(self, size0: Size, size1: Size, op: str, device: Any = None) -> tuple[Any, ...]:
         return tuple(map(_additive, self.shares(op, size0, size1)))

@@ -65,7 +65,7 @@ def _logistic(x: Any, negative: Any, within: Any = 1) -> Any:
 
 
 def reciprocal(x: Any) -> Any:
-    """Return INVERSE_SCALE / x, off by at most 2^-15, for x from 2^-14 to 2^18 (CrypTen's 1 / x: from 1 to 600).
+    """Return INVERSE_SCALE / x for x from 2^-14 to 2^18; CrypTen's 1 / x is right from 1 to 600.
 
     x is scaled to y from 1/4 to 1, and 1 / y refined by Newton-Raphson from the best line for it there.
     """

@@ -16,7 +16,7 @@ from costmodel import ops
 from costmodel.engine.crypten_functions import INVERSE_SCALE
 from costmodel.errors import UserError
 from costmodel.execution import interpreter
-from costmodel.execution.op_functions import GELU_TANH_CUBIC, LAYERNORM_EPSILON, QUAD_SHIFT, RELU_SUM_OFFSET, Array
+from costmodel.execution.op_functions import GELU_TANH_CUBIC, LAYERNORM_EPSILON, SOFTMAX_FORMS, Array, numpy_library
 from costmodel.ops import Node
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.crypten_primitives import EXPONENTIAL_SQUARINGS, LOGISTIC_ITERATIONS
@@ -120,20 +120,16 @@ def _softmax(op: ops.Softmax, output: float, scores: Array) -> Reach:
     seen = np.broadcast_to(seen, scores.shape)
     highest = np.where(seen, scores, -np.inf).max(axis=-1, keepdims=True)
     exponents = np.where(seen, scores - (0.0 if op.form == "bounded" else highest), 0.0)
-    is_alone = seen & (seen.sum(axis=-1, keepdims=True) == 1)
-    forms: dict[str, Callable[[], tuple[float, Array]]] = {
-        "exact": lambda: (_squared_exponentials(exponents), np.exp(exponents)),
-        "bounded": lambda: (_squared_exponentials(exponents), np.exp(exponents)),
-        "relu": lambda: (0.0, np.maximum(scores, 0.0) + RELU_SUM_OFFSET),
-        "2quad": lambda: (_sum((scores + QUAD_SHIFT) ** 2 * seen), (scores + QUAD_SHIFT) ** 2),
-        "power8": lambda: (
-            sum(_sum(scores**power * seen) for power in (2, 4, 8)),
-            np.where(is_alone, 1.0, scores**8),
-        ),
+    positive, offset = SOFTMAX_FORMS[op.form](numpy_library(), seen, scores)
+    sums = np.where(seen, positive, 0.0).sum(axis=-1) + offset
+    products_of: dict[str, Callable[[], float]] = {
+        "exact": lambda: _squared_exponentials(exponents),
+        "bounded": lambda: _squared_exponentials(exponents),
+        "relu": lambda: 0.0,
+        "2quad": lambda: _sum(positive * seen),
+        "power8": lambda: sum(_sum(scores**power * seen) for power in (2, 4, 8)),
     }
-    products, powers = forms[op.form]()
-    sums = np.where(seen, powers, 0.0).sum(axis=-1)
-    truncated = products + INVERSE_SCALE * (sums.size + _sum(1 / sums) + output)
+    truncated = products_of[op.form]() + INVERSE_SCALE * (sums.size + _sum(1 / sums) + output)
     if op.form == "exact":
         return Reach(truncated, "distances of scores", 0.0, float(-exponents.min()), (0.0, EXPONENT))
     return Reach(truncated, "sums of rows", float(sums.min()), float(sums.max()), SUMS)
