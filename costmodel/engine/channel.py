@@ -19,7 +19,7 @@ _LENGTH = struct.Struct(">I")
 # A silent peer is probed after 3 s, then every 2 s, and given up after 3 unanswered probes: its machine may be gone.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 UNACKNOWLEDGED_MS = 9_000  # likewise, for data that was sent
-FAREWELL = "farewell"
+LEAVE, FAREWELL = "leave", "farewell"  # what the client tells the others, and the last frame of every party
 JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece and sent at once
 
 Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes

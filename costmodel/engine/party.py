@@ -23,7 +23,7 @@ import numpy as np
 
 from costmodel.engine import memory
 from costmodel.engine.assignment import CLIENT, CRYPTEN, Assignment, role
-from costmodel.engine.channel import FAREWELL, Frame, Peers
+from costmodel.engine.channel import FAREWELL, LEAVE, Frame, Peers
 from costmodel.engine.children import JOB, LOG, PROGRESS, commands_of_parent
 from costmodel.engine.meeting import meet, require_equal, shown, terms
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
@@ -104,9 +104,9 @@ class Party:
         return costs, logits
 
     def part(self) -> None:
-        """End the session at the same time as the other parties."""
-        self.peers.send_all({"kind": FAREWELL})
+        """End the session at the same time as the other parties, once the client has told them to leave."""
         self.runtime.stop()
+        self.peers.send_all({"kind": FAREWELL})
         self.peers.close()
 
 
@@ -203,11 +203,11 @@ def _received_shares(peers: Peers, rank: int, runtime: Runtime) -> tuple[dict[st
 
 
 def serve(party: Party) -> dict[str, int]:
-    """Run the steps of a party that is not the client, until the client says farewell; return what the party sent."""
+    """Run the steps of a party that is not the client, until the client tells it to leave; return what it sent."""
     peers, totals = party.peers, {"num_steps": 0, "sent_bytes": 0, "messages": 0}
     while True:
         shares, frame = _received_shares(peers, CLIENT, party.runtime)
-        if frame.header["kind"] == FAREWELL:
+        if frame.header["kind"] == LEAVE:
             return totals
         party.runtime.hold(shares)
         peers.send(CLIENT, {"kind": "holds"})
@@ -223,6 +223,7 @@ def lead(party: Party, commands: "SimpleQueue[list[Any]]", answers: Answers) -> 
     """Run the client: one step for every command, until the command to leave."""
     while (command := commands.get())[0] == "run":
         answers.report(**_lead_step(party, command[1]))
+    party.peers.send_all({"kind": LEAVE})
 
 
 def _lead_step(party: Party, step: int) -> dict[str, Any]:

@@ -75,4 +75,4 @@ class Runtime(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """Close the links, after the other parties have said farewell."""
+        """Wait until all that was sent has arrived; all parties do this at the same time."""

@@ -168,7 +168,10 @@ class SpuRuntime(Runtime):
         return self.log.traffic(num_ops)
 
     def stop(self) -> None:
-        """Stop the link, which still sends while it stops, and waits for what the other parties send."""
+        """Wait until the other parties' links have stopped too, without closing this one.
+
+        Its process must live until they say farewell: they may still wait for its receipt of their last message.
+        """
         self.runtime = None
         gc.collect()
         self.link.stop_link()

@@ -2,12 +2,16 @@ import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from costmodel.engine.channel import FAREWELL, Channel, Frame, GoneError, Peers
 from costmodel.engine.meeting import HELLO, meet, parse_peers, terms
+from costmodel.engine.party import Party
 from costmodel.errors import UserError
 from costmodel.protocols.primitives import EngineSetting
 
@@ -151,3 +155,22 @@ def test_a_peer_that_leaves_without_farewell_is_noticed_at_once():
     assert lost.get(timeout=5) == 2
     for channel in accepted:
         channel.close()
+
+
+def test_no_party_ends_before_the_links_of_all_have_stopped():
+    channels, slow = [Channel(end) for end in socket.socketpair()], Event()
+    ended: SimpleQueue[int] = SimpleQueue()
+
+    def part(rank, stop):
+        peers = Peers({1 - rank: channels[rank]}, lambda peer: ended.put(-1))
+        runtime: Any = SimpleNamespace(stop=stop)
+        assignment: Any = None
+        Party(assignment=assignment, steps=(), spent=(), peers=peers, runtime=runtime).part()
+        ended.put(rank)
+
+    for rank, stop in enumerate([lambda: None, slow.wait]):
+        Thread(target=part, args=(rank, stop), daemon=True).start()
+    with pytest.raises(Empty):
+        ended.get(timeout=0.3)
+    slow.set()
+    assert {ended.get(timeout=5), ended.get(timeout=5)} == {0, 1}
