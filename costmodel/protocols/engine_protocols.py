@@ -93,8 +93,7 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
         setting=crypten.CryptenSetting,
         trust=Trust(
             num_parties=crypten_primitives.NUM_PARTIES,
-            randomness="a dealer, a process of its own, which sees no number of a run but with either party could "
-            "unmask all",
+            randomness="a dealer, a separate process, which sees no shares; with a party, it could unmask all",
             dealer=True,
         ),
         comm=crypten.comm,

@@ -69,7 +69,7 @@ def test_an_answer_under_crypten(run, export):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert "protocol crypten, ring of 64 bits, 16 of them fraction; CrypTen 0.4.1" in lines[0]
-    assert "a dealer, a process of its own" in lines[1]
+    assert "a dealer, a separate process" in lines[1]
     assert "the client, which could so learn the weights" not in lines[1]
     assert lines[4].startswith(
         "  party 2 (dealer): makes the masks of every product; sees the shapes of the model, but"
