@@ -4,7 +4,7 @@ The ranges and errors are for 16 fraction bits. Outside of its range, a result m
 checked before it runs (`nas.private.crypten_check`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ from costmodel.protocols.crypten_primitives import (
 )
 
 INVERSE_SCALE = 64  # keeps digits of the inverses of large numbers
+MEAN_SCALE, ROOT_SCALE = 2**12, 8  # keep digits of small mean squares, and of the inverse roots of large ones
 RECIPROCAL_SLOPE = 128 / 41  # of the line, which is off by 9 / 41 of 1 / y at most
+ROOT_SLOPE = 2 / (3 / 4 + (7 / 6) * (7 / 12) ** 0.5)  # likewise, by 9 % of 1 / sqrt(y)
 MOST_SIGNED = 2**63 - 1
 GELU_BOUND = 14.0  # there, twice the argument of tanh is 218
 
@@ -69,7 +71,7 @@ def reciprocal(x: Any) -> Any:
 
     x is scaled to y from 1/4 to 1, and 1 / y refined by Newton-Raphson from the best line for it there.
     """
-    scale = _by_interval(x, RECIPROCAL_POWERS, lambda power: INVERSE_SCALE * 4.0**-power)
+    (scale,) = _by_interval(x, RECIPROCAL_POWERS, [lambda power: INVERSE_SCALE * 4.0**-power])
     y = (x * scale).div(INVERSE_SCALE)
     inverse = y * -RECIPROCAL_SLOPE + 1.25 * RECIPROCAL_SLOPE
     for _ in range(RECIPROCAL_ITERATIONS):
@@ -78,37 +80,54 @@ def reciprocal(x: Any) -> Any:
 
 
 def inverse_root(x: Any) -> Any:
-    """Return 1 / sqrt(x) to 2^-15, for x from 2^-12 to 2^18 (CrypTen: to 1 %, from 0.1 to 170), from a first guess."""
-    root = _by_interval(x, ROOT_POWERS, lambda power: 2.0**0.5 * 2.0**-power)
+    """Return ROOT_SCALE / sqrt(m) for x = MEAN_SCALE * m and m from 2^-12 to 2^18; CrypTen's is right from 0.1 to 170.
+
+    m is scaled to y from 1/4 to 1, exactly, and 1 / sqrt(y) refined by Newton-Raphson from the best line for it there.
+    """
+    from crypten.mpc.primitives import beaver
+
+    top = ROOT_POWERS[-1] + 1
+    guesses = [lambda power: 4.0 ** (top - power) / x.encoder.scale, lambda power: ROOT_SCALE * 2.0**-power]
+    factor, scale = _by_interval(x, ROOT_POWERS, guesses, MEAN_SCALE)
+    y = _quotient(x, beaver.mul(x._tensor, factor._tensor).share, 4**top * MEAN_SCALE)
+    root = y * -ROOT_SLOPE + 1.75 * ROOT_SLOPE
     for _ in range(ROOT_ITERATIONS):
-        root = (root * (3 - x * root * root)).div(2)
-    return root
+        root = (root * (3 - y * root * root)).div(2)
+    return root * scale
 
 
-def _by_interval(x: Any, powers: range, guess: Callable[[int], float]) -> Any:
-    """Return the guess for k where x is from 4^(k-1) to 4^k; bits of comparisons choose it."""
-    guesses = np.array([guess(power) for power in (*powers, powers[-1] + 1)])
-    device = x.share.device
-    ends = torch.tensor([4.0**power for power in powers], device=device).reshape(-1, *[1] * x.dim())
+def _by_interval(x: Any, powers: range, guesses: Sequence[Callable[[int], float]], unit: int = 1) -> list[Any]:
+    """Return every guess for k where x / unit is from 4^(k-1) to 4^k; bits of comparisons choose it."""
+    device, chosen = x.share.device, []
+    ends = torch.tensor([4.0**power * unit for power in powers], device=device).reshape(-1, *[1] * x.dim())
     below = (type(x).stack([x] * len(powers)) - ends)._ltz()
-    steps = torch.tensor(np.rint((guesses[:-1] - guesses[1:]) * x.encoder.scale), dtype=torch.int64, device=device)
-    return type(x).from_shares((below.share * steps.reshape(ends.shape)).sum(0)) + float(guesses[-1])
+    for guess in guesses:
+        values = np.array([guess(power) for power in (*powers, powers[-1] + 1)])
+        steps = torch.tensor(np.rint((values[:-1] - values[1:]) * x.encoder.scale), dtype=torch.int64, device=device)
+        chosen.append(type(x).from_shares((below.share * steps.reshape(ends.shape)).sum(0)) + float(values[-1]))
+    return chosen
 
 
 def mean_square(x: Any) -> Any:
-    """Return the mean square over the last dimension, kept, off by at most 2 units of the last fraction bit.
-
-    Squares are summed before they are truncated. A sum s, which must be below 2^63, is opened plus a mask r, of which
-    the dealer shares the quotient and the top bit: s + r wraps around 2^64 exactly if r has that bit and s + r has not.
-    Source: Dalskov, Escudero and Keller 2019, https://arxiv.org/abs/1910.12435, section 3.2.2.
-    """
-    import crypten
+    """Return MEAN_SCALE times the mean square over the last dimension, kept. Sums of squares are divided exactly."""
     from crypten.mpc.primitives import beaver
 
     sums = beaver.square(x._tensor).sum(-1, keepdim=True).share
-    link, divisor = crypten.communicator.get(), x.size(-1) * x.encoder.scale
-    mask, dealt = crypten.mpc.get_default_provider().shares("quotients", sums.shape, arguments=(divisor,))
-    opened = link.all_reduce(sums + mask)
+    return _quotient(x, sums, x.size(-1) * x.encoder.scale // MEAN_SCALE)
+
+
+def _quotient(x: Any, numbers: Tensor, divisor: int) -> Any:
+    """Return a tensor like x, of quotients of integers from 0 to 2^63, off by at most 2.
+
+    A number s is opened plus a mask r, of which the dealer shares the quotient and the top bit: s + r wraps around 2^64
+    exactly if r has that bit and s + r has not.
+    Source: Dalskov, Escudero and Keller 2019, https://arxiv.org/abs/1910.12435, section 3.2.2.
+    """
+    import crypten
+
+    link, provider = crypten.communicator.get(), crypten.mpc.get_default_provider()
+    mask, dealt = provider.shares("quotients", numbers.shape, arguments=(divisor,))
+    opened = link.all_reduce(numbers + mask)
     share = dealt[1] * (opened >= 0) * round(2**64 / divisor) - dealt[0]
     if link.get_rank() == CLIENT:
         share += unsigned_quotient(opened, divisor)

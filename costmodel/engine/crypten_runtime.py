@@ -124,16 +124,16 @@ class Secret:
 
     def __mul__(self, other: Any) -> "Secret":
         """Multiply, but divide by n in place of a public factor 1/n, which has few bits in fixed point."""
-        if isinstance(other, Inverse):
-            return Secret((self.tensor * other.tensor).div(crypten_functions.INVERSE_SCALE))
+        if isinstance(other, Scaled):
+            return Secret((self.tensor * other.tensor).div(other.scale))
         if isinstance(other, float) and other and abs((divisor := 1 / other) - round(divisor)) < 1e-9:
             return Secret(self.tensor.div(round(divisor)))
         return Secret(self.tensor * self._raw(other))
 
-    def __rtruediv__(self, numerator: int) -> "Inverse":
+    def __rtruediv__(self, numerator: int) -> "Scaled":
         """Divide 1 by a positive secret; the functions of ops have no other quotients."""
         assert numerator == 1
-        return Inverse(crypten_functions.reciprocal(self.tensor))
+        return Scaled(crypten_functions.reciprocal(self.tensor), crypten_functions.INVERSE_SCALE)
 
     def __lt__(self, other: Any) -> "Secret":
         return Secret(self.tensor < self._raw(other))
@@ -153,8 +153,15 @@ class Secret:
         return value.tensor if isinstance(value, Secret) else value
 
 
-class Inverse(Secret):
-    """The inverse of a secret, times INVERSE_SCALE; the functions of ops only multiply by it."""
+class Scaled(Secret):
+    """A secret, held times `scale`. The functions of ops only add public numbers to it, or multiply a secret by it."""
+
+    def __init__(self, tensor: Any, scale: int) -> None:
+        super().__init__(tensor)
+        self.scale = scale
+
+    def __add__(self, other: Any) -> "Scaled":
+        return Scaled(self.tensor + other * self.scale, self.scale)
 
 
 class SecretNumpy:
@@ -221,7 +228,7 @@ class SecretLibrary(Library):
     """The functions that ops need, on secrets."""
 
     def mean_square(self, source: Secret) -> Secret:
-        return Secret(crypten_functions.mean_square(source.tensor))
+        return Scaled(crypten_functions.mean_square(source.tensor), crypten_functions.MEAN_SCALE)
 
 
 class Alone:
@@ -284,7 +291,7 @@ class CryptenRuntime(Runtime):
         self.library = SecretLibrary(
             numpy=SecretNumpy,
             erf=lambda source: Secret(source.tensor.erf()),
-            rsqrt=lambda source: Secret(crypten_functions.inverse_root(source.tensor)),
+            rsqrt=lambda source: Scaled(crypten_functions.inverse_root(source.tensor), crypten_functions.ROOT_SCALE),
         )
 
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:

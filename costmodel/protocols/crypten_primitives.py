@@ -19,7 +19,7 @@ EXPONENTIAL_SQUARINGS = 7
 LOGISTIC_ITERATIONS = 2
 # of inverses and their roots: the intervals between powers of 4 that are told apart, and how often results are refined
 RECIPROCAL_POWERS, RECIPROCAL_ITERATIONS = range(-6, 9), 3
-ROOT_POWERS, ROOT_ITERATIONS = range(-5, 9), 5
+ROOT_POWERS, ROOT_ITERATIONS = range(-5, 9), 3
 
 
 def opened(elements: int) -> Comm:
@@ -46,9 +46,14 @@ def square(elements: int) -> Comm:
     return total_comm([dealt(elements), opened(elements)])
 
 
+def quotient(elements: int) -> Comm:
+    """Exact quotients by a public number. `crypten_functions`."""
+    return total_comm([dealt(2 * elements), opened(elements)])
+
+
 def mean_square(rows: int, length: int) -> Comm:
     """Mean squares of rows; their sums are divided exactly. `crypten_functions`."""
-    return total_comm([square(rows * length), dealt(2 * rows), opened(rows)])
+    return total_comm([square(rows * length), quotient(rows)])
 
 
 def from_bit(elements: int) -> Comm:
@@ -90,9 +95,10 @@ def reciprocal(elements: int) -> Comm:
 
 
 def inverse_root(elements: int) -> Comm:
-    """Reciprocals of roots, from a guess by comparisons with powers of 4. `crypten_functions`."""
-    step = [product(elements, elements)] * 3
-    return total_comm([is_negative(len(ROOT_POWERS) * elements), *step * ROOT_ITERATIONS])
+    """Reciprocals of roots, as `reciprocal`, but scaled exactly. `crypten_functions`."""
+    products = 3 * ROOT_ITERATIONS + 2  # two of them by powers
+    comparisons = is_negative(len(ROOT_POWERS) * elements)
+    return total_comm([comparisons, quotient(elements), *[product(elements, elements)] * products])
 
 
 def logistic(elements: int, *, bounded: bool = False) -> Comm:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from costmodel import ops
-from costmodel.engine.crypten_functions import INVERSE_SCALE
+from costmodel.engine.crypten_functions import INVERSE_SCALE, ROOT_SCALE
 from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.execution.op_functions import GELU_TANH_CUBIC, LAYERNORM_EPSILON, SOFTMAX_FORMS, Array, numpy_library
@@ -112,7 +112,7 @@ def _norm(op: ops.LayerNorm | ops.RmsNorm, output: float, source: Array) -> Reac
     sums = np.square(centred).reshape(op.rows, groups, -1).sum(axis=-1)
     means = sums / (op.features // groups) + epsilon
     least, most = float(means.min()), float(means.max())
-    return Reach(2 * output, "mean squares", least, most, SQUARES, summed=float(sums.max()))
+    return Reach((ROOT_SCALE + 1) * output, "mean squares", least, most, SQUARES, summed=float(sums.max()))
 
 
 def _softmax(op: ops.Softmax, output: float, scores: Array) -> Reach:

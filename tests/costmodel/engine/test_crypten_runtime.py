@@ -115,6 +115,20 @@ def test_mean_squares_of_large_numbers_are_right(device):
 
 
 @pytest.mark.needs_crypten
+def test_norms_of_small_and_large_rows_are_right():
+    """With 15 fraction bits, a mean square of 0.001 has five bits, and the inverse root of 50,000 seven."""
+    norm = ops.RmsNorm(rows=60, features=64, affine=False)
+    node = Node(name="norm", layer=0, op=norm, inputs=("x",))
+    graph = OpGraph(nodes=(node,), inputs=(Input(name="x", shape=norm.output_shape),))
+    source = np.random.default_rng(0).normal(size=norm.output_shape) * 2.0 ** np.linspace(-5, 8, 60)[:, None]
+    setting = CryptenSetting(fraction_bits=15)
+    run = spu.run(graph, {}, None, {"x": source}, protocol="crypten", setting=setting)
+    expected = interpreter.execute(graph, {}, None, {"x": source})
+    ratios = np.median(run.logits / expected, axis=1)
+    assert np.abs(ratios - 1).max() < 0.002
+
+
+@pytest.mark.needs_crypten
 def test_weights_of_eighth_powers_are_right_for_sums_of_any_size():
     softmax = ops.Softmax(heads=1, queries=64, keys=64, form="power8")
     graph = OpGraph(

@@ -171,12 +171,12 @@ def test_crypten_agrees_on_ops_by_themselves():
             (32 + LOGISTIC_DEALT + SIGN_DEALT) * 24,
             LOGISTIC_ROUNDS + 4,
         ),
-        # squares and 4 sums, products by roots and gains, 4 and 6; roots: 14 signs, and 5 times 3 products
+        # squares and 4 sums, products by roots and gains, 4 and 6; roots: 14 signs, a quotient and 11 products
         (
             ops.LayerNorm(**ROW),
-            16 * (24 + 4 + 24 + 4 + 24 + 6) + 4 * (14 * SIGN + 32 * 15),
-            8 * (3 * 24 + 2 * 4) + 4 * (14 * SIGN_DEALT + 8 * 15),
-            SIGN_ROUNDS + 15 + 4,
+            16 * (24 + 4 + 24 + 4 + 24 + 6) + 4 * (14 * SIGN + 16 + 32 * 11),
+            8 * (3 * 24 + 2 * 4) + 4 * (14 * SIGN_DEALT + 16 + 8 * 11),
+            SIGN_ROUNDS + 12 + 4,
         ),
         # five keys: 2 + 1 + 1 maxima of pairs; one sum, of 15 signs and 8 products
         (

@@ -44,7 +44,7 @@ def test_truncated_products_are_added_up():
     assert reach_of(ops.Multiply(rows=1, features=2), np.array([[3.0, -4.0]])).truncated == 7.0
     assert reach_of(ops.Add(rows=1, features=2), np.array([[3.0, -4.0]])).truncated == 0.0
     norm = reach_of(ops.RmsNorm(rows=1, features=2), np.array([[3.0, -4.0]]), np.array([[0.5, 1.0]]))
-    assert (norm.truncated, norm.summed) == (2 * 1.5, 9 + 16)  # products with the root and the gain
+    assert (norm.truncated, norm.summed) == (9 * 1.5, 9 + 16)  # products with 8 times the root, and with the gain
     heads = reach_of(ops.RmsNorm(rows=1, features=4, groups=2), np.array([[3.0, -4.0, 1.0, 0.0]]))
     assert (heads.least, heads.most, heads.summed) == pytest.approx((0.5, 12.5, 25.0), rel=1e-4)
     logits = ops.VocabProjection(rows=2, features=1, vocab=2)
