@@ -235,10 +235,10 @@ def test_estimate_has_the_seconds_of_the_committed_testbed(run, snapshot):
 # flags of a model -> the least seconds of 5 runs of `compare --protocol crypten` on the machine of the testbed, which
 # has none of these sizes
 MEASURED_S = {
-    "SM+LN+G --layers 2 --heads 4 --d-model 64 --vocab 300 --seq-len 32": 0.398,
-    "SM+LN+R --layers 2 --heads 4 --d-model 256 --vocab 1000 --seq-len 64": 0.839,
+    "SM+LN+G --layers 2 --heads 4 --d-model 64 --vocab 300 --seq-len 32": 0.387,
+    "SM+LN+R --layers 2 --heads 4 --d-model 256 --vocab 1000 --seq-len 64": 0.907,
     "SM+RMS+SwiGLU --base smollm2-135m --layers 2 --heads 4 --kv-heads 2 --d-model 128 --d-ff 384 --vocab 500 "
-    "--seq-len 48": 0.553,
+    "--seq-len 48": 0.559,
 }
 
 
