@@ -1,21 +1,19 @@
 """Measures private answers of a model and a cheaper one under CrypTen, on a GPU: seconds, traffic, and equal tokens.
 
-    python -m experiments.private_gpu SmolLM2-135M-Instruct.Q4_1.gguf --device cuda
+    python -m experiments run gpu --parts private --parent SmolLM2-135M-Instruct.Q4_1.gguf
 
 The cheaper model has the weights of the given one as far as they fit, and is not trained: it costs what a trained one
 does, but its text is of no worth.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, TypeAlias
 
-import torch
 from torch import Tensor
 
-from costmodel.config import cli
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.engine.crypten_cuda import check_device
 from costmodel.engine.session import on_this_machine
@@ -106,33 +104,3 @@ def _answered(name: str, setup: Setup, prompt_tokens: int, new_tokens: int, *, i
     if is_trained and (agreement := done.agreement) is not None:
         yield f"{name}, tokens of {agreement.num_positions} equal to the clear", agreement.num_equal, ""
         yield f"{name}, largest error of a logit", agreement.largest_error, ""
-
-
-def print_figures(
-    parent: str,
-    placement: str | None = CHEAPER,
-    device: Device = "cuda",
-    prompt_tokens: int = PROMPT_TOKENS,
-    new_tokens: int = NEW_TOKENS,
-) -> None:
-    """Print what private answers cost under CrypTen.
-
-    Args:
-        parent: GGUF file of SmolLM2, or another model that nas.private takes.
-        placement: layers of a cheaper model of its dimensions; null for none.
-        device: cuda for parties on GPUs, or cpu.
-        prompt_tokens: length of the prompt, at most that of `experiments run smollm2`.
-        new_tokens: tokens to generate at most.
-    """
-    print(f"on {torch.cuda.get_device_name() if device == 'cuda' and torch.cuda.is_available() else 'CPU'}")
-    for name, value, unit in figures(parent, placement, device, prompt_tokens, new_tokens):
-        print(f"{name}: {value:,.4g} {unit}" if value < 1000 else f"{name}: {value:,.0f} {unit}", flush=True)
-
-
-def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Run the command line and exit with its code."""
-    cli.run(print_figures, prog="python -m experiments.private_gpu", args=args)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiments import private_gpu
+from experiments.private_gpu import figures
 from nas.conversion.pretrained import Pretrained, write_pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sources import open_source
@@ -16,7 +16,7 @@ from tests.conftest import write_text
 
 
 @pytest.mark.needs_crypten
-def test_the_figures_are_those_of_both_models(tmp_path, capsys):
+def test_the_figures_are_those_of_both_models(tmp_path):
     tokenizer = GivenTokenizer(
         name="bpe", json=train_tokenizer(open_source(str(write_text(tmp_path / "a.txt"))), 280), end_of_text=END_OF_TEXT
     )
@@ -25,14 +25,9 @@ def test_the_figures_are_those_of_both_models(tmp_path, capsys):
     torch.manual_seed(0)
     weights = {name: value.clone() for name, value in deployed_weights(Decoder(architecture)).items()}
     write_pretrained(Pretrained(architecture, weights, tokenizer), tmp_path / "model")
-    flags = ["--placement", "1xMSMQo", "--device", "cpu", "--prompt-tokens", "5", "--new-tokens", "2"]
-    with pytest.raises(SystemExit) as done:
-        private_gpu.main([str(tmp_path / "model"), *flags])
-    out, err = capsys.readouterr()
-    assert (done.value.code, err) == (0, "")
-    lines = out.splitlines()
-    assert lines[:2] == ["on CPU", "fraction: 16 bits"]
+    first, *rows = figures(str(tmp_path / "model"), "1xMSMQo", "cpu", prompt_tokens=5, new_tokens=2)
+    assert first == ("fraction", 16, "bits")
     for name in ("parent", "member"):
-        assert f"{name}, sent over predicted: 1 " in lines
-        assert sum(line.startswith(f"{name}, prompt of 5: ") for line in lines) == 2
-    assert "parent, tokens of 2 equal to the clear: 2 " in lines
+        assert (f"{name}, sent over predicted", 1, "") in rows
+        assert [unit for row, _, unit in rows if row == f"{name}, prompt of 5"] == ["s", "B"]
+    assert ("parent, tokens of 2 equal to the clear", 2, "") in rows
