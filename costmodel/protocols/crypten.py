@@ -93,10 +93,6 @@ def comm(op: Op, setting: CryptenSetting) -> Comm:
     return replace(cost, messages=cost.messages + from_dealer, waited_bytes=max(cost.waited_bytes, cost.setup_bytes))
 
 
-def _unpriced(op: Op, why: str) -> UnpricedOpError:
-    return UnpricedOpError(f"protocol crypten has no formula for {type(op).__name__} {why}; {OTHERS}.")
-
-
 def _matmul(m: int, k: int, n: int, times: int = 1) -> Comm:
     return product(times * m * k, times * k * n, times * m * n)
 
@@ -132,7 +128,8 @@ def _gelu(op: ops.Gelu, setting: CryptenSetting) -> Comm:
     elements = op.rows * op.features
     pair = product(elements, elements)
     if op.form == "exact":
-        raise _unpriced(op, "with `form` exact, whose erf takes wrong powers in version 0.4.1")
+        why = "with `form` exact, whose erf takes wrong powers in version 0.4.1"
+        raise UnpricedOpError(f"protocol crypten has no formula for Gelu {why}; {OTHERS}.")
     if op.form == "tanh":
         return total_comm([square(elements), pair, logistic(elements, bounded=True), pair])
     # x^2, then x^3 and x^4, then x^6; comparisons and selections of pieces

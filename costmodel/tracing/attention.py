@@ -175,7 +175,7 @@ def _attention(
         factor, scaled = None, True
     else:
         scaled = factor is not None
-    causal = causal or _hides(scores) or num_keys == 1
+    causal = causal or any(mask.is_meta or not mask.all() for mask in scores.seen) or num_keys == 1
     scored = ops.AttentionScores(**square, head_dim=head_dim, scaled=scaled, factor=factor, causal=causal)
     chain: list[tuple[str, Op, FxNode]] = [
         ("scores", scored, node),
@@ -268,10 +268,6 @@ def _peeled(program: Program, node: FxNode, *, scores: bool = False) -> _Operand
             return operand
         if not operand.turned:
             operand.least = min(operand.least, numel(operand.node))
-
-
-def _hides(scores: _Operand) -> bool:
-    return any(mask.is_meta or not bool(mask.all()) for mask in scores.seen)
 
 
 def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:

@@ -129,6 +129,19 @@ def test_norms_of_small_and_large_rows_are_right():
 
 
 @pytest.mark.needs_crypten
+def test_small_weights_keep_their_digits():
+    linear = ops.Linear(rows=8, in_features=512, out_features=64, bias=False)
+    node = Node(name="linear", layer=0, op=linear, inputs=("x",))
+    graph = OpGraph(nodes=(node,), inputs=(Input(name="x", shape=(8, 512)),))
+    generator = np.random.default_rng(0)
+    weights = {"linear.weight": generator.normal(size=(64, 512)) * 0.02}
+    source = generator.normal(size=(8, 512))
+    run = spu.run(graph, weights, None, {"x": source}, protocol="crypten", setting=CryptenSetting(fraction_bits=15))
+    error = run.logits - interpreter.execute(graph, weights, None, {"x": source})
+    assert np.sqrt(np.square(error).mean()) < 1e-4  # 2e-4 if weights had 15 digits behind the point
+
+
+@pytest.mark.needs_crypten
 def test_weights_of_eighth_powers_are_right_for_sums_of_any_size():
     softmax = ops.Softmax(heads=1, queries=64, keys=64, form="power8")
     graph = OpGraph(
