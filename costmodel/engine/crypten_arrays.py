@@ -196,16 +196,8 @@ class SecretNumpy:
         return Secret(source.tensor.index_select(axis, every.repeat_interleave(times)))
 
 
-SCALED = (
-    ops.Linear,
-    ops.VocabProjection,
-)  # ops whose weight is held times WEIGHT_SCALE, and multiplied by inputs over it
-WEIGHT_SCALE = 8  # keeps digits of weights, which are smaller than inputs
-
-
-def _scaled(op: Any, library: Library, weights: Any, source: Secret) -> Secret:
-    product: Secret = FUNCTIONS[type(op)](op, library, weights, Secret(source.tensor.div(WEIGHT_SCALE)))
-    return product
+# ops whose weight is held times WEIGHT_SCALE, and multiplied by inputs over it, as weights are smaller than inputs
+SCALED, WEIGHT_SCALE = (ops.Linear, ops.VocabProjection), 8
 
 
 def _logistic(op: Any, library: Library, weights: Any, source: Secret) -> Secret:
@@ -214,7 +206,10 @@ def _logistic(op: Any, library: Library, weights: Any, source: Secret) -> Secret
 
 # op type -> the function that replaces the one of FUNCTIONS
 OWN_FUNCTIONS: dict[type, Callable[..., Secret]] = {
-    **dict.fromkeys(SCALED, _scaled),
+    **dict.fromkeys(
+        SCALED,
+        lambda op, library, weights, source: FUNCTIONS[type(op)](op, library, weights, source * (1 / WEIGHT_SCALE)),
+    ),
     ops.Sigmoid: _logistic,
     ops.Gelu: lambda op, library, weights, source: (
         Secret(crypten_functions.gelu(source.tensor)) if op.form == "tanh" else GELU_FORMS[op.form](library, source)

@@ -60,9 +60,10 @@ def op_records(estimate: Estimate) -> list[dict[str, Any]]:
 
 
 def total_document(estimate: Estimate) -> dict[str, Any]:
+    bounds = estimate.latency_s_range
     return {
         **price_numbers(estimate.total),
-        "latency_s_range": _range(estimate.latency_s_range),
+        "latency_s_range": bounds and [bound if math.isfinite(bound) else None for bound in bounds],  # no JSON infinity
         "prior_share": estimate.prior_share,
         "extrapolated": list(estimate.extrapolated),
     }
@@ -100,11 +101,6 @@ def price_numbers(price: Price) -> dict[str, float | int | None]:
     """Return a cost as JSON data."""
     values = asdict(price)
     return {key: values[key] for key in PRICE_KEYS}
-
-
-def _range(bounds: tuple[float, float] | None) -> list[float | None] | None:
-    """Replace infinite bounds by null, since JSON has no infinity."""
-    return None if bounds is None else [bound if math.isfinite(bound) else None for bound in bounds]
 
 
 def estimate_tables(estimate: Estimate) -> list[Table]:
