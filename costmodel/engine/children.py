@@ -61,7 +61,8 @@ class Child:
     def at(self) -> str:
         """The op that it runs, or ran when it ended, in words; empty if unknown."""
         with suppress(FileNotFoundError):
-            return f" in op {(self.job_folder / PROGRESS).read_text()!r}"
+            if op := (self.job_folder / PROGRESS).read_text():  # empty while it is being written
+                return f" in op {op!r}"
         return ""
 
     def begin(self, files: dict[str, Any]) -> None:

@@ -168,10 +168,7 @@ class SpuRuntime(Runtime):
         return self.log.traffic(num_ops)
 
     def stop(self) -> None:
-        """Wait until the other parties' links have stopped too, without closing this one.
-
-        Its process must live until they say farewell: they may still wait for its receipt of their last message.
-        """
+        """Wait until the other links have stopped too. This one stays open, since a party may await its last receipt."""
         self.runtime = None
         gc.collect()
         self.link.stop_link()
