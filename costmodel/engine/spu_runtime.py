@@ -168,7 +168,7 @@ class SpuRuntime(Runtime):
         return self.log.traffic(num_ops)
 
     def stop(self) -> None:
-        """Wait until the other links have stopped too. This one stays open, since a party may await its last receipt."""
+        """Wait until the other links have stopped too. This one stays open: a party may await its last receipt."""
         self.runtime = None
         gc.collect()
         self.link.stop_link()
