@@ -149,6 +149,8 @@ class Scaled(Secret):
     def __add__(self, other: Any) -> "Scaled":
         return Scaled(self.tensor + other * self.scale, self.scale)
 
+    __radd__ = __add__
+
 
 class SecretNumpy:
     """The functions of numpy that the functions of ops call, on secrets and public arrays."""

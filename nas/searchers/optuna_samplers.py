@@ -92,12 +92,7 @@ class OptunaStrategy(Strategy):
         if self.listed is None:
             return self.draws.new_of([member_of(self.space, layers)], known)
         new = self.draws.new_of(self.listed, known)
-
-        def num_changes(member: Member) -> int:
-            pairs = zip(layers, member.architecture.layers, strict=True)
-            return sum(getattr(ours, name) != getattr(other, name) for ours, other in pairs for name in FIELDS)
-
-        return sorted(new, key=num_changes)[:1]
+        return sorted(new, key=lambda member: _num_changes(layers, member.architecture.layers))[:1]
 
 
 def _layer(params: dict[str, Any], depth: int) -> Layer:
@@ -105,3 +100,7 @@ def _layer(params: dict[str, Any], depth: int) -> Layer:
     drawn |= {"norm1": "none", "inner1": "own"} if drawn["attention"] == "none" else {}
     drawn |= {"norm2": "none", "stabiliser": "none", "inner2": "own"} if drawn["ffn"] == "none" else {}
     return Layer(**drawn)
+
+
+def _num_changes(layers: Sequence[Layer], other: Sequence[Layer]) -> int:
+    return sum(getattr(a, name) != getattr(b, name) for a, b in zip(layers, other, strict=True) for name in FIELDS)

@@ -185,12 +185,13 @@ class Trials:
             record = self._index.end_of((suggestion.index, self._seed(suggestion)), is_proxy=suggestion.is_proxy)
             if record is None or self._is_retried(record):
                 return self._handed_out(self._trial(suggestion))
-            proposed = candidate_id(study_candidate(self.setting.recipe, suggestion.member))
-            if not self.schedule.results and proposed != record.candidate_id:
-                raise UserError(
-                    f"trial {suggestion.index} of {self.path} must be candidate {proposed} under this configuration, "
-                    f"but the ledger holds {record.candidate_id}; the run was made by another version or on other data."
-                )
+            if not self.schedule.results:
+                proposed = candidate_id(study_candidate(self.setting.recipe, suggestion.member))
+                if proposed != record.candidate_id:
+                    raise UserError(
+                        f"trial {suggestion.index} of {self.path} must be candidate {proposed} under this configuration"
+                        f", but the ledger holds {record.candidate_id}; the run was of another version or other data."
+                    )
             self.schedule.tell(self._observation(suggestion.member, record))
         return None
 
