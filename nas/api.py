@@ -23,7 +23,8 @@ from search_spaces.budget.feasible import check_feasible
 
 # A resumed run may change only these. Its results do not depend on them, except through the device that trains.
 RESUMABLE = (
-    "budget_latency", "budget_comm", "budget_keys", "num_trials", "finalist_seeds", "time_budget", "trial_timeout",
+    "budget_latency", "budget_comm", "budget_keys", "num_trials", "finalist_seeds", "time_budget", "time_limit",
+    "trial_timeout",
     "max_failures", "max_concurrent", "gpus_per_trial", "ray_address",
 )  # fmt: skip
 

@@ -58,8 +58,9 @@ class StudyConfig(BudgetOptions):
             for each final training. With 0, all candidates get the final training.
         finalist_seeds: most further seeds of each member of the front, trained once all candidates have ended; over all
             members, at most half the number of candidates.
-        time_budget: stop after this time, with a unit, counted from the start of the command; the run can be resumed,
-            with as much time again.
+        time_budget: plan for this time, with a unit, counted from the start of the command: as many trainings as fit,
+            and at least one. The run can be resumed, with as much time again.
+        time_limit: end the run after this time in any case, with a unit, even if nothing is trained.
         trial_timeout: a trial fails if it takes longer than this since it was last started; with a unit, such as 20min.
         max_failures: stop after this many failed trials, divergence not counted; the run can be resumed.
         scale: how large the trained models are, and how long and fast they are trained. parent, the size of --parent,
@@ -99,6 +100,7 @@ class StudyConfig(BudgetOptions):
     num_proxy_evals: int | None = None
     finalist_seeds: int = 2  # the fewest that show a spread, and a mean that does not depend on one unlucky seed
     time_budget: str | None = None
+    time_limit: str | None = None
     trial_timeout: str | None = None
     max_failures: int | None = None
     scale: ScaleName = "proxy"
@@ -130,11 +132,13 @@ class StudyConfig(BudgetOptions):
             raise UserError(
                 f"--ray-address must be auto, HOST:PORT or ray://HOST:PORT, but got {self.ray_address!r:.80}."
             )
-        if (self.trial_timeout_s or 0) > (self.time_budget_s or math.inf):
-            raise UserError(
-                f"--trial-timeout must be at most the --time-budget, {self.time_budget}, of the whole run, but got "
-                f"{self.trial_timeout}."
-            )
+        for name in ("trial_timeout", "time_budget"):
+            for whole in ("time_budget", "time_limit"):
+                if (getattr(self, f"{name}_s") or 0) > (getattr(self, f"{whole}_s") or math.inf):
+                    raise UserError(
+                        f"{flag(name)} must be at most the {flag(whole)}, {getattr(self, whole)}, of the whole run, "
+                        f"but got {getattr(self, name)}."
+                    )
         for name in ("head_dim", "vocab_size"):
             if getattr(self.recipe.scale, name) is not None:
                 raise UserError(f"--recipe.scale.{flag(name)[2:]} is that of --scale in a search; leave it out.")
@@ -214,8 +218,13 @@ class StudyConfig(BudgetOptions):
 
     @property
     def time_budget_s(self) -> float | None:
-        """Seconds that the search may take, or None."""
+        """Seconds that the search is planned for, or None."""
         return None if self.time_budget is None else parse_seconds(self.time_budget, "--time-budget")
+
+    @property
+    def time_limit_s(self) -> float | None:
+        """Seconds after which the search ends in any case, or None."""
+        return None if self.time_limit is None else parse_seconds(self.time_limit, "--time-limit")
 
     @property
     def trial_timeout_s(self) -> float | None:

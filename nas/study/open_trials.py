@@ -1,7 +1,9 @@
 """Opens the trials of a resolved study: its searcher, schedule, baselines and ledger."""
 
 import math
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -15,10 +17,12 @@ from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record, architecture_of
 from nas.searchers.anchors import anchors, published_members
 from nas.searchers.strategy import SearchProblem, Suggestion, searcher_of
+from nas.study.affordable import affordable
 from nas.study.blocks import study_blocks
 from nas.study.resolve import ResolvedStudy
 from nas.study.schedule import TrialSchedule
 from nas.study.throughput import threads
+from nas.study.time_budget import TimeBudget
 from nas.study.trials import Trials, TrialSetting
 from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.architecture import Architecture
@@ -30,16 +34,22 @@ def start_trials(
     study: ResolvedStudy,
     console: Console,
     on_end: Callable[[Record], None],
-    on_share: Callable[[float], None] = lambda share: None,
+    budget: TimeBudget | None = None,
 ) -> Trials:
     """Write the run's files, score the blocks of the parent, and open the trials.
 
-    on_end: as in `Trials`. on_share: called with the share of the blocks that are scored.
+    on_end: as in `Trials`. budget: of time, which may reduce the tokens of a run that has trained nothing.
     """
+    budget = budget or TimeBudget(None, time.monotonic())
     write_meta(study.folder, study.meta)
     write_config(study.folder, study.config)
     with threads(THREADS_PER_TRIAL):
-        blocks = study_blocks(study, console, on_share)
+        blocks = study_blocks(study, console, budget.prepare)
+    budget.mark("blocks of the parent")
+    if not (study.folder / ledger.FILE_NAME).exists():
+        study = replace(study, meta=affordable(study, budget))
+        write_meta(study.folder, study.meta)
+        budget.mark("pace")
     return open_trials(study, blocks=blocks, on_end=on_end)
 
 

@@ -18,6 +18,8 @@ from nas.run.config import THREADS_PER_TRIAL
 from nas.study.resources import Node, Resources
 from nas.study.trials import RunHaltedError
 
+_log = logging.getLogger(__name__)
+
 # Makes Ray log nothing, report no usage and write no files of its own.
 QUIET_ENV = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -30,6 +32,8 @@ QUIET_ENV = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths keep their meaning in a worker
 }
 REACHED_WITHIN_S = 10.0
+SLOW = "timed out"  # in the text of Ray's error if its processes do not start within its 30 s
+STARTS = 10
 MOST_TEMPORARY = 38  # characters; Ray appends up to 68, and a socket's path may have 107
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 
@@ -88,17 +92,22 @@ def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> N
     ray_constants.ENABLE_RAY_CLUSTER = address is not None
     if address is None and (own := _short_folder(tempfile.gettempdir())) is not None:
         local["_temp_dir"] = own
-    try:
-        ray.init(
-            address=address or "local",  # never the address in RAY_ADDRESS
-            runtime_env={"env_vars": dict(worker_env)},
-            logging_level=logging.ERROR,
-            log_to_driver=False,
-            **local,
-        )
-    except (OSError, RuntimeError, ValueError) as error:  # Ray raises these if its own processes fail
-        where = "on this machine" if address is None else f"at {address}"
-        raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
+    for num_left in reversed(range(STARTS)):
+        try:
+            ray.init(
+                address=address or "local",  # never the address in RAY_ADDRESS
+                runtime_env={"env_vars": dict(worker_env)},
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                **local,
+            )
+            return
+        except Exception as error:  # Ray raises a bare Exception if its own processes take longer than 30 s to start
+            ray.shutdown()
+            if SLOW not in str(error).lower() or not num_left:
+                where = "on this machine" if address is None else f"at {address}"
+                raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
+            _log.info("waiting for Ray, whose processes take long to start on this busy machine; starting them again")
 
 
 def _short_folder(temporary: str) -> str | None:

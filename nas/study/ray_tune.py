@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def run_trials(
     Raises RunHaltedError if the run cannot continue now (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
     budget, places = budget or TimeBudget(None, time.monotonic()), _Places(trials, resources)
+    plan = partial(budget.plan, trials, resources.at_a_time)
+    trials.has_time_for = partial(budget.has_time_for, trials)
     with (
         ray_session(resources, worker_env(THREADS_PER_TRIAL)),
         tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch,
@@ -53,7 +56,7 @@ def run_trials(
         tuner = tune.Tuner(
             tune.with_resources(_trainable, _requested),
             tune_config=tune.TuneConfig(
-                search_alg=_Asker(trials, places),
+                search_alg=_Asker(trials, places, plan),
                 num_samples=-1,
                 max_concurrent_trials=resources.max_concurrent,
                 reuse_actors=True,
@@ -62,7 +65,7 @@ def run_trials(
                 name="study",
                 storage_path=scratch,
                 verbose=0,
-                callbacks=[_Recorder(trials, places, budget, resources.at_a_time, on_change)],
+                callbacks=[_Recorder(trials, places, budget, plan, on_change)],
                 stop=_Stopper(trials, budget),
             ),
         )
@@ -160,16 +163,18 @@ class _Unpickled:
 
 
 class _Asker(_Unpickled, Searcher):
-    def __init__(self, trials: Trials, places: _Places) -> None:
+    def __init__(self, trials: Trials, places: _Places, plan: Callable[[], None]) -> None:
         super().__init__(metric="unused", mode="min")
-        self._trials, self._places = trials, places
+        self._trials, self._places, self._plan = trials, places, plan
 
     def suggest(self, trial_id: str) -> Any:
+        self._plan()
         if self._trials.halted:
             return Searcher.FINISHED
         trial = self._trials.next_trial()
         if trial is None:  # a running trial may be lost and asked for again
-            return Searcher.FINISHED if self._trials.finished and not self._trials.running else None
+            is_last = self._trials.finished or self._trials.is_held
+            return Searcher.FINISHED if is_last and not self._trials.running else None
         return self._places.request(trial)
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
@@ -184,10 +189,15 @@ class _Asker(_Unpickled, Searcher):
 
 class _Recorder(_Unpickled, tune.Callback):
     def __init__(
-        self, trials: Trials, places: _Places, budget: TimeBudget, at_a_time: int, on_change: Callable[[], None]
+        self,
+        trials: Trials,
+        places: _Places,
+        budget: TimeBudget,
+        plan: Callable[[], None],
+        on_change: Callable[[], None],
     ) -> None:
         self._trials, self._places = trials, places
-        self._budget, self._at_a_time, self._on_change = budget, at_a_time, on_change
+        self._budget, self._plan, self._on_change = budget, plan, on_change
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
         self._places.started(_ours(trial))
@@ -200,7 +210,8 @@ class _Recorder(_Unpickled, tune.Callback):
             self._places.is_on(_ours(trial), node_id)
             self._budget.mark("first worker")
         if pace := result.get("pace"):
-            self._budget.foresee(self._trials, pace, self._at_a_time, self._places.seconds)
+            self._budget.told(_ours(trial).key, pace)
+            self._plan()
         if record := result.get("record"):
             self._happened(_ours(trial), record)
         if reason := result.get("halted"):
@@ -233,7 +244,7 @@ class _Stopper(_Unpickled, tune.Stopper):
         return False
 
     def stop_all(self) -> bool:
-        return bool(self._trials.halted) or self._budget.left_s <= 0
+        return bool(self._trials.halted) or self._budget.is_over(self._trials)
 
 
 def loss_reason(error: Exception, folder: Path) -> str:

@@ -48,18 +48,18 @@ def run_study(
     from nas.study.resolve import resolve_study
 
     log = partial(console.print, soft_wrap=True, highlight=False)
-    budget = TimeBudget(priced.config.time_budget_s, began_s)
+    budget = TimeBudget(priced.config.time_budget_s, began_s, priced.config.time_limit_s)
     budget.mark("prices")
     with logged_to(console):
         study = resolve_study(priced, output_dir)
-    budget.mark("data and parent")
-    budget.require_left()
+        budget.mark("data and parent")
+        budget.prepare()
     folder, config = study.folder, study.config
     saved = f"what was trained is saved; continue with --resume {folder}"
     with locked(folder), bugs_reported(folder, saved), _resumable(folder, console):
-        trials = start_trials(study, console, on_end, on_share=budget.require_left)
-        budget.mark("blocks of the parent")
-        run = Run(folder=folder, config=config, meta=study.meta, records=tuple(trials.records))
+        with logged_to(console):
+            trials = start_trials(study, console, on_end, budget)
+        run = replace(Run.read(folder), records=tuple(trials.records))
         on_start(folder)
         num_baselines = sum(proposal.role == "baseline" for proposal in trials.schedule.proposals)
         log(
@@ -109,14 +109,27 @@ def _closing(trials: Trials, run: Run, budget: TimeBudget) -> list[str]:
     from nas.report.draw import plot_run  # matplotlib
     from nas.training import checkpoint  # torch
 
-    unfinished = trials.running or not trials.finished
-    resume = f"time budget used up; go on with --resume {run.folder}" if unfinished else ""
+    unfinished, config, is_spent = trials.running or not trials.finished, run.config, budget.is_over(trials)
     if not run.completed:
         report_line(run)
-        resume = resume and f"{resume} (before the first steps: {budget.spent()})"
+        bad = [record for record in run.finished if record.status in ("diverged", "failed")]
+        reason = f"see the reasons in {run.folder / 'trials.csv'}"
+        if bad:
+            reason = "; ".join(
+                [*(f"{record.notation} {record.status} ({record.reason})" for record in bad[:3]), reason]
+            )
+        elif is_spent:
+            reason = f"time limit used up (before the first steps: {budget.spent()})"
         weak = run.meta.weak_parent and f"; {run.meta.weak_parent}"
-        reason = resume or f"see the reasons in {run.folder / 'trials.csv'}{weak}"
-        raise StoppedError(f"no trial was trained to completion: {reason}.")
+        more = f"; continue with --resume {run.folder}" if unfinished else ""
+        raise StoppedError(f"no trial was trained to completion: {reason}{weak}{more}.")
+    resume = ""
+    if unfinished:
+        num_ended = sum(record.role == "candidate" and record.seed == config.seed for record in run.completed)
+        resume = (
+            f"{config.time_budget or config.time_limit} were enough for {num_ended} of {config.num_trials} candidates; "
+            f"for more, continue with --resume {run.folder}"
+        )
     if not unfinished:  # no longer needed: an extended run trains these candidates from the beginning
         for record in run.finished:
             if record.status == "paused":

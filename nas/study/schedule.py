@@ -8,8 +8,10 @@ in any order of arrival. The lag keeps workers busy while a generation finishes.
 (`nas.study.finalists`) are two generations apart, so that each depends on all earlier ones.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +23,13 @@ from search_spaces.notation import Member
 
 GENERATION_SIZE = 2  # two workers finish a generation in one round; larger ones learn later
 LAG = 2  # generation g sees the results of generations up to g - LAG
+
+
+class Trainings(NamedTuple):
+    """Numbers of candidates: final trainings, and low-fidelity evaluations."""
+
+    ends: int
+    shorts: int
 
 
 class TrialSchedule:
@@ -53,9 +62,8 @@ class TrialSchedule:
         generation_size: int = GENERATION_SIZE,
     ) -> None:
         self.strategy, self.seed = strategy, seed
-        self.remaining = RemainingBudget(
-            proxy_evals=num_proxy_evals, final_trainings=num_trials, per_end=num_proxy_evals / max(1, num_trials - 1)
-        )
+        self.most = Trainings(num_trials, num_proxy_evals if strategy.takes_proxies else 0)
+        self.remaining = _remaining(Trainings(0, 0), self.most)
         self.finalist_seeds, self.most_replicates = finalist_seeds, most_replicates
         self.reference, self.parent_loss = reference, parent_loss
         self.generation_size = generation_size
@@ -63,6 +71,7 @@ class TrialSchedule:
         self.proxy_evals: dict[int, Observation] = {}
         self.results: dict[Key, Observation] = {}  # of final trainings, and of any that diverged or failed
         self._untold: dict[Key, int] = {}  # generations of trainings that have not ended
+        self._skipped: list[Suggestion] = []
         self._asked, self._generation, self._exhausted = 0, 0, False
         self._replicated = 0 in (finalist_seeds, most_replicates)
         self._known: dict[int, list[Suggestion]] = {}
@@ -85,6 +94,34 @@ class TrialSchedule:
         self._asked += 1
         return proposal
 
+    def skip(self, proposal: Suggestion) -> None:
+        """Take back the last suggestion, which is not trained in this session."""
+        self._untold.pop(proposal.key, None)
+        self._skipped.append(proposal)
+
+    def plan(self, more: Trainings) -> None:
+        """Ask for that many more trainings of candidates, instead of all that are left."""
+        self.remaining = _remaining(self.asked, more)
+
+    @property
+    def asked(self) -> Trainings:
+        """Trainings of candidates that were asked for."""
+        kinds = Counter(proposal.is_proxy for proposal in self.proposals if proposal.role == "candidate")
+        kinds.subtract(proposal.is_proxy for proposal in self._skipped if proposal.role == "candidate")
+        return Trainings(ends=kinds[False], shorts=kinds[True])
+
+    @property
+    def waiting(self) -> list[Suggestion]:
+        """Proposals that nobody has asked for yet."""
+        return self.proposals[self._asked :]
+
+    @property
+    def num_evaluated(self) -> int:
+        """Number of candidates whose low-fidelity evaluation was asked for, and no final training yet."""
+        ends = {proposal.index for proposal in self.proposals if not proposal.is_proxy}
+        ended = {index for index, _ in self.results}  # evaluations that diverged or failed
+        return len({proposal.index for proposal in self.proposals} - ends - ended)
+
     def tell(self, result: Observation) -> None:
         if result.status == "paused":
             self.proxy_evals[result.index] = result
@@ -99,12 +136,18 @@ class TrialSchedule:
 
     @property
     def _all_proposed(self) -> bool:
-        return self._exhausted or self.remaining.final_trainings <= 0
+        return self._exhausted or self.asked.ends >= self.most.ends
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no more trainings are planned, although some are left."""
+        is_known = self._generation in self._known
+        return self.remaining.final_trainings <= 0 and not (self._all_proposed or is_known or self.waiting)
 
     def _extend(self) -> bool:
         """Propose the next generation if the results it depends on are known; return whether it was proposed."""
         if not self._all_proposed:
-            return self._visible(self._generation) and self._extend_candidates()
+            return not self.is_held and self._visible(self._generation) and self._extend_candidates()
         generation = max((proposal.generation for proposal in self.proposals), default=0) + LAG
         return not self._replicated and self._visible(generation) and self._extend_replicates(generation)
 
@@ -115,10 +158,10 @@ class TrialSchedule:
             trained, members = self.trained(self._generation - LAG), {begun.member for begun in suggestions}
             asked = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.remaining)
             suggestions = [*suggestions, *(new for new in asked if new.member not in members)][:size]
-            self._exhausted = len(suggestions) < size
         for suggestion in suggestions:
             index = self._indexes.get(suggestion.member, len(self._indexes))
             self._add(replace(suggestion, index=index, generation=self._generation))
+        self._exhausted = len(suggestions) < size and self.remaining.final_trainings > 0
         self._generation += 1
         return bool(suggestions) or self._extend()
 
@@ -169,3 +212,8 @@ class TrialSchedule:
         self._indexes.setdefault(proposal.member, proposal.index)
         if proposal.role == "candidate":
             self.remaining = self.remaining.after(is_proxy=proposal.is_proxy)
+
+
+def _remaining(asked: Trainings, more: Trainings) -> RemainingBudget:
+    per_end = (asked.shorts + more.shorts) / max(1, asked.ends + more.ends - 1)
+    return RemainingBudget(proxy_evals=more.shorts, final_trainings=more.ends, per_end=per_end)

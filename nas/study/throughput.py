@@ -38,6 +38,7 @@ WARM_UP = step_graph.WARM_UP + 2  # steps before the measured ones, the capture 
 WINDOW_S = 2.0
 LONGEST_S = 120.0  # for processes to start, compile and train
 SERVE = (sys.executable, "-c", "from nas.study.throughput import serve; serve()")
+BUSY = (sys.executable, "-S", "-c", "while True: pass")
 FILE_NAME = "throughput.json"
 
 
@@ -52,11 +53,18 @@ def threads(num: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def training_rate(candidate: Candidate, device: str) -> float:
-    """Return the tokens a second of one training in this process, on the threads of a trial."""
+def training_rate(candidate: Candidate, device: str, *, num_beside: int = 0, window_s: float | None = None) -> float:
+    """Return the tokens a second of one training in this process, on the threads of a trial.
+
+    num_beside: processes that keep a core busy meanwhile, as other trials would. window_s: seconds of measured steps.
+    """
     keep_freed_memory()
-    with threads(THREADS_PER_TRIAL), TemporaryDirectory(prefix="nas-rate-") as folder:
-        return _rate(_run(candidate, device, Path(folder)))
+    with ExitStack() as stack:
+        stack.enter_context(threads(THREADS_PER_TRIAL))
+        run = _run(candidate, device, Path(stack.enter_context(TemporaryDirectory(prefix="nas-rate-"))))
+        beside = [subprocess.Popen(BUSY) for _ in range(num_beside)]
+        stack.callback(_kill, beside)
+        return _rate(run, window_s)
 
 
 def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> dict[int, float]:
@@ -154,18 +162,18 @@ def random_corpus(candidate: Candidate, folder: Path) -> Corpus:
 
 
 def _run(candidate: Candidate, device: str, folder: Path) -> TrainingRun:
-    """A training on random tokens in a folder, after WARM_UP steps."""
+    """A training on random tokens in a folder, after WARM_UP steps on a GPU, or one on a CPU."""
     corpus = random_corpus(candidate, folder)
     run = TrainingRun(_alone(candidate), corpus, seed=0, folder=None, device=device, initial={})
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP if torch.device(device).type == "cuda" else 1):
         run.step()
     return run
 
 
-def _rate(run: TrainingRun) -> float:
-    """Tokens a second over WINDOW_S, at least one step."""
+def _rate(run: TrainingRun, window_s: float | None = None) -> float:
+    """Tokens a second over a time, WINDOW_S by default, and at least one step."""
     since_s, num_steps, elapsed_s = time.perf_counter(), 0, 0.0
-    while elapsed_s < WINDOW_S:
+    while elapsed_s < (WINDOW_S if window_s is None else window_s):
         run.step()
         if run.device != "cpu":
             torch.cuda.synchronize()
@@ -176,6 +184,8 @@ def _rate(run: TrainingRun) -> float:
 def _kill(workers: "list[subprocess.Popen[bytes]]") -> None:
     for worker in workers:
         worker.kill()
+    for worker in workers:
+        worker.wait()
 
 
 def _send(worker: "subprocess.Popen[bytes]", message: bytes) -> None:

@@ -1,24 +1,37 @@
-"""The time budget of a search: what it is spent on, and how many candidates will be trained to the end within it."""
+"""The time budget of a search: which trainings still fit in it, planned again before each one begins.
+
+A budget that is too short for all trainings is met by doing less: fewer low-fidelity evaluations and final trainings
+here, and fewer tokens for all of them before the first one (`nas.study.affordable`). If no candidate can end in time,
+the first one is trained to its end past the budget. Only a time limit ends a run that has trained nothing.
+"""
 
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError
 from nas.recipe.recipe import Scale
-from nas.run.ledger import TrialKey
+from nas.run.ledger import Record, TrialKey
+from nas.searchers.strategy import Suggestion
+from nas.study.schedule import Trainings
 from nas.study.trials import Trials
 
 _log = logging.getLogger(__name__)
 
-LEAST_S = 1.0  # of steps after the first one, from which the pace of a training is told
+FIRST_TOLD_S = 1.0  # of steps after the first one, until the pace of a training is told,
+TOLD_EVERY_S = 10.0  # and then again
+RECENT_S = 60.0  # the pace is that of the last minute
 LEAST_SHARE = 0.05  # of a phase, from which its end is foreseen
-MARGIN = 1.25  # a run is halted if its first candidate needs this many times the time that is left
+LEAST_SHOWN_S = 0.1  # of a phase that is named
+MARGIN = 1.1  # trainings take longer than their steps and validations: checkpoints, and the check of the folded form
+ENOUGH = 6  # final trainings below which low-fidelity evaluations are given up first
 VALIDATION_COST = 1 / 3  # of a token, as a share of a training token's: its forward pass, by count of operations
 STAT = Path("/proc/self/stat")
 
@@ -36,67 +49,110 @@ def process_start_s() -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pace:
-    """How fast a trial begins. phases: seconds of its worker until its first step ended. step_s: of a later step."""
+    """How fast a trial trains.
+
+    phases: seconds of its worker until its first step ended. num_steps: steps since then, or since the last pace.
+    seconds: that they took.
+    """
 
     phases: Mapping[str, float]
-    step_s: float
+    num_steps: int
+    seconds: float
 
-    def training_s(self, scale: Scale, share: float = 1.0) -> float:
-        """Seconds of a training up to a share of its tokens, with its start and validations."""
-        rungs = [rung for rung in scale.rungs if rung <= share]
-        num_validated = sum(scale.validation_tokens if rung == 1 else scale.rung_validation_tokens for rung in rungs)
-        steps = share * scale.num_steps + VALIDATION_COST * num_validated / (scale.batch * scale.seq_len)
-        return sum(self.phases.values()) + self.step_s * steps
+
+def num_equivalent_steps(scale: Scale, share: float = 1.0) -> float:
+    """Return the steps of a training up to a share of its tokens, with its validations as steps of the same time."""
+    rungs = [rung for rung in scale.rungs if rung <= share]
+    num_validated = sum(scale.validation_tokens if rung == 1 else scale.rung_validation_tokens for rung in rungs)
+    return share * scale.num_steps + VALIDATION_COST * num_validated / (scale.batch * scale.seq_len)
 
 
 def paced(stop: Callable[[], bool], tell: Callable[[Pace], None], phases: Mapping[str, float]) -> Callable[[], bool]:
-    """Return `stop`, to be called after every step, that tells the pace of a training once. phases: before it."""
-    began_s, first_s, num_steps, is_told = time.monotonic(), 0.0, 0, False
+    """Return `stop`, to be called after every step, that tells the pace now and then. phases: before the first step."""
+    began_s, since_s, num_steps, wait_s = time.monotonic(), 0.0, -1, FIRST_TOLD_S
 
     def after_step() -> bool:
-        nonlocal first_s, num_steps, is_told
+        nonlocal since_s, num_steps, wait_s, phases
         now_s, num_steps = time.monotonic(), num_steps + 1
-        if num_steps == 1:
-            first_s = now_s
-        elif not is_told and now_s - first_s >= LEAST_S:
-            is_told = True
-            first = {"compiler and first step": first_s - began_s}
-            tell(Pace(phases={**phases, **first}, step_s=(now_s - first_s) / (num_steps - 1)))
+        if num_steps == 0:
+            since_s, phases = now_s, {**phases, "compiler and first step": now_s - began_s}
+        elif now_s - since_s >= wait_s:
+            tell(Pace(phases=phases, num_steps=num_steps, seconds=now_s - since_s))
+            since_s, num_steps, wait_s = now_s, 0, TOLD_EVERY_S
         return stop()
 
     return after_step
 
 
-def num_within(
-    left_s: float, *, first_s: float, end_s: float, short_s: float, places: int, num_trials: int, num_short: int
-) -> int:
-    """Return about how many candidates will be trained to the end in the seconds that are left.
+class Needs(NamedTuple):
+    """Seconds of a training to the end, and of a low-fidelity evaluation."""
 
-    first_s: until the first one will. end_s, short_s: of a training to the end, and of a low-fidelity evaluation.
-    places: trainings at a time. num_trials, num_short: trainings of either kind that are planned.
+    end_s: float
+    short_s: float
+
+    def of(self, training: Suggestion | Record, evaluated: Collection[int]) -> float:
+        """Seconds of a training. evaluated: indexes of candidates that continue after their evaluation."""
+        return self.short_s if training.is_proxy else self.end_s - self.short_s * (training.index in evaluated)
+
+
+def fitting(
+    left_s: float, busy_s: float, *, places: int, needs: Needs, most: Trainings, num_ended: int, num_evaluated: int
+) -> Trainings:
+    """Return how many of the planned trainings fit in the seconds that are left.
+
+    Evaluations keep their share of the trainings, unless fewer than ENOUGH candidates would end: then they are given
+    up first.
+
+    busy_s: that trainings in progress still take, added up. places: trainings at a time. most: trainings that are
+        planned. num_ended: candidates that end besides. num_evaluated: candidates that could be promoted at once.
     """
-    if first_s > left_s:
-        return 0
-    each_s = (end_s + short_s * num_short / num_trials) / places
-    return min(num_trials, 1 + int((left_s - first_s) / each_s))
+    rest_s, room_s = needs.end_s - needs.short_s, places * left_s - busy_s
+    for ends in range(most.ends, 0, -1):
+        wanted = math.ceil(most.shorts * ends / most.ends)
+        for shorts in range(wanted, -1, -1) if num_ended + ends <= ENOUGH else (wanted,):
+            promoted = min(ends, shorts + num_evaluated)
+            used_s = shorts * needs.short_s + promoted * rest_s + (ends - promoted) * needs.end_s
+            first_s = rest_s if num_evaluated else needs.end_s  # evaluated or not, since an evaluation is a part of it
+            if used_s <= room_s and max(first_s, math.ceil(ends / places) * rest_s) <= left_s:
+                return Trainings(ends, shorts)
+    return Trainings(0, 0)
 
 
 class TimeBudget:
-    """The seconds of a run, from the start of the command, and what they went to. seconds: None without limit."""
+    """The seconds of a run, from the start of the command, and what they went to.
 
-    def __init__(self, seconds: float | None, began_s: float) -> None:
-        self._seconds, self._began_s = math.inf if seconds is None else seconds, began_s
+    seconds: that trainings are planned for; None without a budget. limit_s: after which the run ends in any case.
+    """
+
+    def __init__(self, seconds: float | None, began_s: float, limit_s: float | None = None) -> None:
+        self._limit_s = math.inf if limit_s is None else limit_s
+        self._seconds, self._began_s = min(math.inf if seconds is None else seconds, self._limit_s), began_s
         self._phases: dict[str, float] = {}
-        self._marked_s, self._is_told = began_s, False
+        self._marked_s, self._is_late = began_s, False
+        self._start_s, self._recent = 0.0, deque[tuple[float, Pace]]()
+        self._taken: Counter[TrialKey] = Counter()  # steps of each training in this process
+        self._needs = Needs(0.0, 0.0)
+        self._logged_s, self._logged = -math.inf, -1  # when, and how many candidates
+
+    @property
+    def used_s(self) -> float:
+        """Seconds since the command started."""
+        return time.monotonic() - self._began_s
 
     @property
     def left_s(self) -> float:
-        return self._seconds - (time.monotonic() - self._began_s)
+        """Seconds of the budget that are left; negative beyond it."""
+        return self._seconds - self.used_s
 
-    def spent(self, pace: Pace | None = None) -> str:
-        """Name the phases so far with their seconds. pace: of the first trial, if it is known."""
-        phases = {**self._phases, **(pace.phases if pace else {})}
-        return ", ".join(f"{phase} {format_seconds(phase_s)}" for phase, phase_s in phases.items() if phase_s)
+    @property
+    def step_s(self) -> float | None:
+        """Seconds of a step in the last minute; None before any was told."""
+        num_steps = sum(pace.num_steps for _, pace in self._recent)
+        return sum(pace.seconds for _, pace in self._recent) / num_steps if num_steps else None
+
+    def spent(self) -> str:
+        """Name the phases so far with their seconds."""
+        return ", ".join(f"{phase} {format_seconds(s)}" for phase, s in self._phases.items() if s >= LEAST_SHOWN_S)
 
     def mark(self, phase: str) -> None:
         """Count the time since the last mark as that of a phase, the first time it ends."""
@@ -104,50 +160,130 @@ class TimeBudget:
             now_s = time.monotonic()
             self._phases[phase], self._marked_s = now_s - self._marked_s, now_s
 
-    def require_left(self, share: float = 1.0) -> None:
-        """Raise StoppedError if the time will be used up before the end of a phase, of which a share is done."""
-        phase_s = time.monotonic() - self._marked_s
-        rest_s = phase_s * (1 / share - 1) if share >= LEAST_SHARE else 0.0
-        if rest_s >= self.left_s:
-            needed_s = self._seconds - self.left_s + rest_s
+    def prepare(self, share: float = 1.0) -> None:
+        """Foresee the end of a phase before any training, of which a share is done.
+
+        Logs once if the budget is used up before. Raises StoppedError if the limit is.
+        """
+        rest_s = (time.monotonic() - self._marked_s) * (1 / share - 1) if share >= LEAST_SHARE else 0.0
+        needed_s = self.used_s + rest_s
+        if needed_s >= self._limit_s:
             raise StoppedError(
-                f"--time-budget {format_seconds(self._seconds)} must be more than the {format_seconds(needed_s)} that "
+                f"--time-limit {format_seconds(self._limit_s)} must be more than the {format_seconds(needed_s)} that "
                 f"pass before any training ({self.spent()}, and what follows); give at least twice as much as that."
             )
-
-    def foresee(self, trials: Trials, pace: Pace, places: int, elapsed_s: Callable[[TrialKey], float]) -> None:
-        """Log how many candidates will end in the time, once; halt the run as soon as it is clear that none will.
-
-        pace: of a trial that has just begun. elapsed_s: seconds that a running trial has taken.
-        """
-        config, scale, left_s = trials.setting.config, trials.setting.recipe.scale, self.left_s
-        ended = (record.status == "completed" and record.role == "candidate" for record in trials.records)
-        if math.isinf(left_s) or any(ended):
-            return
-        end_s, short_s = pace.training_s(scale), pace.training_s(scale, scale.rungs[0])
-        running = [
-            elapsed_s(key)
-            for key, trial in trials.running.items()
-            if trial.record.role == "candidate" and not trial.record.is_proxy
-        ]
-        num_short = config.most_proxy_evals if any(trial.record.is_proxy for trial in trials.running.values()) else 0
-        rounds = 0 if running else math.ceil(num_short / config.num_trials / places)
-        first_s = end_s - max((0.0, *running)) + rounds * short_s
-        seconds = {"first_s": first_s, "end_s": end_s, "short_s": short_s}
-        count = num_within(left_s, **seconds, places=places, num_trials=config.num_trials, num_short=num_short)
-        needed_s = self._seconds - left_s + first_s
-        remedy = f"give at least {math.ceil(1.2 * needed_s / 60)}min, or fewer --tokens"
-        remedy += " or --num-proxy-evals 0" if num_short else ""
-        if not self._is_told:
-            self._is_told = True
+        if needed_s >= self._seconds and not self._is_late:
+            self._is_late = True
             _log.info(
-                f"time budget {config.time_budget}: {format_seconds(self._seconds - left_s)} used so far "
-                f"({self.spent(pace)}); "
-                f"at {format_seconds(pace.step_s)} a step, about {count} of {config.num_trials} candidates will be "
-                f"trained to the end in it" + ("" if count else f"; {remedy}")
+                f"note: {format_seconds(needed_s)} pass before any training, more than --time-budget "
+                f"{format_seconds(self._seconds)}; the first candidate is trained to its end past it"
             )
-        if first_s > MARGIN * left_s:
+
+    def expect(self, step_s: float) -> None:
+        """Take a pace that was measured before the first trial, until trials tell theirs."""
+        self._recent.append((time.monotonic(), Pace(phases={}, num_steps=1, seconds=step_s)))
+
+    def told(self, key: TrialKey, pace: Pace) -> None:
+        """Take the pace of a trial."""
+        now_s = time.monotonic()
+        self._recent.append((now_s, pace))
+        while self._recent[0][0] < now_s - RECENT_S:
+            self._recent.popleft()
+        self._taken[key] += pace.num_steps
+        self._start_s = sum(pace.phases.values())
+        for phase, phase_s in pace.phases.items():
+            self._phases.setdefault(phase, phase_s)
+
+    def plan(self, trials: Trials, places: int) -> None:
+        """Plan anew which trainings the schedule asks for, and log how many candidates will end if that has changed.
+
+        places: trainings at a time. Halts the run if no candidate can end within the limit.
+        """
+        step_s, schedule, scale = self.step_s, trials.schedule, trials.setting.recipe.scale
+        if math.isinf(self._seconds) or step_s is None:
+            return
+        shares = 1.0, scale.rungs[0]
+        needs = Needs(*(MARGIN * (self._start_s + step_s * num_equivalent_steps(scale, share)) for share in shares))
+        asked, evaluated = schedule.asked, schedule.proxy_evals
+        for key in self._taken.keys() - trials.running.keys():
+            del self._taken[key]
+        rests_s = {
+            key: max(0.0, needs.of(trial.record, evaluated) - MARGIN * step_s * self._taken[key])
+            for key, trial in trials.running.items()
+        }
+        fits = fitting(
+            self.left_s,
+            sum(rests_s.values()) + sum(needs.of(proposal, evaluated) for proposal in schedule.waiting),
+            places=places,
+            needs=needs,
+            most=Trainings(*(most - num for most, num in zip(schedule.most, asked, strict=True))),
+            num_ended=asked.ends,
+            num_evaluated=schedule.num_evaluated,
+        )
+        self._needs = needs
+        if not asked.ends:
+            fits = Trainings(max(1, fits.ends), fits.shorts)
+        schedule.plan(fits)
+        first_s = min((rests_s[record.index, record.seed] for record in _ends(_running(trials))), default=needs.end_s)
+        late_s = 0.0 if _completed(trials) else first_s - self.left_s
+        if self._seconds == self._limit_s and late_s > (MARGIN - 1) * self._limit_s:
+            needed_s = self._limit_s + late_s
             trials.halt(
-                f"no candidate would be trained to the end within --time-budget {config.time_budget}, since the first "
-                f"one takes until about {format_seconds(needed_s)}; {remedy}"
+                f"no candidate would be trained to the end within --time-limit {format_seconds(self._limit_s)}, since "
+                f"the first one takes until about {format_seconds(needed_s)}; give at least "
+                f"{math.ceil(1.2 * needed_s / 60)}min, or fewer --tokens"
             )
+        elif self._start_s:  # a trial has told its pace
+            self._log(asked.ends + fits.ends, schedule.most.ends, step_s, late_s)
+
+    def _log(self, count: int, num_trials: int, step_s: float, late_s: float) -> None:
+        """Log the plan: how many candidates end, or how late the first one does."""
+        now_s, count = time.monotonic(), 0 if late_s > 0 else count
+        changed = abs(count - self._logged) >= max(2, self._logged / 5) or (count == 0) != (self._logged == 0)
+        if not changed or now_s - self._logged_s < RECENT_S:
+            return
+        outcome = f"about {count} of {num_trials} candidates will be trained to the end in it"
+        if not count:
+            outcome = f"no candidate ends in it; the first one does about {format_seconds(late_s)} later"
+        spent = f" ({self.spent()})" if self._logged_s == -math.inf else ""
+        _log.info(
+            f"time budget {format_seconds(self._seconds)}: {format_seconds(self.used_s)} used so far{spent}; at "
+            f"{format_seconds(step_s)} a step, {outcome}"
+        )
+        self._logged_s, self._logged = now_s, count
+
+    def has_time_for(self, trials: Trials, suggestion: Suggestion) -> bool:
+        """Whether a training may begin: it ends in time, or is the final training of the first candidate.
+
+        An evaluation must leave time for the final training. Baselines need time for all candidates.
+        """
+        schedule, most = trials.schedule, trials.schedule.most.ends
+        if suggestion.role == "candidate" and not (_ended(trials) or _ends(_running(trials))):
+            return True
+        if suggestion.role == "baseline" and schedule.asked.ends + schedule.remaining.final_trainings < most:
+            return False
+        return self._needs.of(replace(suggestion, is_proxy=False), schedule.proxy_evals) <= self.left_s
+
+    def is_over(self, trials: Trials) -> bool:
+        """Whether the run must stop now: after the limit, or after the budget once a candidate has ended."""
+        if self.used_s >= self._limit_s:
+            return True
+        waits = not _completed(trials) and (_ends(_running(trials)) or not _ended(trials))
+        return self.left_s <= 0 and not waits
+
+
+def _running(trials: Trials) -> list[Record]:
+    return [trial.record for trial in trials.running.values()]
+
+
+def _ended(trials: Trials) -> list[Record]:
+    return _ends(record for record in trials.records if record.event == "finished")
+
+
+def _completed(trials: Trials) -> bool:
+    return any(record.status == "completed" for record in _ended(trials))
+
+
+def _ends(records: Iterable[Record]) -> list[Record]:
+    """Return those of final trainings of candidates, at the seed of the run."""
+    return [record for record in records if record.role == "candidate" and not record.is_proxy]

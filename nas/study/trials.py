@@ -143,7 +143,7 @@ class Trials:
     """Hands out trials and writes the ledger; one instance per process that runs a study.
 
     on_end: called with the record of every trial that ended. halted: why the run cannot continue, or None. running:
-        trials that were handed out and have not ended.
+        trials that were handed out and have not ended. has_time_for: whether a suggestion is trained in this session.
     """
 
     def __init__(
@@ -154,6 +154,7 @@ class Trials:
         records: Iterable[Record] = (),
         on_end: Callable[[Record], None] = lambda record: None,
     ) -> None:
+        self.has_time_for: Callable[[Suggestion], bool] = lambda suggestion: True
         self.schedule, self.feasible, self.setting = schedule, feasible, setting
         self.running: dict[TrialKey, Trial] = {}
         self.halted: str | None = None
@@ -176,6 +177,11 @@ class Trials:
         """Whether every trial has been handed out, and none must be repeated."""
         return self.schedule.finished and not self._again
 
+    @property
+    def is_held(self) -> bool:
+        """Whether no more trials are handed out in this session, although some are left."""
+        return self.schedule.is_held and not self._again
+
     def next_trial(self) -> Trial | None:
         """Return the next trial, or None if there is none now. Results in the ledger go to the schedule instead."""
         if self._again:
@@ -184,7 +190,10 @@ class Trials:
             self._log_proposals()
             record = self._index.end_of((suggestion.index, self._seed(suggestion)), is_proxy=suggestion.is_proxy)
             if record is None or self._is_retried(record):
-                return self._handed_out(self._trial(suggestion))
+                if self.has_time_for(suggestion):
+                    return self._handed_out(self._trial(suggestion))
+                self.schedule.skip(suggestion)
+                continue
             if not self.schedule.results:
                 proposed = candidate_id(study_candidate(self.setting.recipe, suggestion.member))
                 if proposed != record.candidate_id:

@@ -53,7 +53,7 @@ def out_of_reach(trial: Trial) -> str | None:
 
 
 def run_trial(trial: Trial, on_pace: Callable[[Pace], None] = lambda pace: None) -> Iterator[Record]:
-    """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called once, early.
+    """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called now and then.
 
     Errors of the candidate and bugs become `failed` records with a reason; tracebacks of bugs are written into the
     trial's folder. Raises RunHaltedError for errors of the machine (disk full).
@@ -92,11 +92,12 @@ def _deadline(timeout_s: float | None) -> Iterator[Callable[[], bool]]:
 def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], None]) -> Iterator[Record]:
     candidate, setting = trial.candidate, trial.setting
     began_s = time.monotonic()
+    phases = {}
     if setting.device == "cuda":
         torch.cuda.synchronize()  # makes the context, whose time is shown
-    cuda_s = time.monotonic() - began_s
+        phases["CUDA"] = time.monotonic() - began_s
     given = _parent_of(trial)
-    phases = {"CUDA": cuda_s, "initial weights": time.monotonic() - began_s - cuda_s}
+    phases["initial weights"] = time.monotonic() - began_s - sum(phases.values())
     records = train(
         candidate,
         setting.corpus,

@@ -136,7 +136,7 @@ def test_a_parent_no_better_than_a_model_without_context_is_told_before_and_afte
     better = make_meta(parent=replace(parent, val_loss=4.9))
     assert better.weak_parent == make_meta().weak_parent == ""
     assert "without context (8.00)" in replace(better, vocab_size=8).weak_parent
-    trials: Any = SimpleNamespace(running={}, finished=True)
+    trials: Any = SimpleNamespace(running={}, finished=True, records=())
     for run_meta, hint in ((meta, f"; {told}."), (better, ".")):
         with pytest.raises(StoppedError) as stopped:
             _closing(trials, replace(make_run(), meta=run_meta), TimeBudget(None, 0.0))

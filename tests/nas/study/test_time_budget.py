@@ -1,13 +1,15 @@
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from costmodel.errors import StoppedError
 from nas.recipe.recipe import SCALES
 from nas.study import time_budget
-from nas.study.time_budget import Pace, TimeBudget, num_within, paced, process_start_s
+from nas.study.schedule import Trainings
+from nas.study.time_budget import Needs, Pace, TimeBudget, fitting, num_equivalent_steps, paced, process_start_s
 from tests.nas.study.conftest import ONE_TRIAL
 
 
@@ -18,69 +20,151 @@ def test_the_budget_begins_with_the_process_not_with_the_first_trial(monkeypatch
     assert process_start_s() == pytest.approx(time.monotonic(), abs=5)
 
 
+NEEDS = Needs(end_s=100.0, short_s=25.0)
+
+
 @pytest.mark.parametrize(
-    ("left_s", "first_s", "expected"),
-    [(99.0, 100.0, 0), (100.0, 100.0, 1), (187.0, 100.0, 1), (188.0, 100.0, 2), (275.0, 100.0, 3), (1e9, 100.0, 14)],
+    ("left_s", "busy_s", "ended", "evaluated", "expected"),
+    [
+        (1e9, 0.0, 0, 0, (14, 42)),  # all that are planned
+        (850.0, 0.0, 0, 0, (11, 33)),  # 11 * (75 + 3 * 25) = 1,650 of 2 * 850 s
+        (450.0, 0.0, 0, 0, (6, 18)),  # 6 * 75 + 18 * 25 = 900
+        (350.0, 0.0, 0, 0, (6, 10)),  # evaluations are given up first: 6 * 75 + 10 * 25 = 700
+        (350.0, 500.0, 4, 0, (2, 2)),  # those that end besides count: 2 * 75 + 2 * 25 = 200 of 2 * 350 - 500
+        (200.0, 0.0, 0, 0, (4, 4)),
+        (75.0, 0.0, 0, 2, (2, 0)),  # evaluated candidates continue
+        (99.0, 0.0, 0, 0, (0, 0)),
+        (-5.0, 0.0, 0, 0, (0, 0)),
+    ],
 )
-def test_candidates_end_one_after_another_each_with_its_share_of_evaluations(left_s, first_s, expected):
-    count = num_within(
-        left_s, first_s=first_s, end_s=100.0, short_s=25.0, places=2, num_trials=14, num_short=42
-    )  # (100 + 3 * 25) / 2 = 87.5 s each
-    assert count == expected
+def test_evaluations_keep_their_share_until_few_candidates_would_end(left_s, busy_s, ended, evaluated, expected):
+    most = Trainings(14, 42)
+    counts = {"num_ended": ended, "num_evaluated": evaluated}
+    fits = fitting(left_s, busy_s, places=2, needs=NEEDS, most=most, **counts)
+    assert fits == expected
 
 
-def test_a_training_takes_its_start_steps_and_validations_at_a_pace_that_is_told_once(monkeypatch):
+def test_a_pace_is_told_after_a_second_and_then_every_ten(monkeypatch):
     scale = replace(SCALES["smoke"], tokens=25_600, validation_tokens=3_072)  # 100 steps of 256 tokens
-    pace = Pace(phases={"CUDA": 2.0, "compiler and first step": 3.0}, step_s=0.5)
-    assert pace.training_s(scale) == pytest.approx(5 + 0.5 * (100 + (768 + 768 + 3_072) / 256 / 3))
-    assert pace.training_s(scale, 0.25) == pytest.approx(5 + 0.5 * (25 + 768 / 256 / 3))
-    clock = iter([0.0, 4.0, 4.5, 5.25, 6.0, 9.0])
+    assert num_equivalent_steps(scale) == pytest.approx(100 + (768 + 768 + 3_072) / 256 / 3)
+    assert num_equivalent_steps(scale, 0.25) == pytest.approx(25 + 768 / 256 / 3)
+    clock = iter([0.0, 4.0, 4.5, 5.25, 6.0, 15.0, 15.5, 20.0])
     monkeypatch.setattr("nas.study.time_budget.time.monotonic", lambda: next(clock))
     told: list[Pace] = []
-    after_step = paced(lambda: len(told) > 0, told.append, {"CUDA": 1.5})
-    assert [after_step() for _ in range(5)] == [False, False, True, True, True]
-    assert told == [Pace(phases={"CUDA": 1.5, "compiler and first step": 4.0}, step_s=0.625)]
+    after_step = paced(lambda: len(told) > 1, told.append, {"CUDA": 1.5})
+    assert [after_step() for _ in range(7)] == [False, False, False, False, False, True, True]
+    phases = {"CUDA": 1.5, "compiler and first step": 4.0}
+    assert told == [Pace(phases=phases, num_steps=2, seconds=1.25), Pace(phases=phases, num_steps=3, seconds=10.25)]
+
+
+def test_the_pace_is_that_of_the_last_minute(monkeypatch):
+    now_s = 0.0
+    monkeypatch.setattr("nas.study.time_budget.time.monotonic", lambda: now_s)
+    budget = TimeBudget(600.0, 0.0)
+    assert budget.step_s is None
+    budget.expect(9.0)
+    assert budget.step_s == 9.0
+    for now_s, num_steps in ((5.0, 1), (15.0, 10), (70.0, 5)):  # noqa: B007
+        budget.told((0, 0), Pace(phases={}, num_steps=num_steps, seconds=10.0))
+    assert budget.step_s == 20.0 / 15
+
+
+def told(budget, trial, step_s):
+    budget.told(trial.key, Pace(phases={"compiler and first step": 4.0}, num_steps=2, seconds=2 * step_s))
+
+
+@pytest.fixture
+def study(make_trials, corpus, tmp_path):
+    """Makes trials of 8 steps, whose validations take like 8 more, one of them in training."""
+
+    def make(step_s=0.5, **changes):
+        trials = make_trials(tmp_path, corpus, replace(ONE_TRIAL, **changes))
+        seconds, limit_s = trials.setting.config.time_budget_s, trials.setting.config.time_limit_s
+        budget = TimeBudget(seconds, time.monotonic(), limit_s)
+        budget.mark("Ray")
+        trials.has_time_for = partial(budget.has_time_for, trials)
+        budget.expect(step_s)
+        budget.plan(trials, 1)
+        first = trials.next_trial()
+        told(budget, first, step_s)
+        budget.plan(trials, 1)
+        return budget, trials, first
+
+    return make
 
 
 @pytest.mark.parametrize(
-    ("budget_s", "step_s", "count", "halts"), [(600.0, 0.5, 1, False), (11.0, 0.5, 0, False), (8.0, 0.5, 0, True)]
+    ("seconds", "line"),
+    [
+        (600, "(compiler and first step 4 s); at 0.5 s a step, about 3 of 3 candidates will be trained"),
+        (30, "at 0.5 s a step, about 2 of 3 candidates will be trained to the end in it"),
+        (5, "at 0.5 s a step, no candidate ends in it; the first one does about"),
+    ],
 )
-def test_what_a_budget_lasts_for_is_said_and_an_empty_front_is_foreseen(
-    make_trials, corpus, tmp_path, caplog, budget_s, step_s, count, halts
-):
+def test_a_budget_is_met_by_fewer_trainings_and_a_late_first_candidate_is_foreseen(study, caplog, seconds, line):
     caplog.set_level("INFO", "nas")
-    trials = make_trials(tmp_path, corpus, replace(ONE_TRIAL, time_budget=f"{budget_s:g}s"))
-    trial = trials.next_trial()
-    assert not trial.record.is_proxy
-    budget = TimeBudget(budget_s, time.monotonic())
-    budget.mark("Ray")
-    pace = Pace(phases={"compiler and first step": 4.0}, step_s=step_s)  # 8 steps, validations like 8 more
-    for _ in range(2):
-        budget.foresee(trials, pace, 2, lambda key: 0.0)
-    (line,) = caplog.messages
-    assert f"compiler and first step 4 s); at 0.5 s a step, about {count} of 1 candidates" in line
-    assert ("give at least 1min, or fewer --tokens" in line) == (count == 0)
-    assert (trials.halted is not None) == halts
-    if halts:
-        assert trials.halted.startswith(
-            "no candidate would be trained to the end within --time-budget 8s, since the first"
-        )
-
-
-def test_a_run_with_a_trained_candidate_is_not_halted(make_trials, corpus, tmp_path):
-    trials = make_trials(tmp_path, corpus, replace(ONE_TRIAL, time_budget="1s"))
-    trial = trials.next_trial()
-    pace = Pace(phases={}, step_s=100.0)
-    TimeBudget(None, time.monotonic()).foresee(trials, pace, 1, lambda key: 0.0)  # no budget
-    trials.happened(replace(trial.ended("completed"), val_loss=2.0))
-    TimeBudget(1.0, time.monotonic()).foresee(trials, pace, 1, lambda key: 0.0)
+    budget, trials, first = study(time_budget=f"{seconds}s", num_trials=3)
+    assert caplog.messages[0].startswith("time budget ")
+    assert line in caplog.messages[0]
     assert trials.halted is None
+    count = 0
+    while trials.next_trial() is not None:
+        count += 1
+        budget.plan(trials, 1)
+    assert 1 + count == {600: 3, 30: 2, 5: 1}[seconds]
+    assert trials.is_held == (seconds != 600)
+    assert not budget.is_over(trials)
+    budget._began_s -= 600  # beyond the budget, but the first candidate has not ended
+    assert not budget.is_over(trials)
+    trials.happened(replace(first.ended("completed"), val_loss=2.0))
+    assert budget.is_over(trials)
+
+
+def test_after_the_budget_a_diverged_candidate_ends_the_run_unless_another_is_in_training(study):
+    budget, trials, first = study(time_budget="40s", num_trials=2)
+    second = trials.next_trial()
+    budget._began_s -= 600
+    trials.happened(first.ended("diverged", "loss"))
+    assert not budget.is_over(trials)
+    trials.happened(second.ended("diverged", "loss"))
+    assert budget.is_over(trials)
+
+
+def test_a_limit_ends_a_run_that_would_train_nothing(study):
+    budget, trials, _ = study(time_limit="8s")
+    assert trials.halted.startswith("no candidate would be trained to the end within --time-limit 8 s, since the first")
+    assert trials.halted.endswith("give at least 1min, or fewer --tokens")
+    budget, trials, _ = study(time_limit="60s", time_budget="8s")
+    assert trials.halted is None
+    budget._began_s -= 60
+    assert budget.is_over(trials)
+
+
+def test_without_a_budget_nothing_is_planned(study, caplog):
+    caplog.set_level("INFO", "nas")
+    budget, trials, _ = study(step_s=1e6, num_trials=2)
+    assert (caplog.messages, trials.halted, budget.is_over(trials)) == ([], None, False)
+    assert trials.next_trial() is not None
+
+
+def test_what_is_skipped_for_want_of_time_is_trained_by_a_resumed_run(study, make_trials, corpus, tmp_path):
+    _, trials, first = study(time_budget="13s", num_trials=3)
+    assert trials.next_trial() is None
+    trials.happened(replace(first.ended("completed"), val_loss=2.0))
+    again = make_trials(tmp_path, corpus, trials.setting.config, records=trials.records)
+    trials = [again.next_trial() for _ in range(2)]
+    assert None not in trials
+    assert first.key not in {trial.key for trial in trials}
 
 
 @pytest.mark.parametrize(
-    ("began_s", "share", "stops"), [(-6, 1.0, True), (-3, 1.0, False), (-3, 0.2, True), (-3, 0.01, False)]
+    ("began_s", "share", "late"), [(-6, 1.0, True), (-3, 1.0, False), (-3, 0.2, True), (-3, 0.01, False)]
 )
-def test_time_that_will_be_used_up_before_any_training_ends_the_run(began_s, share, stops):
+def test_time_that_is_used_up_before_any_training_is_said_and_ends_a_limited_run(caplog, began_s, share, late):
+    caplog.set_level("INFO", "nas")
     budget = TimeBudget(5.0, time.monotonic() + began_s)
-    with pytest.raises(StoppedError, match="must be more than the") if stops else nullcontext():
-        budget.require_left(share)  # a fifth of 15 s is done in 3 s; a hundredth is too little to tell
+    for _ in range(2):
+        budget.prepare(share)  # a fifth of 15 s is done in 3 s; a hundredth is too little to tell
+    assert ["before any training, more than --time-budget 5 s" in line for line in caplog.messages] == [True] * late
+    with pytest.raises(StoppedError, match="--time-limit 5 s must be more than the") if late else nullcontext():
+        TimeBudget(None, time.monotonic() + began_s, 5.0).prepare(share)
