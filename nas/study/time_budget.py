@@ -29,6 +29,7 @@ FIRST_TOLD_S = 1.0  # of steps after the first one, until the pace of a training
 TOLD_EVERY_S = 10.0  # and then again
 RECENT_S = 60.0  # the pace is that of the last minute
 LEAST_SHARE = 0.05  # of a phase, from which its end is foreseen
+LATE_SHARE = 0.02  # of the budget, by which a first candidate is late that is said to be
 LEAST_SHOWN_S = 0.1  # of a phase that is named
 MARGIN = 1.1  # trainings take longer than their steps and validations: checkpoints, and the check of the folded form
 ENOUGH = 6  # final trainings below which low-fidelity evaluations are given up first
@@ -238,7 +239,7 @@ class TimeBudget:
 
     def _log(self, count: int, num_trials: int, step_s: float, late_s: float) -> None:
         """Log the plan: how many candidates end, or how late the first one does."""
-        now_s, count = time.monotonic(), 0 if late_s > 0 else count
+        now_s, count = time.monotonic(), 0 if late_s > LATE_SHARE * self._seconds else count
         changed = abs(count - self._logged) >= max(2, self._logged / 5) or (count == 0) != (self._logged == 0)
         if not changed or now_s - self._logged_s < RECENT_S:
             return

@@ -1,5 +1,6 @@
 import os
 import socket
+from contextlib import nullcontext
 
 import pytest
 import ray
@@ -42,6 +43,24 @@ def test_a_cluster_that_nobody_answers_for_or_that_is_another_is_said_before_ray
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     with pytest.raises(RunHaltedError, match="connected to Ray already and cannot go to 127.0.0.1:1"):
         cluster_nodes("127.0.0.1:1")
+
+
+@pytest.mark.parametrize(("num_slow", "fails"), [(2, False), (ray_cluster.STARTS, True)])
+def test_ray_is_started_again_if_its_processes_are_slow(monkeypatch, caplog, num_slow, fails):
+    caplog.set_level("INFO", "nas")
+    started = []
+
+    def init(**options):
+        started.append(options)
+        if len(started) <= num_slow:
+            raise Exception("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "init", init)
+    slow = pytest.raises(RunHaltedError, match="on this machine: Exception: The current node timed out")
+    with slow if fails else nullcontext(), ray_session(RESOURCES, {}):
+        pass
+    assert len(started) == (num_slow if fails else num_slow + 1)
+    assert sum("waiting for Ray" in line for line in caplog.messages) == len(started) - 1
 
 
 @pytest.fixture(scope="module")
