@@ -18,6 +18,7 @@ from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_layout import from_theirs, to_theirs
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
+from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE, kept_tokenizer
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.checkpoints.checkpoint import (
@@ -78,8 +79,9 @@ def _read_config(path: str) -> tuple[Any, Architecture]:
 def _tokenizer(path: str) -> GivenTokenizer | None:
     """Return the tokenizer that comes with the weights; None if there is none that the package tokenizers can run."""
     try:
-        theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
-    except Exception as error:
+        with tokenizing(f"the tokenizer of {path!r}"):
+            theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
+    except UserError as error:
         if not Path(path, TOKENIZER_FILE).is_file():  # there is none, or one in another form
             return None
         reason = " ".join(str(error).split())
