@@ -1,6 +1,6 @@
 import os
-import stat
 import socket
+import stat
 
 import pytest
 import ray
