@@ -8,31 +8,42 @@ import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from costmodel.errors import UserError
 
 MOST_YAML = 1_000_000  # bytes, which take seconds; the largest committed file has 13 kB
 MOST_JSON = 256_000_000  # bytes; the tokenizer of a vocabulary of 256,000 tokens has 33 MB
 MOST_TEXT = 16_000_000_000  # bytes of a file of documents, each of which is read whole
-MOST_LINE = 1_000_000_000  # bytes of a row in a file of rows
+MOST_ROWS = 100_000_000_000  # bytes of a file of rows, which are read one by one
+MOST_LINE = 1_000_000_000  # bytes of such a row
 MOST_LEVELS = 64  # lists and mappings within each other; ours have 8
 _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 _UNSIZED = 1 << 16  # bytes that are read of a file whose size the system does not tell, as under /proc
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a regular file. A UserError is raised for another kind, or more than `most` bytes."""
+def open_file(path: Path, most: int) -> BinaryIO:
+    """Open a regular file to read its bytes. A UserError is raised for another kind, or more than `most` bytes."""
     try:
         # a pipe that nobody writes to must not block
-        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special file")
-                raise UserError(f"{path} must be a regular file, but is a {kind}; give a file.")
-            if status.st_size > most:
-                raise UserError(f"{path} must have at most {most:,} bytes, but has {status.st_size:,}; give a smaller.")
-            return file.read(-1 if status.st_size else _UNSIZED)
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    status = os.fstat(file.fileno())
+    if stat.S_ISREG(status.st_mode) and status.st_size <= most:
+        return file
+    file.close()
+    if stat.S_ISREG(status.st_mode):
+        raise UserError(f"{path} must have at most {most:,} bytes, but has {status.st_size:,}; give a smaller file.")
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "special file")
+    raise UserError(f"{path} must be a regular file, but is a {kind}; give a file.")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Return the content of a regular file. A UserError is raised as by `open_file`."""
+    try:
+        with open_file(path, most) as file:
+            return file.read(-1 if os.fstat(file.fileno()).st_size else _UNSIZED)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
 

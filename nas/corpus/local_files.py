@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from costmodel.config.user_files import MOST_LINE, MOST_TEXT, plain_json, read_bytes
+from costmodel.config.user_files import MOST_LINE, MOST_ROWS, MOST_TEXT, open_file, plain_json, read_bytes
 from costmodel.errors import UserError
 from nas.corpus.documents import (
     VALIDATION_SHARE,
@@ -44,7 +44,7 @@ def jsonl_texts(path: Path) -> Iterator[str]:
     Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
     """
     try:
-        with path.open("rb") as file:  # lines end with \\n only: JSON strings may contain U+2028
+        with open_file(path, MOST_ROWS) as file:  # lines end with \\n only: JSON strings may contain U+2028
             for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
                 if len(line) == MOST_LINE:
                     raise UserError(f"{path}, line {number} must have less than {MOST_LINE:,} bytes.")
@@ -179,7 +179,7 @@ def file_stream(files: Sequence[File], split: Split | None) -> Stream:
 def digest(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file that may not fit in memory."""
     try:
-        with path.open("rb") as file:
+        with open_file(path, MOST_ROWS) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None

@@ -227,7 +227,7 @@ def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, 
 def read_ledger(folder: Path) -> tuple[Record, ...]:
     """Read the records of a run, none if no trial has started; a torn last line is dropped with a warning."""
     path = folder / ledger.FILE_NAME
-    return ledger.read(path) if path.exists() else ()
+    return ledger.read(path) if os.path.lexists(path) else ()
 
 
 def read_config(folder: Path) -> StudyConfig:
