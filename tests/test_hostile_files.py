@@ -22,6 +22,7 @@ from costmodel.config import cli
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.user_files import MOST_LEVELS
 from costmodel.errors import UserError
+from nas.conversion.huggingface import _require_files_of_its_own
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import given_encoder, kept_tokenizer
@@ -215,6 +216,14 @@ def test_hostile_text_is_refused(tmp_path, name, kind):
     place(tmp_path / name, kind, {})
     with pytest.raises(UserError):
         open_source(str(tmp_path / name.partition("/")[0]))
+
+
+@pytest.mark.needs_hf
+@pytest.mark.parametrize("files", [{"a": "../b.safetensors"}, {"a": "/dev/zero"}, {"a": 3}, [], None])
+def test_the_list_of_a_checkpoint_names_only_files_beside_it(tmp_path, files):
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(UserError, match="`weight_map` of .* must map weights to files beside it"):
+        _require_files_of_its_own(str(tmp_path))
 
 
 def test_a_checkpoint_reads_no_file_outside_its_folder(tmp_path):
