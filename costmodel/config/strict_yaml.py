@@ -1,7 +1,7 @@
 """Reads and writes strict YAML: keys are strings, none appears twice, and there are no anchors and aliases."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 
@@ -59,7 +59,7 @@ def load_mapping(path: Path) -> dict[str, Any]:
 
 def _check_events(text: str) -> None:
     """Refuse what makes a short text large (anchors) or deep, before anything is made of it."""
-    level = 0
+    level, event = 0, cast(Any, None)
     for event in yaml.parse(text, Loader=yaml.CSafeLoader):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         problem = f"lists and mappings are nested more than {MOST_LEVELS} deep" if level > MOST_LEVELS else ""

@@ -7,8 +7,9 @@ import json
 import os
 import stat
 from collections.abc import Iterable
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from costmodel.errors import UserError
 
@@ -22,7 +23,7 @@ _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", 
 _UNSIZED = 1 << 16  # bytes that are read of a file whose size the system does not tell, as under /proc
 
 
-def open_file(path: Path, most: int) -> BinaryIO:
+def open_file(path: Path, most: int) -> BufferedReader:
     """Open a regular file to read its bytes. A UserError is raised for another kind, or more than `most` bytes."""
     try:
         # a pipe that nobody writes to must not block

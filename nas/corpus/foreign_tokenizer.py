@@ -71,9 +71,8 @@ def _growth(part: Any) -> float:
         if name in part:
             return min(float("inf"), prod(map(_growth, part[name]), start=1.0))
     if part["type"] == "Replace":
-        (kind, pattern), made = *part["pattern"].items(), len(part["content"])
-        # an expression may match between all characters
-        return max(1, made / len(pattern)) if kind == "String" and pattern else 1 + made
+        found, made = part["pattern"].get("String"), len(part["content"])
+        return max(1.0, made / len(found)) if found else 1.0 + made  # an expression may match between all characters
     if part["type"] == "Precompiled":  # the texts follow the table of characters, whose size comes first
         charsmap = base64.b64decode(part["precompiled_charsmap"])
         texts = charsmap[4 + int.from_bytes(charsmap[:4], "little") :].split(b"\0")

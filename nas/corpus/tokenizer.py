@@ -95,12 +95,13 @@ def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
 
     Raises UserError if a file cannot be read or the configuration is damaged.
     """
-    path, end = folder / TOKENIZER_CONFIG_FILE, END_OF_TEXT
+    path = folder / TOKENIZER_CONFIG_FILE
+    end: Any = END_OF_TEXT
     if path.is_file():
         rule = f"must name the `eos_token` of {TOKENIZER_FILE} beside it"
         data = read_json(path, rule)
-        end = data.get("eos_token") if isinstance(data, dict) else None
-        end = end.get("content") if isinstance(end, dict) else end  # in some models of transformers it is a mapping
+        eos = data.get("eos_token") if isinstance(data, dict) else None
+        end = eos.get("content") if isinstance(eos, dict) else eos  # in some models of transformers it is a mapping
         if not isinstance(end, str):
             raise UserError(f"{path} {rule}; restore it.")
     return GivenTokenizer(name=name, json=read_text(folder / TOKENIZER_FILE, MOST_JSON), end_of_text=end)
