@@ -44,11 +44,16 @@ def bomb(levels: int = 12) -> str:
     return "\n".join(["a0: &a0 [x, x, x, x, x, x, x, x, x]", *lines])
 
 
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
 NODES: dict[str, Callable[[Path], object]] = {  # what is no regular file, or too large a one
     "fifo": os.mkfifo,
     "endless device": lambda path: path.symlink_to("/dev/zero"),
     "folder": Path.mkdir,
-    "sparse terabyte": lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+    "sparse terabyte": sparse,
     "link to itself": lambda path: path.symlink_to(path),
 }
 YAMLS = {

@@ -1,5 +1,6 @@
 """Reads and writes strict YAML: keys are strings, none appears twice, and there are no anchors and aliases."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,8 +60,8 @@ def load_mapping(path: Path) -> dict[str, Any]:
 
 def _check_events(text: str) -> None:
     """Refuse what makes a short text large (anchors) or deep, before anything is made of it."""
-    level, event = 0, cast(Any, None)
-    for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+    level, events = 0, cast(Iterator[Any], yaml.parse(text, Loader=yaml.CSafeLoader))
+    for event in events:
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         problem = f"lists and mappings are nested more than {MOST_LEVELS} deep" if level > MOST_LEVELS else ""
         if getattr(event, "anchor", None) is not None:
