@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # On two cores, the tests of a group in one process (`GROUPS` in tests/conftest.py).
 PYTEST := $(BIN)/python -m pytest -n 2 --durations 60 --junitxml build/tests.xml
 
-.PHONY: setup search test tests test-all check docs
+.PHONY: setup search test tests test-all check docs lock
 
 setup: $(VENV)/.installed
 
@@ -43,3 +43,14 @@ tests: $(VENV)/.installed-dev
 
 test-all: check docs
 	$(PYTEST) -m 'not gpu' --hypothesis-profile thorough
+
+# Every package of '.[dev]' and CrypTen, with hashes, for Linux on x86_64 and Python 3.11 (SECURITY.md).
+LOCK := build/uv/bin/uv pip compile --quiet --no-config --no-header --no-annotate --generate-hashes \
+	--python-version 3.11.7 --python-platform x86_64-manylinux_2_28
+
+lock:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install --quiet uv
+	echo "# made by \`make lock\`" > requirements.lock
+	$(LOCK) --extra dev pyproject.toml >> requirements.lock
+	echo crypten==0.4.1 | $(LOCK) --no-deps - >> requirements.lock

@@ -11,9 +11,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-
 from costmodel.config import cli
+from costmodel.config.console import Console
 from costmodel.config.schema import decode
 from costmodel.errors import UnpricedOpError, UserError
 from nas.api import Study, load_run

@@ -14,10 +14,10 @@ from types import FrameType
 from typing import Literal
 
 import torch
-from rich.console import Console
 
 from costmodel.config import cli
 from costmodel.config.bugs import bugs_reported
+from costmodel.config.console import Console
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.units import format_seconds

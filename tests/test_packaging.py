@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from costmodel.engine.runtimes import CRYPTEN_VERSION
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -24,6 +28,18 @@ _PATH = re.compile(r"[\w.*-]+(?:/[\w.*-]+)*/?")
 _MODULE = re.compile(rf"\b(?<![/.])(?:{'|'.join(PACKAGES)})(?:\.[a-z_]\w*)+\b(?![/(])")
 _NAME_IN_FILE = re.compile(r"`([A-Za-z_]\w*)`\s+in\s+`([\w/]+\.py)`")
 _MAP_LINE = re.compile(r"^\| `([^`]+)/` \|", flags=re.MULTILINE)
+
+
+def test_the_lock_has_a_hash_and_a_fitting_version_of_every_dependency():
+    text = (ROOT / "requirements.lock").read_text()
+    entries = re.findall(r"^([\w.-]+)==(\S+)((?: \\\n    --hash=sha256:[0-9a-f]{64})+)$", text, re.MULTILINE)
+    assert "".join(f"{name}=={version}{hashes}\n" for name, version, hashes in entries) == text.partition("\n")[2]
+    locked = {canonicalize_name(name): version for name, version, _ in entries}
+    extras = PROJECT["optional-dependencies"]
+    asked = [*PROJECT["dependencies"], *(each for name in extras if name != "eval" for each in extras[name])]
+    for requirement in map(Requirement, (*asked, f"crypten=={CRYPTEN_VERSION}")):
+        if requirement.name != PROJECT["name"]:
+            assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
 
 
 def entry_point(name: str):

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from costmodel import ops
 from costmodel.config.schema import decode
+from costmodel.config.user_files import MOST_JSON, plain_json, read_bytes
 from costmodel.engine import spu
 from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, OnScores, Op
@@ -196,17 +197,14 @@ def saved(path: Path) -> tuple[Timing, ...]:
 
     A UserError that names file and line is raised for a line that is not a timing.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    lines = read_bytes(path, MOST_JSON).splitlines(keepends=True) if path.exists() else []
     return tuple(
         _timing(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.endswith(b"\n")
     )
 
 
 def _timing(line: bytes, where: str) -> Timing:
-    try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
-        raise UserError(f"{where} must be JSON; delete the line to measure what it held again.") from None
+    data = plain_json(line, f"{where} must be JSON (delete the line to measure what it held again)")
     return decode(Timing, data, where)
 
 

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import Progress, TimeElapsedColumn
 
 from costmodel.calibration.microbenchmark import Series, Timing, measure, save, saved
+from costmodel.config.console import Console
 from costmodel.config.units import format_seconds
 from costmodel.engine.assignment import CRYPTEN
 from costmodel.engine.runtimes import INSTALL, check_installed

@@ -5,8 +5,9 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
+
+from costmodel.config.console import Console
 
 PIPE_WIDTH = 160  # columns of a table that is not printed to a terminal
 

@@ -14,6 +14,7 @@ import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentError
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
 from functools import partial
 from itertools import pairwise
@@ -26,6 +27,7 @@ from jsonargparse import ArgumentParser, Namespace, auto_cli
 from costmodel.config.bugs import BugError, report_bug
 from costmodel.config.former_names import REMOVED, present_name, present_value, with_present_names
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.visible import visible_stream
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 Command: TypeAlias = Callable[..., int | None]
@@ -126,6 +128,11 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before this process began
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    with redirect_stdout(visible_stream(sys.stdout)), redirect_stderr(visible_stream(sys.stderr)):
+        return _guarded(action, debug)
+
+
+def _guarded(action: Callable[[], int | None], debug: bool) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -141,7 +148,7 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
         is_usage = isinstance(error, ArgumentError | UserError)
         return _say(str(error), INFEASIBLE if isinstance(error, InfeasibleError) else USAGE if is_usage else STOPPED)
     except MemoryError as error:
-        return _say(f"out of memory: {error or 'a smaller model, space or sequence takes less'}", STOPPED)
+        return _say(f"out of memory: {str(error) or 'a smaller model, space or sequence takes less'}", STOPPED)
     except Exception as error:
         if debug:
             raise
@@ -227,7 +234,7 @@ def _hyphened(text: str) -> str:
 
 
 def _say(message: str, code: int) -> int:
-    text = " ".join(message.replace("\0", "\\0").split())
+    text = " ".join(message.split())
     if len(text) > MAX_LINE:
         text = f"{text[: MAX_LINE // 2]} ... {text[-MAX_LINE // 2 :]}"
     print("error:", text, file=sys.stderr)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from costmodel import ops
+from costmodel.config.user_files import MOST_YAML, read_bytes
 from costmodel.cost import Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
@@ -155,7 +156,7 @@ def load(
         protocol=protocol,
         network=link.name,
         cost_model_id=cost_model_id(
-            path.read_bytes(),
+            read_bytes(path, MOST_YAML),
             protocol,
             *(link.bandwidth_bits_per_s, link.rtt_s),
             *(setting.ring_bits, setting.fraction_bits, setting.weights),

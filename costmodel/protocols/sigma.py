@@ -23,6 +23,7 @@ from typing import Literal, get_args
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.user_files import MOST_YAML, read_bytes
 from costmodel.errors import UserError
 from costmodel.network import Network, load_network
 from costmodel.ops import KeyValueCache, Node, Op
@@ -177,7 +178,7 @@ def load(
     return Sigma(
         network=link.name,
         cost_model_id=cost_model_id(
-            path.read_bytes(),
+            read_bytes(path, MOST_YAML),
             *("sigma", link.bandwidth_bits_per_s, link.rtt_s, link.duplex),
             *(chosen.ring_bits, chosen.fraction_bits),
         ),

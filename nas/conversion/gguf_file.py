@@ -24,6 +24,7 @@ from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_layout import from_theirs, their_names
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
+from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE
 from search_spaces.architecture import Architecture
 from search_spaces.checkpoints.checkpoint import read_config, read_foreign
@@ -126,7 +127,8 @@ def _tokenizer(path: str) -> GivenTokenizer:
     values, beside = read_head(path)[0].values, Path(path).parent / TOKENIZER_FILE
     what = f"the tokenizer {'beside' if beside.is_file() else 'in'} {path!r} must be one"
     load = partial(Tokenizer.from_file, str(beside)) if beside.is_file() else partial(_from_metadata, path, values)
-    tokenizer = read_foreign(what, load)
+    with tokenizing(f"the tokenizer of {path!r}"):
+        tokenizer = read_foreign(what, load)
     end_of_text = tokenizer.id_to_token(values.get("tokenizer.ggml.eos_token_id", 2**32 - 1)) or END_OF_TEXT
     return GivenTokenizer(name=Path(path).name, json=tokenizer.to_str(), end_of_text=end_of_text)
 

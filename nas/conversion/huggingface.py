@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 
 from costmodel.config.schema import decode
+from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_layout import from_theirs, to_theirs
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
+from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE, kept_tokenizer
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.checkpoints.checkpoint import (
@@ -38,6 +40,7 @@ def load_pretrained(path: str) -> Pretrained:
     """
     config, architecture = _read_config(path)
     require_memory(architecture, path)  # before a model of any size is made
+    _require_files_of_its_own(path)
     load = _transformers().AutoModelForCausalLM.from_pretrained
     model, info = read_foreign(
         what_is_asked(path), lambda: load(path, config=config, output_loading_info=True, trust_remote_code=False)
@@ -56,6 +59,15 @@ def load_pretrained(path: str) -> Pretrained:
         weights = from_theirs(family_of(config, path), architecture, state)
     copies = {name: value.float().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
     return Pretrained(architecture, copies, _tokenizer(path))
+
+
+def _require_files_of_its_own(path: str) -> None:
+    """Raise UserError if a list of the weights' files names one outside the folder."""
+    for index in Path(path).glob("*.index.json"):
+        data = read_json(index)
+        files = data.get("weight_map") if isinstance(data, dict) else None
+        if not isinstance(files, dict) or any(not isinstance(n, str) or Path(n).name != n for n in files.values()):
+            raise UserError(f"`weight_map` of {index} must map weights to files beside it; get the checkpoint again.")
 
 
 def read_pretrained_architecture(path: str) -> Architecture:
@@ -78,8 +90,9 @@ def _read_config(path: str) -> tuple[Any, Architecture]:
 def _tokenizer(path: str) -> GivenTokenizer | None:
     """Return the tokenizer that comes with the weights; None if there is none that the package tokenizers can run."""
     try:
-        theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
-    except Exception as error:
+        with tokenizing(f"the tokenizer of {path!r}"):
+            theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
+    except UserError as error:
         if not Path(path, TOKENIZER_FILE).is_file():  # there is none, or one in another form
             return None
         reason = " ".join(str(error).split())

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
@@ -145,10 +146,10 @@ def _checksums(folder: Path) -> dict[str, str]:
     path = folder / CHECKSUMS_FILE
     if not path.is_file():
         return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} must hold the SHA-256 of the files beside it, but: {error}.") from None
+    sums = read_json(path, rule := "must hold the SHA-256 of the files beside it")
+    if not isinstance(sums, dict) or any(Path(name).name != name or type(sums[name]) is not str for name in sums):
+        raise UserError(f"{path} {rule} by their names; restore it.")
+    return sums
 
 
 def _sha256(path: Path) -> str:

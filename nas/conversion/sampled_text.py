@@ -15,6 +15,7 @@ from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import Batch, Document, DocumentSource, GivenTokenizer, Split, Stream, fingerprint
+from nas.corpus.foreign_tokenizer import read_foreign_tokenizer, tokenizing
 from nas.model.decoder import Decoder
 from nas.model.sampling import sampled
 from nas.model.weights import load_deployed
@@ -95,7 +96,8 @@ def _batches(
     model = Decoder(parent.architecture)
     load_deployed(model, parent.weights)
     model = model.requires_grad_(False).eval().to(device)
-    tokenizer, length = Tokenizer.from_str(parent.tokenizer.json), min(LONGEST, parent.architecture.context)
+    tokenizer = read_foreign_tokenizer(parent.tokenizer.json, "the tokenizer of the parent")
+    length = min(LONGEST, parent.architecture.context)
     made, number = position or [0, 0]
     while made < tokens:
         drawn = sampled(
@@ -106,7 +108,8 @@ def _batches(
             temperature=settings.temperature,
             generator=torch.Generator().manual_seed(int(fingerprint([settings.seed, split, number])[:15], 16)),
         )
-        texts = [_text(row, tokenizer, parent.tokenizer) for row in drawn.tolist()]
+        with tokenizing("the tokenizer of the parent"):
+            texts = [_text(row, tokenizer, parent.tokenizer) for row in drawn.tolist()]
         made, number = made + sum(count for _, count in texts), number + 1
         names = (f"{split}-{number}-{place}" for place in range(BATCH))
         documents = [Document(split, text, name) for name, (text, _) in zip(names, texts, strict=True) if text]

@@ -23,6 +23,7 @@ from tokenizers import __version__ as tokenizers_version
 
 from costmodel.config.bugs import default_cache_dir, require_writable_cache
 from costmodel.config.schema import decode
+from costmodel.config.user_files import MOST_JSON, read_json, read_text
 from costmodel.errors import UserError
 from nas.corpus import token_files
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
@@ -177,7 +178,7 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
     """Open a cache entry, whole or up to a level. Raises UserError if it is missing or torn."""
     path = folder / _facts_file(level)
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        facts = read_json(path)
         corpus = decode(Corpus, {**facts, "folder": str(folder)}, str(path))
         for split, length in corpus.lengths.items():
             least = length * id_type(corpus.vocab_size).itemsize
@@ -185,7 +186,7 @@ def open_corpus(folder: Path, level: int | None = None) -> Corpus:
                 raise UserError(f"{path} must have {least} bytes, but has {size}.")
     except UserError:
         raise
-    except (OSError, ValueError, TypeError, RecursionError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise UserError(f"{folder} is not a complete corpus: {error}.") from None
     return corpus
 
@@ -256,7 +257,7 @@ def _anew_if_torn(entry: Path, read: Callable[[], T]) -> T | None:
 def _trained_tokenizer(entry: Path, source: DocumentSource, vocab_size: int) -> str:
     path = entry / TOKENIZER_FILE
     if path.exists():
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MOST_JSON)
     _log.info(f"training a tokenizer of at most {vocab_size:,} tokens on {source.name}")
     text = train_tokenizer(source, vocab_size)
     replace_file(path, text)

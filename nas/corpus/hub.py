@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from costmodel.config.user_files import MOST_JSON, read_text
 from costmodel.errors import UserError
 from nas.corpus.documents import Batch, Document, Split, Stream, in_batches
 
@@ -71,9 +72,9 @@ def hub_file(repository: Repository, file: str) -> str:
 
     def read() -> str:
         if os.path.isdir(repository.name):
-            return (Path(repository.name) / file).read_text(encoding="utf-8")
+            return read_text(Path(repository.name) / file, MOST_JSON)
         path = hf_hub_download(repository.name, file, revision=repository.revision)
-        return Path(path).read_text(encoding="utf-8")
+        return read_text(Path(path), MOST_JSON)
 
     return _reached(f"{repository.name}/{file}", repository.remedy, read)
 

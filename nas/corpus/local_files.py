@@ -6,7 +6,6 @@ validation text is trained on.
 """
 
 import hashlib
-import json
 import os
 import sysconfig
 import warnings
@@ -15,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from costmodel.config.user_files import MOST_LINE, MOST_ROWS, MOST_TEXT, open_file, plain_json, read_bytes
 from costmodel.errors import UserError
 from nas.corpus.documents import (
     VALIDATION_SHARE,
@@ -44,8 +44,10 @@ def jsonl_texts(path: Path) -> Iterator[str]:
     Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
     """
     try:
-        with path.open("rb") as file:  # lines end with \\n only: JSON strings may contain U+2028
-            for number, line in enumerate(file, 1):
+        with open_file(path, MOST_ROWS) as file:  # lines end with \\n only: JSON strings may contain U+2028
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
+                if len(line) == MOST_LINE:
+                    raise UserError(f"{path}, line {number} must have less than {MOST_LINE:,} bytes.")
                 if line.strip():
                     yield _text_of(line, path, number)
     except OSError as error:
@@ -54,12 +56,9 @@ def jsonl_texts(path: Path) -> Iterator[str]:
 
 def _text_of(line: bytes, path: Path, number: int) -> str:
     try:
-        row = json.loads(line.decode("utf-8"))
+        row = plain_json(line.decode("utf-8"), f"{path}, line {number} must be a JSON object")
     except UnicodeDecodeError:
         raise UserError(f"{path} must be text in UTF-8, but line {number} holds other bytes.") from None
-    except (ValueError, RecursionError) as error:
-        problem = getattr(error, "msg", error)
-        raise UserError(f"{path}, line {number} must be a JSON object, but cannot be parsed: {problem}.") from None
     texts = [row[field] for field in TEXT_FIELDS if field in row] if isinstance(row, dict) else []
     if not texts or not isinstance(texts[0], str):
         raise UserError(f"{path}, line {number} must be a JSON object with a text in {NAMED}.")
@@ -180,7 +179,7 @@ def file_stream(files: Sequence[File], split: Split | None) -> Stream:
 def digest(path: Path) -> str:
     """Return the hexadecimal SHA-256 of a file that may not fit in memory."""
     try:
-        with path.open("rb") as file:
+        with open_file(path, MOST_ROWS) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}.") from None
@@ -244,10 +243,7 @@ def _cut_file(path: Path, relative: str) -> File:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+    return read_bytes(path, MOST_TEXT)
 
 
 def _decoded(path: Path) -> str:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from costmodel.config.schema import decode
+from costmodel.config.user_files import read_json
+from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.ngrams import NgramBaseline, kneser_ney
 from nas.corpus.sequences import epoch_order, gather, held_out_targets, mean_loss, num_sequences
@@ -54,8 +56,8 @@ def ngram_baseline(
     drawn = counted if counted == count else f"{counted}-of-seed-{seed}"
     name = f"ngrams-{FORMAT}-{corpus.fingerprint}-{seq_len}-{drawn}-{len(held_out.indices)}"
     path = Path(corpus.folder) / f"{name}{'' if second is None else f'-{second.fingerprint}'}.json"
-    with suppress(OSError, ValueError, RecursionError):  # missing or damaged
-        return decode(NgramBaseline, json.loads(path.read_text(encoding="utf-8")), str(path))
+    with suppress(UserError):  # missing or damaged
+        return decode(NgramBaseline, read_json(path), str(path))
     _log.info(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
     train, targets = gather(corpus, "train", order, seq_len), gather(scored, "validation", held_out.indices, seq_len)

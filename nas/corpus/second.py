@@ -19,6 +19,7 @@ import numpy as np
 
 from costmodel.config.bugs import default_cache_dir, require_writable_cache
 from costmodel.config.schema import decode
+from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
 from nas.corpus.documents import Document, DocumentSource, fingerprint
@@ -68,7 +69,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
     key = hashlib.sha256(json.dumps([1, first.fingerprint, source.fingerprint]).encode() + parent).hexdigest()[:16]
     entry = default_cache_dir() / f"second-{key}"
     with suppress(OSError, ValueError):  # missing or damaged
-        held_out = decode(HeldOut, json.loads((entry / "held-out.json").read_text(encoding="utf-8")), str(entry))
+        held_out = decode(HeldOut, read_json(entry / "held-out.json"), str(entry))
         return _beside(first, data, key, entry, held_out)
     kept = _without_copies(data, source.documents, first, of_parent)
     encoder = given_encoder(kept_tokenizer(Path(first.folder), "first"), None, first.chunk_len)

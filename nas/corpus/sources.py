@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
 from costmodel.errors import UserError
 from nas.corpus import local_files, sentencepiece
 from nas.corpus.documents import DocumentSource, GivenTokenizer, Split, Stream, fingerprint
@@ -125,12 +126,11 @@ def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource
         path = folder / corpus.tokenizer_file
         try:
             if path.suffix == ".model":
-                return sentencepiece.to_json(path.read_bytes())
-            return path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"data {data!r} must hold the tokenizer {path}: {error.strerror}.") from None
-        except ValueError as error:
-            raise UserError(f"{path} must be a tokenizer: {error}") from None
+                return sentencepiece.to_json(read_bytes(path, MOST_JSON))
+            return read_text(path, MOST_JSON)
+        except UserError as error:
+            reason = str(error).removeprefix(f"{path} cannot be read: ")
+            raise UserError(f"data {data!r} must hold the tokenizer {path}: {reason}") from None
 
     return _paper_source(data, corpus, streams, manifests, read_tokenizer)
 

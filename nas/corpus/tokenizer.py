@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from costmodel.config.user_files import MOST_JSON, read_json, read_text
 from costmodel.errors import UserError
 from nas.corpus.documents import DocumentSource, GivenTokenizer, texts
+from nas.corpus.foreign_tokenizer import read_foreign_tokenizer, tokenizing
 from nas.storage import replace_file
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -47,9 +49,10 @@ class Encoder:
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger[Any]]]:
         """Return the token ids of each document."""
         pieces = [_pieces(text) for text in documents]
-        encodings = iter(
-            self.tokenizer.encode_batch([piece for document in pieces for piece in document], add_special_tokens=False)
-        )
+        with tokenizing(f"the tokenizer {self.name}"):
+            encodings = iter(
+                self.tokenizer.encode_batch([piece for parts in pieces for piece in parts], add_special_tokens=False)
+            )
         return [self._cut([token for _ in document for token in next(encodings).ids]) for document in pieces]
 
     def _cut(self, ids: list[int]) -> NDArray[np.unsignedinteger[Any]]:
@@ -61,10 +64,7 @@ class Encoder:
 
 def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | None) -> Encoder:
     """Build an encoder. Raises UserError if the tokenizer is damaged, too large or lacks the end of text."""
-    try:
-        tokenizer = Tokenizer.from_str(given.json)
-    except Exception as error:  # the package raises plain Exception
-        raise UserError(f"the tokenizer of {given.name} must be a whole tokenizer.json, but: {error}.") from None
+    tokenizer = read_foreign_tokenizer(given.json, f"the tokenizer of {given.name}")
     tokenizer.no_truncation()  # saved if a call with `max_length` came before save_pretrained
     tokenizer.no_padding()
     size = tokenizer.get_vocab_size()
@@ -93,16 +93,18 @@ def write_tokenizer(folder: Path, json_text: str, end_of_text: str) -> None:
 def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
     """Read the tokenizer in a folder; without a configuration, its end of text is END_OF_TEXT.
 
-    Raises OSError, or UserError if the configuration is damaged.
+    Raises UserError if a file cannot be read or the configuration is damaged.
     """
-    path, end = folder / TOKENIZER_CONFIG_FILE, END_OF_TEXT
+    path = folder / TOKENIZER_CONFIG_FILE
+    end: Any = END_OF_TEXT
     if path.is_file():
-        try:
-            eos = json.loads(path.read_text(encoding="utf-8"))["eos_token"]
-            end = eos if isinstance(eos, str) else str(eos["content"])  # in some models of transformers it is a mapping
-        except (ValueError, LookupError, TypeError):
-            raise UserError(f"{path} must name the `eos_token` of {TOKENIZER_FILE} beside it; restore it.") from None
-    return GivenTokenizer(name=name, json=(folder / TOKENIZER_FILE).read_text(encoding="utf-8"), end_of_text=end)
+        rule = f"must name the `eos_token` of {TOKENIZER_FILE} beside it"
+        data = read_json(path, rule)
+        eos = data.get("eos_token") if isinstance(data, dict) else None
+        end = eos.get("content") if isinstance(eos, dict) else eos  # in some models of transformers it is a mapping
+        if not isinstance(end, str):
+            raise UserError(f"{path} {rule}; restore it.")
+    return GivenTokenizer(name=name, json=read_text(folder / TOKENIZER_FILE, MOST_JSON), end_of_text=end)
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from costmodel.errors import UserError
 from nas.corpus.documents import GivenTokenizer
+from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import Encoder, given_encoder
 
 
@@ -21,7 +22,8 @@ class Prompt:
 
     def decoded(self, ids: list[int]) -> str:
         """Return the text of tokens; bytes that are not a whole character are replaced."""
-        return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
+        with tokenizing(f"the tokenizer {self.encoder.name}"):
+            return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, new_tokens: int) -> Prompt:
@@ -33,10 +35,11 @@ def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, ne
     encoder = given_encoder(tokenizer, None, None)
     unknown = getattr(encoder.tokenizer.model, "unk_token", None)
     unknown_id = None if unknown is None else encoder.tokenizer.token_to_id(unknown)
-    ids_of = {each: encoder.tokenizer.encode(each, add_special_tokens=False).ids for each in dict.fromkeys(text)}
+    with tokenizing(f"the tokenizer {encoder.name}"):
+        ids_of = {each: encoder.tokenizer.encode(each, add_special_tokens=False).ids for each in dict.fromkeys(text)}
+        ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids)
     if lacking := [repr(character) for character, its in ids_of.items() if not its or unknown_id in its]:
         raise UserError(f"--prompt must be in what the model's tokenizer knows, but that lacks {', '.join(lacking)}.")
-    ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids)
     if len(ids) + new_tokens > context:
         raise UserError(
             f"the prompt and the new tokens must fit into the context of {context} tokens, but they are {len(ids)} + "

@@ -19,6 +19,8 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+plt.rcParams["text.parse_math"] = False  # a dollar in a name begins no formula
+
 TITLE_WIDTH = 170  # characters per line
 ERRORS = "± two standard errors over seeds and files"
 LABELLED = 12  # front members named in the legend; the rest are in pareto.csv

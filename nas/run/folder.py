@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from costmodel.config.former_names import REMOVED, with_present_names
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.user_files import MOST_YAML, read_json, read_text
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
@@ -166,7 +166,7 @@ def write_config(folder: Path, config: StudyConfig) -> None:
     for setting, protocol in product(KEPT_FILES, config.protocols):
         given, name = _given(config, setting, protocol)
         if given is not None and given.endswith((".yaml", ".yml")) and not (folder / name).exists():
-            replace_file(folder / name, Path(given).read_bytes().decode("utf-8"))
+            replace_file(folder / name, read_text(Path(given), MOST_YAML))
     replace_file(folder / CONFIG_FILE, dump(asdict(config)))
 
 
@@ -229,7 +229,7 @@ def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, 
 def read_ledger(folder: Path) -> tuple[Record, ...]:
     """Read the records of a run, none if no trial has started; a torn last line is dropped with a warning."""
     path = folder / ledger.FILE_NAME
-    return ledger.read(path) if path.exists() else ()
+    return ledger.read(path) if os.path.lexists(path) else ()
 
 
 def read_config(folder: Path) -> StudyConfig:
@@ -247,10 +247,7 @@ def write_meta(folder: Path, meta: Meta) -> None:
 def read_meta(folder: Path) -> Meta:
     """Read the meta. Raises UserError, naming the file, if it is missing or damaged."""
     path = folder / "meta.json"
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path} must be the JSON a run writes at its start, but: {error}") from None
+    data = read_json(path, "must be the JSON that a run writes at its start")
     return decode(Meta, with_present_names(data) if isinstance(data, dict) else data, str(path))
 
 

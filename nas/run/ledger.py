@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from costmodel.config.former_names import with_present_names
 from costmodel.config.schema import decode
+from costmodel.config.user_files import plain_json, read_bytes
 from costmodel.cost import Costs, Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
@@ -26,6 +27,7 @@ from search_spaces.deployed import deployed
 from search_spaces.notation import parse, parse_deployed
 
 FILE_NAME = "trials.jsonl"
+MOST_LEDGER = 1_000_000_000  # bytes; a record has 2 kB
 NO_COLUMNS = ("versions", "documents", "second_documents", "also", "predicted_also")  # not columns of a table
 
 Event = Literal["proposed", "started", "rung", "finished"]
@@ -169,16 +171,10 @@ def read(path: Path) -> tuple[Record, ...]:
     another schema.
     """
     records: list[Record] = []
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except OSError as error:
-        raise UserError(f"{path} must be the ledger of a run, but cannot be read: {error.strerror}.") from None
+    lines = read_bytes(path, MOST_LEDGER).split(b"\n")
     torn = lines.pop()  # the text after the last newline: empty unless a write was cut off
     for number, line in enumerate(lines, 1):
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{path}, line {number} must be a JSON record, but cannot be parsed: {error}.") from None
+        data = plain_json(line, f"{path}, line {number} must be a JSON record")
         if isinstance(data, dict):
             data.pop("is_known", None)  # a field of earlier versions
             data = with_present_names(data)
@@ -192,7 +188,7 @@ def read(path: Path) -> tuple[Record, ...]:
 def recover(path: Path) -> tuple[Record, ...]:
     """Read as `read` does, and cut a torn last line off the file, so that appending is safe."""
     records = read(path)
-    data = path.read_bytes()
+    data = read_bytes(path, MOST_LEDGER)
     if not data.endswith(b"\n"):
         os.truncate(path, data.rfind(b"\n") + 1)
     return records

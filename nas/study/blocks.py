@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
+from costmodel.config.user_files import MOST_YAML, read_text
 from nas.report.progress import share_progress
 from nas.storage import replace_file
 from nas.study.resolve import ResolvedStudy, device_of
@@ -28,7 +29,7 @@ def study_blocks(
         return None
     path = study.folder / BLOCKS_FILE
     if path.exists():
-        return from_csv(path.read_text(encoding="utf-8"), str(path))
+        return from_csv(read_text(path, MOST_YAML), str(path))
     settings, keep = settings_of(recipe), bool(recipe.distillation and recipe.distillation.blockwise_tokens)
     with share_progress(console, "scoring the blocks of the parent") as on_progress:
 

@@ -1,7 +1,9 @@
 """Starts Ray or connects to a cluster, and lists its nodes."""
 
+import atexit
 import logging
 import os
+import shutil
 import signal
 import socket
 import tempfile
@@ -34,7 +36,7 @@ QUIET_ENV = {
 REACHED_WITHIN_S = 10.0
 SLOW = "timed out"  # in the text of Ray's error if its processes do not start within its 30 s
 STARTS = 10
-MOST_TEMPORARY = 38  # characters; Ray appends up to 68, and a socket's path may have 107
+MOST_TEMPORARY = 29  # characters; our folder and Ray append up to 77, and a socket's path may have 107
 OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would reserve 30 % of the memory
 
 
@@ -90,8 +92,8 @@ def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> N
         _check_reachable(address)
     # The only switch that makes Ray bind to loopback alone on Linux; it is not public.
     ray_constants.ENABLE_RAY_CLUSTER = address is not None
-    if address is None and (own := _short_folder(tempfile.gettempdir())) is not None:
-        local["_temp_dir"] = own
+    if address is None:
+        local["_temp_dir"] = _own_folder(tempfile.gettempdir())
     for num_left in reversed(range(STARTS)):
         try:
             ray.init(
@@ -110,10 +112,12 @@ def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> N
             _log.info("waiting for Ray, whose processes take long to start on this busy machine; starting them again")
 
 
-def _short_folder(temporary: str) -> str | None:
-    """Make a folder for Ray's sockets, whose paths must be short and ASCII; None if the system's folder will do."""
-    is_short = temporary.isascii() and len(temporary) <= MOST_TEMPORARY
-    return None if is_short or not os.access("/tmp", os.W_OK) else tempfile.mkdtemp(prefix="nas-", dir="/tmp")
+def _own_folder(temporary: str) -> str:
+    """Make a folder of mode 0700 for Ray's sockets and logs, which is removed at exit; its path is short and ASCII."""
+    is_short = (temporary.isascii() and len(temporary) <= MOST_TEMPORARY) or not os.access("/tmp", os.W_OK)
+    folder = tempfile.mkdtemp(prefix="nas-", dir=temporary if is_short else "/tmp")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _check_reachable(address: str) -> None:

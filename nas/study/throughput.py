@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from costmodel.config.bugs import default_cache_dir
+from costmodel.config.user_files import read_json
 from costmodel.errors import StoppedError
 from nas.corpus.corpus import Corpus
 from nas.corpus.held_out import HeldOut
@@ -124,7 +125,7 @@ def keep_rates(candidate: Candidate, card: str, rates: Mapping[int, float]) -> N
 
 def _kept() -> dict[str, dict[str, float]]:
     try:
-        kept = json.loads((default_cache_dir() / FILE_NAME).read_text(encoding="utf-8"))
+        kept = read_json(default_cache_dir() / FILE_NAME)
     except (OSError, ValueError):
         return {}
     return kept if isinstance(kept, dict) else {}

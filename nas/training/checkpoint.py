@@ -21,6 +21,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from nas.storage import write_through
 from nas.training.divergence import WINDOW
@@ -110,7 +111,7 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
     for folder in _by_age(trial):
         try:
             checkpoint = _read(folder)
-        except (OSError, KeyError, TypeError, ValueError, RecursionError, SafetensorError) as error:
+        except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             warnings.warn(f"checkpoint {folder} is damaged and passed over: {error}", stacklevel=2)
             continue
         for key, value in (identity or {}).items():
@@ -129,11 +130,11 @@ def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _read(folder: Path) -> Checkpoint:
-    state = json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    state = read_json(folder / STATE_FILE)
     tensors = {}
-    for name, digest in state["sha256"].items():
+    for name in {WEIGHTS_FILE, OPTIMIZER_FILE} & state["sha256"].keys():  # never a path out of the folder
         raw = (folder / name).read_bytes()
-        if hashlib.sha256(raw).hexdigest() != digest:
+        if hashlib.sha256(raw).hexdigest() != state["sha256"][name]:
             raise UserError(f"{name} does not have the recorded SHA-256")
         tensors[name] = safetensors.torch.load(raw)
     given = {name: state[name] for name in ("step", "identity", "progress")} | {"device": state.get("device")}

@@ -3,7 +3,6 @@
 Only settings are read. Needs the extra `hf`, and `gguf` for a GGUF file, which are imported when a function is called.
 """
 
-import json
 import logging
 import os
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from costmodel.config.schema import decode
+from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture
 from search_spaces.checkpoints.gguf_head import gguf_settings, is_gguf
@@ -102,7 +102,7 @@ def _exported(name: str) -> Architecture | None:
     """Return the architecture of an export of this package; its code is not run."""
     path = Path(name) if Path(name).name == CONFIG_FILE else Path(name, CONFIG_FILE)
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = read_json(path)
     except (OSError, ValueError):
         return None
     if not isinstance(settings, dict) or settings.get("model_type") != OUR_TYPE:

@@ -1,6 +1,7 @@
 import os
 import socket
 from contextlib import nullcontext
+import stat
 
 import pytest
 import ray
@@ -114,13 +115,12 @@ def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, call
         run_trials(trials, RESOURCES)
 
 
-def test_ray_gets_a_short_folder_where_the_temporary_one_is_long_or_not_ascii():
-    assert ray_cluster._short_folder("/tmp") is None
-    for folder in ("/tmp/" + "long/" * 20, "/tmp/ö"):
-        own = ray_cluster._short_folder(folder)
-        assert own is not None
-        assert own.startswith("/tmp/nas-")
-        os.rmdir(own)
+@pytest.mark.parametrize("temporary", ["/tmp", "/tmp/" + "long/" * 20, "/tmp/ö"])
+def test_ray_gets_a_folder_of_its_own_whose_path_is_short_and_ascii(temporary):
+    own = ray_cluster._own_folder(temporary)
+    assert own.startswith("/tmp/nas-")
+    assert stat.S_IMODE(os.stat(own).st_mode) == 0o700
+    os.rmdir(own)
 
 
 def test_the_cache_stands_in_for_a_home_that_cannot_be_written_to(tmp_path, monkeypatch):

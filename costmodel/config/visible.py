@@ -1,0 +1,31 @@
+"""Shows control characters instead of sending them to a terminal, whoever wrote the text: a peer, a ledger, a model."""
+
+import re
+from typing import Any, TextIO, cast
+
+# C0 and C1 without tab and line feed, separators of lines, changes of direction, and half surrogate pairs
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return the text with its control characters escaped, such as `\\x1b`; line feeds and tabs stay."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class VisibleStream:
+    """A text stream that escapes control characters; `stream` takes the text."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(visible(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def visible_stream(stream: TextIO) -> TextIO:
+    """Return a stream that writes to another with control characters escaped."""
+    return cast(TextIO, VisibleStream(stream))
