@@ -59,10 +59,8 @@ def load_pretrained(path: str) -> Pretrained:
 
 
 def read_pretrained_architecture(path: str) -> Architecture:
-    """Return the architecture that `load_pretrained` loads. Raises UserError as it does for configuration and size."""
-    architecture = _read_config(path)[1]
-    require_memory(architecture, path)  # before a model of any size is made
-    return architecture
+    """Return the architecture that `load_pretrained` loads. Raises UserError as it does for the configuration."""
+    return _read_config(path)[1]
 
 
 def _read_config(path: str) -> tuple[Any, Architecture]:

@@ -87,7 +87,10 @@ def their_model(name: str, **changes: Any) -> Any:
     """A small model of a family, with every gain and bias drawn."""
     kind, settings = FAMILIES[name]
     torch.manual_seed(len(name))
-    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings, **changes})
+    make = getattr(transformers, f"{kind}Config")
+    known = make().to_dict()
+    sizes = {name: value for name, value in SIZES.items() if name in known}
+    config = make(**{**sizes, **settings, **changes})
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
