@@ -98,6 +98,10 @@ def read_foreign(what: str, load: Callable[[], Any]) -> Any:
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise UserError(f"{what} without code of its own, which is never run here; convert it first.") from None
+        if "weights_only" in str(error):
+            raise UserError(
+                f"{what} with weights alone, but a file holds other objects; save it as safetensors."
+            ) from None
         raise UserError(f"{what} that can be read, but: {' '.join(str(error).split()):.300}") from None
 
 

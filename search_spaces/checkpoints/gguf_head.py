@@ -70,7 +70,12 @@ def read_head(path: str) -> tuple[Settings, dict[str, Any]]:
     """Return the settings and tensors of a file by name."""
     if not Path(path).is_file():
         raise UserError(f"{path!r} must be a GGUF file, but there is none.")
-    return _read_at(path, Path(path).stat().st_mtime_ns)
+    settings, tensors = _read_at(path, Path(path).stat().st_mtime_ns)
+    if (parts := settings.values.get("split.count", 1)) > 1:
+        raise UserError(
+            f"{path!r} must be a whole model, but is one of {parts} parts; join them: llama-gguf-split --merge."
+        )
+    return settings, tensors
 
 
 @lru_cache(maxsize=1)
