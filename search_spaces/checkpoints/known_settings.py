@@ -13,7 +13,7 @@ LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 # Settings of positions, which `settings` reads if the family's configuration class has them.
 POSITIONS = frozenset(
     (
-        "layer_types", "max_window_layers", "no_rope_layer_interval", "no_rope_layers",
+        "layer_types", "no_rope_layer_interval", "no_rope_layers",
         "original_max_position_embeddings", "rope_local_base_freq", "sliding_window", "use_sliding_window",
     )
 )  # fmt: skip
@@ -45,6 +45,7 @@ HARMLESS = frozenset(
         "output_scores", "remove_invalid_values", "repetition_penalty", "return_dict_in_generate", "suppress_tokens",
         "temperature", "top_k", "top_p", "typical_p",
         "hidden_act", "hidden_activation",  # where transformers reads the other one
+        "max_window_layers",  # of which transformers makes `layer_types`, if at all
     )
 )  # fmt: skip
 
