@@ -193,8 +193,11 @@ class Study(StudyConfig):
     """
 
     def priced(self) -> PricedStudy:
-        """Return the whole space with its costs; nothing is trained or written. Raises UserError as `run` does."""
-        return price_study(self)
+        """Return the whole space with its costs, from the parent's settings alone; nothing is trained or written.
+
+        Raises UserError as `run` does, except for the parent's weights and tokenizer.
+        """
+        return price_study(self, reads_weights=False)
 
     def run(
         self,

@@ -1,7 +1,9 @@
-"""Free memory of the machine; glibc's allocator, which by default returns large tensors, so that new ones are slow."""
+"""Free memory and cores of the machine or container; glibc's allocator, which by default returns large tensors."""
 
 import ctypes
 import gc
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html
@@ -9,6 +11,7 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
 THRESHOLD_BYTES = 32 * 1024**2  # above a micro-batch's tensors; glibc's limit for mmap is HEAP_MAX_SIZE / 2
 KEPT_BYTES = 1024**3
 MEMINFO = Path("/proc/meminfo")
+CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")  # cgroups(7)
 
 
 def keep_freed_memory() -> None:
@@ -29,8 +32,42 @@ def release_freed_memory() -> None:
 
 
 def free_bytes() -> int | None:
-    """Return the memory that programs may still take, or None if the system does not say."""
-    if not MEMINFO.is_file():
-        return None
-    lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
-    return int(lines["MemAvailable"].split()[0]) * 1024
+    """Return the memory that programs may still take, in the machine and its containers; None if nothing is said."""
+    free = []
+    if MEMINFO.is_file():
+        lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
+        free.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    for group in _cgroups():
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            if (most := _numbers(group / limit)) and (now := _numbers(group / used)):
+                stat = group / "memory.stat"
+                lines = dict(line.split() for line in stat.read_text().splitlines()) if stat.is_file() else {}
+                files = int(lines.get("inactive_file", 0))  # which the system drops when memory is short
+                free.append(max(0, most[0] - now[0] + files))
+    return min(free, default=None)
+
+
+def num_cores() -> int:
+    """Return the cores that this process may use: those of its affinity, or of its containers' quotas, at least one."""
+    shares = [float(len(os.sched_getaffinity(0)))]
+    for group in _cgroups():
+        quotas = (_numbers(group / "cpu.max"), _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"))
+        shares += [quota[0] / quota[1] for quota in quotas if len(quota) == 2 and quota[0] > 0]
+    return max(1, int(min(shares)))
+
+
+def _cgroups() -> Iterator[Path]:
+    """Yield the folders of this process's control groups, of version 1 and 2, and of all that hold them."""
+    for line in OWN_CGROUPS.read_text().splitlines() if OWN_CGROUPS.is_file() else ():
+        controllers, path = line.split(":", 2)[1:]
+        root = CGROUPS / controllers if controllers else CGROUPS
+        own = root / path.lstrip("/")
+        yield from (folder for folder in (own, *own.parents) if folder.is_relative_to(root) and folder.is_dir())
+
+
+def _numbers(*paths: Path) -> list[int]:
+    """Return the numbers in files; none if a file is missing or has other text, such as `max` for no limit."""
+    try:
+        return [int(word) for path in paths for word in path.read_text().split()]
+    except (OSError, ValueError):
+        return []

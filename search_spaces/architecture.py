@@ -17,7 +17,7 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UserError
 from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, GeluForm, SoftmaxForm
 from costmodel.rotary import RotaryScaling
-from search_spaces.block import BLOCKS, Block, BlockName
+from search_spaces.block import BLOCKS, Block, BlockName, Linear
 from search_spaces.forms import (
     ATTENTIONS,
     CENTRED_NORMS,
@@ -26,6 +26,7 @@ from search_spaces.forms import (
     LIVE_NORMS,
     NORMS,
     POLYNOMIAL_GATES,
+    POLYNOMIALS,
     Attention,
     Ffn,
     Inner,
@@ -120,6 +121,7 @@ class Architecture:
     score_scale: factor of the products of queries and keys; None for 1/sqrt(head_dim).
     score_cap, logit_cap: scores and logits x become cap * tanh(x / cap); None for no cap.
     bias: whether linears have a bias; `has_bias` names the linears that always have one.
+    biases: linears that have a bias even if `bias` is False, besides those of the block.
     rotary_base: base of the rotary angles, if the block has rotary positions.
     rotary_features: number of rotated features of a head; None for the block's share.
     positions: distinct kinds of positions in the layers; empty for the block's own kind.
@@ -142,6 +144,7 @@ class Architecture:
     context: int
     final_norm: Norm
     bias: bool = True
+    biases: tuple[Linear, ...] = ()
     tied_embeddings: bool = True
     gelu: GeluForm = "tanh"
     softmax: SoftmaxForm = "exact"
@@ -283,9 +286,11 @@ def num_heads(architecture: Architecture, layer: Layer) -> int:
 
 
 def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
-    """Whether a linear of a layer, such as `ffn.up`, has a bias; polynomial gates have one in every block."""
-    is_polynomial = linear == "ffn.gate" and layer.ffn in POLYNOMIAL_GATES
-    return architecture.bias or is_polynomial or linear in architecture.block_facts.biases
+    """Whether a linear of a layer, such as `ffn.up`, has a bias; those that a polynomial is fitted into always have."""
+    fitted = ("ffn.gate",) if layer.ffn in POLYNOMIAL_GATES else ("ffn.up", "ffn.down")
+    is_polynomial = layer.ffn in POLYNOMIALS and linear in fitted
+    named = (*architecture.biases, *architecture.block_facts.biases)
+    return architecture.bias or is_polynomial or linear in named
 
 
 def positions_of(architecture: Architecture, index: int) -> Positions:
@@ -338,7 +343,7 @@ def gelu_form(architecture: Architecture, layer: Layer) -> GeluForm | None:
 # fields that are newer than `arch_id`
 SINCE = (
     "softmax", "folded", "num_kv_heads", "head_size", "rotary_base", "norm_epsilon", "rotary_features", "positions",
-    "layer_positions", "longest_context", *SCALES, "score_scale", *CAPS,
+    "layer_positions", "longest_context", *SCALES, "score_scale", *CAPS, "biases",
 )  # fmt: skip
 
 

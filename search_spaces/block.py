@@ -11,7 +11,11 @@ BlockName = Literal[
     "gpt2", "opt", "pythia", "neox", "sas", "llama", "qwen2", "qwen3", "phi3", "starcoder2", "stablelm", "stablelm2",
     "olmo2", "gemma2", "gemma3",
 ]  # fmt: skip
-QUERIES_KEYS_VALUES = ("attention.q", "attention.k", "attention.v")  # linears, where they are three
+Linear = Literal[  # of a layer
+    "attention.q", "attention.k", "attention.v", "attention.qkv", "attention.out", "ffn.gate", "ffn.up", "ffn.down",
+    "ffn.fused",
+]  # fmt: skip
+QUERIES_KEYS_VALUES: tuple[Linear, ...] = ("attention.q", "attention.k", "attention.v")  # linears, where they are three
 Join = Literal["sequential", "parallel", "shaped"]
 
 
@@ -40,7 +44,7 @@ class Block:
     packs_qkv: bool = True
     query_key_norm: Literal["none", "head", "width"] = "none"
     norms_after: bool = False
-    biases: tuple[str, ...] = ()
+    biases: tuple[Linear, ...] = ()
     has_centred_norms: bool = True
     keeps_final_norm: bool = True
     wrapper: str | None = None

@@ -64,6 +64,7 @@ def deployed(architecture: Architecture) -> Architecture:
         with_layers(architecture, joined_layers(block, layers), joined_places(block, layers)),
         final_norm="none" if folds_final_norm(architecture) else architecture.final_norm,
         bias=deploys_biases(architecture),
+        biases=(),
         tied_embeddings=False,
         folded=True,
         **UNSCALED,
@@ -71,8 +72,8 @@ def deployed(architecture: Architecture) -> Architecture:
 
 
 def deploys_biases(architecture: Architecture) -> bool:
-    """Whether every linear has a bias after folding, since norms may have biases; else only those that had one."""
-    return architecture.bias or architecture.block_facts.has_centred_norms
+    """Whether every linear has a bias after folding: if norms may have one, or linears have, except the block's own."""
+    return architecture.bias or bool(architecture.biases) or architecture.block_facts.has_centred_norms
 
 
 def deployed_id(architecture: Architecture) -> str:

@@ -25,7 +25,7 @@ from nas.conversion.change_of_basis import (
     stream_readers,
     stream_writers,
 )
-from search_spaces.architecture import Architecture, num_heads, with_layers
+from search_spaces.architecture import Architecture, has_bias, num_heads, with_layers
 from search_spaces.deployed import (
     UNSCALED,
     Region,
@@ -112,7 +112,7 @@ def _fuse(architecture: Architecture, weights: Weights) -> Architecture:
             ffn = f"layers.{index}.ffn"
             up, down = weights.pop(f"{ffn}.up.weight"), weights.pop(f"{ffn}.down.weight")
             weights[f"{ffn}.fused.weight"] = down @ up
-            if architecture.bias:
+            if has_bias(architecture, layer, "ffn.fused"):
                 up_bias, down_bias = weights.pop(f"{ffn}.up.bias"), weights.pop(f"{ffn}.down.bias")
                 weights[f"{ffn}.fused.bias"] = down @ up_bias + down_bias
             layers[index] = replace(layer, ffn="fused")
@@ -224,4 +224,4 @@ def _with_biases(architecture: Architecture, weights: Weights) -> Architecture:
     for node in lower(architecture, 1):
         if isinstance(node.op, ops.Linear) and not node.op.bias:
             weights[f"{node.name}.bias"] = torch.zeros(node.op.out_features, dtype=torch.float64)
-    return replace(architecture, bias=True)
+    return replace(architecture, bias=True, biases=())

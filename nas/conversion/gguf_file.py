@@ -46,7 +46,9 @@ def load_gguf(path: str) -> Pretrained:
     Raises UserError if the file is missing, damaged, of another family, lacks a tensor or a readable tokenizer, has a
     tensor that is not finite or of an unknown type, or does not fit into memory, or if gguf is not installed.
     """
-    family, architecture, tokenizer = _checked(path)
+    family, architecture = _checked(path)
+    require_memory(architecture, path)
+    tokenizer = _tokenizer(path)
     weights = _weights(path, family, architecture, lambda tensor: _dequantised(tensor, tensor.data, path))
     if bad := [name for name, value in weights.items() if not value.isfinite().all()]:
         raise UserError(f"{path!r} must hold finite numbers, but {bad[0]!r} has others.")
@@ -57,22 +59,23 @@ def load_gguf(path: str) -> Pretrained:
 
 
 def read_gguf_architecture(path: str) -> Architecture:
-    """Return the architecture in a file. Raises UserError as `load_gguf` does, but not for non-finite weights."""
+    """Return the architecture in a file. Raises UserError as `load_gguf` does, but not for values or their memory."""
     return _checked(path)[1]
 
 
-def _checked(path: str) -> tuple[Family, Architecture, GivenTokenizer]:
-    """Return family, architecture and tokenizer of a file, after all checks that need no values of weights."""
+def _checked(path: str) -> tuple[Family, Architecture]:
+    """Return family and architecture of a file, after all checks that need no values of weights."""
     config = read_config(path)
     family, architecture = family_of(config, path), architecture_of(config, path)
 
     def shaped(tensor: Any) -> Tensor:
         sizes = tuple(map(int, reversed(tensor.shape)))
-        return _dequantised(tensor, tensor.data[:1], path).new_empty(sizes, device="meta")
+        return _dequantised(tensor, tensor.data[:1], path).new_empty(1).expand(sizes)  # of no memory
 
     _weights(path, family, architecture, shaped)
-    require_memory(architecture, path)
-    return family, architecture, _tokenizer(path)
+    if not Path(path).with_name(TOKENIZER_FILE).is_file():
+        read_foreign(_what(path), partial(_require_known_kind, read_head(path)[0].values))
+    return family, architecture
 
 
 def _weights(path: str, family: Family, architecture: Architecture, read: Callable[[Any], Tensor]) -> dict[str, Tensor]:
@@ -124,18 +127,22 @@ def _dequantised(tensor: Any, rows: Any, path: str) -> Tensor:
 
 def _tokenizer(path: str) -> GivenTokenizer:
     """Return the tokenizer.json next to a file, or else the tokenizer that transformers makes from the metadata."""
-    values, beside = read_head(path)[0].values, Path(path).parent / TOKENIZER_FILE
-    what = f"the tokenizer {'beside' if beside.is_file() else 'in'} {path!r} must be one"
+    values, beside = read_head(path)[0].values, Path(path).with_name(TOKENIZER_FILE)
     load = partial(Tokenizer.from_file, str(beside)) if beside.is_file() else partial(_from_metadata, path, values)
     with tokenizing(f"the tokenizer of {path!r}"):
-        tokenizer = read_foreign(what, load)
+        tokenizer = read_foreign(_what(path), load)
     end_of_text = tokenizer.id_to_token(values.get("tokenizer.ggml.eos_token_id", 2**32 - 1)) or END_OF_TEXT
     return GivenTokenizer(name=Path(path).name, json=tokenizer.to_str(), end_of_text=end_of_text)
 
 
-def _from_metadata(path: str, values: Mapping[str, Any]) -> Any:
+def _what(path: str) -> str:
+    where = "beside" if Path(path).with_name(TOKENIZER_FILE).is_file() else "in"
+    return f"the tokenizer {where} {path!r} must be one"
+
+
+def _require_known_kind(values: Mapping[str, Any]) -> None:
+    """Raise UserError unless texts are cut in a known way by the tokenizer in a file."""
     try:
-        from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
         from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS as SPLITS
     except ImportError:
         raise UserError(f"tokenizers of GGUF files need transformers 5.24; {BESIDE}") from None
@@ -143,6 +150,12 @@ def _from_metadata(path: str, values: Mapping[str, Any]) -> Any:
     spaced = values.get("tokenizer.ggml.add_space_prefix", True) or "gemma" in values["general.architecture"]
     if not (spaced if kind == "llama" else kind == "gpt2" and cut in {*SPLITS, *AS_GPT2, *BY_DIGIT}):
         raise UserError(f"kind {kind!r}, cut as {cut!r}{'' if spaced else ' without a space'}, is not known; {BESIDE}")
+
+
+def _from_metadata(path: str, values: Mapping[str, Any]) -> Any:
+    from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
+
+    kind, cut = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
     architecture, described, _ = get_gguf_tokenizer(path)
     tokenizer, _ = convert_gguf_tokenizer(architecture, described)
     if kind == "gpt2" and cut in BY_DIGIT:

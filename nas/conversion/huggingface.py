@@ -17,7 +17,7 @@ from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_layout import from_theirs, to_theirs
-from nas.conversion.pretrained import Pretrained
+from nas.conversion.pretrained import Pretrained, is_sound
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE, kept_tokenizer
@@ -31,6 +31,12 @@ from search_spaces.checkpoints.checkpoint import (
 )
 from search_spaces.checkpoints.settings import architecture_of, family_of, plain_settings
 
+WRAPPED = {  # prefixes of names of weights, with remedies
+    "_orig_mod.": "save the model from before torch.compile",
+    "module.": "save the `module` of the parallel model",
+    "base_model.": "save it merged, by merge_and_unload of PEFT",
+}
+
 
 def load_pretrained(path: str) -> Pretrained:
     """Load the model in a folder of `save_pretrained`, or with an id on the hub.
@@ -43,12 +49,21 @@ def load_pretrained(path: str) -> Pretrained:
     _require_files_of_its_own(path)
     load = _transformers().AutoModelForCausalLM.from_pretrained
     model, info = read_foreign(
-        what_is_asked(path), lambda: load(path, config=config, output_loading_info=True, trust_remote_code=False)
+        what_is_asked(path),
+        lambda: load(
+            path,
+            config=config,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # named below
+            trust_remote_code=False,
+        ),
     )
     if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
-        raise UserError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}.")
+        wrapped = [prefix for prefix in WRAPPED if any(key.startswith(prefix) for key in info["unexpected_keys"])]
+        why = f"; names begin with {wrapped[0]!r}, so {WRAPPED[wrapped[0]]}" if wrapped else ""
+        raise UserError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}{why}.")
     state = model.state_dict()
-    if bad := [name for name in state if not (state[name].is_floating_point() and state[name].isfinite().all())]:
+    if bad := [name for name, value in state.items() if not is_sound(value)]:
         raise UserError(f"weights must be finite floating-point numbers, but {bad[0]!r} of {path!r} is not.")
     if config.model_type == OUR_TYPE:
         weights = model.decoder.state_dict()
@@ -71,10 +86,8 @@ def _require_files_of_its_own(path: str) -> None:
 
 
 def read_pretrained_architecture(path: str) -> Architecture:
-    """Return the architecture that `load_pretrained` loads. Raises UserError as it does for configuration and size."""
-    architecture = _read_config(path)[1]
-    require_memory(architecture, path)  # before a model of any size is made
-    return architecture
+    """Return the architecture that `load_pretrained` loads. Raises UserError as it does for the configuration."""
+    return _read_config(path)[1]
 
 
 def _read_config(path: str) -> tuple[Any, Architecture]:

@@ -153,22 +153,27 @@ class _Attention(nn.Module):
         return _attend(queries, keys, values, self.form, bound, self.cap)
 
 
+def _has_bias(made: dict[str, Any], linear: str) -> bool:
+    """Whether a linear of a layer, such as `ffn.up`, has a bias."""
+    return made["bias"] or linear in (*made["block"].get("biases", ()), *made.get("biases", ()))
+
+
 class SelfAttention(_Attention):
     def __init__(self, made: dict[str, Any], index: int) -> None:
         super().__init__(made, index)
-        d_model, bias, biases = made["d_model"], made["bias"], made["block"].get("biases", ())
+        d_model = made["d_model"]
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = {"q": width, "k": key_width, "v": key_width}
         self.packs = made["block"].get("packs_qkv", True)
         for name, features in {"qkv": width + 2 * key_width}.items() if self.packs else self.widths.items():
-            setattr(self, name, nn.Linear(d_model, features, bias=bias or f"attention.{name}" in biases))
+            setattr(self, name, nn.Linear(d_model, features, bias=_has_bias(made, f"attention.{name}")))
         norm = INNER_NORMS[made["layers"][index].get("inner1", "own")]
         if (kind := made["block"].get("query_key_norm", "none")) != "none" and norm != "none":
             is_shared = kind == "head" and norm == "rmsnorm"
             sizes = (self.head_dim, self.head_dim) if is_shared else (width, key_width)
             epsilon = made.get("norm_epsilon", RMSNORM_EPSILON)
             self.q_norm, self.k_norm = (NORMS[norm](size, epsilon, True) for size in sizes)
-        self.out = nn.Linear(width, d_model, bias=bias)
+        self.out = nn.Linear(width, d_model, bias=_has_bias(made, "attention.out"))
         self.norm = _norm_after(made, norm)
 
     def forward(self, source: Tensor, past: Past) -> Tensor:
@@ -277,15 +282,16 @@ class FeedForward(nn.Module):
 
     def __init__(self, made: dict[str, Any], layer: dict[str, Any]) -> None:
         super().__init__()
-        d_model, d_ff, bias = made["d_model"], made["d_ff"], made["bias"]
-        self.fused = nn.Linear(d_model, d_model, bias=bias) if layer["ffn"] == "fused" else None
+        d_model, d_ff = made["d_model"], made["d_ff"]
+        biases = {name: _has_bias(made, f"ffn.{name}") for name in ("gate", "up", "down", "fused")}
+        self.fused = nn.Linear(d_model, d_model, bias=biases["fused"]) if layer["ffn"] == "fused" else None
         if self.fused is None:
-            gate_bias = bias or layer["ffn"] in ("quadglu", "bilinear")
+            gate_bias = biases["gate"] or layer["ffn"] in ("quadglu", "bilinear")
             self.gate = nn.Linear(d_model, d_ff, bias=gate_bias) if layer["ffn"] in GATES else None
-            self.up = nn.Linear(d_model, d_ff, bias=bias)
+            self.up = nn.Linear(d_model, d_ff, bias=biases["up"])
             kind = f"gelu-{made.get('gelu', 'tanh')}" if layer["ffn"] in ("gelu", "geglu") else layer["ffn"]
             self.activation = _LeakyRelu() if kind == "leaky-relu" else ACTIVATIONS[kind]
-            self.down = nn.Linear(d_ff, d_model, bias=bias)
+            self.down = nn.Linear(d_ff, d_model, bias=biases["down"])
         self.scale = made.get("residual_scale", 1.0)
         self.norm = _norm_after(made, INNER_NORMS[layer.get("inner2", "own")])
         self.residual = _ScaledAdd() if layer["stabiliser"] == "scaled" else None

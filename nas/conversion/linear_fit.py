@@ -115,7 +115,7 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: in
     factor = torch.ones_like(up) if ours.gate is None else up
     powers = [(gate / spread).pow(power) * factor for power in range(degree + 1)]
     slope, shift, scale = gate_of(_coefficients(powers, wanted.double()))
-    weight, bias = linear.weight.double(), torch.zeros(()) if linear.bias is None else linear.bias.double()
+    weight, bias, offset = linear.weight.double(), _bias(linear), _bias(parents.down)
     made = ours.up if ours.gate is None else ours.gate
     made.weight.copy_((slope / spread)[:, None] * weight)
     made.bias.copy_(slope / spread * bias + shift)
@@ -125,7 +125,11 @@ def fit_polynomial(layer: nn.Module, theirs: nn.Module, read: Tensor, degree: in
     else:  # it computes s x^2, but s (x^2 - 1) is wanted
         down = parents.down.weight.double() * scale
         ours.down.weight.copy_(down)
-        ours.down.bias.copy_(parents.down.bias.double() - down.sum(dim=1))
+        ours.down.bias.copy_(offset - down.sum(dim=1))
+
+
+def _bias(linear: nn.Linear) -> Tensor:
+    return torch.zeros(()).double() if linear.bias is None else linear.bias.double()
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from nas.conversion.pretrained import (
     read_export,
     read_windows,
     require_checksums,
+    require_in_range,
 )
 from nas.conversion.transfer import SAME, transferred
 from nas.corpus.corpus import Corpus
@@ -45,11 +46,11 @@ def load_initial(path: str) -> Pretrained:
     if Path(path).name == "config.json" and Path(path).is_file():
         path = str(Path(path).parent)
     if is_export(Path(path)):
-        return read_export(Path(path))
+        return require_in_range(read_export(Path(path)), path)
     if is_gguf(path):
-        return load_gguf(path)
+        return require_in_range(load_gguf(path), path)
     require_checksums(Path(path))
-    return load_pretrained(path)._replace(windows=read_windows(Path(path)))
+    return require_in_range(load_pretrained(path)._replace(windows=read_windows(Path(path))), path)
 
 
 def read_parent_architecture(name: str) -> Architecture:

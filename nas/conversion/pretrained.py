@@ -27,6 +27,7 @@ from search_spaces.lower import lower
 
 TRAINED_FILE = "trained.yaml"
 CHECKSUMS_FILE = "checksums.json"
+LARGEST_WEIGHT = 2.0**45  # of numbers of 64 bits with 18 fractional bits
 WINDOWS_FILE = "trained-on.u32"
 
 
@@ -43,6 +44,23 @@ class Pretrained(NamedTuple):
     tokenizer: GivenTokenizer | None
     windows: KeptWindows | None = None
     notes: tuple[str, ...] = ()
+
+
+def is_sound(value: Tensor) -> bool:
+    """Whether a weight is finite numbers of at least 16 bits; those of 8 bits are nothing without their scales."""
+    return value.is_floating_point() and value.element_size() > 1 and bool(value.isfinite().all())
+
+
+def require_in_range(model: Pretrained, path: str) -> Pretrained:
+    """Return the model. Raises UserError for weights that no fixed point holds, or an embedding of zeros."""
+    for name, value in model.weights.items():
+        if value.numel() and (largest := float(value.abs().max())) > LARGEST_WEIGHT:
+            raise UserError(
+                f"weights of {path!r} must be at most 2^45, but {name!r} has {largest:.3g}; no ring holds it."
+            )
+    if not model.weights["embed.weight"].any():
+        raise UserError(f"{path!r} must have an embedding, but its 'embed.weight' is zero.")
+    return model
 
 
 def is_export(folder: Path) -> bool:
@@ -67,7 +85,7 @@ def read_export(folder: Path) -> Pretrained:
             if name not in weights or weights[name].shape != shape:
                 held = tuple(weights[name].shape) if name in weights else "none"
                 raise UserError(f"{path} must hold {name!r} of shape {shape}, as {TRAINED_FILE} says, but has {held}.")
-            if not weights[name].is_floating_point() or not weights[name].isfinite().all():
+            if not is_sound(weights[name]):
                 raise UserError(f"{path} must hold finite floating-point numbers, but {name!r} does not.")
     tokenizer = read_tokenizer(folder)
     single = {name: value.float() for name, value in weights.items()}

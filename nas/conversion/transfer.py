@@ -23,9 +23,9 @@ from search_spaces.lower import lower
 # Nodes with a slice for every head; the first two only if a norm's gain has the width of all heads.
 HEADS = tuple(f".attention.{name}" for name in ("q_norm", "k_norm", "qkv", "q", "k", "v", "out"))
 SAME = (
-    "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "tied_embeddings",
-    "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES, "score_scale",
-    "score_cap", "folded",
+    "block", "num_layers", "num_heads", "num_kv_heads", "d_model", "head_dim", "vocab_size", "bias", "biases",
+    "tied_embeddings", "rotary_base", "rotary_features", "positions", "layer_positions", "norm_epsilon", *SCALES,
+    "score_scale", "score_cap", "folded",
 )  # fmt: skip
 # Initial coefficients of a gate, constant first: GELU(x), SiLU(x) and ReLU(x) are x / 2 plus an even function, which is
 # about x^2 / 5 for most inputs of SiLU.
@@ -180,7 +180,7 @@ def _value(node: Node, suffix: str, weights: Mapping[str, Tensor]) -> Tensor | N
         return value[:, : node.op.keys] if isinstance(node.op, ops.Temperature) else value
     if isinstance(node.op, ops.Temperature):
         return torch.ones(node.op.weight_shapes[suffix])
-    if not isinstance(node.op, ops.Linear):
+    if not isinstance(node.op, ops.Linear) or (suffix == "bias" and f"{node.name}.weight" in weights):
         return None
     ffn = node.name.removesuffix(".fused")
     if ffn == node.name or f"{ffn}.up.weight" not in weights:

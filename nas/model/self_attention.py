@@ -47,7 +47,8 @@ class SelfAttention(nn.Module):
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = [width, key_width, key_width]
         if architecture.block_facts.packs_qkv:
-            self.qkv = nn.Linear(d_model, sum(self.widths), bias=architecture.bias)
+            bias = has_bias(architecture, layer, "attention.qkv")
+            self.qkv = nn.Linear(d_model, sum(self.widths), bias=bias)
         else:
             self.q, self.k, self.v = (
                 nn.Linear(d_model, features, bias=has_bias(architecture, layer, name))
@@ -57,7 +58,7 @@ class SelfAttention(nn.Module):
         positions = positions_of(architecture, index)
         self.rotary = _Rotary(architecture, positions) if positions.rotates else nn.Identity()
         self.temperature = _temperature(architecture, layer, temperature_init)
-        self.out = nn.Linear(width, d_model, bias=architecture.bias)
+        self.out = nn.Linear(width, d_model, bias=has_bias(architecture, layer, "attention.out"))
         self.norm = inner_norm(architecture, layer, "attention.norm")
 
     def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:

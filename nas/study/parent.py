@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from costmodel.errors import UserError
-from nas.conversion.parent import Parent, load_initial, load_parent, parent_of
+from nas.conversion.parent import BUILTIN, Parent, load_initial, load_parent, parent_of, read_parent_architecture
 from nas.conversion.pretrained import Pretrained, read_tokenizer
 from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens
@@ -15,6 +15,8 @@ from nas.study.verify_fold import deployable
 from nas.training import checkpoint
 from nas.training.manifest import TRAINING_FILE, is_training, read_training
 
+UNREAD = "unread"  # digest of a parent whose weights are not read
+
 
 def find_parent(name: str) -> Parent:
     """Load a parent by a name that `load_parent` takes, by a training's folder, or as the `latest` training.
@@ -23,6 +25,16 @@ def find_parent(name: str) -> Parent:
     """
     folder = _training(name)
     return load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
+
+
+def find_parent_settings(name: str) -> Parent:
+    """Return the parent that `find_parent` loads, without weights and tokenizer, from its settings alone.
+
+    A training is loaded, since its weights decide its form. Raises UserError as `read_parent_architecture` does.
+    """
+    if name == BUILTIN or _training(name) is not None:
+        return find_parent(name)
+    return Parent(name, Pretrained(read_parent_architecture(name), {}, None), UNREAD)
 
 
 def find_initial(name: str) -> Pretrained:

@@ -69,8 +69,10 @@ class PricedStudy:
         return [*left_out, *overview(self.feasible), *_extrapolated(self.feasible), *_last_projection(self.feasible)]
 
 
-def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
-    """Compute the costs of the whole space. run: the run to resume, or None for a new study.
+def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: bool = True) -> PricedStudy:
+    """Compute the costs of the whole space.
+
+    run: the run to resume, or None for a new study. reads_weights: whether the parent is loaded, as for a training.
 
     The parent decides what a new study leaves open: the space if the default one has another block, the scale if the
     parent has another size, and budgets given as shares of its cost.
@@ -83,9 +85,9 @@ def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
         searcher_of(config.searcher)
     parent = None
     if run is None and config.parent is not None and config.parent != NO_PARENT:
-        from nas.study.parent import find_parent  # imported late, because torch takes long
+        from nas.study.parent import find_parent, find_parent_settings  # imported late, because torch takes long
 
-        parent = find_parent(config.parent)
+        parent = (find_parent if reads_weights else find_parent_settings)(config.parent)
         config = _with_usual_of(config, parent)
     folder = None if run is None else run.folder
     space, pricers = run_space(folder, config, _tables(config, run, parent)), run_pricers(folder, config)

@@ -1,13 +1,13 @@
 """How many trials run at a time, and on what: this machine or the nodes of a cluster."""
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from costmodel.errors import UserError
+from nas.malloc import num_cores
 from nas.run.config import StudyConfig
 from nas.study.schedule import GENERATION_SIZE
 
@@ -48,9 +48,8 @@ class Resources:
 
 
 def this_machine() -> Node:
-    """Describe this machine as a node."""
-    cores = len(os.sched_getaffinity(0))
-    return Node(node_id="", name="this machine", num_cpus=cores, num_gpus=torch.cuda.device_count())
+    """Describe this machine, or the container that it is, as a node."""
+    return Node(node_id="", name="this machine", num_cpus=num_cores(), num_gpus=torch.cuda.device_count())
 
 
 def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:

@@ -14,10 +14,12 @@ from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture
 from search_spaces.checkpoints.gguf_head import gguf_settings, is_gguf
-from search_spaces.checkpoints.settings import architecture_of
+from search_spaces.checkpoints.known_settings import require_sound
+from search_spaces.checkpoints.settings import NoBlockError, architecture_of
 
 EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
 CONFIG_FILE = "config.json"
+LARGEST_FILE = 2**24  # bytes of a CONFIG_FILE; hundreds of times the longest
 OUR_TYPE = "private-inference-decoder"  # `model_type` of what `nas.export --format hf` writes
 
 
@@ -46,16 +48,17 @@ def is_checkpoint(name: str) -> bool:
 
 
 def read_checkpoint(name: str) -> Checkpoint:
-    """Return the architecture of a checkpoint if its family is known, else its torch module, to be traced.
+    """Return the architecture of a checkpoint if a block computes it, else its torch module, to be traced.
 
-    Raises UserError if there is none, it cannot be read, or its package is not installed.
+    Raises UserError if there is none, it cannot be read, its settings are of no model or have no meaning here, or its
+    package is not installed.
     """
     if (ours := _exported(name)) is not None:
         return Checkpoint(name, ours)
     config = read_config(name)
     try:
         return Checkpoint(name, architecture_of(config, name))
-    except UserError as error:
+    except NoBlockError as error:
         import torch
 
         make = transformers_library().AutoModelForCausalLM.from_config
@@ -69,13 +72,23 @@ def read_config(name: str) -> Any:
     transformers, what = transformers_library(), what_is_asked(name)
     if is_gguf(name):
         type_, settings = gguf_settings(name)
+        require_sound(settings, name)
         return read_foreign(f"{name!r} must be a model", lambda: transformers.AutoConfig.for_model(type_, **settings))
     folder = str(Path(name).parent) if Path(name).name == CONFIG_FILE else name
     if not os.path.exists(folder) and looks_like_a_path(folder):  # the hub would be asked for half a minute
         raise UserError(f"{what}, but there is no such folder.")
     if os.path.exists(folder) and not os.path.isfile(Path(folder, CONFIG_FILE)):
         raise UserError(f"{what}, but the folder has no {CONFIG_FILE}.")
+    require_small(Path(folder, CONFIG_FILE))
+    settings, _ = read_foreign(what, lambda: transformers.PretrainedConfig.get_config_dict(folder))
+    require_sound(settings, name)
     return read_foreign(what, lambda: transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False))
+
+
+def require_small(path: Path) -> None:
+    """Raise UserError for a file of settings of more than `LARGEST_FILE` bytes, if it exists."""
+    if path.is_file() and (size := path.stat().st_size) > LARGEST_FILE:
+        raise UserError(f"{path} must be settings of at most {LARGEST_FILE:,} bytes, but has {size:,}.")
 
 
 def read_foreign(what: str, load: Callable[[], Any]) -> Any:
@@ -85,6 +98,10 @@ def read_foreign(what: str, load: Callable[[], Any]) -> Any:
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise UserError(f"{what} without code of its own, which is never run here; convert it first.") from None
+        if "weights_only" in str(error):
+            raise UserError(
+                f"{what} with weights alone, but a file holds other objects; save it as safetensors."
+            ) from None
         raise UserError(f"{what} that can be read, but: {' '.join(str(error).split()):.300}") from None
 
 
@@ -101,6 +118,7 @@ def what_is_asked(name: str) -> str:
 def _exported(name: str) -> Architecture | None:
     """Return the architecture of an export of this package; its code is not run."""
     path = Path(name) if Path(name).name == CONFIG_FILE else Path(name, CONFIG_FILE)
+    require_small(path)
     try:
         settings = read_json(path)
     except (OSError, ValueError):

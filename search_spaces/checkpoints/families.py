@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from search_spaces.architecture import Layer
 from search_spaces.bases import GPT2_LAYER, LLAMA_LAYER
-from search_spaces.block import BlockName
+from search_spaces.block import QUERIES_KEYS_VALUES, BlockName, Linear
 from search_spaces.forms import Ffn, Norm
 
 EPSILON = 1e-5  # of every LayerNorm, here and in the usual configurations of theirs
@@ -42,10 +42,11 @@ class Family:
     """Settings and weight layout of one model type of transformers, in terms of our blocks.
 
     model_type, config: type and configuration class. A type may cover several blocks, distinguished by `fixed`.
-    block, layer: our block, and the layer that all layers equal. bias: whether linears have a bias.
+    block, layer: our block, and the layer that all layers equal.
+    bias: whether linears have a bias, unless a setting of `biases` says otherwise for the linears that it names.
     sizes: names of settings, with our fields. activation: name of the setting.
     turns: whether the settings describe rotary positions. partly: whether they give the share of rotated features.
-    fixed: settings whose values are built into our block. read_only: the same, for settings that are not written.
+    fixed: settings whose values are built into our block, for a single value. read_only: the same, not written.
     names: names of modules, with ours; `{}` is the layer. Two names of ours are stacked in one module.
     transposed: whether weights of linears are in_features x out_features.
     interleaved: whether packed rows are heads x (query, key, value) instead of (query, key, value) x heads.
@@ -63,9 +64,10 @@ class Family:
     activations: Mapping[str, tuple[Ffn, str]] = field(default_factory=lambda: ACTIVATIONS)
     layer: Layer = GPT2_LAYER
     bias: bool = True
+    biases: Mapping[str, tuple[Linear, ...]] = field(default_factory=dict)
     turns: bool = True
     partly: bool = False
-    fixed: Mapping[str, Any]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
     read_only: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str | tuple[str, ...]]
     transposed: bool = False
@@ -84,7 +86,11 @@ SIZES: dict[str, str | Number] = {
     "num_attention_heads": "num_heads",
     "intermediate_size": "d_ff",
 }
-GROUPED = {**SIZES, "num_key_value_heads": "num_kv_heads"}
+HEADS = {**SIZES, "num_key_value_heads": "num_kv_heads"}
+GROUPED = {**HEADS, "head_dim": "head_size"}
+ATTENTION: tuple[Linear, ...] = (*QUERIES_KEYS_VALUES, "attention.qkv", "attention.out")
+FFN: tuple[Linear, ...] = ("ffn.gate", "ffn.up", "ffn.down", "ffn.fused")
+ATTENTION_BIAS, BIASES = {"attention_bias": ATTENTION}, {"attention_bias": ATTENTION, "mlp_bias": FFN}
 OUTSIDE = {"model.embed_tokens": "embed", "model.norm": "final_norm", "lm_head": "logits"}
 NORMS = {"input_layernorm": "norm1", "post_attention_layernorm": "norm2"}
 PROJECTIONS = {
@@ -110,11 +116,11 @@ LLAMA = Family(
     model_type="llama",
     block="llama",
     config="LlamaConfig",
-    sizes={**GROUPED, "head_dim": "head_size", "rms_norm_eps": "norm_epsilon"},
+    sizes={**GROUPED, "rms_norm_eps": "norm_epsilon"},
     activations=GATE_ACTIVATIONS,
     layer=LLAMA_LAYER,
     bias=False,
-    fixed={"attention_bias": False, "mlp_bias": False},
+    biases=BIASES,
     names=OUTSIDE | _in_layers(NORMS | PROJECTIONS | GATED),
 )
 AROUND = {  # a sub-layer, norms before and after it
@@ -128,7 +134,7 @@ GEMMA = replace(
     LLAMA,
     model_type="gemma",
     config="GemmaConfig",
-    fixed={"attention_bias": False},
+    biases=ATTENTION_BIAS,
     gain_offset=1.0,
     scales_embedding=True,
 )
@@ -151,8 +157,9 @@ PYTHIA = Family(
     block="pythia",
     config="GPTNeoXConfig",
     sizes=SIZES,
+    biases=ATTENTION_BIAS,
     partly=True,
-    fixed={"layer_norm_eps": EPSILON, "use_parallel_residual": True, "attention_bias": True},
+    fixed={"layer_norm_eps": EPSILON, "use_parallel_residual": True},
     names={
         "gpt_neox.embed_in": "embed",
         "gpt_neox.final_layer_norm": "final_norm",
@@ -175,7 +182,7 @@ STABLELM = Family(
     model_type="stablelm",
     block="stablelm",
     config="StableLmConfig",
-    sizes=GROUPED,
+    sizes=HEADS,
     activations=GATE_ACTIVATIONS,
     layer=replace(GPT2_LAYER, ffn="swiglu"),
     bias=False,
@@ -228,7 +235,7 @@ FAMILIES: tuple[Family, ...] = (
     PYTHIA,
     replace(PYTHIA, block="neox", fixed={**PYTHIA.fixed, "use_parallel_residual": False}),
     LLAMA,
-    replace(LLAMA, model_type="mistral", config="MistralConfig", fixed={}),
+    replace(LLAMA, model_type="mistral", config="MistralConfig", biases={}),
     replace(LLAMA, model_type="smollm3", config="SmolLM3Config"),
     replace(
         LLAMA,
@@ -248,7 +255,7 @@ FAMILIES: tuple[Family, ...] = (
         model_type="qwen3",
         block="qwen3",
         config="Qwen3Config",
-        fixed={"attention_bias": False},
+        biases=ATTENTION_BIAS,
         names={**LLAMA.names, **_in_layers(HEAD_NORMS)},
     ),
     GEMMA,
@@ -258,7 +265,6 @@ FAMILIES: tuple[Family, ...] = (
         model_type="gemma3_text",
         block="gemma3",
         config="Gemma3TextConfig",
-        fixed={"attention_bias": False, "use_bidirectional_attention": False},
         names={**GEMMA2.names, **_in_layers(HEAD_NORMS)},
     ),
     replace(
@@ -266,24 +272,23 @@ FAMILIES: tuple[Family, ...] = (
         model_type="olmo2",
         block="olmo2",
         config="Olmo2Config",
-        sizes={**GROUPED, "rms_norm_eps": "norm_epsilon"},
         layer=replace(LLAMA_LAYER, norm1="none", norm2="none"),
-        fixed={"attention_bias": False},
+        biases=ATTENTION_BIAS,
         final_norm="rmsnorm",
         names=OUTSIDE
         | _in_layers(
             {name: ours for name, ours in AROUND.items() if name.startswith("post")} | HEAD_NORMS | PROJECTIONS | GATED
         ),
     ),
-    replace(LLAMA, model_type="qwen2", block="qwen2", config="Qwen2Config", fixed={}),
+    replace(LLAMA, model_type="qwen2", block="qwen2", config="Qwen2Config", biases={}),
     replace(
         LLAMA,
         model_type="phi3",
         block="phi3",
         config="Phi3Config",
-        sizes={**GROUPED, "rms_norm_eps": "norm_epsilon"},
+        biases={},
         partly=True,
-        fixed={},
+        read_only={"full_attn_mod": 1, "interpolate_factor": 1},  # of Phi-4-mini
         names=OUTSIDE
         | _in_layers(
             {
@@ -300,7 +305,9 @@ FAMILIES: tuple[Family, ...] = (
         block="starcoder2",
         config="Starcoder2Config",
         sizes=GROUPED,
-        fixed={"norm_epsilon": EPSILON, "use_bias": True},
+        biases={"use_bias": (*ATTENTION, *FFN)},
+        fixed={"norm_epsilon": EPSILON},
+        read_only={"mlp_type": "default", "norm_type": "layer_norm"},
         names=OUTSIDE | _in_layers(NORMS | PROJECTIONS | {"mlp.c_fc": "ffn.up", "mlp.c_proj": "ffn.down"}),
     ),
     STABLELM,
@@ -312,11 +319,11 @@ FAMILIES: tuple[Family, ...] = (
         sizes={name: ours for name, ours in SIZES.items() if name != "intermediate_size"}
         | {"ffn_dim": "d_ff", "word_embed_proj_dim": "d_model"},
         activation="activation_function",
+        biases={"enable_bias": (*ATTENTION, *FFN)},
         turns=False,
         fixed={
             "do_layer_norm_before": True,
             "_remove_final_layer_norm": False,
-            "enable_bias": True,
             "layer_norm_elementwise_affine": True,
         },
         names={

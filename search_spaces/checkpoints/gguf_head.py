@@ -7,6 +7,7 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for names of s
 llama.cpp, `set_gguf_parameters` of each family in conversion/ for what is written, src/models/ for what is left out.
 """
 
+import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -18,7 +19,9 @@ from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from search_spaces.checkpoints.families import FAMILIES, Number
 
+LENGTH = struct.Struct("<Q")  # of a text
 EXTRA = "this needs the package gguf; install it with pip install -e '.[gguf]'."
+WINDOWED = {"llama": "mistral"}  # the same in one type of file
 TYPES = {"gptneox": "gpt_neox", "gemma3": "gemma3_text"}  # where transformers calls a family otherwise
 KEYS = {  # our fields -> settings of a file, after the name of its family
     "context": "context_length",
@@ -67,13 +70,18 @@ def read_head(path: str) -> tuple[Settings, dict[str, Any]]:
     """Return the settings and tensors of a file by name."""
     if not Path(path).is_file():
         raise UserError(f"{path!r} must be a GGUF file, but there is none.")
-    return _read_at(path, Path(path).stat().st_mtime_ns)
+    settings, tensors = _read_at(path, Path(path).stat().st_mtime_ns)
+    if (parts := settings.values.get("split.count", 1)) > 1:
+        raise UserError(
+            f"{path!r} must be a whole model, but is one of {parts} parts; join them: llama-gguf-split --merge."
+        )
+    return settings, tensors
 
 
-@lru_cache(maxsize=1)  # a large vocabulary takes seconds
+@lru_cache(maxsize=1)
 def _read_at(path: str, modified_ns: int) -> tuple[Settings, dict[str, Any]]:
     try:
-        reader = gguf_package().GGUFReader(path)
+        reader = _reader(path)
         scalars = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
         return Settings(path, scalars), {tensor.name: tensor for tensor in reader.tensors}
     except UserError:
@@ -81,6 +89,28 @@ def _read_at(path: str, modified_ns: int) -> tuple[Settings, dict[str, Any]]:
     except Exception as error:  # whatever a foreign file provokes is the user's bad input
         reason = f"{error!s:.200}".rstrip(".")
         raise UserError(f"{path!r} must be a whole GGUF file, but: {reason}; get it again, or convert it.") from None
+
+
+def _reader(path: str) -> Any:
+    """Return gguf's reader of a file. It passes over arrays, since a vocabulary of 262,144 tokens would take 20 s."""
+    gguf = gguf_package()
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc, name-defined]
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = (int(self._get(at, size)[0]) for at, size in ((orig_offs, "u4"), (orig_offs + 4, "u8")))
+            at = orig_offs + 12  # behind kind and count
+            if count > len(self.data) - at:
+                raise ValueError(f"an array has {count} entries, more than the file has bytes")
+            if kind == gguf.GGUFValueType.STRING:
+                for _ in range(count):
+                    at += 8 + LENGTH.unpack_from(self.data, at)[0]
+            else:
+                at += count * np.dtype(self.gguf_scalar_to_np[gguf.GGUFValueType(kind)]).itemsize
+            return at - orig_offs, [], [], [gguf.GGUFValueType.ARRAY]
+
+    return Reader(path)
 
 
 def gguf_package() -> Any:
@@ -115,7 +145,8 @@ def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
         if (given := own(name, value)) != value:
             raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {given!r}; it cannot be imported.")
     config: dict[str, Any] = {name: own("attention.layer_norm_epsilon") for name in family.fixed if "eps" in name}
-    config |= {"vocab_size": int(tensors["token_embd.weight"].shape[1]), "rope_parameters": _rope(settings, head_size)}
+    config |= {"vocab_size": int(tensors["token_embd.weight"].shape[1])}
+    config |= {"rope_parameters": _rope(settings, head_size)} if family.turns else {}
     scalar = d_model // heads if num_layers in LARGEST_GEMMAS else head_size
     defaults = {"num_kv_heads": heads, "head_size": head_size, **dict.fromkeys(BY_FAMILY, "")}
     for theirs, ours in family.sizes.items():
@@ -124,9 +155,13 @@ def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
             config[theirs] = value
     if (window := own("attention.sliding_window", 0)) != 0:  # a wider one hides no position
         config["sliding_window"] = window if window < own(KEYS["context"]) else None
+        type_ = WINDOWED.get(type_, type_) if config["sliding_window"] else type_
     if "use_parallel_residual" in family.fixed:
         config["use_parallel_residual"] = own("use_parallel_residual", True)
+    if "use_qkv_bias" in family.fixed:
         config["use_qkv_bias"] = "blk.0.attn_q.bias" in tensors
+    for name, linears in family.biases.items():
+        config[name] = f"blk.0.{'attn_output' if 'attention.out' in linears else 'ffn_down'}.bias" in tensors
     config["tie_word_embeddings"] = "output.weight" not in tensors
     return type_, config
 

@@ -8,8 +8,9 @@ from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from costmodel.rotary import RotaryScaling
 from search_spaces.architecture import Architecture, Positions, canonical, gelu_form, rotary_dim
-from search_spaces.bases import MAX_LAYERS
-from search_spaces.checkpoints.families import FAMILIES, Family, Number
+from search_spaces.block import BLOCKS, QUERIES_KEYS_VALUES, Linear
+from search_spaces.checkpoints.families import ATTENTION, FAMILIES, FFN, Family, Number
+from search_spaces.checkpoints.known_settings import number, require_meaning, shortened
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers in transformers
 # Features that no block has, with the settings that show them if they are neither missing nor 0.
@@ -25,51 +26,71 @@ FOREIGN: dict[str, tuple[str, ...]] = {
 BY_ALIBI = ("bloom", "mpt")  # types whose settings need not say so
 ROPE_NAMES = {"yarn": "YaRN", "longrope": "LongRoPE", "dynamic": "dynamic NTK scaling"}
 
+ROPE_NUMBERS = (
+    "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings",
+    "partial_rotary_factor",
+)  # fmt: skip
+KINDS = {str: "a name", bool: "true or false"}
+PACKED = ("attention.qkv",)
+OPTIONAL = ("num_kv_heads", "head_size", "d_ff", "score_scale", "score_cap", "logit_cap")
+WHOLE = ("num_layers", "num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context")
+
+
+class NoBlockError(UserError):
+    """A model of a kind that no block is. It can be traced."""
+
 
 def architecture_of(config: Any, path: str) -> Architecture:
     """Return the architecture of a config of transformers.
 
     Fields that equal their defaults are left out, so that equal models have one `arch_id`. path: the name in errors.
 
-    Raises UserError, naming the setting, for a model that no block computes exactly.
+    Raises NoBlockError, naming the setting, for a model that no block computes exactly, and UserError for settings that
+    no model can have or that could change the model without a meaning here.
     """
     settings, family = config.to_dict(), family_of(config, path)
+    fields = _fields(family, settings, path)
+    require_meaning(family, config, path)
     activation, known = settings[family.activation], ", ".join(family.activations)
     if activation not in family.activations:
-        raise UserError(f"the activation of {path!r} must be one of {known}, but is {activation!r}.")
+        raise NoBlockError(f"the activation of {path!r} must be one of {known}, but is {activation!r}.")
     ffn, form = family.activations[activation]
-    fields = _fields(family, settings, path)
     layer, num_layers = replace(family.layer, ffn=ffn), fields.pop("num_layers")
-    made = f"{path!r} must have the settings of a model that can be made, but"
-    if not 1 <= num_layers <= MAX_LAYERS:  # before they are made
-        raise UserError(f"{made}: the number of layers must be from 1 to {MAX_LAYERS}, but is {num_layers}.")
-    fields |= _positions(settings, path) if family.turns else {}
     try:
+        fields |= _positions(family, settings, num_layers, path) if family.turns else {}
         architecture = Architecture(
             layers=(layer,) * num_layers,
             block=family.block,
-            bias=family.bias,
             tied_embeddings=config.tie_word_embeddings,
             gelu="exact" if form == "exact" else "tanh",
             final_norm=family.final_norm or layer.norm1,
+            **_biases(family, settings, path),
             **fields,
         )
         if any(positions.rotates for positions in architecture.positions):
             rotary_dim(architecture)
         return _unsaid(architecture)
+    except NoBlockError:
+        raise
     except UserError as error:
-        raise UserError(f"{made}: {error}") from None
+        raise UserError(f"{path!r} must have the settings of a model that can be made, but: {error}") from None
 
 
 def family_of(config: Any, path: str) -> Family:
-    """Return the family of a config. Raises UserError if there is none, or our block lacks a part of it."""
+    """Return the family of a config. Raises NoBlockError if there is none, or our block lacks a part of it."""
     settings = config.to_dict()
     families = [family for family in FAMILIES if family.model_type == config.model_type]
     if not families:
-        raise UserError(_unknown(settings, path))
+        raise NoBlockError(_unknown(settings, path))
     family = min(families, key=lambda family: len(_unlike(family, settings)))  # the first of several alike
     for name, value in _unlike(family, settings).items():
-        raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {settings[name]!r}; it cannot be imported.")
+        raise NoBlockError(
+            f"`{name}` of {path!r} must be {value!r}, but is {shortened(settings[name])}; it cannot be imported."
+        )
+    for name in (family.activation, "tie_word_embeddings"):
+        kind = str if name == family.activation else bool
+        if not isinstance(settings[name], kind):
+            raise UserError(f"`{name}` of {path!r} must be {KINDS[kind]}, but is {shortened(settings[name])}.")
     return family
 
 
@@ -95,16 +116,36 @@ def _fields(family: Family, settings: Mapping[str, Any], path: str) -> dict[str,
     """Return the fields of an architecture that are numbers in the settings."""
     fields: dict[str, Any] = {}
     for name, ours in family.sizes.items():
-        value = settings.get(name)
         field = ours.ours if isinstance(ours, Number) else ours
-        value = ours.read(value) if isinstance(ours, Number) and value is not None else value
+        value = number(settings, name, path, whole=field in WHOLE)
+        if isinstance(ours, Number) and value is not None:
+            if value <= 0:
+                raise UserError(f"`{name}` of {path!r} must be above 0, but is {value}.")
+            value = ours.read(value)
         if fields.get(field, value) != value:
             raise UserError(f"`{name}` of {path!r} must be {fields[field]}, but is {value}; it cannot be imported.")
         fields[field] = value
+        if value is None and field not in OPTIONAL:
+            raise UserError(f"`{name}` of {path!r} must be a number, but is missing.")
+        if value is not None and field in WHOLE and value < 1:
+            raise UserError(f"`{name}` of {path!r} must be at least 1, but is {value}.")
     if family.scales_embedding:
         fields["embedding_scale"] = fields["d_model"] ** 0.5
     fields["d_ff"] = fields["d_ff"] or 4 * fields["d_model"]  # GPT-2's is None where it is that
     return fields
+
+
+def _biases(family: Family, settings: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """Return the fields on biases of linears."""
+    packs = BLOCKS[family.block].packs_qkv
+    every = [linear for linear in (*ATTENTION, *FFN) if linear not in (QUERIES_KEYS_VALUES if packs else PACKED)]
+    biased = {*every} if family.bias else set()
+    for name, linears in family.biases.items():
+        if not isinstance(has := settings.get(name, family.bias), bool):
+            raise UserError(f"`{name}` of {path!r} must be true or false, but is {shortened(has)}.")
+        biased = biased | {*linears} if has else biased - {*linears}
+    named = tuple(linear for linear in every if linear in biased)
+    return {"bias": True} if len(named) == len(every) else {"bias": False, "biases": named}
 
 
 def _unsaid(architecture: Architecture) -> Architecture:
@@ -117,23 +158,27 @@ def _unsaid(architecture: Architecture) -> Architecture:
         score_scale=None if architecture.score_scale == architecture.head_dim**-0.5 else architecture.score_scale,
         positions=() if kinds == (Positions(),) else kinds,
     )
-    if features is not None and rotary_dim(replace(architecture, rotary_features=None)) == features:
+    share = architecture.block_facts.rotary_share
+    if features is not None and share is not None and max(2, architecture.head_dim // share) == features:
         architecture = replace(architecture, rotary_features=None)
     return architecture
 
 
-def _positions(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _positions(family: Family, settings: Mapping[str, Any], num_layers: int, path: str) -> dict[str, Any]:
     """Return the fields on positions and windows."""
-    num_layers, context = settings["num_hidden_layers"], settings["max_position_embeddings"]
-    window = settings.get("sliding_window") if settings.get("use_sliding_window", True) else None
+    context, window = settings["max_position_embeddings"], number(settings, "sliding_window", path, whole=True)
+    if window is not None and window < 1:
+        raise UserError(f"`sliding_window` of {path!r} must be at least 1, but is {window}.")
+    window = window if settings.get("use_sliding_window", True) else None
     types = settings.get("layer_types") or [FULL if window is None else SLIDING] * num_layers
     turned = settings.get("no_rope_layers") or [1] * num_layers
-    if len(types) != num_layers or len(turned) != num_layers or not {*types} <= {FULL, SLIDING}:
-        raise UserError(
-            f"`layer_types` of {path!r} must be {FULL!r} or {SLIDING!r} for each of {num_layers} layers, but is "
-            f"{types!s:.200}; it cannot be imported."
-        )
-    ropes = {kind: _rope(settings, kind) for kind in sorted({*types})}
+    for name, values, known in (("layer_types", types, (FULL, SLIDING)), ("no_rope_layers", turned, (0, 1))):
+        if not isinstance(values, list) or len(values) != num_layers or not all(value in known for value in values):
+            raise UserError(
+                f"`{name}` of {path!r} must be {known[0]!r} or {known[1]!r} for each of {num_layers} layers, but is "
+                f"{values!s:.200}; it cannot be imported."
+            )
+    ropes = {kind: _rope(settings, kind, path) for kind in sorted({*types})}
     main = ropes.get(FULL, ropes[types[0]])
     base = float(main.get("rope_theta", ROTARY_BASE))
     kinds = [
@@ -147,8 +192,14 @@ def _positions(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     ]
     distinct = tuple(dict.fromkeys(kinds))
     shortest = min([context, *(kind.window for kind in distinct if kind.window)])
+    head_dim = settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"]
     share = main.get("partial_rotary_factor")
-    head_dim = int(settings.get("head_dim") or settings["hidden_size"] // settings["num_attention_heads"])
+    for other in (rope.get("partial_rotary_factor", 1) for rope in ropes.values()):
+        if other != 1 if not family.partly else not 2 <= int(head_dim * other) <= head_dim:
+            rule = f"{2 / head_dim:g} to 1" if family.partly else "1, since transformers rotates all features here"
+            raise UserError(
+                f"`partial_rotary_factor` of {path!r} must be {rule}, but is {other}; it cannot be imported."
+            )
     return {
         "rotary_base": base,
         "rotary_features": None if share is None else int(head_dim * share),
@@ -159,35 +210,45 @@ def _positions(settings: Mapping[str, Any], path: str) -> dict[str, Any]:
     }
 
 
-def _rope(settings: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Return the rotary settings of a type of layers, from any version of transformers."""
-    rope = settings.get("rope_parameters")
-    if rope is None:  # before version 5
-        base = settings.get("rope_theta", settings.get("rotary_emb_base", ROTARY_BASE))
-        if kind == SLIDING and "rope_local_base_freq" in settings:
-            return {"rope_theta": settings["rope_local_base_freq"]}
+def _rope(settings: Mapping[str, Any], kind: str, path: str) -> dict[str, Any]:
+    """Return the rotary settings of a type of layers that are given, from any version of transformers."""
+    given = settings.get("rope_parameters")
+    if isinstance(given, Mapping):
+        given = given.get(kind, given)
+    elif given is None and kind == SLIDING and "rope_local_base_freq" in settings:  # before version 5, as below
+        given = {"rope_theta": settings["rope_local_base_freq"]}
+    elif given is None and isinstance(scaling := settings.get("rope_scaling") or {}, Mapping):
         share = settings.get("partial_rotary_factor", settings.get("rotary_pct"))
-        partial = {} if share is None else {"partial_rotary_factor": share}
-        return {"rope_theta": base, **partial, **(settings.get("rope_scaling") or {})}
-    return dict(rope.get(kind, rope))
+        base = settings.get("rope_theta", settings.get("rotary_emb_base"))
+        given = {"rope_theta": base, "partial_rotary_factor": share, **scaling}
+    if not isinstance(given, Mapping):
+        raise UserError(f"`rope_parameters` or `rope_scaling` of {path!r} must be mappings of names to numbers.")
+    type_ = given.get("rope_type", given.get("type", "default"))
+    if type_ not in ("default", "linear", "llama3"):
+        known = f"{type_!r} ({ROPE_NAMES.get(type_, 'another')})" if isinstance(type_, str) else shortened(type_)
+        raise (NoBlockError if isinstance(type_, str) else UserError)(
+            f"`rope_type` of {path!r} must be 'default', 'linear' or 'llama3', but is {known}; it cannot be imported."
+        )
+    rope = {name: number(given, name, path, whole=False) for name in given if name not in ("rope_type", "type")}
+    if unknown := [name for name, value in rope.items() if value and name not in ROPE_NUMBERS]:
+        raise UserError(
+            f"`rope_parameters` of {path!r} may have {', '.join(ROPE_NUMBERS)}, but has {unknown[0]!r} too."
+        )
+    return {"rope_type": type_, **{name: value for name, value in rope.items() if value is not None}}
 
 
 def _scaling(rope: Mapping[str, Any], settings: Mapping[str, Any], path: str) -> RotaryScaling | None:
-    """Return the scaling of rotary angles. Raises UserError for a kind that no block has."""
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
+    """Return the scaling of rotary angles."""
+    if rope["rope_type"] == "default":
         return None
-    if kind == "linear":
-        return RotaryScaling(factor=float(rope["factor"]))
-    if kind == "llama3":
-        context = rope.get("original_max_position_embeddings") or settings["max_position_embeddings"]
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        return RotaryScaling(factor=float(rope["factor"]), low=low, high=high, context=int(context))
-    named = ROPE_NAMES.get(kind, "another")
-    raise UserError(
-        f"`rope_type` of {path!r} must be 'default', 'linear' or 'llama3', but is {kind!r} ({named}); it cannot be "
-        "imported."
-    )
+    needed = ("factor",) if rope["rope_type"] == "linear" else ("factor", "low_freq_factor", "high_freq_factor")
+    if missing := [name for name in needed if name not in rope]:
+        raise UserError(f"`rope_parameters` of {path!r} must have {missing[0]!r} for type {rope['rope_type']!r}.")
+    factor, *turns = (float(rope[name]) for name in needed)
+    if not turns:
+        return RotaryScaling(factor=factor)
+    context = rope.get("original_max_position_embeddings") or settings["max_position_embeddings"]
+    return RotaryScaling(factor=factor, low=turns[0], high=turns[1], context=int(context))
 
 
 def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, dict[str, Any]] | None:
@@ -195,10 +256,13 @@ def plain_settings(architecture: Architecture, library: Any) -> tuple[Family, di
 
     The config of these settings must convert back to the same architecture. library: the module transformers.
     """
-    for family in FAMILIES:
-        if family.block == architecture.block and (settings := _settings(family, architecture)) is not None:
+    families = [family for family in FAMILIES if family.block == architecture.block and hasattr(library, family.config)]
+    for unnamed in ((), ("head_dim",)):  # which models read, although their class may not name it
+        for family in families:
+            if (settings := _settings(family, architecture)) is None:
+                continue
             config = getattr(library, family.config)
-            known = config().to_dict()
+            known = {*config().to_dict(), *unnamed}
             settings = {name: value for name, value in settings.items() if name in known}
             try:
                 again = architecture_of(config(**settings), family.model_type)
@@ -225,6 +289,7 @@ def _settings(family: Family, architecture: Architecture) -> dict[str, Any] | No
     }
     settings: dict[str, Any] = {
         **family.fixed,
+        **{name: _has(architecture, linears) for name, linears in family.biases.items()},
         family.activation: activation,
         "tie_word_embeddings": architecture.tied_embeddings,
         "bos_token_id": None,
@@ -236,6 +301,11 @@ def _settings(family: Family, architecture: Architecture) -> dict[str, Any] | No
         value = whole.get(name, getattr(architecture, name))
         settings[theirs] = ours.write(value) if isinstance(ours, Number) and value is not None else value
     return settings | (_position_settings(family, architecture) if family.turns else {})
+
+
+def _has(architecture: Architecture, linears: tuple[Linear, ...]) -> bool:
+    """Whether any of these linears has a bias by the architecture's own fields."""
+    return architecture.bias or not {*linears}.isdisjoint(architecture.biases)
 
 
 def _position_settings(family: Family, architecture: Architecture) -> dict[str, Any]:

@@ -8,7 +8,6 @@ Source: Bercovich et al. 2024, "Puzzle", arXiv 2411.19146, section 3: a library 
 """
 
 import math
-import os
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from torch import Tensor
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
+from nas.malloc import num_cores
 from nas.model.decoder import Block
 from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate
@@ -150,7 +150,7 @@ class Library:
         self, by_depth: Mapping[int, list[SubLayer]], then: Callable[[SubLayer, Block], T]
     ) -> Iterator[dict[SubLayer, T]]:
         num_threads = torch.get_num_threads()
-        at_a_time = max(1, len(os.sched_getaffinity(0)) // num_threads)
+        at_a_time = max(1, num_cores() // num_threads)
 
         def made(hidden_states: HiddenStates, sub_layer: SubLayer) -> T:
             return then(sub_layer, trained_block(self.parent, sub_layer, hidden_states, self.settings))

@@ -1,7 +1,7 @@
 import os
 import socket
-from contextlib import nullcontext
 import stat
+from contextlib import nullcontext
 
 import pytest
 import ray
