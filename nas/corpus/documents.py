@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 Split = Literal["train", "validation"]
@@ -46,11 +46,16 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenTokenizer:
-    """A tokenizer of a corpus or model. json: its tokenizer.json. end_of_text: the token after a document."""
+    """A tokenizer of a corpus or model.
+
+    json: its tokenizer.json, whose post-processor says with which token a text begins. end_of_text: the token after a
+    document. files: names and contents of its other files, which exports carry.
+    """
 
     name: str
     json: str
     end_of_text: str
+    files: tuple[tuple[str, bytes], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
