@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 Split = Literal["train", "validation"]
 
+OWN_RULE, NO_TOKEN = "tokenizer", "none"  # what begins a text: the tokenizer's own rule, nothing, or a named token
 VALIDATION_SHARE = 0.05  # of files or rows: about 90,000 tokens of the standard library
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 22  # bounds memory for books

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from costmodel.errors import UserError
-from nas.corpus.documents import DocumentSource, GivenTokenizer, texts
+from nas.corpus.documents import NO_TOKEN, OWN_RULE, DocumentSource, GivenTokenizer, texts
 from nas.storage import replace_file
 
 TOKENIZER_FILE = "tokenizer.json"
@@ -21,7 +21,6 @@ GENERATION_FILE = "generation_config.json"  # where transformers looks for the t
 END_OF_TEXT = "<|endoftext|>"  # after every document, as in GPT-2
 TOKENIZER_BYTES = 100_000_000  # of training text for the tokenizer: merges settle long before
 PIECE_CHARACTERS = 1 << 20  # longer documents are encoded in pieces of whole lines, which bounds memory
-OWN_RULE, NO_TOKEN = "tokenizer", "none"  # of --begin-of-text, which may also name a token
 KEPT_FILES = (  # what a tokenizer may come with beside TOKENIZER_FILE
     TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     GENERATION_FILE, "vocab.json", "merges.txt", "tokenizer.model",
@@ -105,8 +104,8 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
     size = num_ids(tokenizer)
     if vocab_size is not None and num_ids(tokenizer, added=False) > vocab_size:
         raise UserError(
-            f"the tokenizer of {given.name} has {tokenizer.get_vocab_size()} entries, but the model's vocabulary lacks "
-            f"id {size - 1}, as it has only {vocab_size}; use the right tokenizer, or an architecture with a larger vocabulary."
+            f"the tokenizer of {given.name} has {tokenizer.get_vocab_size()} entries, but the model's vocabulary, for "
+            f"ids up to {size - 1}, only {vocab_size}; use the right tokenizer, or an architecture with a larger one."
         )
     if (end := tokenizer.token_to_id(given.end_of_text)) is None:
         raise UserError(f"the tokenizer of {given.name} must have the token {given.end_of_text}, but has not.")

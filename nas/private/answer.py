@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return self.prompt.decoded([*self.prompt.ids, *(token.token for token, _ in self.tokens)])
+        return self.prompt.continued([token.token for token, _ in self.tokens])
 
     @property
     def agreement(self) -> Agreement | None:

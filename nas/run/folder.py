@@ -81,7 +81,8 @@ class Meta:
     reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity). base: the
     dimensions of all members; its own layers are not used. recipe: of candidates (`nas.run.config.study_candidate`).
     parent: its results; a copy of it is in PARENT_FOLDER. ngrams: baselines on a candidate's training tokens; None if
-    not counted. withheld: attention removed because the parent's scores would leave fixed-point range.
+    not counted. withheld: attention removed because the parent's scores would leave fixed-point range. begin_of_text:
+    the token with which sequences begin; None without.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -103,6 +104,7 @@ class Meta:
     withheld: Withheld = field(default_factory=Withheld)
     held_out: HeldOut | None = None
     second: SecondCorpus | None = None
+    begin_of_text: str | None = None
 
     @property
     def weak_parent(self) -> str:

@@ -85,7 +85,7 @@ def price_study(config: StudyConfig, run: Run | None = None) -> PricedStudy:
     if run is None and config.parent is not None and config.parent != NO_PARENT:
         from nas.study.parent import find_parent  # imported late, because torch takes long
 
-        parent = find_parent(config.parent)
+        parent = find_parent(config.parent, config.begin_of_text)
         config = _with_usual_of(config, parent)
     folder = None if run is None else run.folder
     space, pricers = run_space(folder, config, _tables(config, run, parent)), run_pricers(folder, config)
