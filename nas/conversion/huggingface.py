@@ -27,6 +27,7 @@ from nas.corpus.tokenizer import (
     KEPT_FILES,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
+    end_ids,
     kept_tokenizer,
     write_tokenizer,
 )
@@ -124,9 +125,7 @@ def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
         ids = {name: getattr(config, name, None) for name in SPECIAL}
         files[GENERATION_FILE] = json.dumps({name: id_ for name, id_ in ids.items() if id_ is not None}).encode()
     what = f"{GENERATION_FILE} of {path!r} must be settings"
-    named = read_foreign(what, lambda: [json.loads(files[GENERATION_FILE]).get("eos_token_id")])
-    named += [getattr(config, "eos_token_id", None)]
-    ends = [id_ for each in named for id_ in (each if isinstance(each, list) else [each]) if id_ is not None]
+    ends = read_foreign(what, lambda: end_ids(json.loads(files[GENERATION_FILE]))) + end_ids(config.to_dict())
     end = theirs.eos_token or next(filter(None, map(tokenizer.id_to_token, ends)), END_OF_TEXT)
     name = Path(path).resolve().name if os.path.exists(path) else path  # of a folder, or an id on the hub
     return GivenTokenizer(name=name, json=tokenizer.to_str(), end_of_text=end, files=tuple(files.items()))

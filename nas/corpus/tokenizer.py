@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,10 @@ class Encoder:
     """Converts texts to token ids.
 
     name: includes a digest of the tokenizer. vocab_size: its largest id + 1. begin: the token before a text, if the
-        tokenizer adds one, which documents are stored without. end: id of the end of text. after: ids after every
-        document. seq_len: None, or the length of the sequences into which each document is cut without its tail; each
-        has its next token, seq_len + 1 ids in all, and no end.
+        tokenizer adds one, which documents are stored without. end: id of the end of text. ends: that and others that
+        end an answer, such as the end of a turn. after: ids after every document. seq_len: None, or the length of the
+        sequences into which each document is cut without its tail; each has its next token, seq_len + 1 ids in all, and
+        no end.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Encoder:
     vocab_size: int
     begin: BeginOfText | None
     end: int
+    ends: frozenset[int]
     after: tuple[int, ...]
     seq_len: int | None
 
@@ -121,9 +123,16 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
         vocab_size=size if vocab_size is None else min(size, vocab_size),
         begin=BeginOfText(token=tokenizer.id_to_token(before[0]), id=before[0]) if before else None,
         end=end,
+        ends=frozenset((end, *end_ids(json.loads(dict(given.files).get(GENERATION_FILE, b"{}"))))),
         after=after or (end,),
         seq_len=seq_len,
     )
+
+
+def end_ids(settings: Mapping[str, Any]) -> list[int]:
+    """Return the ids that end a generation, by settings of transformers, which name one, several or none."""
+    named = settings.get("eos_token_id")
+    return [id_ for id_ in (named if isinstance(named, list) else [named]) if id_ is not None]
 
 
 def num_ids(tokenizer: Tokenizer, *, added: bool = True) -> int:

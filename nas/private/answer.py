@@ -60,6 +60,8 @@ def answer(
         for token, expected in zip(answered, predicted, strict=False):
             on_token(token, expected)
             tokens.append((token, expected))
+            if token.token in prompt.encoder.ends:
+                break
         session.leave()
     return Answer(prompt=prompt, tokens=tuple(tokens), ready=ready)
 
