@@ -51,7 +51,6 @@ PROBES = (
     "\n def f(x):\r\n",
 )
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
-BEFORE_5 = ("rope_theta", "rope_scaling", "partial_rotary_factor")  # settings that version 5 packs in `rope_parameters`
 
 
 def load_pretrained(path: str) -> Pretrained:
@@ -189,7 +188,7 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
     files[TOKENIZER_CONFIG_FILE] = json.dumps(settings, indent=1).encode()
     write_tokenizer(target, kept.json, kept.end_of_text, files.items())
     config = json.loads((target / CONFIG_FILE).read_text(encoding="utf-8"))
-    (target / CONFIG_FILE).write_text(json.dumps(config | _before_5(architecture, config), indent=2) + "\n")
+    (target / CONFIG_FILE).write_text(json.dumps(config | _before_5(config), indent=2) + "\n")
 
 
 def _content(token: Any) -> str:
@@ -197,14 +196,17 @@ def _content(token: Any) -> str:
     return str(token["content"]) if isinstance(token, dict) else str(token or "")
 
 
-def _before_5(architecture: Architecture, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary settings of a saved config under the names that they had before version 5."""
-    if (plain := plain_settings(architecture, _transformers())) is None or "rope_parameters" not in config:
+def _before_5(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings of a config of version 5 as version 4 of transformers names them."""
+    if not (rope := config.get("rope_parameters")):
         return {}
-    names = (*BEFORE_5, "rotary_pct", "rotary_emb_base") if config["model_type"] == "gpt_neox" else BEFORE_5
-    local = config["rope_parameters"].get("sliding_attention")
-    own = {} if local is None else {"rope_local_base_freq": local["rope_theta"]}
-    return own | {name: plain[1][name] for name in names if name in plain[1]}
+    main, local = rope.get("full_attention", rope), rope.get("sliding_attention")
+    packed = {name: main[name] for name in ("rope_theta", "partial_rotary_factor") if name in main}
+    scaling = {name: value for name, value in main.items() if name not in packed}
+    names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}  # of GPT-NeoX
+    own = {names[name]: value for name, value in packed.items()} if config["model_type"] == "gpt_neox" else packed
+    own |= {} if local is None else {"rope_local_base_freq": local["rope_theta"]}
+    return own | {"rope_scaling": None if main.get("rope_type", "default") == "default" else scaling}
 
 
 def _transformers() -> Any:
