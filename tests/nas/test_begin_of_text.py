@@ -301,6 +301,49 @@ def test_an_export_carries_the_tokenizers_files_and_predicts_as_its_parent(kind,
     assert parent_of("m", source, "none").digest == parent_of("m", source._replace(tokenizer=begins)).digest
 
 
+FAMILIES = {  # rotary settings of version 5, and the same of version 4
+    "llama": (
+        {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "gpt_neox": (
+        {"rope_type": "default", "rope_theta": 2e4, "partial_rotary_factor": 0.5},
+        {"rotary_emb_base": 2e4, "rotary_pct": 0.5, "rope_scaling": None},
+    ),
+    "gemma3_text": (
+        {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+        {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+}
+
+
+@pytest.mark.needs_hf
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_export_has_its_rotary_settings_for_versions_4_and_5_of_transformers(family: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from nas.conversion.huggingface import save_model
+
+    rope, before = FAMILIES[family]
+    layers = ["sliding_attention", "full_attention"] if "gemma3" in family else ["full_attention"] * 2
+    sizes = LLAMA | {"num_hidden_layers": 2, "layer_types": layers, "sliding_window": 64, "vocab_size": 400}
+    config = AutoConfig.for_model(family, **sizes, rope_parameters=rope)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "theirs")
+    KINDS["gemma"][0]().save(str(tmp_path / "theirs" / "tokenizer.json"))
+    (tmp_path / "theirs" / "tokenizer_config.json").write_text(json.dumps(TOKENS))
+    source = load_initial(str(tmp_path / "theirs"))
+    write_pretrained(source, tmp_path / "kept")
+    save_model(source.architecture, source.weights, tmp_path / "kept", tmp_path / "ours")
+    saved = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert {name: saved[name] for name in before} == before
+    assert load_initial(str(tmp_path / "ours")).architecture == source.architecture
+    settings = json.loads((tmp_path / "ours" / "tokenizer_config.json").read_text())
+    assert settings["tokenizer_class"] == "PreTrainedTokenizerFast"  # version 4 has no TokenizersBackend
+
+
 def words(ids: dict[str, int], added: Sequence[str] = ()) -> GivenTokenizer:
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
