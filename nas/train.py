@@ -286,7 +286,7 @@ def _new_folder(
             tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
             seed=config.seed,
         ),
-        begin_of_text=corpus.begin_of_text and corpus.begin_of_text.token,
+        begin_of_text=None if corpus.begin_of_text is None else corpus.begin_of_text.token,
         source=source and digest_of(source),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")

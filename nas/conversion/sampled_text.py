@@ -104,7 +104,7 @@ def _batches(
             batch=BATCH,
             length=length,
             vocab_size=encoder.vocab_size,
-            begin=encoder.begin and encoder.begin.id,
+            begin=None if encoder.begin is None else encoder.begin.id,
             temperature=settings.temperature,
             generator=torch.Generator().manual_seed(int(fingerprint([settings.seed, split, number])[:15], 16)),
         )

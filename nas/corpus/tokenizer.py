@@ -121,7 +121,7 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
         name=f"{given.name}-{size}-{hashlib.sha256(given.json.encode()).hexdigest()[:8]}",
         tokenizer=tokenizer,
         vocab_size=size if vocab_size is None else min(size, vocab_size),
-        begin=BeginOfText(token=tokenizer.id_to_token(before[0]), id=before[0]) if before else None,
+        begin=BeginOfText(token=str(tokenizer.id_to_token(before[0])), id=before[0]) if before else None,
         end=end,
         ends=frozenset((end, *end_ids(json.loads(dict(given.files).get(GENERATION_FILE, b"{}"))))),
         after=after or (end,),
@@ -160,13 +160,14 @@ def with_begin_of_text(given: GivenTokenizer, rule: str) -> GivenTokenizer:
     tokenizer = Tokenizer.from_str(given.json)
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    if rule != NO_TOKEN and tokenizer.token_to_id(rule) is None:
+    token = tokenizer.token_to_id(rule)
+    if rule != NO_TOKEN and token is None:
         raise UserError(
             f"--begin-of-text must be {OWN_RULE}, {NO_TOKEN} or a token of {given.name or 'the tokenizer'}, but got "
             f"{rule!r}."
         )
     before, after = _around(tokenizer)
-    wanted = () if rule == NO_TOKEN else (tokenizer.token_to_id(rule),)
+    wanted = () if rule == NO_TOKEN or token is None else (token,)
     if wanted == before:
         return given
     tokenizer.post_processor = template(tokenizer, wanted, after)

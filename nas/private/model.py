@@ -130,7 +130,7 @@ def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel
 
 def _folded(source: str, model: Pretrained, corpus: str | None, notes: tuple[str, ...]) -> PrivateModel:
     if not model.architecture.folded:
-        begin = model.tokenizer and given_encoder(model.tokenizer, None, None).begin
+        begin = None if model.tokenizer is None else given_encoder(model.tokenizer, None, None).begin
         vocab_size, context = model.architecture.vocab_size, model.architecture.context
         _, tokens = check_tokens(known_corpus(corpus), vocab_size, context, begin)
         folded, check = fold_as_far_as(model.architecture, model.weights, tokens)

@@ -62,7 +62,7 @@ def new_meta(
         tokenizer=corpus.tokenizer,
         split=corpus.split,
         vocab_size=corpus.vocab_size,
-        begin_of_text=corpus.begin_of_text and corpus.begin_of_text.token,
+        begin_of_text=None if corpus.begin_of_text is None else corpus.begin_of_text.token,
         reference=(config.budget.latency_s, corpus.unigram_loss),
         num_members=num_members(feasible.space),
         num_feasible=feasible.num_feasible,

@@ -181,7 +181,7 @@ def test_every_sequence_begins_with_it_and_predicts_the_same_targets(source_file
     for sequences in read:
         assert (sequences[:, 0] == first).all()
     assert (check_tokens(None, 400, 16, begun.begin_of_text)[1][:, 0] == first).all()
-    settings = {"seq_len": 16, "validation_tokens": 256}
+    settings: dict[str, Any] = {"seq_len": 16, "validation_tokens": 256}
     assert ngram_baseline(begun, **settings) == ngram_baseline(plain, **settings)
     assert prepare(source_files, 400, tokenizer=given_of("llama3")) == begun  # as read from the cache
 
@@ -221,7 +221,7 @@ def test_a_flag_changes_the_rule_and_keeps_the_rest(kind: str, rule: str, begin:
     assert (after.begin and after.begin.token) == begin
     assert after.after == before.after
     assert begin_line(after.begin, rule).startswith(line)
-    assert np.array_equal(*(encoder.encode([TEXTS[2]])[0] for encoder in (before, after)))
+    assert np.array_equal(before.encode([TEXTS[2]])[0], after.encode([TEXTS[2]])[0])
     with pytest.raises(UserError, match=r"--begin-of-text must be tokenizer, none or a token of .*, but got '<no>'"):
         with_begin_of_text(given, "<no>")
 
@@ -241,11 +241,19 @@ def test_what_a_parent_writes_follows_the_token(checkpoint: Callable[..., Path],
     from nas.model.decoder import Decoder
 
     step = Decoder.step
-    monkeypatch.setattr(Decoder, "step", lambda *args: read.append(args[1][:, ...].min().item()) or step(*args))
+
+    def reading(*args: Any) -> Any:
+        read.append(int(args[1].min()))
+        return step(*args)
+
+    monkeypatch.setattr(Decoder, "step", reading)
     source = sampled_source("parent", parent.model, parent.digest, 1024)
     assert source is not None
     batch = next(source.streams[1].batches(None))
-    assert read[0] == given_encoder(parent.model.tokenizer, None, None).begin.id  # type: ignore[union-attr,arg-type]
+    assert parent.model.tokenizer is not None
+    begin = given_encoder(parent.model.tokenizer, None, None).begin
+    assert begin is not None
+    assert read[0] == begin.id
     assert all("<s>" not in document.text for document in batch.documents)
 
 
@@ -296,7 +304,7 @@ def test_an_export_carries_the_tokenizers_files_and_predicts_as_its_parent(kind,
         ids = [tokenizer(text, return_tensors="pt").input_ids for tokenizer in (theirs, ours)]
         assert ids[0].equal(ids[1])
         losses = [model(each, labels=each).logits.log_softmax(dim=-1) for model, each in zip(models, ids, strict=True)]
-        assert torch.allclose(*losses, atol=1e-5)
+        assert torch.allclose(losses[0], losses[1], atol=1e-5)
     begins = with_begin_of_text(source.tokenizer, "none")  # type: ignore[arg-type]
     assert parent_of("m", source, "none").digest == parent_of("m", source._replace(tokenizer=begins)).digest
 
