@@ -150,10 +150,8 @@ def given_of(kind: str) -> GivenTokenizer:
 
 
 def corpora(source_files: str, kind: str = "llama3") -> tuple[Corpus, Corpus]:
-    given = given_of(kind)
-    return tuple(
-        prepare(source_files, 400, tokenizer=with_begin_of_text(given, rule)) for rule in ("tokenizer", "none")
-    )
+    begun, plain = (with_begin_of_text(given_of(kind), rule) for rule in ("tokenizer", "none"))
+    return prepare(source_files, 400, tokenizer=begun), prepare(source_files, 400, tokenizer=plain)
 
 
 def test_every_sequence_begins_with_it_and_predicts_the_same_targets(source_files: str, tiny_scale: Any) -> None:
@@ -309,7 +307,9 @@ def test_an_export_carries_the_tokenizers_files_and_predicts_as_its_parent(kind,
     assert parent_of("m", source, "none").digest == parent_of("m", source._replace(tokenizer=begins)).digest
 
 
-FAMILIES = {  # rotary settings of version 5, and the same of version 4
+FAMILIES: dict[
+    str, tuple[dict[str, Any], dict[str, Any]]
+] = {  # rotary settings of version 5, and the same of version 4
     "llama": (
         {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
