@@ -113,7 +113,7 @@ def _write_yaml(made: Export, target: Path) -> None:
     (target / TRAINED_FILE).write_text(dump_architecture(made.trained), encoding="utf-8")
     if (made.tokenizer / TOKENIZER_FILE).is_file():
         kept = kept_tokenizer(made.tokenizer, "")
-        write_tokenizer(target, kept.json, kept.end_of_text)
+        write_tokenizer(target, kept.json, kept.end_of_text, kept.files)
     if made.windows is not None:
         (target / WINDOWS_FILE).write_bytes(made.windows.tobytes())
 

@@ -27,7 +27,7 @@ from nas.run.run import Run
 from nas.study.verify_fold import deployable
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint, TrainingProgress
-from nas.training.manifest import read_training
+from nas.training.manifest import read_training, training_tokenizer
 from search_spaces.architecture import Architecture
 from search_spaces.notation import Member
 from search_spaces.workload import Workload
@@ -37,8 +37,8 @@ from search_spaces.workload import Workload
 class Export:
     """A trained architecture, its weights by node of the op graph, and facts about them.
 
-    tokenizer: its folder, which exists as long as the corpus is in the cache. run: None for a model of `nas.train`.
-        windows: of all training text of the weights, if known.
+    tokenizer: its folder: the parent's, or the corpus's, which exists as long as that is in the cache. run: None for a
+        model of `nas.train`. windows: of all training text of the weights, if known.
     """
 
     trained: Architecture
@@ -69,7 +69,8 @@ def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
         versions=record.versions,
         cost_model_id=run.pricer.cost_model_id,
     )
-    export = _prepared(candidate, last, run.pricer, run.workload, result, provenance, fold=fold)
+    tokenizer = tokenizer_folder(record.corpus) if run.parent is None else run.folder / PARENT_FOLDER
+    export = _prepared(candidate, last, run.pricer, run.workload, result, provenance, tokenizer, fold=fold)
     verified = None if record.deployed is None else record
     parents = [] if run.parent is None else [read_windows(run.folder / PARENT_FOLDER)]
     windows = _windows(record.corpus, parents)
@@ -113,7 +114,8 @@ def training_export(folder: Path, *, fold: bool = False) -> Export:
         versions=training.versions,
         cost_model_id=pricer.cost_model_id,
     )
-    export = _prepared(candidate, last, pricer, workload, result, provenance, fold=fold)
+    tokenizer = training_tokenizer(folder, training.corpus)
+    export = _prepared(candidate, last, pricer, workload, result, provenance, tokenizer, fold=fold)
     from_scratch = not {"--init-from", "--parent"}.intersection(training.command)
     return replace(export, windows=_windows(training.corpus, [] if from_scratch else [None]))
 
@@ -133,6 +135,7 @@ def _prepared(
     workload: Workload,
     result: Result,
     provenance: Provenance,
+    tokenizer: Path,
     *,
     fold: bool,
 ) -> Export:
@@ -160,7 +163,7 @@ def _prepared(
         provenance=provenance,
         fold=folding,
     )
-    return Export(trained=trained, weights=weights, facts=facts, tokenizer=tokenizer_folder(provenance.corpus))
+    return Export(trained=trained, weights=weights, facts=facts, tokenizer=tokenizer)
 
 
 def _per_token(whole: Estimate, num_tokens: int) -> Estimate:

@@ -27,8 +27,10 @@ from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.sampled_text import sampled_source
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.documents import OWN_RULE
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import NgramBaseline
+from nas.corpus.tokenizer import begin_line, write_tokenizer
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
 from nas.model.weight_normalisation import chosen_linears
@@ -54,7 +56,7 @@ from nas.training.batches import check, validate
 from nas.training.device import Device, on_device, usual_device
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
-from nas.training.manifest import TrainingManifest, is_training, read_training, write_training
+from nas.training.manifest import TOKENIZER_FOLDER, TrainingManifest, is_training, read_training, write_training
 from nas.training.memory import TooLargeError, available_bytes, require_memory, training_memory
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import train
@@ -79,6 +81,8 @@ class TrainConfig:
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), the path of a
             text, jsonl or parquet file or folder, or parent, for text that the parent generates (also
             parent:temperature=0.8,tokens=200000,seed=1).
+        begin_of_text: the token with which each sequence begins, which it does not predict: tokenizer, as that of the
+            given weights says; none; or a token such as <s>. Prices count it as one of --seq-len.
         init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging Face
             hub (GPT-2 or GPT-NeoX), a folder of nas.export or nas.train, or `latest` for the last training. Norms and
             FFNs that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
@@ -99,6 +103,7 @@ class TrainConfig:
     seq_len: int | None = None
     tokens: int | None = None
     data: str = "stdlib"
+    begin_of_text: str = OWN_RULE
     init_from: str | None = None
     parent: str | None = None
     normalisation: Literal["weight", "spectral"] | None = None
@@ -113,6 +118,8 @@ class TrainConfig:
             raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
         if self.scale == "parent" and self.parent is self.init_from is None:
             raise UserError("--scale parent is the size of a trained model; name it by --parent or --init-from.")
+        if self.begin_of_text != OWN_RULE and self.parent is self.init_from is None:
+            raise UserError("--begin-of-text is of the tokenizer of --parent or --init-from; name one, or drop it.")
         if self.parent is not None and (self.init_from is not None or self.normalisation is not None):
             other = "--init-from" if self.init_from is not None else "--normalisation"
             raise UserError(f"--parent does not go with {other}; drop one of the two.")
@@ -168,8 +175,11 @@ def run(args: Sequence[str], console: Console) -> None:
 
 
 def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, console: Console, device: str) -> None:
-    parent = None if config.parent is None else find_parent(config.parent)
-    source = find_initial(config.init_from) if config.init_from else parent and parent.model
+    rule = config.begin_of_text
+    parent = None if config.parent is None else find_parent(config.parent, rule)
+    source = find_initial(config.init_from, rule) if config.init_from else parent and parent.model
+    if resumed is not None and is_training(resumed):
+        _require_same(source, config, resumed)
     candidate = _candidate(config, parent, source)
     with torch.device("meta"):  # rejects what cannot be trained before anything is written
         model = Decoder(candidate.trained)
@@ -189,13 +199,15 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
     if source is not None:
         require_vocabulary(source, str(config.init_from or config.parent), corpus)
     check(candidate, corpus)
-    folder = resumed or _new_folder(config, output_dir, candidate, corpus)
+    folder = resumed or _new_folder(config, output_dir, candidate, corpus, source)
     ngrams = read_training(folder).ngrams if is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
         f"{corpus.tokenizer}, {corpus.split}"
     )
     console.print(f"{memory.line}, on {torch.device(device).type}")
+    if source is not None:
+        console.print(begin_line(corpus.begin_of_text, rule))
     initial, teacher = None, None
     if parent is not None:
         loss = validate(parent.decoder().to(device), corpus, scale).loss
@@ -240,7 +252,22 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:
+def _require_same(source: Pretrained | None, config: TrainConfig, folder: Path) -> None:
+    """Raise UserError unless a training is resumed with the weights that it started from."""
+    training = read_training(folder)
+    distillation = training.candidate.recipe.distillation
+    began = training.source or (distillation and distillation.parent)
+    if source is not None and began is not None and (now := digest_of(source)) != began:
+        flag, name = ("--init-from", config.init_from) if config.init_from else ("--parent", config.parent)
+        raise UserError(
+            f"{flag} {name} of {folder} must be the model {began} that it started from, but is {now} now; restore it, "
+            f"or start a new training."
+        )
+
+
+def _new_folder(
+    config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, source: Pretrained | None
+) -> Path:
     now, scale = datetime.now(UTC), candidate.recipe.scale
     training = TrainingManifest(
         candidate=candidate,
@@ -259,6 +286,8 @@ def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candida
             tokens=scale.seen_tokens if config.init_from is config.parent is None else None,
             seed=config.seed,
         ),
+        begin_of_text=None if corpus.begin_of_text is None else corpus.begin_of_text.token,
+        source=source and digest_of(source),
     )
     folder = output_dir or RUNS / now.strftime("train-%Y-%m-%dT%H%M%SZ")
     if os.path.isdir(folder) and os.access(folder, os.R_OK) and any(folder.iterdir()):
@@ -270,6 +299,9 @@ def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candida
         raise UserError(f"--output-dir {folder} {held}.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if source is not None and (given := source.tokenizer) is not None:
+            (folder / TOKENIZER_FOLDER).mkdir()
+            write_tokenizer(folder / TOKENIZER_FOLDER, given.json, given.end_of_text, given.files)
         write_training(folder, training)
         replace_file(folder / CONFIG_FILE, dump(asdict(config)))
     except OSError as error:

@@ -6,6 +6,7 @@ Source: https://github.com/ggml-org/llama.cpp, conversion/, for the order of row
 weights; src/llama-vocab.cpp for how each kind of tokenizer splits text.
 """
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -25,7 +26,14 @@ from nas.conversion.huggingface_layout import from_theirs, their_names
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.foreign_tokenizer import tokenizing
-from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE
+from nas.corpus.tokenizer import (
+    END_OF_TEXT,
+    GENERATION_FILE,
+    KEPT_FILES,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    template,
+)
 from search_spaces.architecture import Architecture
 from search_spaces.checkpoints.checkpoint import read_config, read_foreign
 from search_spaces.checkpoints.families import Family
@@ -36,6 +44,8 @@ from search_spaces.lower import lower
 PAIRED = ("llama", "granite", "smollm3")  # these rotate features f and f + 1 of queries and keys, not halves
 AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")  # values of `tokenizer.ggml.pre` that split text as GPT-2 does
 BY_DIGIT = ("smollm", "starcoder", "refact", "command-r")  # the same, after each digit is split off
+SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # tokens: names in transformers and here
+ENDS = ("eos", "eot", "eom")  # tokens that end a text, a turn and a message
 BESIDE = f"put the model's {TOKENIZER_FILE} beside the file."
 WHOLE_FIRST = ("llama3", "llama-v3", "llama-bpe")  # a part that is a token is never split
 
@@ -132,7 +142,24 @@ def _tokenizer(path: str) -> GivenTokenizer:
     with tokenizing(f"the tokenizer of {path!r}"):
         tokenizer = read_foreign(_what(path), load)
     end_of_text = tokenizer.id_to_token(values.get("tokenizer.ggml.eos_token_id", 2**32 - 1)) or END_OF_TEXT
-    return GivenTokenizer(name=Path(path).name, json=tokenizer.to_str(), end_of_text=end_of_text)
+    found = {file.name: file.read_bytes() for file in map(beside.with_name, KEPT_FILES) if file.is_file()}
+    files = _files_from_metadata(tokenizer, values) | (found if beside.is_file() else {})
+    return GivenTokenizer(
+        name=Path(path).name, json=tokenizer.to_str(), end_of_text=end_of_text, files=tuple(files.items())
+    )
+
+
+def _files_from_metadata(tokenizer: Any, values: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files of a tokenizer that transformers reads, as far as the metadata has what they say."""
+    given = {key: values.get(f"tokenizer.ggml.{key}_token_id", 2**32 - 1) for key in (*SPECIAL.values(), *ENDS)}
+    ids = {key: id_ for key, id_ in given.items() if tokenizer.id_to_token(id_) is not None}
+    settings = {f"{name}_token": tokenizer.id_to_token(ids[key]) for name, key in SPECIAL.items() if key in ids}
+    if "tokenizer.chat_template" in values:
+        settings["chat_template"] = values["tokenizer.chat_template"]
+    generation = {f"{name}_token_id": ids[key] for name, key in SPECIAL.items() if key in ids and name != "unk"}
+    if ends := list(dict.fromkeys(ids[key] for key in ENDS if key in ids)):
+        generation["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    return {TOKENIZER_CONFIG_FILE: json.dumps(settings).encode(), GENERATION_FILE: json.dumps(generation).encode()}
 
 
 def _what(path: str) -> str:
@@ -156,10 +183,14 @@ def _from_metadata(path: str, values: Mapping[str, Any]) -> Any:
     from transformers.integrations.gguf import convert_gguf_tokenizer, get_gguf_tokenizer
 
     kind, cut = values.get("tokenizer.ggml.model"), values.get("tokenizer.ggml.pre")
-    architecture, described, _ = get_gguf_tokenizer(path)
+    architecture, described, rule = get_gguf_tokenizer(path)
     tokenizer, _ = convert_gguf_tokenizer(architecture, described)
     if kind == "gpt2" and cut in BY_DIGIT:
         digits = pre_tokenizers.Split(Regex(r"\p{N}"), "isolated")
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
     tokenizer.model.ignore_merges = cut in WHOLE_FIRST
+    adds = {"bos_token_id": rule.get("add_bos_token", cut in WHOLE_FIRST), "eos_token_id": rule.get("add_eos_token")}
+    before, after = ([described[name]] if is_added and name in described else [] for name, is_added in adds.items())
+    if before or after:
+        tokenizer.post_processor = template(tokenizer, before, after)
     return tokenizer

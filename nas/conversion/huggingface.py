@@ -3,13 +3,16 @@
 Needs the extra `hf`, which is imported when a function is called. Weights here are deployed weights, by node.
 """
 
+import json
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from costmodel.config.schema import decode
@@ -20,9 +23,19 @@ from nas.conversion.huggingface_layout import from_theirs, to_theirs
 from nas.conversion.pretrained import Pretrained, is_sound
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.foreign_tokenizer import tokenizing
-from nas.corpus.tokenizer import END_OF_TEXT, TOKENIZER_FILE, kept_tokenizer
+from nas.corpus.tokenizer import (
+    END_OF_TEXT,
+    GENERATION_FILE,
+    KEPT_FILES,
+    TOKENIZER_CONFIG_FILE,
+    TOKENIZER_FILE,
+    end_ids,
+    kept_tokenizer,
+    write_tokenizer,
+)
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.checkpoints.checkpoint import (
+    CONFIG_FILE,
     OUR_TYPE,
     read_config,
     read_foreign,
@@ -36,6 +49,15 @@ WRAPPED = {  # prefixes of names of weights, with remedies
     "module.": "save the `module` of the parallel model",
     "base_model.": "save it merged, by merge_and_unload of PEFT",
 }
+# Texts in which tokenizers differ: spaces, lines, digits, cases, decomposed letters, other scripts and no text at all.
+PROBES = (
+    "",
+    "a",
+    "  Two  words \n\n\tand 12345, don't!\n",
+    "U\u0308nicode \u00dc\u65e5\u672c \U0001f600",
+    "\n def f(x):\r\n",
+)
+SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def load_pretrained(path: str) -> Pretrained:
@@ -73,7 +95,7 @@ def load_pretrained(path: str) -> Pretrained:
             architecture = replace(architecture, tied_embeddings=False)
         weights = from_theirs(family_of(config, path), architecture, state)
     copies = {name: value.float().clone(memory_format=torch.contiguous_format) for name, value in weights.items()}
-    return Pretrained(architecture, copies, _tokenizer(path))
+    return Pretrained(architecture, copies, _tokenizer(path, config))
 
 
 def _require_files_of_its_own(path: str) -> None:
@@ -100,21 +122,46 @@ def _read_config(path: str) -> tuple[Any, Architecture]:
     return config, architecture
 
 
-def _tokenizer(path: str) -> GivenTokenizer | None:
-    """Return the tokenizer that comes with the weights; None if there is none that the package tokenizers can run."""
+def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
+    """Return the tokenizer that comes with the weights; None if there is none that the package tokenizers can run.
+
+    It converts texts as AutoTokenizer does, which may replace what its file says by what its class says.
+    """
+    transformers, theirs, reason = _transformers(), None, None
     try:
         with tokenizing(f"the tokenizer of {path!r}"):
-            theirs = _transformers().PreTrainedTokenizerFast.from_pretrained(path)
+            theirs = transformers.PreTrainedTokenizerFast.from_pretrained(path)
     except UserError as error:
+        reason = " ".join(str(error).split())
+    with suppress(UserError), tokenizing(f"the tokenizer of {path!r}"):
+        auto = transformers.AutoTokenizer.from_pretrained(path, config=config, trust_remote_code=False)
+        is_whole = auto.backend_tokenizer.get_vocab_size() > len(auto.all_special_tokens)
+        if is_whole and (theirs is None or any(theirs(text).input_ids != auto(text).input_ids for text in PROBES)):
+            theirs = auto
+    if theirs is None:
         if not Path(path, TOKENIZER_FILE).is_file():  # there is none, or one in another form
             return None
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path!r} must have a {TOKENIZER_FILE} that can be read, but: {reason:.200}.") from None
-    tokenizer = theirs.backend_tokenizer
+        raise UserError(f"{path!r} must have a {TOKENIZER_FILE} that can be read, but: {reason:.200}.")
+    tokenizer, files = theirs.backend_tokenizer, _tokenizer_files(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    if GENERATION_FILE not in files:
+        ids = {name: getattr(config, name, None) for name in SPECIAL}
+        files[GENERATION_FILE] = json.dumps({name: id_ for name, id_ in ids.items() if id_ is not None}).encode()
+    what = f"{GENERATION_FILE} of {path!r} must be settings"
+    ends = read_foreign(what, lambda: end_ids(json.loads(files[GENERATION_FILE]))) + end_ids(config.to_dict())
+    end = theirs.eos_token or next(filter(None, map(tokenizer.id_to_token, ends)), END_OF_TEXT)
     name = Path(path).resolve().name if os.path.exists(path) else path  # of a folder, or an id on the hub
-    return GivenTokenizer(name=name, json=tokenizer.to_str(), end_of_text=theirs.eos_token or END_OF_TEXT)
+    return GivenTokenizer(name=name, json=tokenizer.to_str(), end_of_text=end, files=tuple(files.items()))
+
+
+def _tokenizer_files(path: str) -> dict[str, bytes]:
+    """Return the files beside the tokenizer.json of a folder or repository, by name."""
+    from transformers.utils import cached_file
+
+    quiet = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors", "gated_repo")}
+    found = {name: cached_file(path, name, **quiet) for name in KEPT_FILES}
+    return {name: Path(file).read_bytes() for name, file in found.items() if file is not None}
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:
@@ -141,23 +188,50 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 
 
 def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokenizer: Path, target: Path) -> None:
-    """Save the model of `to_transformers` and its tokenizer into a folder, as `save_pretrained` does.
+    """Save the model of `to_transformers` and its tokenizer into a folder, for versions 4 and 5 of transformers.
 
-    tokenizer: the folder of the tokenizer's file. Raises UserError if it is gone.
+    tokenizer: the folder of the tokenizer's files. Raises UserError if they are gone.
     """
-    if not (path := tokenizer / TOKENIZER_FILE).is_file():
+    if not (tokenizer / TOKENIZER_FILE).is_file():
         raise UserError(f"the tokenizer of the corpus must be in {tokenizer}, but is gone; prepare the data anew.")
-    end_of_text = kept_tokenizer(tokenizer, "").end_of_text
-    ours = _transformers().PreTrainedTokenizerFast(
-        tokenizer_file=str(path),
-        eos_token=end_of_text,
-        model_max_length=architecture.context,
-        model_input_names=["input_ids", "attention_mask"],
-    )
-    model = to_transformers(architecture, weights)
-    model.config.eos_token_id = model.generation_config.eos_token_id = ours.convert_tokens_to_ids(end_of_text)
+    kept, model = kept_tokenizer(tokenizer, ""), to_transformers(architecture, weights)
+    files, ids = dict(kept.files), Tokenizer.from_str(kept.json).token_to_id
+    settings = json.loads(files.get(TOKENIZER_CONFIG_FILE, b"{}"))
+    special = {f"{name}_id": ids(_content(settings.get(name))) for name in ("bos_token", "pad_token")}
+    special |= {"eos_token_id": ids(kept.end_of_text), **json.loads(files.get(GENERATION_FILE, b"{}"))}
+    for name in SPECIAL:
+        if special.get(name) is not None:
+            setattr(model.config, name, special[name])
+            setattr(model.generation_config, name, special[name])
     model.save_pretrained(target)
-    ours.save_pretrained(target)
+    longest = min(architecture.context, settings.get("model_max_length") or architecture.context)
+    if settings.get("tokenizer_class") in (None, "TokenizersBackend"):  # its name in version 5 alone
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(extra := settings.pop("extra_special_tokens", None), list):
+        settings.setdefault("additional_special_tokens", extra)
+    settings = {"model_input_names": ["input_ids", "attention_mask"], **settings, "model_max_length": longest}
+    files[TOKENIZER_CONFIG_FILE] = json.dumps(settings, indent=1).encode()
+    write_tokenizer(target, kept.json, kept.end_of_text, files.items())
+    config = json.loads((target / CONFIG_FILE).read_text(encoding="utf-8"))
+    (target / CONFIG_FILE).write_text(json.dumps(config | _before_5(config), indent=2) + "\n")
+
+
+def _content(token: Any) -> str:
+    """Return a special token of a configuration, where it may be a mapping; empty if there is none."""
+    return str(token["content"]) if isinstance(token, dict) else str(token or "")
+
+
+def _before_5(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary settings of a config of version 5 as version 4 of transformers names them."""
+    if not (rope := config.get("rope_parameters")):
+        return {}
+    main, local = rope.get("full_attention", rope), rope.get("sliding_attention")
+    packed = {name: main[name] for name in ("rope_theta", "partial_rotary_factor") if name in main}
+    scaling = {name: value for name, value in main.items() if name not in packed}
+    names = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}  # of GPT-NeoX
+    own = {names[name]: value for name, value in packed.items()} if config["model_type"] == "gpt_neox" else packed
+    own |= {} if local is None else {"rope_local_base_freq": local["rope_theta"]}
+    return own | {"rope_scaling": None if main.get("rope_type", "default") == "default" else scaling}
 
 
 def _transformers() -> Any:

@@ -24,7 +24,9 @@ from nas.conversion.pretrained import (
 )
 from nas.conversion.transfer import SAME, transferred
 from nas.corpus.corpus import Corpus
+from nas.corpus.documents import OWN_RULE
 from nas.corpus.sequences import epoch_order, gather, num_sequences
+from nas.corpus.tokenizer import with_begin_of_text
 from nas.model.decoder import Decoder
 from nas.model.weights import load_deployed
 from nas.recipe.candidate import Candidate
@@ -112,10 +114,11 @@ def load_parent(name: str) -> Parent:
     return parent_of(name, read_export(BUILTIN_FOLDER) if name == BUILTIN else load_initial(name))
 
 
-def parent_of(name: str, model: Pretrained) -> Parent:
-    """Return a model as a parent of this name. Raises UserError if it has no tokenizer."""
+def parent_of(name: str, model: Pretrained, begin_of_text: str = OWN_RULE) -> Parent:
+    """Return a model as a parent of this name. Raises UserError if its tokenizer is missing, or lacks the token."""
     if model.tokenizer is None:
         raise UserError(f"parent {name!r} must come with its tokenizer; put its tokenizer.json beside the weights.")
+    model = model._replace(tokenizer=with_begin_of_text(model.tokenizer, begin_of_text))
     return Parent(name, model, digest_of(model))
 
 

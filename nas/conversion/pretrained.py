@@ -131,7 +131,7 @@ def write_pretrained(model: Pretrained, folder: Path) -> None:
     (folder / TRAINED_FILE).write_text(dump_architecture(model.architecture), encoding="utf-8")
     (folder / WEIGHTS_FILE).write_bytes(save(model.weights))
     if model.tokenizer is not None:
-        write_tokenizer(folder, model.tokenizer.json, model.tokenizer.end_of_text)
+        write_tokenizer(folder, model.tokenizer.json, model.tokenizer.end_of_text, model.tokenizer.files)
     if model.windows is not None:
         (folder / WINDOWS_FILE).write_bytes(model.windows.tobytes())
     write_checksums(folder)

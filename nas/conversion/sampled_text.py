@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
 from nas.conversion.pretrained import Pretrained
-from nas.corpus.documents import Batch, Document, DocumentSource, GivenTokenizer, Split, Stream, fingerprint
-from nas.corpus.foreign_tokenizer import read_foreign_tokenizer, tokenizing
+from nas.corpus.documents import Batch, Document, DocumentSource, Split, Stream, fingerprint
+from nas.corpus.foreign_tokenizer import tokenizing
+from nas.corpus.tokenizer import Encoder, given_encoder
 from nas.model.decoder import Decoder
 from nas.model.sampling import sampled
 from nas.model.weights import load_deployed
@@ -96,7 +96,7 @@ def _batches(
     model = Decoder(parent.architecture)
     load_deployed(model, parent.weights)
     model = model.requires_grad_(False).eval().to(device)
-    tokenizer = read_foreign_tokenizer(parent.tokenizer.json, "the tokenizer of the parent")
+    encoder = given_encoder(parent.tokenizer, parent.architecture.vocab_size, None)
     length = min(LONGEST, parent.architecture.context)
     made, number = position or [0, 0]
     while made < tokens:
@@ -104,20 +104,20 @@ def _batches(
             model,
             batch=BATCH,
             length=length,
-            vocab_size=min(tokenizer.get_vocab_size(), parent.architecture.vocab_size),
+            vocab_size=encoder.vocab_size,
+            begin=None if encoder.begin is None else encoder.begin.id,
             temperature=settings.temperature,
             generator=torch.Generator().manual_seed(int(fingerprint([settings.seed, split, number])[:15], 16)),
         )
         with tokenizing("the tokenizer of the parent"):
-            texts = [_text(row, tokenizer, parent.tokenizer) for row in drawn.tolist()]
+            texts = [_text(row, encoder) for row in drawn.tolist()]
         made, number = made + sum(count for _, count in texts), number + 1
         names = (f"{split}-{number}-{place}" for place in range(BATCH))
         documents = [Document(split, text, name) for name, (text, _) in zip(names, texts, strict=True) if text]
         yield Batch(documents, [made, number], min(1.0, made / tokens))
 
 
-def _text(row: list[int], tokenizer: Tokenizer, given: GivenTokenizer) -> tuple[str, int]:
+def _text(row: list[int], encoder: Encoder) -> tuple[str, int]:
     """Return a document, cut where the model ended it, and its number of tokens."""
-    end = tokenizer.token_to_id(given.end_of_text)
-    kept = row[: row.index(end)] if end in row else row
-    return tokenizer.decode(kept), len(kept) + 1
+    kept = row[: row.index(encoder.end)] if encoder.end in row else row
+    return encoder.tokenizer.decode(kept), len(kept) + 1

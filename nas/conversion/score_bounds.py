@@ -41,8 +41,10 @@ def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
     length, train = checked.shape[1], corpus.tokens("train")
     every = max(1, len(train) // max(BOUNDING_TOKENS, length))
     starts = range(0, len(train) - length + 1, every * length)
-    more = [torch.from_numpy(np.asarray(train[start : start + length], dtype=np.int64)) for start in starts]
-    return torch.cat((tokens, torch.stack(more))) if more else tokens
+    more = np.array([train[start : start + length] for start in starts], dtype=np.int64).reshape(-1, length)
+    if corpus.begin_of_text is not None:
+        corpus.begin_of_text.set_in(more)
+    return torch.cat((tokens, torch.from_numpy(more)))
 
 
 @torch.no_grad()

@@ -20,6 +20,7 @@ from costmodel.ops import SoftmaxForm
 from nas.conversion.fold import Folded, fold
 from nas.conversion.stream_scale import factor_for, with_stream_scale
 from nas.corpus.corpus import Corpus
+from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
@@ -145,17 +146,23 @@ def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], to
         folded = less
 
 
-def check_tokens(corpus: Corpus | None, vocab_size: int, seq_len: int) -> tuple[str, Tokens]:
+def check_tokens(
+    corpus: Corpus | None, vocab_size: int, seq_len: int, begin: BeginOfText | None = None
+) -> tuple[str, Tokens]:
     """Return the sequences for a check and their origin: the validation split, or random if the corpus lacks tokens.
 
-    seq_len: the model's context; sequences are at most FIXED_POSITIONS long.
+    seq_len: the model's context; sequences are at most FIXED_POSITIONS long. begin: with what they begin if there is no
+        corpus to say it.
     """
     positions, seq_len = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size), min(seq_len, FIXED_POSITIONS)
     shape = (-(-positions // seq_len), seq_len)
     tokens = () if corpus is None else corpus.tokens("validation")
-    if corpus is not None and len(tokens) >= shape[0] * shape[1]:
-        return "validation", np.asarray(tokens[: shape[0] * shape[1]], dtype=np.int64).reshape(shape)
-    return "random", np.random.default_rng(0).integers(vocab_size, size=shape)
+    origin, sequences = "random", np.random.default_rng(0).integers(vocab_size, size=shape)
+    if len(tokens) >= shape[0] * shape[1]:
+        origin, sequences = "validation", np.array(tokens[: shape[0] * shape[1]], dtype=np.int64).reshape(shape)
+    if begin := begin if corpus is None else corpus.begin_of_text:
+        begin.set_in(sequences)
+    return origin, sequences
 
 
 class Reference(NamedTuple):

@@ -34,6 +34,7 @@ from nas.corpus.tokenizer import (
     END_OF_TEXT,
     TOKENIZER_BYTES,
     TOKENIZER_FILE,
+    BeginOfText,
     Encoder,
     given_encoder,
     id_type,
@@ -56,8 +57,9 @@ class Corpus:
     """A prepared corpus; `tokens` maps its arrays into memory.
 
     fingerprint: of everything that its tokens depend on. vocab_size: of the tokenizer, whose name has a digest; a small
-    corpus yields fewer merges than requested. num_train_tokens: of the whole split, or of the part of a large source
-    that was prepared. unigram_loss: validation loss, nats per token, of the best model that ignores context: train
+    corpus yields fewer merges than requested. begin_of_text: replaces the first token of each sequence, if the
+    tokenizer adds one; the files have none. num_train_tokens: of the whole split, or of the part of a large source that
+    was prepared. unigram_loss: validation loss, nats per token, of the best model that ignores context: train
     frequencies with one added to every count; its exponential is the reference point of the hypervolume. chunk_len:
     None if documents follow each other, else the length of the sequences into which each document was cut, each
     stored with the token after it.
@@ -74,6 +76,7 @@ class Corpus:
     unigram_loss: float
     held_out: HeldOut
     chunk_len: int | None = None
+    begin_of_text: BeginOfText | None = None
 
     def tokens(self, split: Split) -> NDArray[np.unsignedinteger[Any]]:
         """Return the token ids of a split, in order of documents, memory-mapped read-only."""
@@ -124,7 +127,7 @@ def prepare(
     chunk_len = seq_len if source.chunked else None
     given = tokenizer or source.tokenizer(vocab_size)
     encoder = None if given is None else given_encoder(given, vocab_size, chunk_len)
-    key = _key(source, given, vocab_size, chunk_len, of_parent)
+    key = _key(source, given, encoder, vocab_size, chunk_len, of_parent)
     entry, level = (cache_dir or default_cache_dir()) / key, token_files.level_of(tokens)
     with suppress(UserError):  # a torn entry is handled under the lock
         if corpus := _cached(entry, level):
@@ -209,16 +212,21 @@ def require_chunks(corpus: Corpus, seq_len: int) -> None:
 def _key(
     source: DocumentSource,
     given: GivenTokenizer | None,
+    encoder: Encoder | None,
     vocab_size: int,
     chunk_len: int | None,
     of_parent: KeptWindows | None,
 ) -> str:
     """Return the name of the cache entry, which is the fingerprint of the whole source."""
     settings: list[object] = [FORMAT, source.fingerprint]
-    if given is None:
+    if given is None or encoder is None:
         settings += [vocab_size, VALIDATION_SHARE, TOKENIZER_BYTES, END_OF_TEXT, tokenizers_version]
     else:
         settings += [hashlib.sha256(given.json.encode()).hexdigest(), given.end_of_text]
+        settings += ["begins", encoder.begin.token, encoder.begin.id] if encoder.begin else []
+        settings += ["ends", *encoder.after] if encoder.after != (encoder.end,) else []
+        is_whole = encoder.vocab_size == encoder.tokenizer.get_vocab_size()
+        settings += [] if is_whole else ["ids", encoder.vocab_size]
     if chunk_len is not None:
         settings += ["chunks", chunk_len]
     if of_parent is not None:
@@ -288,6 +296,7 @@ def _described(
         unigram_loss=0.0,
         held_out=held_out,
         chunk_len=encoder.seq_len,
+        begin_of_text=encoder.begin,
     )
     corpus = replace(corpus, unigram_loss=_unigram_loss(corpus))
     facts = {name: value for name, value in asdict(corpus).items() if name != "folder"}

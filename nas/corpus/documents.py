@@ -7,11 +7,12 @@ import hashlib
 import json
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 Split = Literal["train", "validation"]
 
+OWN_RULE, NO_TOKEN = "tokenizer", "none"  # what begins a text: the tokenizer's own rule, nothing, or a named token
 VALIDATION_SHARE = 0.05  # of files or rows: about 90,000 tokens of the standard library
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 22  # bounds memory for books
@@ -46,11 +47,16 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GivenTokenizer:
-    """A tokenizer of a corpus or model. json: its tokenizer.json. end_of_text: the token after a document."""
+    """A tokenizer of a corpus or model.
+
+    json: its tokenizer.json, whose post-processor says with which token a text begins. end_of_text: the token after a
+    document. files: names and contents of its other files, which exports carry.
+    """
 
     name: str
     json: str
     end_of_text: str
+    files: tuple[tuple[str, bytes], ...] = field(default=(), compare=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

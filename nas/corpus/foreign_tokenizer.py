@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from math import prod
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -21,7 +21,7 @@ from costmodel.errors import UserError
 MOST_GROWTH = 64  # characters that may be made of one; NFKC makes 18, bytes as letters 4
 MOST_CHARACTERS = 4096  # of a token; published ones have runs of up to 1,024 spaces or dashes
 
-_stderr = Lock()
+_stderr = RLock()
 
 
 @contextmanager

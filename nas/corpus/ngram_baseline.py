@@ -7,7 +7,7 @@ model, `Corpus.unigram_loss`, of the whole training split.
 import json
 import logging
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +37,8 @@ def ngram_baseline(
 ) -> NgramBaseline:
     """Return the n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
 
+    It is of text alone, without the token that begins a text.
+
     Args:
         tokens: training tokens of a candidate, in whole sequences; None for all. At most 2**24 are counted
             (`NgramBaseline.tokens`), although more would lower the perplexities.
@@ -60,7 +62,11 @@ def ngram_baseline(
         return decode(NgramBaseline, read_json(path), str(path))
     _log.info(f"counting n-grams of {counted * seq_len:,} training tokens")
     order = np.arange(count) if counted == count else epoch_order(seed, 0, count)[:counted]
-    train, targets = gather(corpus, "train", order, seq_len), gather(scored, "validation", held_out.indices, seq_len)
+    texts = replace(corpus, begin_of_text=None), replace(scored, begin_of_text=None)
+    train, targets = (
+        gather(texts[0], "train", order, seq_len),
+        gather(texts[1], "validation", held_out.indices, seq_len),
+    )
     orders = kneser_ney(train, targets, corpus.vocab_size)
     losses = [mean_loss(held_out.by_document(-np.log(probabilities))) for probabilities in orders]
     ngrams = NgramBaseline(tokens=counted * seq_len, losses=tuple(losses))

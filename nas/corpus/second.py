@@ -72,7 +72,7 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
         held_out = decode(HeldOut, read_json(entry / "held-out.json"), str(entry))
         return _beside(first, data, key, entry, held_out)
     kept = _without_copies(data, source.documents, first, of_parent)
-    encoder = given_encoder(kept_tokenizer(Path(first.folder), "first"), None, first.chunk_len)
+    encoder = given_encoder(kept_tokenizer(Path(first.folder), "first"), first.vocab_size, first.chunk_len)
     ids = encoder.encode([document.text for document in kept])
     sizes = [(document.name, len(tokens)) for document, tokens in zip(kept, ids, strict=True) if len(tokens)]
     held_out = HeldOut(documents=grouped(sizes), num_left_out=len(source.documents) - len(kept))

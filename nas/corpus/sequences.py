@@ -96,8 +96,13 @@ def _evenly(available: Sequence[int], wanted: int) -> list[int]:
 def gather(
     corpus: Corpus, split: Split, indices: Sequence[int] | NDArray[np.int64], seq_len: int
 ) -> NDArray[np.unsignedinteger[Any]]:
-    """Return sequences of a split, each with its next token: indices x (seq_len + 1), in the stored type."""
+    """Return sequences of a split, each with its next token: indices x (seq_len + 1), in the stored type.
+
+    The token that begins a text replaces the first token of each, which no sequence predicts.
+    """
     stride = seq_len if corpus.chunk_len is None else seq_len + 1
     starts = np.asarray(indices, dtype=np.int64) * stride
     sequences: NDArray[np.unsignedinteger[Any]] = sliding_window_view(corpus.tokens(split), seq_len + 1)[starts]
+    if corpus.begin_of_text is not None:
+        corpus.begin_of_text.set_in(sequences)
     return sequences

@@ -2,52 +2,71 @@
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from costmodel.config.user_files import MOST_JSON, read_json, read_text
+from costmodel.config.user_files import MOST_JSON, read_bytes, read_json, read_text
 from costmodel.errors import UserError
-from nas.corpus.documents import DocumentSource, GivenTokenizer, texts
+from nas.corpus.documents import NO_TOKEN, OWN_RULE, DocumentSource, GivenTokenizer, texts
 from nas.corpus.foreign_tokenizer import read_foreign_tokenizer, tokenizing
 from nas.storage import replace_file
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"  # where transformers looks for the token after a document
+GENERATION_FILE = "generation_config.json"  # where transformers looks for the tokens that end a text
 END_OF_TEXT = "<|endoftext|>"  # after every document, as in GPT-2
 TOKENIZER_BYTES = 100_000_000  # of training text for the tokenizer: merges settle long before
 PIECE_CHARACTERS = 1 << 20  # longer documents are encoded in pieces of whole lines, which bounds memory
+KEPT_FILES = (  # what a tokenizer may come with beside TOKENIZER_FILE
+    TOKENIZER_CONFIG_FILE, "special_tokens_map.json", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    GENERATION_FILE, "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BeginOfText:
+    """The token with which each text and each sequence of a corpus begins."""
+
+    token: str
+    id: int
+
+    def set_in(self, sequences: NDArray[Any]) -> None:
+        """Replace the first token of sequences, which is no target, so that they keep their length and targets."""
+        sequences[:, 0] = self.id
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Encoder:
     """Converts texts to token ids.
 
-    name: includes a digest of the tokenizer. end: id after every document. seq_len: None, or the length of the
+    name: includes a digest of the tokenizer. vocab_size: its largest id + 1. begin: the token before a text, if the
+        tokenizer adds one, which documents are stored without. end: id of the end of text. ends: that and others that
+        end an answer, such as the end of a turn. after: ids after every document. seq_len: None, or the length of the
         sequences into which each document is cut without its tail; each has its next token, seq_len + 1 ids in all, and
         no end.
     """
 
     name: str
     tokenizer: Tokenizer
+    vocab_size: int
+    begin: BeginOfText | None
     end: int
+    ends: frozenset[int]
+    after: tuple[int, ...]
     seq_len: int | None
-
-    @property
-    def vocab_size(self) -> int:
-        return int(self.tokenizer.get_vocab_size())
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger[Any]]:
         return id_type(self.vocab_size)
 
     def encode(self, documents: list[str]) -> list[NDArray[np.unsignedinteger[Any]]]:
-        """Return the token ids of each document."""
+        """Return the token ids of each document. Raises UserError for a token beyond the vocabulary."""
         pieces = [_pieces(text) for text in documents]
         with tokenizing(f"the tokenizer {self.name}"):
             encodings = iter(
@@ -55,28 +74,125 @@ class Encoder:
             )
         return [self._cut([token for _ in document for token in next(encodings).ids]) for document in pieces]
 
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the token ids of a text that goes on, from the token that begins it. Raises UserError as `encode`."""
+        with tokenizing(f"the tokenizer {self.name}"):
+            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+        self._require_known(ids)
+        return [*([self.begin.id] if self.begin else []), *ids]
+
+    def _require_known(self, ids: Sequence[int]) -> None:
+        if ids and (largest := max(ids)) >= self.vocab_size:
+            raise UserError(
+                f"text must be in the {self.vocab_size} tokens of the model, but has "
+                f"{self.tokenizer.id_to_token(largest)!r}, of id {largest} in {self.name}; take that out."
+            )
+
     def _cut(self, ids: list[int]) -> NDArray[np.unsignedinteger[Any]]:
+        self._require_known(ids)
         if self.seq_len is None:
-            return np.asarray([*ids, self.end] if ids else [], dtype=self.dtype)
+            return np.asarray([*ids, *self.after] if ids else [], dtype=self.dtype)
         starts = np.arange(max(0, len(ids) - 1) // self.seq_len) * self.seq_len
         return np.asarray(ids, dtype=self.dtype)[starts[:, None] + np.arange(self.seq_len + 1)].reshape(-1)
 
 
 def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | None) -> Encoder:
-    """Build an encoder. Raises UserError if the tokenizer is damaged, too large or lacks the end of text."""
+    """Build an encoder. Raises UserError if the tokenizer is damaged, too large or lacks the end of text.
+
+    vocab_size: of the model, or None. Added tokens may lie beyond it, as in Gemma 3, but no text may have them.
+    """
     tokenizer = read_foreign_tokenizer(given.json, f"the tokenizer of {given.name}")
     tokenizer.no_truncation()  # saved if a call with `max_length` came before save_pretrained
     tokenizer.no_padding()
-    size = tokenizer.get_vocab_size()
-    if vocab_size is not None and size > vocab_size:
+    size = num_ids(tokenizer)
+    if vocab_size is not None and num_ids(tokenizer, added=False) > vocab_size:
         raise UserError(
-            f"the tokenizer of {given.name} has {size} entries, but the model's vocabulary only {vocab_size}; use the "
-            f"right tokenizer, or an architecture with a larger vocabulary."
+            f"the tokenizer of {given.name} has {tokenizer.get_vocab_size()} entries, but the model's vocabulary, for "
+            f"ids up to {size - 1}, only {vocab_size}; use the right tokenizer, or an architecture with a larger one."
         )
     if (end := tokenizer.token_to_id(given.end_of_text)) is None:
         raise UserError(f"the tokenizer of {given.name} must have the token {given.end_of_text}, but has not.")
-    name = f"{given.name}-{size}-{hashlib.sha256(given.json.encode()).hexdigest()[:8]}"
-    return Encoder(name=name, tokenizer=tokenizer, end=end, seq_len=seq_len)
+    with tokenizing(f"the tokenizer of {given.name}"):
+        before, after = _around(tokenizer)
+    if len(before) > 1:
+        raise UserError(
+            f"the tokenizer of {given.name} begins a text with {len(before)} tokens, but sequences begin with one at "
+            f"most; name it by --begin-of-text, or none."
+        )
+    return Encoder(
+        name=f"{given.name}-{size}-{hashlib.sha256(given.json.encode()).hexdigest()[:8]}",
+        tokenizer=tokenizer,
+        vocab_size=size if vocab_size is None else min(size, vocab_size),
+        begin=BeginOfText(token=str(tokenizer.id_to_token(before[0])), id=before[0]) if before else None,
+        end=end,
+        ends=frozenset((end, *end_ids(json.loads(dict(given.files).get(GENERATION_FILE, b"{}"))))),
+        after=after or (end,),
+        seq_len=seq_len,
+    )
+
+
+def end_ids(settings: Mapping[str, Any]) -> list[int]:
+    """Return the ids that end a generation, by settings of transformers, which name one, several or none."""
+    named = settings.get("eos_token_id")
+    return [id_ for id_ in (named if isinstance(named, list) else [named]) if id_ is not None]
+
+
+def num_ids(tokenizer: Tokenizer, *, added: bool = True) -> int:
+    """Return the largest id of a tokenizer + 1, which is more than its entries where ids are missing."""
+    return max(tokenizer.get_vocab(with_added_tokens=added).values(), default=-1) + 1
+
+
+def _around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the ids that a tokenizer's post-processor adds before and after a text."""
+    for text in ("a", *tokenizer.get_vocab()):
+        if ids := tokenizer.encode(text, add_special_tokens=False).ids:
+            whole = tokenizer.encode(text).ids
+            first = next(place for place in range(len(whole)) if whole[place : place + len(ids)] == ids)
+            return tuple(whole[:first]), tuple(whole[first + len(ids) :])
+    return (), ()
+
+
+def with_begin_of_text(given: GivenTokenizer, rule: str) -> GivenTokenizer:
+    """Return a tokenizer by whose rule texts begin as asked: OWN_RULE, NO_TOKEN or a token.
+
+    Raises UserError for a token that it lacks.
+    """
+    if rule == OWN_RULE:
+        return given
+    tokenizer = Tokenizer.from_str(given.json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    token = tokenizer.token_to_id(rule)
+    if rule != NO_TOKEN and token is None:
+        raise UserError(
+            f"--begin-of-text must be {OWN_RULE}, {NO_TOKEN} or a token of {given.name or 'the tokenizer'}, but got "
+            f"{rule!r}."
+        )
+    before, after = _around(tokenizer)
+    wanted = () if rule == NO_TOKEN or token is None else (token,)
+    if wanted == before:
+        return given
+    tokenizer.post_processor = template(tokenizer, wanted, after)
+    own = {"tokenizer_class": "PreTrainedTokenizerFast"}  # others replace the post-processor by their own
+    own |= {} if rule == NO_TOKEN else {"bos_token": rule}
+    settings = {**json.loads(dict(given.files).get(TOKENIZER_CONFIG_FILE, b"{}")), **own}
+    files = {**dict(given.files), TOKENIZER_CONFIG_FILE: json.dumps(settings, indent=1).encode()}
+    return replace(given, json=tokenizer.to_str(), files=tuple(files.items()))
+
+
+def template(tokenizer: Tokenizer, before: Sequence[int], after: Sequence[int]) -> processors.TemplateProcessing:
+    """Return the post-processor that adds these ids before and after a text."""
+    tokens = {id_: tokenizer.id_to_token(id_) for id_ in (*before, *after)}
+    single = [*(tokens[id_] for id_ in before), "$A", *(tokens[id_] for id_ in after)]
+    return processors.TemplateProcessing(single=single, special_tokens=[(token, id_) for id_, token in tokens.items()])
+
+
+def begin_line(begin: BeginOfText | None, rule: str) -> str:
+    """Say with which token sequences and prompts begin, and by whose rule."""
+    token = f"{begin.token!r}, which is not predicted" if begin else "no token of its own"
+    return (
+        f"each sequence begins with {token}: the rule of {'its tokenizer' if rule == OWN_RULE else '--begin-of-text'}"
+    )
 
 
 def trained_encoder(text: str, seq_len: int | None) -> Encoder:
@@ -84,9 +200,15 @@ def trained_encoder(text: str, seq_len: int | None) -> Encoder:
     return given_encoder(GivenTokenizer(name="bpe", json=text, end_of_text=END_OF_TEXT), None, seq_len)
 
 
-def write_tokenizer(folder: Path, json_text: str, end_of_text: str) -> None:
-    """Write a tokenizer for `kept_tokenizer`, its entries last. Raises OSError."""
-    replace_file(folder / TOKENIZER_CONFIG_FILE, json.dumps({"eos_token": end_of_text}) + "\n")
+def write_tokenizer(folder: Path, json_text: str, end_of_text: str, files: Iterable[tuple[str, bytes]] = ()) -> None:
+    """Write a tokenizer for `kept_tokenizer`, its entries last. files: its other ones. Raises OSError."""
+    settings = {"eos_token": end_of_text}
+    for name, content in files:
+        if name == TOKENIZER_CONFIG_FILE:
+            settings |= {key: value for key, value in json.loads(content).items() if value or key != "eos_token"}
+        else:
+            (folder / name).write_bytes(content)
+    replace_file(folder / TOKENIZER_CONFIG_FILE, json.dumps(settings) + "\n")
     replace_file(folder / TOKENIZER_FILE, json_text)
 
 
@@ -104,7 +226,9 @@ def kept_tokenizer(folder: Path, name: str) -> GivenTokenizer:
         end = eos.get("content") if isinstance(eos, dict) else eos  # in some models of transformers it is a mapping
         if not isinstance(end, str):
             raise UserError(f"{path} {rule}; restore it.")
-    return GivenTokenizer(name=name, json=read_text(folder / TOKENIZER_FILE, MOST_JSON), end_of_text=end)
+    files = tuple((name, read_bytes(folder / name, MOST_JSON)) for name in KEPT_FILES if (folder / name).is_file())
+    content = read_text(folder / TOKENIZER_FILE, MOST_JSON)
+    return GivenTokenizer(name=name, json=content, end_of_text=end, files=files)
 
 
 def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:

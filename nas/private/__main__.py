@@ -116,7 +116,8 @@ def _print_answer(
 ) -> None:
     """Answer a prompt and print the answer; `addresses` are those of all parties if only the client runs here."""
     model = setup.model
-    prompt = read_prompt(text, model.tokenizer, context=model.architecture.context, new_tokens=new_tokens)
+    sizes = {"context": model.architecture.context, "vocab_size": model.architecture.vocab_size}
+    prompt = read_prompt(text, model.tokenizer, new_tokens=new_tokens, **sizes)
 
     def client_alone(client: Assignment) -> AbstractContextManager[tuple[Session, Ready]]:
         return alone(part_of(replace(client, addresses=addresses, wait_s=wait_s), CLIENT))

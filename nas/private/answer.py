@@ -29,7 +29,7 @@ class Answer:
 
     @property
     def text(self) -> str:
-        return self.prompt.decoded([*self.prompt.ids, *(token.token for token, _ in self.tokens)])
+        return self.prompt.continued([token.token for token, _ in self.tokens])
 
     @property
     def agreement(self) -> Agreement | None:
@@ -60,6 +60,8 @@ def answer(
         for token, expected in zip(answered, predicted, strict=False):
             on_token(token, expected)
             tokens.append((token, expected))
+            if token.token in prompt.encoder.ends:
+                break
         session.leave()
     return Answer(prompt=prompt, tokens=tuple(tokens), ready=ready)
 

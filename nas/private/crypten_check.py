@@ -22,6 +22,7 @@ from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.crypten_primitives import EXPONENTIAL_SQUARINGS, LOGISTIC_ITERATIONS
 from nas.conversion.verified_fold import check_tokens
 from nas.corpus.corpus import known_corpus
+from nas.corpus.tokenizer import given_encoder
 from nas.private.setup import Setup
 from search_spaces.lower import lower
 
@@ -61,7 +62,8 @@ def with_precision(setup: Setup, fraction_bits: int | None) -> Setup:
     if not isinstance(setup.setting, CryptenSetting) or model.weights is None:
         return setup
     length = min(NUM_TOKENS, architecture.context)
-    _, tokens = check_tokens(known_corpus(model.corpus), architecture.vocab_size, length)
+    begin = given_encoder(model.tokenizer, None, None).begin
+    _, tokens = check_tokens(known_corpus(model.corpus), architecture.vocab_size, length, begin)
     graph = lower(architecture, length)
     values = interpreter.values(graph, model.weights, tokens[0])
     reaches = {node.name: _reach(node, values) for node in graph}

@@ -20,6 +20,7 @@ from costmodel.protocols.primitives import EngineSetting
 from nas.corpus.corpus import Corpus, known_corpus, prepare
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sequences import gather, held_out_targets
+from nas.corpus.tokenizer import given_encoder
 from nas.private.answer import agreement_document, difference
 from nas.private.setup import Setup, describe_setting, setup_document
 from search_spaces.architecture import gelu_form
@@ -59,8 +60,9 @@ def corpus_for(
     tokenizer: GivenTokenizer, fingerprint: str | None, data: str | None, *, vocab_size: int, context: int
 ) -> Corpus:
     """Return the corpus `data`, or by default the model's own or DEFAULT_DATA. Raise UserError as `prepare`."""
-    known = known_corpus(fingerprint) if data is None else None
-    return known or prepare(data or DEFAULT_DATA, vocab_size, seq_len=context, tokenizer=tokenizer)
+    if data is None and (known := known_corpus(fingerprint)) is not None:
+        return replace(known, begin_of_text=given_encoder(tokenizer, vocab_size, None).begin)
+    return prepare(data or DEFAULT_DATA, vocab_size, seq_len=context, tokenizer=tokenizer)
 
 
 def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Tokens:

@@ -14,8 +14,8 @@ from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER, load_initial
 from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, read_architecture, read_export
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus
-from nas.corpus.documents import GivenTokenizer
-from nas.corpus.tokenizer import TOKENIZER_FILE, kept_tokenizer
+from nas.corpus.documents import OWN_RULE, GivenTokenizer
+from nas.corpus.tokenizer import TOKENIZER_FILE, begin_line, given_encoder, kept_tokenizer, with_begin_of_text
 from nas.model.weights import WEIGHTS_FILE
 from nas.prepare_export import Export, prepare_export, training_export
 from nas.report.model_card import EXPORT_FILE
@@ -44,7 +44,17 @@ class PrivateModel:
     known: tuple[str | None, int | None, str] | None = None
 
 
-def load_model(source: str, pick: str, *, weights_here: bool = True) -> PrivateModel:
+def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_text: str = OWN_RULE) -> PrivateModel:
+    """Return a model whose prompts begin as asked. Raise UserError as `_loaded`, or for a token that it lacks."""
+    model = _loaded(source, pick, weights_here=weights_here)
+    tokenizer = with_begin_of_text(model.tokenizer, begin_of_text)
+    begin = given_encoder(tokenizer, None, None).begin
+    is_said = begin is not None or begin_of_text != OWN_RULE
+    notes = (*model.notes, *([begin_line(begin, begin_of_text)] if is_said else []))
+    return replace(model, tokenizer=tokenizer, notes=notes)
+
+
+def _loaded(source: str, pick: str, *, weights_here: bool) -> PrivateModel:
     """Return the model of a run, training, export or other checkpoint; `builtin` is the parent in this package.
 
     weights_here: whether the weights must be on this machine; if not, an export without its weights is enough.
@@ -120,7 +130,9 @@ def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel
 
 def _folded(source: str, model: Pretrained, corpus: str | None, notes: tuple[str, ...]) -> PrivateModel:
     if not model.architecture.folded:
-        _, tokens = check_tokens(known_corpus(corpus), model.architecture.vocab_size, model.architecture.context)
+        begin = None if model.tokenizer is None else given_encoder(model.tokenizer, None, None).begin
+        vocab_size, context = model.architecture.vocab_size, model.architecture.context
+        _, tokens = check_tokens(known_corpus(corpus), vocab_size, context, begin)
         folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
         model = model._replace(architecture=folded.architecture, weights=folded.weights)
         notes += _notes(passes=check.passes, left=folded.left)

@@ -10,7 +10,7 @@ from nas.corpus.tokenizer import Encoder, given_encoder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt of at least one token; `end` is the token that ends a document."""
+    """A prompt of at least one token, from the one that begins a text; `end` is the token that ends a document."""
 
     text: str
     ids: tuple[int, ...]
@@ -20,19 +20,25 @@ class Prompt:
     def end(self) -> int:
         return self.encoder.end
 
+    def continued(self, new: list[int]) -> str:
+        """Return the text of the prompt and new tokens, without the token that begins a text."""
+        return self.decoded([*self.ids[self.encoder.begin is not None :], *new])
+
     def decoded(self, ids: list[int]) -> str:
         """Return the text of tokens; bytes that are not a whole character are replaced."""
         with tokenizing(f"the tokenizer {self.encoder.name}"):
             return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
 
 
-def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, new_tokens: int) -> Prompt:
+def read_prompt(
+    text: str | None, tokenizer: GivenTokenizer, *, context: int, new_tokens: int, vocab_size: int | None = None
+) -> Prompt:
     """Return a prompt. Raise UserError if it is missing, empty or too long, or the tokenizer lacks a character."""
     if not text:
         raise UserError("--prompt must be text, such as 'def f(x):', but is empty.")
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")
-    encoder = given_encoder(tokenizer, None, None)
+    encoder = given_encoder(tokenizer, vocab_size, None)
     unknown = getattr(encoder.tokenizer.model, "unk_token", None)
     unknown_id = None if unknown is None else encoder.tokenizer.token_to_id(unknown)
     with tokenizing(f"the tokenizer {encoder.name}"):
@@ -40,6 +46,7 @@ def read_prompt(text: str | None, tokenizer: GivenTokenizer, *, context: int, ne
         ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids)
     if lacking := [repr(character) for character, its in ids_of.items() if not its or unknown_id in its]:
         raise UserError(f"--prompt must be in what the model's tokenizer knows, but that lacks {', '.join(lacking)}.")
+    ids = tuple(encoder.encode_prompt(text))
     if len(ids) + new_tokens > context:
         raise UserError(
             f"the prompt and the new tokens must fit into the context of {context} tokens, but they are {len(ids)} + "

@@ -23,6 +23,7 @@ from costmodel.protocols.derived import check_setting
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.report.trust import trust_document
 from costmodel.trust import at_client, described, shown
+from nas.corpus.documents import OWN_RULE
 from nas.private.model import PrivateModel, load_model, with_gelu
 from nas.private.public_layers import require_public
 from search_spaces.architecture import Architecture
@@ -98,6 +99,7 @@ def resolve_setup(
     network: str | None = None,
     bandwidth: str | None = None,
     rtt: str | None = None,
+    begin_of_text: str = OWN_RULE,
     gelu: GeluForm | None = None,
     public_layers: str | None = None,
     client_layers: int | None = None,
@@ -119,6 +121,8 @@ def resolve_setup(
         network: network for predicted seconds, by name or as a .yaml file, instead of loopback.
         bandwidth: bandwidth of that network with a unit, such as 1Gbps, instead of its own.
         rtt: round-trip time of that network with a unit, such as 4ms, instead of its own.
+        begin_of_text: the token with which a prompt begins: tokenizer, as that of the model says; none; or a token such
+            as <s>. A prompt's length includes it.
         gelu: tanh, exact or piecewise instead of the form in training, also in plaintext; see --perplexity for the
             error of tanh.
         public_layers: layers whose weights are not secret and go to all parties in plaintext, such as 0-5,7 or embed.
@@ -134,7 +138,7 @@ def resolve_setup(
         raise UserError(
             "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
         )
-    model = load_model(run, pick, weights_here=party in (None, SERVER))
+    model = load_model(run, pick, weights_here=party in (None, SERVER), begin_of_text=begin_of_text)
     if public_checkpoint is None and model.known is not None:
         public_layers, client_layers, public_checkpoint = model.known
     client_weights = model.weights

@@ -12,6 +12,7 @@ from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols import SETTINGS, Setting, setting_of
 from costmodel.protocols.primitives import Holder, WeightMasks
+from nas.corpus.documents import OWN_RULE
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import RecipeChanges, changed
@@ -72,6 +73,8 @@ class StudyConfig(BudgetOptions):
         data: stdlib, codeparrot (from the hub), codeparrot:FOLDER or languini:FOLDER (a local copy), the path of a
             text, jsonl or parquet file or folder, or parent, for text that the parent generates (also
             parent:temperature=0.8,tokens=200000,seed=1).
+        begin_of_text: the token with which each sequence begins, which it does not predict: tokenizer, as that of
+            --parent says; none; or a token such as <s>. Prices count it as one of --seq-len.
         second_eval_data: a second corpus on which completed trials are validated too: dependencies (the Python source
             of packages that this one needs), a path as for --data, or none. The default is dependencies with the
             builtin parent on stdlib, else none.
@@ -107,6 +110,7 @@ class StudyConfig(BudgetOptions):
     tokens: int | None = None
     parent: str | None = None
     data: str = "stdlib"
+    begin_of_text: str = OWN_RULE
     second_eval_data: str | None = None
     max_concurrent: int | None = None
     gpus_per_trial: float | None = None

@@ -82,7 +82,8 @@ class Meta:
     dimensions of all members; its own layers are not used. recipe: of candidates (`nas.run.config.study_candidate`).
     parent: its results; a copy of it is in PARENT_FOLDER. ngrams: baselines on a candidate's training tokens; None if
     not counted. withheld: attention removed because the parent's scores would leave fixed-point range. planned_tokens:
-    training tokens of a candidate, if its recipe has fewer because of the time budget.
+    training tokens of a candidate, if its recipe has fewer because of the time budget. begin_of_text: the token with
+    which sequences begin; None without.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -105,6 +106,7 @@ class Meta:
     held_out: HeldOut | None = None
     second: SecondCorpus | None = None
     planned_tokens: int | None = None
+    begin_of_text: str | None = None
 
     @property
     def weak_parent(self) -> str:

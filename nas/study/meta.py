@@ -8,10 +8,12 @@ from datetime import UTC, datetime
 from functools import partial
 
 from costmodel.errors import UserError
-from nas.conversion.parent import Parent
+from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
+from nas.corpus.documents import OWN_RULE
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import TRIGRAM
+from nas.corpus.tokenizer import begin_line
 from nas.provenance import versions
 from nas.recipe.distillation import parent_architecture
 from nas.recipe.recipe import Scale
@@ -60,6 +62,7 @@ def new_meta(
         tokenizer=corpus.tokenizer,
         split=corpus.split,
         vocab_size=corpus.vocab_size,
+        begin_of_text=None if corpus.begin_of_text is None else corpus.begin_of_text.token,
         reference=(config.budget.latency_s, corpus.unigram_loss),
         num_members=num_members(feasible.space),
         num_feasible=feasible.num_feasible,
@@ -119,9 +122,11 @@ def _cost_model_ids(feasible: FeasibleSpace) -> str:
     return ", ".join(constraint.priced.pricer.cost_model_id for constraint in feasible.every)
 
 
-def opening_lines(meta: Meta, corpus: Corpus, parent: Parent | None) -> list[str]:
+def opening_lines(meta: Meta, corpus: Corpus, parent: Parent | None, begin_of_text: str = OWN_RULE) -> list[str]:
     """Say what the candidates of a new run start from, and on what they are validated."""
     lines = [start_line(meta), *(() if parent is None else parent.model.notes), validation_line(corpus, parent)]
+    if corpus.begin_of_text is not None or (parent is not None and parent.name != BUILTIN):
+        lines.append(begin_line(corpus.begin_of_text, begin_of_text))
     lines += [f"warning: {meta.weak_parent}"] if meta.weak_parent else []
     return lines if meta.second is None else [*lines, second_line(meta.second)]
 

@@ -7,24 +7,28 @@ from nas.conversion.parent import BUILTIN, Parent, load_initial, load_parent, pa
 from nas.conversion.pretrained import Pretrained, read_tokenizer
 from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens
-from nas.corpus.corpus import known_corpus, tokenizer_folder
+from nas.corpus.corpus import known_corpus
+from nas.corpus.documents import OWN_RULE
 from nas.corpus.held_out import trained_on
+from nas.corpus.tokenizer import with_begin_of_text
 from nas.recipe.candidate import candidate_id
 from nas.storage import RUNS, newest
 from nas.study.verify_fold import deployable
 from nas.training import checkpoint
-from nas.training.manifest import TRAINING_FILE, is_training, read_training
+from nas.training.manifest import TRAINING_FILE, is_training, read_training, training_tokenizer
 
 UNREAD = "unread"  # digest of a parent whose weights are not read
 
 
-def find_parent(name: str) -> Parent:
+def find_parent(name: str, begin_of_text: str = OWN_RULE) -> Parent:
     """Load a parent by a name that `load_parent` takes, by a training's folder, or as the `latest` training.
 
-    Raises UserError as `load_parent` does, or if a training has no whole checkpoint or lost its tokenizer.
+    begin_of_text: as in `StudyConfig`. Raises UserError as `load_parent` does, if the tokenizer lacks the token, or if
+    a training has no whole checkpoint or lost its tokenizer.
     """
     folder = _training(name)
-    return load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
+    found = load_parent(name) if folder is None else parent_of(str(folder), _trained(folder))
+    return found if begin_of_text == OWN_RULE else parent_of(found.name, found.model, begin_of_text)
 
 
 def find_parent_settings(name: str) -> Parent:
@@ -37,10 +41,13 @@ def find_parent_settings(name: str) -> Parent:
     return Parent(name, Pretrained(read_parent_architecture(name), {}, None), UNREAD)
 
 
-def find_initial(name: str) -> Pretrained:
+def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
     """Load a model by a name that `load_initial` takes, by a training's folder, or as the `latest` training."""
     folder = _training(name)
-    return load_initial(name) if folder is None else _trained(folder)
+    found = load_initial(name) if folder is None else _trained(folder)
+    if found.tokenizer is None:
+        return found
+    return found._replace(tokenizer=with_begin_of_text(found.tokenizer, begin_of_text))
 
 
 def _training(name: str) -> Path | None:
@@ -56,8 +63,7 @@ def _trained(folder: Path) -> Pretrained:
     last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
     if last is None:
         raise UserError(f"{folder} must have a whole checkpoint, but has none; train on with --resume.")
-    kept = tokenizer_folder(training.corpus)
     _, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
     architecture, weights, _ = deployable(candidate, last, bounding_tokens(corpus, tokens))
     windows = None if corpus is None else trained_on(Path(corpus.folder))
-    return Pretrained(architecture, weights, read_tokenizer(kept), windows)
+    return Pretrained(architecture, weights, read_tokenizer(training_tokenizer(folder, training.corpus)), windows)

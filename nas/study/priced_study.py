@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from costmodel.config.units import format_count, parse_share
@@ -87,7 +88,8 @@ def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: b
     if run is None and config.parent is not None and config.parent != NO_PARENT:
         from nas.study.parent import find_parent, find_parent_settings  # imported late, because torch takes long
 
-        parent = (find_parent if reads_weights else find_parent_settings)(config.parent)
+        find = partial(find_parent, begin_of_text=config.begin_of_text) if reads_weights else find_parent_settings
+        parent = find(config.parent)
         config = _with_usual_of(config, parent)
     folder = None if run is None else run.folder
     space, pricers = run_space(folder, config, _tables(config, run, parent)), run_pricers(folder, config)

@@ -11,12 +11,13 @@ from costmodel.config.units import format_count
 from costmodel.errors import StoppedError, UserError
 from costmodel.ops import SoftmaxForm
 from nas.attention.causal import has_native
-from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, require_fit
+from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, parent_of, require_fit
 from nas.conversion.pretrained import write_pretrained
 from nas.conversion.sampled_text import sampled_source
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.documents import OWN_RULE
 from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, trained_architecture
@@ -70,6 +71,8 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
     run, feasible = priced.run, priced.feasible
     base, scale = feasible.space.base, SCALES[priced.config.scale]
     parent = priced.parent or (usual_parent(priced.config, base) if run is None else run_parent(run))
+    if parent is None and priced.config.begin_of_text != OWN_RULE:
+        raise UserError("--begin-of-text is of the tokenizer of a --parent, and there is none; drop it.")
     resources = study_resources(priced.config, nodes := _nodes(priced.config.ray_address))
     config = priced.config
     if run is None:
@@ -109,7 +112,7 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
         _check_memory(Candidate(architecture=base, recipe=recipe), config, resources)
         with threads(THREADS_PER_TRIAL):
             meta = new_meta(config, feasible, corpus, second, parent, device_of(config))
-        for line in opening_lines(meta, corpus, parent):
+        for line in opening_lines(meta, corpus, parent, config.begin_of_text):
             _log.info(line)
         folder = new_folder(output_dir)
         if parent is not None:
@@ -143,6 +146,7 @@ def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
     if config.parent is not None or config.scale != "proxy":
         return None
     parent = load_parent(BUILTIN)
+    parent = parent_of(parent.name, parent.model, config.begin_of_text)
     try:
         require_fit(parent, trained_architecture(base, replace(SCALES[config.scale], seq_len=config.seq_len)))
     except UserError:

@@ -7,12 +7,15 @@ from pathlib import Path
 from costmodel.config.former_names import with_present_names
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
+from nas.corpus.corpus import tokenizer_folder
 from nas.corpus.ngrams import NgramBaseline
+from nas.corpus.tokenizer import TOKENIZER_FILE
 from nas.provenance import SCHEMA_VERSION
 from nas.recipe.candidate import Candidate, canonical_candidate
 from nas.storage import replace_file
 
 TRAINING_FILE = "training.yaml"
+TOKENIZER_FOLDER = "tokenizer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +23,8 @@ class TrainingManifest:
     """The candidate and data of a training.
 
     corpus: its fingerprint. tokenizer, split: those of perplexities. created: UTC. versions: of packages. command:
-        arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens.
+        arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens. begin_of_text: the token with
+        which sequences begin; None without. source: digest of the weights that it started from; None if from scratch.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -33,11 +37,19 @@ class TrainingManifest:
     versions: dict[str, str]
     command: tuple[str, ...] = ()
     ngrams: NgramBaseline | None = None
+    begin_of_text: str | None = None
+    source: str | None = None
 
 
 def is_training(folder: Path) -> bool:
     """Whether `nas.train` wrote the folder."""
     return os.path.isfile(folder / TRAINING_FILE)
+
+
+def training_tokenizer(folder: Path, corpus: str) -> Path:
+    """Return the folder of a training's tokenizer: its own, if it is of given weights, else that of the corpus."""
+    own = folder / TOKENIZER_FOLDER
+    return own if (own / TOKENIZER_FILE).is_file() else tokenizer_folder(corpus)
 
 
 def write_training(folder: Path, training: TrainingManifest) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.errors import StoppedError, UserError
 from nas import train
-from nas.conversion.parent import BUILTIN, load_parent
+from nas.conversion.parent import BUILTIN, kept_parent, load_parent
 from nas.conversion.pretrained import write_pretrained
 from nas.corpus.corpus import Corpus, prepare
 from nas.model.decoder import Decoder
@@ -18,8 +18,8 @@ from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import SCALES
 from nas.report.html import page
 from nas.run.config import StudyConfig, study_recipe
-from nas.run.folder import PARENT_FOLDER, ParentResult
-from nas.study.meta import FEW_TOKENS, opening_lines, parent_result, start_line
+from nas.run.folder import PARENT_FOLDER, ParentResult, read_meta, write_meta
+from nas.study.meta import FEW_TOKENS, new_meta, opening_lines, parent_result, start_line
 from nas.study.parent import find_initial, find_parent
 from nas.study.priced_study import price_study
 from nas.study.resolve import usual_parent
@@ -105,6 +105,22 @@ def test_a_training_is_a_parent_by_its_folder_or_as_the_latest(source_files, tmp
     assert parent.model.tokenizer == find_initial(str(folder)).tokenizer
     made = training_export(folder).weights
     assert all(made[name].equal(value) for name, value in parent.model.weights.items())
+
+
+@pytest.mark.parametrize(("rule", "begin"), [("tokenizer", None), ("<|endoftext|>", "<|endoftext|>")])
+def test_a_run_says_and_keeps_what_begins_its_sequences(rule, begin, feasible, folder, source_files, tmp_path):
+    parent = find_parent(str(folder), rule)
+    assert (parent.digest == load_parent(str(folder)).digest) == (begin is None)
+    corpus = prepare(source_files, vocab_size=512, tokenizer=parent.model.tokenizer)
+    meta = new_meta(ONE_TRIAL, feasible, corpus, None, parent)
+    write_meta(tmp_path, meta)
+    write_pretrained(parent.model, tmp_path / PARENT_FOLDER)
+    assert (meta.begin_of_text, read_meta(tmp_path)) == (begin, meta)
+    assert (
+        kept_parent(tmp_path / PARENT_FOLDER, "made", parent.digest).model.tokenizer.json == parent.model.tokenizer.json
+    )
+    (said,) = (line for line in opening_lines(meta, corpus, parent, rule) if "begins with" in line)
+    assert (repr(begin) if begin else "no token of its own") in said
 
 
 def test_a_study_says_what_its_candidates_start_from_and_warns_of_few_tokens(make_meta):
