@@ -36,12 +36,12 @@ from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.overrides import RecipeChanges, add_recipe_flags, changed
 from nas.recipe.recipe import (
-    MAX_SEED,
     SCALES,
     Normalisation,
     NormalisedLinears,
     ScaleName,
     SlopeSharing,
+    check_seed,
     trained_architecture,
     usual_scale,
 )
@@ -109,8 +109,7 @@ class TrainConfig:
     recipe: RecipeChanges = field(default_factory=RecipeChanges)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+        check_seed(self.seed)
         if self.scale == "parent" and self.parent is self.init_from is None:
             raise UserError("--scale parent is the size of a trained model; name it by --parent or --init-from.")
         if self.parent is not None and (self.init_from is not None or self.normalisation is not None):

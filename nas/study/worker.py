@@ -96,7 +96,8 @@ def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], 
         torch.cuda.synchronize()  # makes the context, whose time is shown
     cuda_s = time.monotonic() - began_s
     given = _parent_of(trial)
-    phases = {"CUDA": cuda_s, "initial weights": time.monotonic() - began_s - cuda_s}
+    phases = {"CUDA": cuda_s} if setting.device == "cuda" else {}
+    phases["initial weights"] = time.monotonic() - began_s - cuda_s
     records = train(
         candidate,
         setting.corpus,
