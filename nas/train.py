@@ -27,8 +27,10 @@ from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.sampled_text import sampled_source
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.folders import Reading
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import NgramBaseline
+from nas.corpus.sources import open_source
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
 from nas.model.weight_normalisation import chosen_linears
@@ -176,6 +178,10 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         chosen_linears(model, candidate.recipe.normalisation)
     memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
+    sampled = sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device)
+    text = sampled or open_source(config.data)
+    for line in (line for read in text.read for line in read.lines):
+        console.print(line, soft_wrap=True, highlight=False)
     corpus = prepare(
         config.data,
         vocab_size=candidate.trained.vocab_size,
@@ -183,12 +189,12 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         tokens=scale.tokens,
         tokenizer=source and source.tokenizer,
         of_parent=source and source.windows,
-        source=sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device),
+        source=text,
     )
     if source is not None:
         require_vocabulary(source, str(config.init_from or config.parent), corpus)
     check(candidate, corpus)
-    folder = resumed or _new_folder(config, output_dir, candidate, corpus)
+    folder = resumed or _new_folder(config, output_dir, candidate, corpus, text.read)
     ngrams = read_training(folder).ngrams if is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
@@ -239,7 +245,9 @@ def deferred_interrupt() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, before)
 
 
-def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus) -> Path:
+def _new_folder(
+    config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, read: tuple[Reading, ...]
+) -> Path:
     now, scale = datetime.now(UTC), candidate.recipe.scale
     training = TrainingManifest(
         candidate=candidate,
@@ -247,6 +255,7 @@ def _new_folder(config: TrainConfig, output_dir: Path | None, candidate: Candida
         corpus=corpus.fingerprint,
         tokenizer=corpus.tokenizer,
         split=corpus.split,
+        read=read,
         created=now.isoformat(timespec="seconds"),
         versions=versions(),
         command=(config.arch, *cli.flags_of(config)[2:]),  # its first field, the architecture, has no flag

@@ -7,6 +7,7 @@ from pathlib import Path
 from costmodel.config.former_names import with_present_names
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
+from nas.corpus.folders import Reading
 from nas.corpus.ngrams import NgramBaseline
 from nas.provenance import SCHEMA_VERSION
 from nas.recipe.candidate import Candidate, canonical_candidate
@@ -20,7 +21,8 @@ class TrainingManifest:
     """The candidate and data of a training.
 
     corpus: its fingerprint. tokenizer, split: those of perplexities. created: UTC. versions: of packages. command:
-        arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens.
+        arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens. read: what was read of folders
+        of text, and what was not.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -33,6 +35,7 @@ class TrainingManifest:
     versions: dict[str, str]
     command: tuple[str, ...] = ()
     ngrams: NgramBaseline | None = None
+    read: tuple[Reading, ...] = ()
 
 
 def is_training(folder: Path) -> bool:
