@@ -15,7 +15,7 @@ SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation"
                "evaluation": "test"}  # fmt: skip
 CARD = "README.md"
 CARD_KEYS = re.compile(r"^(dataset_info|configs|task_categories|task_ids|size_categories|pretty_name):", re.MULTILINE)
-MOST_REASONS = 6  # in a line
+MOST_REASONS = 10  # in a line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
