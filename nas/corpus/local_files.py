@@ -142,11 +142,11 @@ def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card
                 paths.remove((relative, path))
                 left_out.append(("of a data set's card", relative))
     held_out = {relative for relative, _ in paths if splits.get(relative) == "validation"}
-    listing, others = _listed(folder, paths, split, held_out)
+    listing, unused = _listed(folder, paths, split, held_out)
     names = [relative for relative, *_ in listing.content]
     shown = {name: f"{kinds[name]} of its validation split" if name in held_out else kinds[name] for name in names}
     sizes = [(shown[name], file.size) for name, file in zip(names, listing.files, strict=True) if file.size]
-    return listing._replace(read=reading(folder, sizes, [*left_out, *others]))
+    return listing._replace(read=reading(folder, sizes, [*left_out, *unused]))
 
 
 def file_stream(files: Sequence[File], split: Split | None) -> Stream:

@@ -18,7 +18,7 @@ NAMED = " or ".join(map(repr, TEXT_FIELDS))
 MOST_JSON_BYTES = 1 << 30  # a .json file is read as a whole
 MOST_CSV_CHARACTERS = (1 << 31) - 1  # of a cell, instead of 131,072
 
-OPENERS: dict[str, Callable[..., IO[bytes]]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what these raise
 
 
@@ -30,7 +30,8 @@ def kind_of(path: Path) -> str:
 
 def opened(path: Path) -> IO[bytes]:
     """Open a file for its bytes, which are decompressed as they are read."""
-    return OPENERS.get(path.suffix.lower(), open)(path, "rb")
+    file: IO[bytes] = OPENERS.get(path.suffix.lower(), open)(path, "rb")
+    return file
 
 
 def unreadable(path: Path, error: BaseException) -> UserError:
