@@ -1,6 +1,7 @@
 """`python -m experiments list | run NAME`: runs the benchmarks behind the numbers in the documentation."""
 
 import difflib
+import re
 from collections.abc import Sequence
 from dataclasses import fields
 from functools import cache
@@ -43,7 +44,10 @@ def definitions() -> dict[str, Path]:
 def list_experiments() -> None:
     """List the experiments."""
     for name, path in definitions().items():
-        print(f"{name}: {path.read_text().splitlines()[0].lstrip('# ')}")
+        lines = re.findall(r"\A# (.*?[.?!])$", path.read_text(), re.DOTALL | re.MULTILINE)[
+            0
+        ]  # to the end of a sentence
+        print(name, lines.replace("\n# ", " "), sep=": ")
 
 
 def kind_of(name: str) -> str:

@@ -28,8 +28,10 @@ from nas.conversion.sampled_text import sampled_source
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.documents import OWN_RULE
+from nas.corpus.folders import Reading
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import NgramBaseline
+from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import begin_line, write_tokenizer
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
@@ -38,12 +40,12 @@ from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.overrides import RecipeChanges, add_recipe_flags, changed
 from nas.recipe.recipe import (
-    MAX_SEED,
     SCALES,
     Normalisation,
     NormalisedLinears,
     ScaleName,
     SlopeSharing,
+    check_seed,
     trained_architecture,
     usual_scale,
 )
@@ -114,8 +116,7 @@ class TrainConfig:
     recipe: RecipeChanges = field(default_factory=RecipeChanges)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed <= MAX_SEED:
-            raise UserError(f"--seed must be from 0 to {MAX_SEED}, but got {self.seed}.")
+        check_seed(self.seed)
         if self.scale == "parent" and self.parent is self.init_from is None:
             raise UserError("--scale parent is the size of a trained model; name it by --parent or --init-from.")
         if self.begin_of_text != OWN_RULE and self.parent is self.init_from is None:
@@ -187,6 +188,10 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         chosen_linears(model, candidate.recipe.normalisation)
     memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
+    sampled = sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device)
+    text = sampled or open_source(config.data)
+    for line in (line for read in text.read for line in read.lines):
+        console.print(line, soft_wrap=True, highlight=False)
     corpus = prepare(
         config.data,
         vocab_size=candidate.trained.vocab_size,
@@ -194,12 +199,12 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         tokens=scale.tokens,
         tokenizer=source and source.tokenizer,
         of_parent=source and source.windows,
-        source=sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device),
+        source=text,
     )
     if source is not None:
         require_vocabulary(source, str(config.init_from or config.parent), corpus)
     check(candidate, corpus)
-    folder = resumed or _new_folder(config, output_dir, candidate, corpus, source)
+    folder = resumed or _new_folder(config, output_dir, candidate, corpus, source, text.read)
     ngrams = read_training(folder).ngrams if is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "
@@ -266,7 +271,12 @@ def _require_same(source: Pretrained | None, config: TrainConfig, folder: Path) 
 
 
 def _new_folder(
-    config: TrainConfig, output_dir: Path | None, candidate: Candidate, corpus: Corpus, source: Pretrained | None
+    config: TrainConfig,
+    output_dir: Path | None,
+    candidate: Candidate,
+    corpus: Corpus,
+    source: Pretrained | None,
+    read: tuple[Reading, ...],
 ) -> Path:
     now, scale = datetime.now(UTC), candidate.recipe.scale
     training = TrainingManifest(
@@ -275,6 +285,7 @@ def _new_folder(
         corpus=corpus.fingerprint,
         tokenizer=corpus.tokenizer,
         split=corpus.split,
+        read=read,
         created=now.isoformat(timespec="seconds"),
         versions=versions(),
         command=(config.arch, *cli.flags_of(config)[2:]),  # its first field, the architecture, has no flag

@@ -1,12 +1,15 @@
 """The cost of one architecture for a workload, folded or unfolded."""
 
+from functools import partial
 from typing import NamedTuple
 
 from costmodel.cost import Price, shared_price, total_price
 from costmodel.estimate import Pricer
+from costmodel.report.savings import savings, savings_line
 from search_spaces.architecture import Architecture
 from search_spaces.budget.priced_space import CostForm
 from search_spaces.deployed import deployed
+from search_spaces.lower import lower
 from search_spaces.workload import Workload
 
 
@@ -28,3 +31,20 @@ def price_architecture(
     whole = total_price(pricer.price(node.op) for graph in graphs for node in graph)
     shares, bounds = workload.new_tokens, pricer.latency_s_range([node for graph in graphs for node in graph])
     return PricedArchitecture(shared_price(whole, shares), bounds and (bounds[0] / shares, bounds[1] / shares))
+
+
+def cheaper_line(
+    subject: str, architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm
+) -> str:
+    """Say how an architecture can be run for less without changing its function; empty if it cannot."""
+    whole = partial(lower, deployed(architecture) if cost_of == "folded" else architecture)
+    found = savings(
+        whole,
+        pricer,
+        workload.deployment,
+        prompt_len=workload.prompt_len,
+        new_tokens=workload.new_tokens,
+        context=architecture.context,
+    )
+    line = savings_line(found, f"{subject}, ")
+    return line and f"{line}; flags of `costmodel estimate`, and nas.private computes only the last row by itself"

@@ -6,6 +6,7 @@ docstrings. Every command takes `--debug`, which shows the traceback of a bug in
 """
 
 import atexit
+import difflib
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import signal
 import sys
 import warnings
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import fields, is_dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from keyword import iskeyword
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, cast
 
-from jsonargparse import ArgumentParser, Namespace, auto_cli
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
 from costmodel.config.former_names import REMOVED, present_name, present_value, with_present_names
@@ -40,16 +41,27 @@ MAX_LINE = 1000  # characters; a very long value must not hide the error
 _RESERVED = {"config", "debug", "subcommand", "print_shtab", "init_args", "__path__"}
 _NO_KEYS = ("help", SUPPRESS, "config", "print_config", "print_shtab")  # flags that a file cannot set
 
-_PLAIN = {  # message of the parser -> the user's terms
+_PLAIN: dict[str, Any] = {  # message of the parser -> the user's terms
     r"Does not validate .*Subtypes: \[(.*?)\]\s+Errors:.*Given value: (.*)": r"Expected one of \1. Got value: \2",
     r"a typing\.Literal(\[.*?\])\. Got": r"one of \1. Got",
     r"typing\.Literal\[(.*?)\]": r"\1",
     r"<class '(?:[a-z]+\.)?(\w+)'>": r"\1",
     r"\bNoneType\b": "null",
     r'^Parser key "([\w.]+)":\s+Expected(?: a\b)?': r"--\1 must be",
+    r"^argument (--\S+): expected one argument$": r"\1 must have a value, as in \1=VALUE.",
+    r"^argument subcommand: invalid choice: ('.*') \(choose from (.*)\)": r"the command must be one of \2, but got \1.",
+    r"(?<=are required: ).*": lambda match: re.sub(r"\w+\.", "", match[0]),  # the command before each argument
 }
 
 STOPPED, USAGE, INFEASIBLE, INTERRUPTED = 1, 2, 3, 130
+
+
+class _Help(DefaultHelpFormatter):
+    """Names types in the user's terms."""
+
+    def _get_type_str(self, action: Action) -> str | None:
+        text = re.sub(r"^Optional\[(.*)\]$", r"\1 | null", super()._get_type_str(action) or "")
+        return re.sub(r"Literal\[(.*?)\]", lambda match: "one of " + match[1].replace("'", ""), text) or None
 
 
 class _Debug(Action):
@@ -66,7 +78,7 @@ class Parser(ArgumentParser):
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **settings})
+        super().__init__(*args, **{"allow_abbrev": False, "formatter_class": _Help, **settings})
         no_setting = {"dest": SUPPRESS, "default": SUPPRESS, "nargs": 0}
         help = "show the traceback of a bug, instead of writing it to a file"
         self.add_argument(DEBUG, action=_Debug, help=help, **no_setting)
@@ -84,11 +96,16 @@ class Parser(ArgumentParser):
         for argument in arguments:
             if "\0" in argument or argument != argument.encode(errors="ignore").decode():
                 raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
+        flags = _flags(self, arguments)
+        arguments = _with_values(arguments, flags)
         for index, (argument, following) in enumerate(pairwise([*arguments, ""])):
             flag, equals, value = argument.partition("=")
             if flag == "--config" and (name := value if equals else following):
                 arguments[index if equals else index + 1] = f"{flag}=" * bool(equals) + _checked_config(name, self)
-        parsed = super().parse_args(arguments, *rest, **settings)
+        try:
+            parsed = super().parse_args(arguments, *rest, **settings)
+        except ArgumentError as error:
+            raise ArgumentError(None, error.message + _nearest(error.message, flags)) from error
         _check_nulls(self, parsed)
         return parsed
 
@@ -188,6 +205,35 @@ def _with_underscores(args: Sequence[str]) -> list[str]:
         return f"--{name}{'_' if iskeyword(name) else ''}"
 
     return [re.sub(r"^--([^=]*)", named, argument) for argument in args]
+
+
+def _flags(parser: ArgumentParser, args: Sequence[str]) -> dict[str, Action]:
+    """Return every flag of a parser, and of the subcommand that the arguments name."""
+    flags = dict(parser._option_string_actions)
+    for choices in (action.choices for action in parser._actions if isinstance(action.choices, dict)):
+        for name in choices.keys() & set(args):
+            flags |= _flags(choices[name], args)
+    return flags
+
+
+def _with_values(args: Sequence[str], flags: Mapping[str, Action]) -> list[str]:
+    """Attach a value that begins with a hyphen, such as -5min, to its flag, so that it is not taken for a flag."""
+    joined: list[str] = []
+    for argument in args:
+        before = flags.get(joined[-1]) if joined else None
+        is_value = argument.startswith("-") and not argument.startswith("--") and argument not in flags
+        if is_value and before is not None and before.nargs != 0:
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
+
+
+def _nearest(message: str, flags: Mapping[str, Action]) -> str:
+    """Return a question about the flag that an unknown one resembles; empty if there is none."""
+    unknown = re.match(r"unrecognized arguments: .*?(--[a-z][\w.-]*)[^?]*$", message, re.DOTALL)
+    near = difflib.get_close_matches(unknown[1] if unknown else "", map(_hyphened, flags), n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _with_present_flags(args: Sequence[str]) -> list[str]:

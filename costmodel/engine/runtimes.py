@@ -23,7 +23,8 @@ def check_installed(protocol: str) -> None:
     elif find_spec("spu") is None:
         have, is_old = ".".join(map(str, sys.version_info[:2])), sys.version_info[:2] <= NEWEST_PYTHON
         no_wheel = "" if is_old else f", and has no wheel for this Python {have}, where --protocol crypten runs"
+        other = ", or give --protocol crypten, which runs on any Python" if is_old else ""
         raise UserError(
             f"the MPC engine SecretFlow-SPU is not installed{no_wheel}; it needs Python < 3.12 and numpy < 2; run: "
-            f"{INSTALL}"
+            f"{INSTALL}{other}"
         )

@@ -25,6 +25,7 @@ from costmodel.report.estimates import (
     total_document,
     unusual,
 )
+from costmodel.report.savings import Saving, savings, savings_line
 from costmodel.report.tokens import Tokens, token_records, tokens_document, tokens_line, tokens_table
 from costmodel.report.trust import made_table, trust_document
 from costmodel.trust import Trust, described
@@ -161,6 +162,18 @@ class PricedModel:
             return ()
         return alternatives([node.op for run in self.runs for node in run], self.pricer.setting, self.pricer.link)
 
+    @cached_property
+    def savings(self) -> tuple[Saving, ...]:
+        """Ways to run the model for less without changing its function, cumulative; costs are per new token."""
+        return savings(
+            self.asked.whole,
+            self.pricer,
+            self.asked.deployment,
+            prompt_len=self.asked.seq_len,
+            new_tokens=self.new_tokens or 1,
+            makes_masks=self.new_tokens is not None,
+        )
+
     @property
     def keys(self) -> DealtKeys | None:
         """The dealer's keys; None if no dealer sends any, or they are not counted."""
@@ -207,6 +220,7 @@ class PricedModel:
             "memory": self.memory and asdict(self.memory),
             "keys": self.keys and asdict(self.keys),
             "egress": egress,
+            "savings": [asdict(saving) for saving in self.savings],
         }
 
     @property
@@ -291,7 +305,11 @@ class PricedModel:
             )
         if self.deployed is not None:
             lines.append(_deployed_line(self.deployed))
-        return lines
+        return (
+            [*lines, line]
+            if (line := savings_line(self.savings, "per new token, " * (self.new_tokens is not None)))
+            else lines
+        )
 
     def tables(self) -> list[Table]:
         """Return the tables that the command prints: new tokens, alternatives to the dealer, layers and types of op."""

@@ -10,6 +10,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from nas.corpus.folders import Reading
+
 Split = Literal["train", "validation"]
 
 OWN_RULE, NO_TOKEN = "tokenizer", "none"  # what begins a text: the tokenizer's own rule, nothing, or a named token
@@ -66,7 +68,7 @@ class DocumentSource:
     name: as the user wrote it. fingerprint: hexadecimal SHA-256 of everything that the documents depend on. streams:
     one with both splits, or one for each, validation first. tokenizer: reads the corpus's own tokenizer for a
     vocabulary of this size; None if one must be trained. chunked: whether sequences are cut within each document, and
-    its tail is dropped.
+    its tail is dropped. read: what was read of each of its folders, and what was not.
     """
 
     name: str
@@ -74,6 +76,7 @@ class DocumentSource:
     streams: tuple[Stream, ...]
     tokenizer: Callable[[int], GivenTokenizer | None] = lambda vocab_size: None
     chunked: bool = False
+    read: tuple[Reading, ...] = ()
 
 
 def texts(source: DocumentSource, split: Split) -> Iterator[str]:

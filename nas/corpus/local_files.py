@@ -10,11 +10,12 @@ import os
 import sysconfig
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from costmodel.config.user_files import MOST_LINE, MOST_ROWS, MOST_TEXT, open_file, plain_json, read_bytes
+from costmodel.config.user_files import MOST_ROWS, MOST_TEXT, open_file
 from costmodel.errors import UserError
 from nas.corpus.documents import (
     VALIDATION_SHARE,
@@ -27,9 +28,10 @@ from nas.corpus.documents import (
     fingerprint,
     in_batches,
 )
+from nas.corpus.folders import CARD, Reading, files_below, is_card, reading, splits_by_name
+from nas.corpus.rows import DAMAGED, ROW_READERS, kind_of, lacks_text, opened, unreadable
 
-TEXT_FIELDS = ("text", "content")
-NAMED = " or ".join(map(repr, TEXT_FIELDS))
+FILE_SUFFIXES = (".txt", ".py", ".md", *ROW_READERS)
 
 # Excluded because a model should not learn from it: tests, bundled packages, and tables with repetitive lines.
 STDLIB_EXCLUDED = frozenset({
@@ -38,92 +40,55 @@ STDLIB_EXCLUDED = frozenset({
 })  # fmt: skip
 
 
-def jsonl_texts(path: Path) -> Iterator[str]:
-    """Yield the text of every line that is not blank.
-
-    Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
-    """
-    try:
-        with open_file(path, MOST_ROWS) as file:  # lines end with \\n only: JSON strings may contain U+2028
-            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
-                if len(line) == MOST_LINE:
-                    raise UserError(f"{path}, line {number} must have less than {MOST_LINE:,} bytes.")
-                if line.strip():
-                    yield _text_of(line, path, number)
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _text_of(line: bytes, path: Path, number: int) -> str:
-    try:
-        row = plain_json(line.decode("utf-8"), f"{path}, line {number} must be a JSON object")
-    except UnicodeDecodeError:
-        raise UserError(f"{path} must be text in UTF-8, but line {number} holds other bytes.") from None
-    texts = [row[field] for field in TEXT_FIELDS if field in row] if isinstance(row, dict) else []
-    if not texts or not isinstance(texts[0], str):
-        raise UserError(f"{path}, line {number} must be a JSON object with a text in {NAMED}.")
-    try:
-        texts[0].encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"{path}, line {number} must hold Unicode text, but has half a surrogate pair.") from None
-    return texts[0]
-
-
-def parquet_texts(path: Path) -> Iterator[str]:
-    """Yield the texts of a table, without nulls.
-
-    Raises UserError, naming the file, if it is damaged, not a parquet file, or has no column of texts.
-    """
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as table:
-            schema = table.schema_arrow
-            fields = [field for field in TEXT_FIELDS if field in schema.names]
-            if not fields or schema.field(fields[0]).type not in (pa.string(), pa.large_string()):
-                raise UserError(f"{path} must have a column of texts named {NAMED}.")
-            for batch in table.iter_batches(columns=fields[:1]):
-                yield from (text for text in batch.column(0).to_pylist() if text is not None)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        problem = " ".join(str(error).split())
-        raise UserError(f"{path} must be a whole parquet file, but cannot be read: {problem:.120}.") from None
-
-
-ROW_READERS: dict[str, Callable[[Path], Iterator[str]]] = {".jsonl": jsonl_texts, ".parquet": parquet_texts}
-FILE_SUFFIXES = (".txt", ".py", ".md", *ROW_READERS)
-
-
 class File(NamedTuple):
     size: int
     documents: Callable[[], Iterator[Document]]
 
 
+class Listing(NamedTuple):
+    """The files of a folder that hold documents, what their documents depend on, and what was read of the folder."""
+
+    files: list[File]
+    content: list[Any]
+    read: Reading | None = None
+
+
 def stdlib_source() -> DocumentSource:
     """Return the standard library of the running Python."""
     folder = Path(sysconfig.get_paths()["stdlib"])
-    return _source("stdlib", *_listed(folder, stdlib_files(folder), None))
+    paths = sorted((path.relative_to(folder).as_posix(), path) for path in stdlib_files(folder))
+    listing, _ = _listed(folder, paths, None)
+    return _source("stdlib", listing)
 
 
 def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> DocumentSource:
-    """Return every text and table in a folder, split by hash.
+    """Return every text and table in a folder, split by hash, without the card of a data set.
 
-    If all texts would be in one split, the end of each is held out instead, unless `whole_files` is set. Raises
-    UserError if there is no text.
+    If names state a train split, a test split is left out, and a validation split is used as such. If all texts would
+    be in one split, the end of each is held out instead. With `whole_files`, names state nothing and no file is cut.
+    Raises UserError if there is no text.
     """
-    files, content = listed(folder, None)
-    names = [relative for relative, _ in content]
-    is_text = all(Path(relative).suffix.lower() not in ROW_READERS for relative in names)
+    listing = listed(folder, None, by_name=not whole_files, has_card=True)
+    files, content, _ = listing
+    names = [relative for relative, *_ in content]
+    validation = [relative for relative, _, *split in content if split]
+    if validation:
+        parts: dict[Split, list[File]] = {"validation": [], "train": []}
+        for relative, file in zip(names, files, strict=True):
+            parts["validation" if relative in validation else "train"].append(file)
+        return _source(name, listing, *(file_stream(part, split) for split, part in parts.items()))
+    is_text = all(kind_of(Path(relative)) not in ROW_READERS for relative in names)
     if whole_files or not is_text or len(set(map(by_hash, names))) > 1:
-        return _source(name, files, content)
+        return _source(name, listing)
     warnings.warn(f"{folder} has too few files to hold some out: the end of each validates.", stacklevel=1)
-    return _source(name, [_cut_file(folder / relative, relative) for relative in names], [*content, "cut"])
+    files = [_cut_file(folder / relative, relative) for relative in names]
+    return _source(name, listing._replace(files=files, content=[*content, "cut"]))
 
 
 def txt_source(name: str, path: Path) -> DocumentSource:
     """Return one text, whose beginning is trained on and whose end is held out."""
     _decoded(path)  # refuses other encodings at once
-    return _source(name, [_cut_file(path, path.name)], [".txt", digest(path)])
+    return _source(name, Listing([_cut_file(path, path.name)], [".txt", digest(path)]))
 
 
 def _halves(text: str) -> tuple[str, str]:
@@ -138,20 +103,51 @@ def _halves(text: str) -> tuple[str, str]:
 
 def rows_source(name: str, path: Path) -> DocumentSource:
     """Return the rows of one file, split by hash."""
-    return _source(name, [_file(path, path.name, None)], [path.suffix, digest(path)])
+    return _source(name, Listing([_file(path, path.name, None)], [path.suffix, digest(path)]))
 
 
-def _source(name: str, files: Sequence[File], content: list[Any]) -> DocumentSource:
-    return DocumentSource(name=name, fingerprint=fingerprint(content), streams=(file_stream(files, None),))
+def _source(name: str, listing: Listing, *streams: Stream) -> DocumentSource:
+    return DocumentSource(
+        name=name,
+        fingerprint=fingerprint(listing.content),
+        streams=streams or (file_stream(listing.files, None),),
+        read=() if listing.read is None else (listing.read,),
+    )
 
 
-def listed(folder: Path, split: Split | None) -> tuple[list[File], list[Any]]:
-    """Return the files in a folder that hold documents, and what their documents depend on.
+def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card: bool = False) -> Listing:
+    """Return the files in a folder that hold documents.
 
-    split: of all documents, or None to decide by hash. Raises UserError if there is no text.
+    split: of all documents, or None to decide by hash. by_name: whether names may state splits. has_card: whether the
+    card of a data set is left out. Raises UserError if there is no text.
     """
-    paths = (path for path in folder.rglob("*") if path.suffix.lower() in FILE_SUFFIXES and path.is_file())
-    return _listed(folder, paths, split)
+    files, left_out = files_below(folder)
+    kinds = {relative: kind_of(path) for relative, path in files}
+    stated = [relative for relative, kind in kinds.items() if kind == ".txt" or kind in ROW_READERS]
+    splits = splits_by_name(stated) if by_name else {}
+    paths = []
+    for relative, path in files:
+        if kinds[relative] not in FILE_SUFFIXES:
+            left_out.append((f"of kind {kinds[relative]}" if kinds[relative] else "without a suffix", relative))
+        elif splits.get(relative) == "test":
+            left_out.append(("of a test split", relative))
+        elif reason := lacks_text(path):
+            left_out.append((reason, relative))
+        else:
+            paths.append((relative, path))
+    if has_card:
+        are_tables = {relative: kinds[relative] in ROW_READERS for relative, _ in paths}
+        for relative, path in list(paths):
+            others = {other: is_table for other, is_table in are_tables.items() if other != relative}
+            if path.name == CARD and is_card(relative, _read(path).decode("utf-8", "replace"), others):
+                paths.remove((relative, path))
+                left_out.append(("of a data set's card", relative))
+    held_out = {relative for relative, _ in paths if splits.get(relative) == "validation"}
+    listing, unused = _listed(folder, paths, split, held_out)
+    names = [relative for relative, *_ in listing.content]
+    shown = {name: f"{kinds[name]} of its validation split" if name in held_out else kinds[name] for name in names}
+    sizes = [(shown[name], file.size) for name, file in zip(names, listing.files, strict=True) if file.size]
+    return listing._replace(read=reading(folder, sizes, [*left_out, *unused]))
 
 
 def file_stream(files: Sequence[File], split: Split | None) -> Stream:
@@ -182,25 +178,37 @@ def digest(path: Path) -> str:
         with open_file(path, MOST_ROWS) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}.") from None
+        raise unreadable(path, error) from None
 
 
-def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[list[File], list[Any]]:
-    """List every UTF-8 text by relative path, then every file of rows, without exact copies."""
+def _listed(
+    folder: Path, paths: Iterable[tuple[str, Path]], split: Split | None, held_out: AbstractSet[str] = frozenset()
+) -> tuple[Listing, list[tuple[str, str]]]:
+    """List every UTF-8 text, then every file of rows, without exact copies; and what is left out, with the reason.
+
+    held_out: files that validate, in place of those that a hash chooses. An empty file is listed, and counts as left
+        out.
+    """
     texts: dict[str, tuple[str, Path]] = {}  # digest of the contents -> relative path, path
     tables: dict[str, tuple[str, Path]] = {}  # the same for files of rows
-    any_text, others = False, list[str]()
-    for relative, path in sorted((path.relative_to(folder).as_posix(), path) for path in paths):
-        if path.suffix.lower() in ROW_READERS:
-            tables.setdefault(digest(path), (relative, path))
-            continue
-        raw = _read(path)
-        try:
-            any_text |= bool(raw.decode("utf-8"))
-        except UnicodeDecodeError:
-            others.append(relative)
-            continue
-        texts.setdefault(hashlib.sha256(raw).hexdigest(), (relative, path))
+    any_text, left_out = False, list[tuple[str, str]]()
+    for relative, path in paths:
+        is_table = kind_of(path) in ROW_READERS
+        if is_table:
+            key, size = digest(path), path.stat().st_size
+        else:
+            raw = _read(path)
+            key, size = hashlib.sha256(raw).hexdigest(), len(raw)
+            try:
+                any_text |= bool(raw.decode("utf-8"))
+            except UnicodeDecodeError:
+                left_out.append(("not in UTF-8", relative))
+                continue
+        known = tables if is_table else texts
+        if key in known or not size:
+            left_out.append(("equal to another" if size else "empty", relative))
+        known.setdefault(key, (relative, path))
+    others = [relative for reason, relative in left_out if reason == "not in UTF-8"]
     first, rest = (others or [""])[0], len(others) - 1
     bad = f"{first} is not UTF-8" if not rest else f"{first} and {rest} other files are not UTF-8"
     if not tables and not any_text:
@@ -209,8 +217,10 @@ def _listed(folder: Path, paths: Iterable[Path], split: Split | None) -> tuple[l
     if others:
         warnings.warn(f"{folder}: {bad}, and left out; convert what should be read.", stacklevel=1)
     unique = [(relative, path, digest) for kind in (texts, tables) for digest, (relative, path) in kind.items()]
-    files = [_file(path, relative, split) for relative, path, _ in unique]
-    return files, [[relative, digest] for relative, _, digest in unique]
+    split = split or ("train" if held_out else None)
+    files = [_file(path, relative, "validation" if relative in held_out else split) for relative, path, _ in unique]
+    content = [[relative, key, *["validation"] * (relative in held_out)] for relative, _, key in unique]
+    return Listing(files, content), left_out
 
 
 def stdlib_files(folder: Path) -> Iterator[Path]:
@@ -224,8 +234,8 @@ def stdlib_files(folder: Path) -> Iterator[Path]:
 
 def _file(path: Path, relative: str, split: Split | None) -> File:
     def documents() -> Iterator[Document]:
-        if path.suffix.lower() in ROW_READERS:
-            rows = enumerate(ROW_READERS[path.suffix.lower()](path), 1)
+        if kind_of(path) in ROW_READERS:
+            rows = enumerate(ROW_READERS[kind_of(path)](path), 1)
             yield from (Document(split or by_hash(text), text, f"{relative}:{row}") for row, text in rows)
         else:
             yield Document(split or by_hash(relative), _decoded(path), relative)
@@ -243,7 +253,11 @@ def _cut_file(path: Path, relative: str) -> File:
 
 
 def _read(path: Path) -> bytes:
-    return read_bytes(path, MOST_TEXT)
+    try:
+        with opened(path, MOST_TEXT) as file:
+            return file.read()
+    except DAMAGED as error:
+        raise unreadable(path, error) from None
 
 
 def _decoded(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
@@ -10,7 +10,8 @@ from costmodel.errors import UserError
 from nas.corpus import local_files, sentencepiece
 from nas.corpus.documents import DocumentSource, GivenTokenizer, Split, Stream, fingerprint
 from nas.corpus.hub import hub_file, hub_stream, reach
-from nas.corpus.local_files import FILE_SUFFIXES, ROW_READERS
+from nas.corpus.local_files import FILE_SUFFIXES
+from nas.corpus.rows import ROW_READERS, kind_of
 from nas.corpus.tokenizer import TOKENIZER_FILE
 
 
@@ -87,9 +88,9 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
         raise UserError(f"data {data!r} is text that a parent generates for nas.search or nas.train; name a path here.")
     if os.path.isdir(path):
         return local_files.folder_source(data, path, whole_files=whole_files)
-    if os.path.isfile(path) and path.suffix.lower() == ".txt":
+    if os.path.isfile(path) and kind_of(path) == ".txt":
         return local_files.txt_source(data, path)
-    if os.path.isfile(path) and path.suffix.lower() in ROW_READERS:
+    if os.path.isfile(path) and kind_of(path) in ROW_READERS:
         return local_files.rows_source(data, path)
     raise UserError(
         f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
@@ -119,8 +120,8 @@ def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource
     for path in (folder / split for split in splits):
         if not os.path.isdir(path):
             raise UserError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")
-    files, manifests = zip(*(local_files.listed(folder / split, split) for split in splits), strict=True)
-    streams = tuple(map(local_files.file_stream, files, splits))
+    listings = [local_files.listed(folder / split, split) for split in splits]
+    streams = tuple(local_files.file_stream(part.files, split) for part, split in zip(listings, splits, strict=True))
 
     def read_tokenizer() -> str:
         path = folder / corpus.tokenizer_file
@@ -132,7 +133,8 @@ def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource
             reason = str(error).removeprefix(f"{path} cannot be read: ")
             raise UserError(f"data {data!r} must hold the tokenizer {path}: {reason}") from None
 
-    return _paper_source(data, corpus, streams, manifests, read_tokenizer)
+    source = _paper_source(data, corpus, streams, [part.content for part in listings], read_tokenizer)
+    return replace(source, read=tuple(part.read for part in listings if part.read is not None))
 
 
 def _paper_source(

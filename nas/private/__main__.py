@@ -32,6 +32,7 @@ from nas.private.fixed_point import (
     unscored_lines,
     validation_sequences,
 )
+from nas.private.model import find_model
 from nas.private.prompt import read_prompt
 from nas.private.setup import FRACTION_BITS, Setup, header_lines, resolve_setup, trust_lines
 
@@ -43,6 +44,7 @@ Addresses: TypeAlias = tuple[tuple[str, int], ...]
 def private(
     run: str,
     pick: str = "knee",
+    protocol: str = "semi2k",
     prompt: str | None = None,
     new_tokens: int = 20,
     perplexity: int | None = None,
@@ -60,6 +62,7 @@ def private(
         run: folder of a run of nas.search (`latest` for the last one), of nas.train or of nas.export; another
             checkpoint, as a folder or a .gguf file; or `builtin`.
         pick: for a run, knee or best of the front, or the arch_id of a completed trial.
+        protocol: semi2k or cheetah (two parties), aby3 (three), or crypten (two and a dealer; on any Python).
         prompt: text to continue.
         new_tokens: most tokens to generate; the answer also ends at the end of a document.
         perplexity: instead of a prompt, run about this many validation tokens by teacher forcing, in rings of 64 and 32
@@ -72,10 +75,11 @@ def private(
             needs this for peers on other machines.
         format: lines for people, or one JSON document in SI units.
     """
-    check_installed(protocol := setup.get("protocol", "semi2k"))
+    find_model(run)  # before the engine is asked for
+    check_installed(protocol)
     _check_flags(perplexity, prompt, party, peers, protocol)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
-    asked = resolve_setup(run, pick, party=party, **setup)
+    asked = resolve_setup(run, pick, party=party, protocol=protocol, **setup)
     asked = with_precision(asked, setup.get("fraction_bits"))
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)

@@ -44,6 +44,18 @@ class PrivateModel:
     known: tuple[str | None, int | None, str] | None = None
 
 
+def find_model(source: str) -> Path | Run:
+    """Return the folder or file of a model, or the run that has models. Raise UserError if there is none."""
+    folder = BUILTIN_FOLDER if source == BUILTIN else Path(source)
+    if is_export(folder) or is_training(folder) or folder.is_file() or (folder / "config.json").is_file():
+        return folder
+    if source != "latest" and not os.path.isdir(folder):
+        raise UserError(
+            f"RUN must be a run, a training, an export, a checkpoint, `latest` or `{BUILTIN}`, but got {source!r}."
+        )
+    return Run.find(source)
+
+
 def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_text: str = OWN_RULE) -> PrivateModel:
     """Return a model whose prompts begin as asked. Raise UserError as `_loaded`, or for a token that it lacks."""
     model = _loaded(source, pick, weights_here=weights_here)
@@ -62,19 +74,15 @@ def _loaded(source: str, pick: str, *, weights_here: bool) -> PrivateModel:
     Raise UserError if the source is none of these, the run has no completed trial, the pick is unknown, a file was lost
     or edited, or the model has no tokenizer.
     """
-    folder = BUILTIN_FOLDER if source == BUILTIN else Path(source)
-    if is_export(folder):
-        return _of_export(source, folder, weights_here=weights_here)
-    if is_training(folder):
-        return _of_prepared(source, training_export(folder, fold=True))
-    if folder.is_file() or (folder / "config.json").is_file():
+    found = find_model(source)
+    if not isinstance(found, Run):
+        if is_export(found):
+            return _of_export(source, found, weights_here=weights_here)
+        if is_training(found):
+            return _of_prepared(source, training_export(found, fold=True))
         return _folded(source, load_initial(source), None, ())
-    if source != "latest" and not os.path.isdir(folder):
-        raise UserError(
-            f"RUN must be a run, a training, an export, a checkpoint, `latest` or `{BUILTIN}`, but got {source!r}."
-        )
-    run = Run.find(source)
-    config, model = run.config, _of_prepared(source, prepare_export(run, run.pick(pick), fold=True))
+    run, config = found, found.config
+    model = _of_prepared(source, prepare_export(run, run.pick(pick), fold=True))
     if config.kept_layers is None:
         return model
     return replace(model, known=(config.public_layers, config.client_layers, str(run.folder / PARENT_FOLDER)))

@@ -111,7 +111,7 @@ def resolve_setup(
         run: as in `load_model`.
         pick: as in `load_model`.
         party: the only party that runs here, or None for all; only None and the server need the weights.
-        protocol: semi2k or cheetah (two parties), aby3 (three), or crypten (two and a dealer; on any Python).
+        protocol: as in `private`.
         weights: secret-shared by the server before the run, or held only by the server.
         weight_masks: under semi2k, new masks for every token, or the masks of the first token kept.
         ring_bits: bits of a secret-shared integer.

@@ -27,6 +27,12 @@ MAX_COUNT = 2**63 - 1  # of tokens, which torch and numpy index with 64 bits
 MAX_SIZE = 2**28  # of one dimension, so that the bytes of any tensor with two of them fit into 64 bits
 
 
+def check_seed(seed: int, most: int = MAX_SEED) -> None:
+    """Raise UserError for a seed that is negative or above `most`."""
+    if not 0 <= seed <= most:
+        raise UserError(f"--seed must be {'at least 0' if seed < 0 else f'from 0 to {most}'}, but got {seed}.")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale:
     """Size, length and learning rate of a candidate's training.
@@ -64,7 +70,8 @@ class Scale:
         most = dict.fromkeys(("head_dim", "vocab_size", "seq_len", "batch", "micro_batch"), MAX_SIZE)
         for name, limit in (most | {"tokens": MAX_COUNT, "validation_tokens": MAX_COUNT}).items():
             if (value := getattr(self, name)) is not None and not 1 <= value <= limit:
-                raise UserError(f"`{name}` of a scale must be at least 1 and at most {limit}, but got {value}.")
+                most_too = f" and at most {limit}" if value > limit else ""
+                raise UserError(f"`{name}` of a scale must be at least 1{most_too}, but got {value}.")
         if self.batch % self.micro_batch:
             raise UserError(f"`micro_batch` must divide `batch`, but got {self.micro_batch} and {self.batch}.")
         if not 0 < self.learning_rate < math.inf or not 0 <= self.warmup_share < 1:

@@ -17,7 +17,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.papers import recipe_at
-from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, check_precision, layers_kept_foldable
+from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, check_precision, check_seed, layers_kept_foldable
 from search_spaces.budget.options import BudgetOptions
 from search_spaces.budget.priced_space import CostForm
 from search_spaces.notation import Member
@@ -125,8 +125,7 @@ class StudyConfig(BudgetOptions):
         for name in ("finalist_seeds", "num_proxy_evals"):
             if (value := getattr(self, name)) is not None and value < 0:
                 raise UserError(f"{flag(name)} must not be negative, but got {value}.")
-        if not 0 <= self.seed <= MAX_SEED - self.finalist_seeds:
-            raise UserError(f"--seed must be from 0 to {MAX_SEED - self.finalist_seeds}, but got {self.seed}.")
+        check_seed(self.seed, MAX_SEED - self.finalist_seeds)
         if self.gpus_per_trial is not None and not 0 <= self.gpus_per_trial <= 1:
             raise UserError(
                 f"--gpus-per-trial must be from 0 to 1, as a trial trains on one GPU, but got {self.gpus_per_trial:g}."

@@ -20,6 +20,7 @@ from costmodel.config.user_files import MOST_YAML, read_json, read_text
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
+from nas.corpus.folders import Reading
 from nas.corpus.held_out import HeldOut
 from nas.corpus.ngrams import NgramBaseline
 from nas.provenance import SCHEMA_VERSION
@@ -81,9 +82,9 @@ class Meta:
     reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity). base: the
     dimensions of all members; its own layers are not used. recipe: of candidates (`nas.run.config.study_candidate`).
     parent: its results; a copy of it is in PARENT_FOLDER. ngrams: baselines on a candidate's training tokens; None if
-    not counted. withheld: attention removed because the parent's scores would leave fixed-point range. planned_tokens:
-    training tokens of a candidate, if its recipe has fewer because of the time budget. begin_of_text: the token with
-    which sequences begin; None without.
+    not counted. read: what was read of folders of text, and what was not. withheld: attention removed because the
+    parent's scores would leave fixed-point range. planned_tokens: training tokens of a candidate, if its recipe has
+    fewer because of the time budget. begin_of_text: the token with which sequences begin; None without.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -104,6 +105,7 @@ class Meta:
     ngrams: NgramBaseline | None = None
     withheld: Withheld = field(default_factory=Withheld)
     held_out: HeldOut | None = None
+    read: tuple[Reading, ...] = ()
     second: SecondCorpus | None = None
     planned_tokens: int | None = None
     begin_of_text: str | None = None

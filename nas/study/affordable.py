@@ -54,5 +54,5 @@ def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
     )
     if study.parent is None:  # n-gram baselines count the candidates' tokens
         given = study.feasible, study.corpus, study.second, study.parent
-        meta = replace(new_meta(replace(config, tokens=tokens), *given), created=meta.created)
+        meta = replace(new_meta(replace(config, tokens=tokens), *given), created=meta.created, read=meta.read)
     return replace(meta, recipe=replace(recipe, scale=replace(scale, tokens=tokens)), planned_tokens=scale.tokens)

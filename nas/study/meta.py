@@ -11,6 +11,7 @@ from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import OWN_RULE
+from nas.corpus.folders import Reading
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import TRIGRAM
 from nas.corpus.tokenizer import begin_line
@@ -36,8 +37,11 @@ def new_meta(
     second: Corpus | None,
     parent: Parent | None,
     device: str = "cpu",
+    read: tuple[Reading, ...] = (),
 ) -> Meta:
-    """Return the meta of a new run. Raises UserError if a split of the corpus has no sequence.
+    """Return the meta of a new run. read: of `DocumentSource`.
+
+    Raises UserError if a split of the corpus has no sequence.
 
     N-gram baselines count the tokens that candidates are trained on, or with a parent the whole training split, since
     the parent has seen it. Other text of the parent is not counted.
@@ -70,6 +74,7 @@ def new_meta(
         recipe=recipe,
         withheld=feasible.space.definition.withheld,
         held_out=corpus.held_out,
+        read=read,
         parent=parent and parent_result(parent, corpus, scale, feasible, device),
         ngrams=ngrams(),
         second=None

@@ -28,7 +28,7 @@ from search_spaces.budget.feasible import (
 from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of
 from search_spaces.deployed import reads_live_norm
 from search_spaces.notation import name_of, parse, placement
-from search_spaces.pricing import price_architecture
+from search_spaces.pricing import cheaper_line, price_architecture
 from search_spaces.space import SearchSpace, load_space, member_of, num_members, with_first_layers, without
 
 if TYPE_CHECKING:
@@ -67,7 +67,13 @@ class PricedStudy:
     def lines(self) -> list[str]:
         """Size, feasible share, cost of both ends, and what the costs leave out, one line each."""
         left_out = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
-        return [*left_out, *overview(self.feasible), *_extrapolated(self.feasible), *_last_projection(self.feasible)]
+        return [
+            *left_out,
+            *overview(self.feasible),
+            *_extrapolated(self.feasible),
+            *_last_projection(self.feasible),
+            *_cheaper(self.feasible),
+        ]
 
 
 def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: bool = True) -> PricedStudy:
@@ -209,6 +215,13 @@ def _last_projection(feasible: FeasibleSpace) -> list[str]:
     other = priced_anew(feasible, priced.space, last)
     least = format_price(price_of(other.priced, cheapest(other.priced)))
     return [f"with --projection last: {format_count(other.num_feasible)} members within, the cheapest at {least}"]
+
+
+def _cheaper(feasible: FeasibleSpace) -> list[str]:
+    """Say how the most expensive member, such as the parent, runs for less without changing its function."""
+    priced, member = feasible.priced, most_expensive(feasible.priced)
+    line = cheaper_line("most expensive", member.architecture, priced.pricer, priced.workload, priced.cost_of)
+    return [line] if line else []
 
 
 def overview(feasible: FeasibleSpace) -> list[str]:

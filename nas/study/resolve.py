@@ -19,6 +19,7 @@ from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.documents import OWN_RULE
 from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
+from nas.corpus.sources import open_source
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, trained_architecture
 from nas.run.config import NO_PARENT, THREADS_PER_TRIAL, StudyConfig, study_recipe
@@ -84,6 +85,12 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
     for line in resource_lines(config, resources):
         _log.info(line)
     num_tokens = config.tokens or scale.tokens
+    source = sampled_source(
+        config.data, parent and parent.model, parent.digest if parent else "", num_tokens, device_of(config)
+    ) or open_source(config.data)
+    for read in source.read:
+        for line in read.lines:
+            _log.info(line)
     corpus = prepare(
         config.data,
         vocab_size=scale.vocab_size or base.vocab_size,
@@ -91,9 +98,7 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
         tokenizer=parent and parent.model.tokenizer,
         of_parent=parent and parent.model.windows,
         tokens=num_tokens,
-        source=sampled_source(
-            config.data, parent and parent.model, parent.digest if parent else "", num_tokens, device_of(config)
-        ),
+        source=source,
     )
     if not config.gpus_per_trial:
         has_native(scale.head_dim or base.head_dim)  # once, before any worker starts: compiles the kernel
@@ -111,7 +116,7 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
         recipe = study_recipe(config, parent and parent.distillation)
         _check_memory(Candidate(architecture=base, recipe=recipe), config, resources)
         with threads(THREADS_PER_TRIAL):
-            meta = new_meta(config, feasible, corpus, second, parent, device_of(config))
+            meta = new_meta(config, feasible, corpus, second, parent, device_of(config), source.read)
         for line in opening_lines(meta, corpus, parent, config.begin_of_text):
             _log.info(line)
         folder = new_folder(output_dir)

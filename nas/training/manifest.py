@@ -8,6 +8,7 @@ from costmodel.config.former_names import with_present_names
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from nas.corpus.corpus import tokenizer_folder
+from nas.corpus.folders import Reading
 from nas.corpus.ngrams import NgramBaseline
 from nas.corpus.tokenizer import TOKENIZER_FILE
 from nas.provenance import SCHEMA_VERSION
@@ -25,6 +26,7 @@ class TrainingManifest:
     corpus: its fingerprint. tokenizer, split: those of perplexities. created: UTC. versions: of packages. command:
         arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens. begin_of_text: the token with
         which sequences begin; None without. source: digest of the weights that it started from; None if from scratch.
+        read: what was read of folders of text, and what was not.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -39,6 +41,7 @@ class TrainingManifest:
     ngrams: NgramBaseline | None = None
     begin_of_text: str | None = None
     source: str | None = None
+    read: tuple[Reading, ...] = ()
 
 
 def is_training(folder: Path) -> bool:

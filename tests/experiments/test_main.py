@@ -6,7 +6,7 @@ import re
 import pytest
 
 from costmodel.errors import UserError
-from experiments.__main__ import KINDS, definitions, kind_of, run, settings_of
+from experiments.__main__ import KINDS, definitions, kind_of, list_experiments, run, settings_of
 from experiments.bars import Figure
 from experiments.smollm2.tables import spearman
 
@@ -19,6 +19,13 @@ def test_every_experiment_has_a_known_kind():
 def test_an_unknown_experiment_is_refused_by_name_with_the_nearest(name, end):
     with pytest.raises(ValueError, match=f"experiment must be one of .*smollm2.* but got {re.escape(end)}$"):
         run(name)
+
+
+def test_the_list_has_whole_sentences(capsys):
+    list_experiments()
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.partition(":")[0] for line in lines} == set(definitions())
+    assert all(line.endswith((".", "?")) for line in lines)
 
 
 @pytest.mark.parametrize(

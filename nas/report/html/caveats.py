@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from costmodel.config.units import format_seconds
+from costmodel.config.units import format_count, format_seconds
 from costmodel.estimate import outside_data
 from costmodel.trust import described, shown
 from nas.report.html.answer import rows_of
@@ -10,6 +10,7 @@ from nas.report.summary import infeasible_lines, order_lines, second_lines, spre
 from nas.run.members import in_noise
 from nas.run.run import Run
 from search_spaces.bases import base_architecture
+from search_spaces.pricing import cheaper_line
 
 
 def caveats(run: Run) -> dict[str, list[str]]:
@@ -79,8 +80,8 @@ def _search(run: Run) -> list[str]:
     early = {status: sum(record.status == status for record in ended) for status in ("paused", "diverged", "failed")}
     counts = ", ".join(f"{count} {status}" for status, count in early.items() if count)
     lines = [
-        f"{len(ended)} of {_count(run.meta.num_feasible)} members within the budget were tried "
-        f"({_count(run.meta.num_members)} in the space)"
+        f"{len(ended)} of {format_count(run.meta.num_feasible)} members within the budget were tried "
+        f"({format_count(run.meta.num_members)} in the space)"
         f"{f'; {counts}' if counts else ''}. The best of the space is likely to be another."
     ]
     tried = sum(record.generation >= 0 for record in ended)
@@ -89,10 +90,6 @@ def _search(run: Run) -> list[str]:
     if tried < run.config.num_trials:
         lines.append(f"The search ended after {tried} of {run.config.num_trials} candidates.")
     return lines
-
-
-def _count(number: int) -> str:
-    return f"{number:,}" if number < 10**9 else f"{number:.2g}"
 
 
 def _prices(run: Run) -> Iterator[str]:
@@ -117,3 +114,5 @@ def _prices(run: Run) -> Iterator[str]:
         yield f"Up to {max(shares):.1%} of a member's seconds rest on priors, not on data."
     if words := outside_data(run.pricer, graphs):
         yield f"The front's prices are {words}."
+    if forms and (line := cheaper_line("The pick", forms[-1], run.pricer, run.workload, run.config.cost_of)):
+        yield f"{line}."

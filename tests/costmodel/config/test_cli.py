@@ -108,6 +108,12 @@ def test_help_comes_from_the_docstring_and_spells_hyphens(capsys):
     assert "--num-times" in text
     assert "how often." in text
     assert "--print_config" in text
+    assert "(type: one of loud, quiet, default: quiet)" in " ".join(text.split())
+
+
+def test_an_unknown_command_names_those_there_are(capsys):
+    assert code_of({"greet": greet, "part": greet}, "gret", "Ada") == 2
+    assert capsys.readouterr().err == "error: the command must be one of 'greet', 'part', but got 'gret'.\n"
 
 
 @pytest.mark.parametrize(
@@ -189,8 +195,18 @@ AFTER, BEFORE = ("greet", "Ada", "--config", "FILE"), ("--config", "FILE", "gree
         (("greet", "Ada", "--num-times", "x"), None, "--num-times must be int. Got value: x"),
         (("greet", "Ada", "--style", "x"), None, "--style must be one of ['loud', 'quiet']. Got value: x"),
         (("greet", "Ada", "--colour", "x"), None, "unrecognized arguments: --colour x"),
-        (("greet", "Ada", "--config"), None, "argument --config: expected one argument"),
-        (("greet", "Ada", "--conf=FILE"), "", "unrecognized arguments: --conf=FILE"),  # no file hides behind that
+        (
+            ("greet", "Ada", "--num-tmies", "2"),
+            None,
+            "unrecognized arguments: --num-tmies 2; did you mean --num-times?",
+        ),
+        (("greet", "Ada", "--num-times", "-5min"), None, "--num-times must be int. Got value: -5min"),
+        (("greet", "Ada", "--style", "-x"), None, "--style must be one of ['loud', 'quiet']. Got value: -x"),
+        (("greet", "Ada", "--debug", "-x"), None, "unrecognized arguments: -x"),  # that flag takes no value
+        (("greet",), None, "the following arguments are required: name"),
+        (("greet", "Ada", "--config"), None, "--config must have a value, as in --config=VALUE."),
+        # no file hides behind that
+        (("greet", "Ada", "--conf=FILE"), "", "unrecognized arguments: --conf=FILE; did you mean --config?"),
         (("greet", "Ada", "--config=FILE"), "debug: true", NO_SETTING.format("debug")),
         (AFTER, None, "FILE cannot be read: No such file or directory."),
         (AFTER, "config: other.yaml", NO_SETTING.format("config")),

@@ -110,7 +110,7 @@ def test_processes_preparing_at_once_agree(files, tmp_path):
     assert printed == {str(open_corpus(entry))}
 
 
-NO_TEXT = r"files must hold text in \.txt, \.py, \.md, \.jsonl, \.parquet files"
+NO_TEXT = r"files must hold text in \.txt, \.py, \.md, \.jsonl, \.parquet, \.json, \.csv, \.tsv files"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,10 @@
+import bz2
+import gzip
 import json
+import lzma
 import sys
 import sysconfig
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -373,6 +377,124 @@ def test_the_end_of_each_file_validates_where_they_are_too_few(tmp_path):
     whole = open_source(str(tmp_path), whole_files=True)
     assert len(list(texts(whole, "train"))) == 2
     assert whole.fingerprint != source.fingerprint
+
+
+def test_what_was_not_read_of_a_folder_is_said(tmp_path):
+    folder, linked = write_files(tmp_path / "files"), write_files(tmp_path / "linked", 3)
+    for path in linked.iterdir():
+        path.write_text(f"# {path.name}\n")
+    plain = open_source(str(folder))
+    assert plain.read[0].lines == [f"text of {folder}: 60 of 60 files, {plain.read[0].num_bytes:,} bytes (60 .py)"]
+    (linked / "round").symlink_to(folder)
+    for name, target in {"link": linked, "again": linked, "self": folder, "gone.txt": tmp_path / "nothing"}.items():
+        (folder / name).symlink_to(target)
+    rows = {
+        "rows.jsonl.gz": gzip.compress(b'{"text": "gz"}\n'),
+        "rows.jsonl.bz2": bz2.compress(b'{"text": "bz2"}\n'),
+        "book.txt.xz": lzma.compress(b"xz"),
+        "list.json": b'[{"text": "list 1"}, {"content": "list 2"}]',
+        "lines.json": b'{"text": "line 1"}\n{"text": "line 2"}\n',
+        "table.csv": b'\xef\xbb\xbfid,text\n1,"a ""cell"", of two\nlines"\n2,\n',
+        "table.tsv": b"text\tid\ntabs\t1\n",
+    }
+    left_out = {
+        "equal to another": ("of_module.py", (folder / "module_0.py").read_bytes()),
+        "empty": ("empty.txt", b""),
+        "of kind .pdf": ("paper.pdf", b"%PDF"),
+        "without a suffix": ("LICENSE", b"free"),
+        "without a text in 'text' or 'content'": ("settings.json", b'{"size": 1}'),
+    }
+    for name, content in (*rows.items(), *left_out.values()):
+        (folder / name).write_bytes(content)
+    (folder / "numbers.csv").write_text("a,b\n1,2\n")
+    write_parquet(folder / "dictionary.parquet", text=pa.array(["once", "once"]).dictionary_encode())
+    source = open_source(str(folder))
+    expected = {reason: [1, name] for reason, (name, _) in left_out.items()} | {"linked to nothing": [1, "gone.txt"]}
+    expected["without a text in 'text' or 'content'"] = [2, "numbers.csv"]
+    assert {reason: list(left) for reason, left in source.read[0].left_out.items()} == expected
+    new = ['a "cell", of two\nlines', "bz2", "gz", "line 1", "line 2", "list 1", "list 2", "once", "once", "tabs", "xz"]
+    behind_links = [f"# module_{index}.py\n" for index in range(3)]
+    before = [text for split in ("train", "validation") for text in texts(plain, split)]
+    assert sorted(all_texts(folder)) == sorted([*before, *behind_links, *new, ""])
+    said = source.read[0].lines
+    assert said[0].startswith(f"text of {folder}: 71 of 78 files, ")
+    assert said[0].endswith(" (1 .csv, 2 .json, 2 .jsonl, 1 .parquet, 63 .py, 1 .tsv, 1 .txt)")
+    assert said[1].startswith("not read: 2 without a text in 'text' or 'content' (such as numbers.csv); ")
+
+
+@pytest.mark.parametrize(
+    ("names", "train", "validation", "left_out"),
+    [
+        (["data/train-0.parquet", "data/test-0.parquet"], None, None, {"data/test-0.parquet"}),
+        (["train.jsonl", "dev.jsonl", "eval.jsonl"], {"train.jsonl"}, {"dev.jsonl"}, {"eval.jsonl"}),
+        (
+            ["en/train/a.txt", "en/valid/a.txt", "en/test/a.txt"],
+            {"en/train/a.txt"},
+            {"en/valid/a.txt"},
+            {"en/test/a.txt"},
+        ),
+        (["train.csv", "other.csv", "val.csv"], {"train.csv", "other.csv"}, {"val.csv"}, set()),
+        (["all.jsonl", "test.jsonl"], None, None, set()),  # no split is called train
+        (["train.py", "test_it.py", "latest.txt", "constrain.txt"], None, None, set()),  # code, and parts of words
+    ],
+)
+def test_splits_that_names_state_are_kept_apart(tmp_path, names, train, validation, left_out):
+    for name in names:
+        path = tmp_path / "data" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [f"{name} {index}" for index in range(20)]
+        if path.suffix == ".parquet":
+            write_parquet(path, text=rows)
+        elif path.suffix == ".jsonl":
+            path.write_text("\n".join(json.dumps({"text": row}) for row in rows))
+        else:
+            path.write_text("\n".join(["text", *rows] if path.suffix == ".csv" else rows))
+    folder = tmp_path / "data"
+    with warnings.catch_warnings(action="ignore"):  # too few files to hold some out
+        source, whole = open_source(str(folder)), open_source(str(folder), whole_files=True)
+    read = {split: {text.split()[0] for text in texts(source, split)} for split in ("train", "validation")}
+    assert read["train"] | read["validation"] == set(names) - left_out
+    if train is not None:
+        assert (read["train"], read["validation"]) == (train, validation)
+        assert [stream.split for stream in source.streams] == ["validation", "train"]
+        assert source.fingerprint != whole.fingerprint
+    assert {name for _, name in source.read[0].left_out.values()} == left_out
+    assert not whole.read[0].left_out  # as a second corpus, nothing of which is trained on
+
+
+@pytest.mark.parametrize(
+    ("card", "others", "is_card"),
+    [
+        ("# Of rows", ["rows.jsonl"], True),
+        ("---\npretty_name: Books\n---\n# Books", ["a.txt"], True),
+        ("---\ntitle: Notes\n---\n# Notes", ["a.txt"], False),
+        ("# Of code", ["code.py", "rows.jsonl"], False),
+    ],
+)
+def test_the_card_of_a_data_set_is_not_trained_on(tmp_path, card, others, is_card):
+    for name in others:
+        (tmp_path / name).write_text('{"text": "row"}\n')
+    (tmp_path / "README.md").write_text(card)
+    with warnings.catch_warnings(action="ignore"):
+        source = open_source(str(tmp_path), whole_files=True)
+    assert (card in [text for split in ("train", "validation") for text in texts(source, split)]) != is_card
+    assert source.read[0].left_out == ({"of a data set's card": (1, "README.md")} if is_card else {})
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read: Not a gzipped file"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 9)[:-9], "a.jsonl.gz cannot be read: Compressed file ended"),
+        ("a.json", b'[{"text": "x"}, {"size": 1}]', "a.json, row 2 must be a JSON object with a text in 'text' or"),
+        ("a.csv", b"id\n1\n", "a.csv must have a column of texts named 'text' or 'content'"),
+        ("a.csv", b"text\n\xff\n", "a.csv must be text in UTF-8, but holds other bytes"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_one_line(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        all_texts(tmp_path / name)
 
 
 def test_files_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Costs
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
@@ -20,7 +21,7 @@ from nas.study.trials import price_fields
 from nas.study.worker import run_trial
 from search_spaces.bases import BASES
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.budget.priced_space import price_of
+from search_spaces.budget.priced_space import most_expensive, price_of
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture
@@ -33,6 +34,20 @@ BOTH = replace(ONE_TRIAL, protocol="semi2k,sigma", budget_latency="semi2k=0.28s,
 @pytest.fixture(scope="module")
 def feasible() -> FeasibleSpace:
     return price_study(BOTH).feasible
+
+
+@pytest.mark.parametrize(("protocol", "new_tokens"), [("published", 1), ("semi2k", 3)])
+def test_the_first_lines_name_what_costs_nothing(protocol, new_tokens):
+    config = StudyConfig(budget_latency="5min", space="tiny", protocol=protocol, new_tokens=new_tokens, seq_len=16)
+    priced = price_study(config)
+    architecture = most_expensive(priced.feasible.priced).architecture
+    cheaper = {"projection": "last", "rows": "needed"} if new_tokens == 1 else {"client_layers": 0}
+    workload = replace(config.workload, deployment=replace(config.workload.deployment, **cheaper))
+    price = price_architecture(architecture, priced.feasible.priced.pricer, workload, "folded").price
+    flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in cheaper.items())
+    shown = f"{format_seconds(price.latency_s)}, {format_bytes(price.sent_bytes)} with {flags}"
+    assert priced.lines[-1].startswith(f"most expensive, the same function for less: {shown}")
+    assert priced.lines[-1].endswith("nas.private computes only the last row by itself")
 
 
 def test_members_are_within_the_budget_of_every_protocol(feasible):

@@ -154,7 +154,9 @@ def test_what_is_to_be_distrusted_is_said(whole_page: Page) -> None:
     for words in (
         "width 96 instead of 768, 4,096 tokens per candidate",
         "Members of the front have 1 to 2 seeds",
-        "5 of 12,345 members within the budget were tried (1e+30 in the space); 1 diverged",
+        "5 of 12,345 members within the budget were tried (1.0e30 in the space); 1 diverged",
+        "The pick, the same function for less: ",
+        "with --projection last --rows needed; ",
         "over all coefficients consistent with the printed rows",
         "extrapolated: num_layers 6, 10 (data: 12 to 18), num_heads 6 (data: 12)",
         "2 parties, semi-honest, dishonest majority",

@@ -1,0 +1,128 @@
+"""Finds how a model can be run for less without changing its function, and says so, as a line and JSON."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from costmodel import ops
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.cost import Price, shared_price, total_price
+from costmodel.deployment.deploy import Deployment, generation
+from costmodel.errors import UserError
+from costmodel.estimate import Pricer
+from costmodel.ops import OpGraph
+from costmodel.protocols.derived import Derived, check_setting
+
+LEAST = 0.03  # of the latency; less is not worth a flag
+NUM_BLOCKS = 4  # of queries, which leave out 3/8 of the scores
+
+EMBEDS = "the client then has the embedding's weights, and the vocabulary projection's if they are tied"
+KEPT = "if an earlier run has made the masks"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Saving:
+    """Flags that lower a cost together with those of the savings before it, and the cost with all of them.
+
+    `note` is what they give away or take for granted; empty if nobody learns more.
+    """
+
+    flags: str
+    note: str
+    latency_s: float
+    sent_bytes: float
+
+
+def savings(
+    whole: Callable[[int], OpGraph],
+    pricer: Pricer,
+    deployment: Deployment,
+    *,
+    prompt_len: int,
+    new_tokens: int = 1,
+    context: int | None = None,
+    makes_masks: bool = False,
+) -> tuple[Saving, ...]:
+    """Return what saves at least `LEAST` of the latency, each on top of those before it, the most first.
+
+    Choices that give something away or take it for granted come last. A choice that the model or protocol does not
+    support is left out. Costs are per new token of one sequence.
+
+    Args:
+        whole, deployment, prompt_len, new_tokens, context: As in `generation`.
+        makes_masks: Whether the first run makes kept masks.
+    """
+    prices: dict[Any, Price] = {}
+
+    def price(changes: Mapping[str, Any]) -> Price | None:
+        how = {name: value for name, value in changes.items() if hasattr(deployment, name)}
+        setting = {name: value for name, value in changes.items() if name not in how}
+        try:
+            ours, run_as = _with_setting(pricer, setting), replace(deployment, **how)
+            runs = generation(whole, prompt_len=prompt_len, new_tokens=new_tokens, deployment=run_as, context=context)
+            keys = []
+            for starts, run in zip((makes_masks, *[False] * len(runs)), runs, strict=False):
+                by = ours.of_first_run if starts else ours
+                for node in run:
+                    keys.append((str(setting), starts, node.op))
+                    if keys[-1] not in prices:  # layers and choices repeat ops
+                        prices[keys[-1]] = by.price(node.op)
+        except UserError:
+            return None
+        return shared_price(total_price(map(prices.__getitem__, keys)), new_tokens * deployment.batch)
+
+    has_tokens = any(isinstance(node.op, ops.TokenEmbedding) for node in whole(prompt_len))
+    if not has_tokens or (now := price({})) is None:
+        return ()
+    found: list[Saving] = []
+    made: dict[str, Any] = {}
+    for note, left in _choices(prompt_len):
+        while True:
+            priced = [(choice, cost) for choice in left if (cost := price(made | choice)) is not None]
+            worth = [(choice, cost) for choice, cost in priced if cost.latency_s <= (1 - LEAST) * now.latency_s]
+            if not worth:
+                break
+            chosen, now = min(worth, key=lambda pair: pair[1].latency_s)
+            new = {name: value for name, value in chosen.items() if made.get(name) != value}
+            flags = _flags(new, deployment)
+            found.append(Saving(flags=flags, note=note, latency_s=now.latency_s, sent_bytes=now.sent_bytes))
+            made, left = made | chosen, [choice for choice, _ in worth if choice != chosen]
+    return tuple(found)
+
+
+def _choices(prompt_len: int) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Return choices of deployment and setting, with what they give away or take for granted."""
+    keeping: list[dict[str, Any]] = [
+        {"projection": "last"},
+        {"projection": "last", "rows": "needed"},
+        {"embedding": "lookup"},
+        {"weights": "server"},
+        {"query_block": -(-prompt_len // NUM_BLOCKS)},
+    ]
+    return [("", keeping), (EMBEDS, [{"client_layers": 0}]), (KEPT, [{"weight_masks": "kept"}])]
+
+
+def _with_setting(pricer: Pricer, changes: Mapping[str, Any]) -> Pricer:
+    """Return the pricer in another setting; a UserError is raised if the protocol lacks it."""
+    if not changes:
+        return pricer
+    if not isinstance(pricer, Derived):
+        raise UserError(f"protocol {pricer.protocol} has no such setting.")
+    setting = replace(pricer.setting, **changes)
+    check_setting(pricer.protocol, setting)
+    return replace(pricer, setting=setting)
+
+
+def _flags(changes: Mapping[str, Any], deployment: Deployment) -> str:
+    new = {name: value for name, value in changes.items() if getattr(deployment, name, None) != value}
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in new.items())
+
+
+def savings_line(found: Sequence[Saving], subject: str = "") -> str:
+    """Return the savings in words; empty if there are none. `subject` is the model that they are of."""
+    parts = [
+        f"{format_seconds(each.latency_s)}, {format_bytes(each.sent_bytes)} with {each.flags}"
+        f"{' too' if index else ''}{f' ({each.note})' if each.note else ''}"
+        for index, each in enumerate(found)
+    ]
+    return f"{subject}the same function for less: {'; '.join(parts)}" if parts else ""

@@ -1,0 +1,165 @@
+"""Reads texts from files of rows: .jsonl, .json, .csv, .tsv and .parquet, all but the last also compressed."""
+
+import bz2
+import csv
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from costmodel.config.user_files import MOST_LINE, MOST_ROWS, open_file, plain_json
+from costmodel.errors import UserError
+
+TEXT_FIELDS = ("text", "content")
+NAMED = " or ".join(map(repr, TEXT_FIELDS))
+MOST_JSON_BYTES = 1 << 30  # a .json file is read as a whole
+MOST_CSV_CHARACTERS = (1 << 31) - 1  # of a cell, instead of 131,072
+
+OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what these raise
+
+
+def kind_of(path: Path) -> str:
+    """Return the suffix that says how a file is read, in lower case, without that of its compression."""
+    kind = path.with_suffix("").suffix.lower() if path.suffix.lower() in OPENERS else path.suffix.lower()
+    return path.suffix.lower() if kind in ("", ".parquet") else kind
+
+
+def opened(path: Path, most: int = MOST_ROWS) -> IO[bytes]:
+    """Open a file for its bytes, which are decompressed as they are read. A UserError is raised as by `open_file`."""
+    file: IO[bytes] = open_file(path, most)
+    return OPENERS[path.suffix.lower()](file) if path.suffix.lower() in OPENERS else file
+
+
+def unreadable(path: Path, error: BaseException) -> UserError:
+    """Return the error to raise for a file that cannot be opened or decompressed."""
+    return UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
+
+
+def jsonl_texts(path: Path) -> Iterator[str]:
+    """Yield the text of every line that is not blank.
+
+    Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
+    """
+    try:
+        with opened(path) as file:  # lines end with \\n only: JSON strings may contain U+2028
+            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
+                if len(line) == MOST_LINE:
+                    raise UserError(f"{path}, line {number} must have less than {MOST_LINE:,} bytes.")
+                if line.strip():
+                    yield _text_of(_parsed(line, path, f", line {number}"), f"{path}, line {number}")
+    except DAMAGED as error:
+        raise unreadable(path, error) from None
+
+
+def json_texts(path: Path) -> Iterator[str]:
+    """Yield the text of every row of a list, of a single row, or of lines as in a .jsonl file.
+
+    Raises UserError, naming file and row, as `jsonl_texts`, or if the file is too large to be read as a whole.
+    """
+    if path.stat().st_size > MOST_JSON_BYTES:
+        raise UserError(f"{path} must be at most 1 GiB to be read as one JSON document; write it as .jsonl.")
+    try:
+        with opened(path) as file:
+            raw = file.read()
+    except DAMAGED as error:
+        raise unreadable(path, error) from None
+    try:
+        rows = _parsed(raw, path, "")
+    except UserError:
+        yield from jsonl_texts(path)
+        return
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
+        yield _text_of(row, f"{path}, row {number}")
+
+
+def csv_texts(path: Path) -> Iterator[str]:
+    """Yield the texts of a table whose first line names its columns, without empty ones; a .tsv file has tabs.
+
+    Raises UserError, naming the file, if it cannot be read, is not UTF-8 or has no column of texts.
+    """
+    csv.field_size_limit(MOST_CSV_CHARACTERS)
+    try:
+        with opened(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
+            rows = csv.DictReader(text, delimiter="\t" if kind_of(path) == ".tsv" else ",")
+            field = next((name for name in TEXT_FIELDS if name in (rows.fieldnames or ())), None)
+            if field is None:
+                raise UserError(f"{path} must have a column of texts named {NAMED}.")
+            yield from (row[field] for row in rows if row[field])
+    except UnicodeDecodeError:
+        raise UserError(f"{path} must be text in UTF-8, but holds other bytes.") from None
+    except csv.Error as error:
+        raise UserError(f"{path} must be a table of comma-separated values, but: {error}.") from None
+    except DAMAGED as error:
+        raise unreadable(path, error) from None
+
+
+def _parsed(raw: bytes, path: Path, place: str) -> Any:
+    try:
+        return plain_json(raw.decode("utf-8"), f"{path}{place} must be a JSON object")
+    except UnicodeDecodeError:
+        within = place.replace(", ", "", 1) or "it"
+        raise UserError(f"{path} must be text in UTF-8, but {within} holds other bytes.") from None
+
+
+def _text_of(row: Any, where: str) -> str:
+    texts = [row[field] for field in TEXT_FIELDS if field in row] if isinstance(row, dict) else []
+    if not texts or not isinstance(texts[0], str):
+        raise UserError(f"{where} must be a JSON object with a text in {NAMED}.")
+    try:
+        texts[0].encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{where} must hold Unicode text, but has half a surrogate pair.") from None
+    return texts[0]
+
+
+def parquet_texts(path: Path) -> Iterator[str]:
+    """Yield the texts of a table, without nulls.
+
+    Raises UserError, naming the file, if it is damaged, not a parquet file, or has no column of texts.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as table:
+            schema = table.schema_arrow
+            fields = [field for field in TEXT_FIELDS if field in schema.names]
+            kind = schema.field(fields[0]).type if fields else pa.null()
+            if (kind.value_type if pa.types.is_dictionary(kind) else kind) not in (
+                pa.string(),
+                pa.large_string(),
+                pa.string_view(),
+            ):
+                has = ", ".join(f"{field.name} ({field.type})" for field in schema)
+                raise UserError(f"{path} must have a column of texts named {NAMED}, but has {has:.200}.")
+            for batch in table.iter_batches(columns=fields[:1]):
+                yield from (text for text in batch.column(0).to_pylist() if text is not None)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        problem = " ".join(str(error).split())
+        raise UserError(f"{path} must be a whole parquet file, but cannot be read: {problem:.120}.") from None
+
+
+ROW_READERS: dict[str, Callable[[Path], Iterator[str]]] = {
+    ".jsonl": jsonl_texts,
+    ".parquet": parquet_texts,
+    ".json": json_texts,
+    ".csv": csv_texts,
+    ".tsv": csv_texts,
+}
+MAY_LACK_TEXT = (".json", ".csv", ".tsv")  # often beside texts, as settings or numbers
+
+
+def lacks_text(path: Path) -> str:
+    """Return why a file that may lack text is not read; empty if its first row has a text."""
+    if kind_of(path) not in MAY_LACK_TEXT:
+        return ""
+    try:
+        return "" if next(ROW_READERS[kind_of(path)](path), None) is not None else "without rows"
+    except UserError:
+        return (
+            f"too large for {kind_of(path)}" if path.stat().st_size > MOST_JSON_BYTES else f"without a text in {NAMED}"
+        )
