@@ -37,7 +37,7 @@ class ClearRun:
         """
         caches = {name: self._kept[variable] for name, variable in variables(graph).items()}
         observed = self.arithmetic if self._kept else None
-        observe = observed and observed.evaluate
+        observe = None if observed is None else observed.evaluate
         self._kept = interpreter.values(graph, self.weights, tokens, {**caches, **given}, observe)
         if observed is not None:
             observed.check_wrong()

@@ -49,7 +49,7 @@ class OutOfRangeError(UserError):
         self.with_fewer_bits = with_fewer_bits
 
 
-class Number(np.ndarray):
+class Number(np.ndarray[Any, Any]):
     """Secrets as doubles, of which `arithmetic` computes products and functions; they are held times `scale`."""
 
     arithmetic: Any = None
@@ -73,6 +73,11 @@ class Arithmetic:
     """
 
     numpy = np
+    exp: Callable[[Array], Array]
+    tanh: Callable[[Array], Array]
+    logistic: Callable[[Array], Array]
+    divide: Callable[[Array, Array], Array]
+    is_exact: Callable[[float], bool]
 
     def __init__(self, setting: EngineSetting, *, margin: float = 1.0, num_sequences: int = 1) -> None:
         self.setting, self.margin, self.num_sequences = setting, margin, num_sequences
@@ -258,7 +263,11 @@ class SpuArithmetic(Arithmetic):
 
     def tanh(self, source: Array) -> Array:
         odd = [coefficient for term in TANH for coefficient in (0.0, term)]
-        return self.rounded(chebval(np.clip(source, -TANH_END, TANH_END) / TANH_END, odd))
+        return self.rounded(
+            chebval(  # type: ignore[no-untyped-call]
+                np.clip(source, -TANH_END, TANH_END) / TANH_END, odd
+            )
+        )
 
     def logistic(self, source: Array) -> Array:
         """Return 1 / (1 + exp(-x)). An exponential that overflows is random, so its inverse is hardly ever not 0."""

@@ -235,8 +235,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         if isinstance(node.op, ops.TokenEmbedding):  # equal to a product with one-hot vectors
             values = [operands["weight"][sequence] for sequence in tokens]
         else:
-            sources = zip(*(known[name] for name in node.inputs), strict=True)
-            sources = list(sources)
+            sources = list(zip(*(known[name] for name in node.inputs), strict=True))
             values = [evaluate(node.op, library, operands, *source) for source in sources]
             is_held = is_held and (engine is None or all(engine.holds(node, operands, *source) for source in sources))
         if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):

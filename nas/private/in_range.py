@@ -49,8 +49,9 @@ def _as_recorded(setup: Setup, fraction_bits: int | None) -> Setup:
     if (failure := recorded.get("failure")) is not None:
         raise OutOfRangeError(str(failure))
     bits = recorded.get("fraction_bits")
-    is_free = fraction_bits is None and isinstance(bits, int)
-    return replace(setup, setting=replace(setup.setting, fraction_bits=bits)) if is_free else setup
+    if fraction_bits is not None or not isinstance(bits, int):
+        return setup
+    return replace(setup, setting=replace(setup.setting, fraction_bits=bits))
 
 
 def _out_of_range(setup: Setup, error: OutOfRangeError, *, is_allowed: bool) -> Setup:

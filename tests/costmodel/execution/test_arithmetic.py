@@ -1,5 +1,7 @@
 """What the engines' fixed point holds of an op's numbers, and that what is emulated is what the op computes."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -34,11 +36,12 @@ def row(*values):
     return np.array([values])
 
 
-SOFTMAX = {"heads": 1, "queries": 2, "keys": 2}
-ALONE = {"heads": 1, "queries": 1, "keys": 1}
+SOFTMAX: dict[str, Any] = {"heads": 1, "queries": 2, "keys": 2}
+ALONE: dict[str, Any] = {"heads": 1, "queries": 1, "keys": 1}
 LINEAR = ops.Linear(rows=1, in_features=2, out_features=1, bias=False)
 RMS, LAYER = ops.RmsNorm(rows=1, features=2, affine=False), ops.LayerNorm(rows=1, features=2, affine=False)
-SILU, TANH, GELU = ops.Silu(rows=1, features=2), ops.Tanh(rows=1, features=2), {"rows": 1, "features": 2}
+SILU, TANH = ops.Silu(rows=1, features=2), ops.Tanh(rows=1, features=2)
+GELU: dict[str, Any] = {"rows": 1, "features": 2}
 HIDDEN, SEEN = np.array([[[0.0, 9999.0], [0.0, 1.0]]]), np.array([[[0.0, 0.0], [0.0, 600.0]]])
 CASES = [
     ("semi2k", RMS, row(300.0, 300.0), None),
@@ -73,7 +76,7 @@ CASES = [
     ("crypten", ops.Softmax(**SOFTMAX), HIDDEN, None),
     ("crypten", ops.Softmax(**SOFTMAX), SEEN / 2, "arguments of exponentials are from -300"),
     ("crypten", ops.Softmax(**ALONE, form="power8"), np.array([[[0.1]]]), None),
-    ("crypten", ops.Softmax(heads=1, queries=1, keys=2, form="power8"), np.array([[[6.0, 1.0]]]), "sums of rows are from"),
+    ("crypten", ops.Softmax(heads=1, queries=1, keys=2, form="power8"), np.array([[[6.0, 1.0]]]), "sums of rows"),
     ("crypten", ops.Softmax(heads=1, queries=1, keys=2, form="bounded"), np.array([[[-3.0, -1.0]]]), None),
 ]  # fmt: skip
 
