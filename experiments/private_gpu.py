@@ -28,7 +28,7 @@ from nas.corpus.tokenizer import given_encoder
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights, load_deployed
 from nas.private.answer import answer
-from nas.private.crypten_check import with_precision
+from nas.private.in_range import in_range
 from nas.private.model import PrivateModel
 from nas.private.prompt import Prompt
 from nas.private.setup import Setup
@@ -63,7 +63,7 @@ def figures(
         made = fold_as_far_as(*made, tokens[:1]).folded[:2]
     setting, network = CryptenSetting(device=device), load_network("loopback")
     setup = Setup(protocol="crypten", setting=setting, network=network, model=_model(source, *made))
-    setup = with_precision(setup, None)
+    setup = in_range(setup, None, is_allowed=False)
     yield "fraction", setup.setting.fraction_bits, "bits"
     yield from _answered("parent", setup, prompt_tokens, new_tokens, is_trained=True)
     if placement is not None:

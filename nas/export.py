@@ -61,6 +61,9 @@ def export(
     target = folder / "exports" / name if output_dir is None else Path(output_dir)
     for path in write_export(made, target, format):
         print(path)
+    for protocol, of in made.fixed_point.items():
+        if of["failure"] is not None:
+            print(f"out of range under {protocol}, where nas.private refuses it: {of['failure']}")
     if made.facts.fold is not None:
         for line in _fold_lines(made, made.facts.fold):
             print(line)
@@ -93,7 +96,8 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
         if any(target.iterdir()):
             raise UserError(f"--output-dir {target} must be new or empty, but holds files; choose another folder.")
         try:
-            (target / EXPORT_FILE).write_text(dump(made.facts.plain()), encoding="utf-8")
+            held = {"fixed_point": made.fixed_point}
+            (target / EXPORT_FILE).write_text(dump(made.facts.plain() | held), encoding="utf-8")
             FORMATS[format](made, target)
             (target / CARD_FILE).write_text(model_card(made.facts, format, made.run), encoding="utf-8")
             write_checksums(target)

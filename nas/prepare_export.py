@@ -1,7 +1,9 @@
 """Prepares an export: a candidate of a run or a model of `nas.train`, folded or not, with its facts."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -11,6 +13,7 @@ from costmodel.cost import shared_price
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Estimate, Pricer, estimate_generation
 from costmodel.protocols import load_pricer
+from nas.conversion.fixed_point_check import recorded
 from nas.conversion.fold import at_dimensions
 from nas.conversion.pretrained import read_windows
 from nas.conversion.score_bounds import bounding_tokens
@@ -38,7 +41,8 @@ class Export:
     """A trained architecture, its weights by node of the op graph, and facts about them.
 
     tokenizer: its folder: the parent's, or the corpus's, which exists as long as that is in the cache. run: None for a
-        model of `nas.train`. windows: of all training text of the weights, if known.
+        model of `nas.train`. windows: of all training text of the weights, if known. fixed_point: whether it holds
+        there, by protocol.
     """
 
     trained: Architecture
@@ -47,6 +51,7 @@ class Export:
     tokenizer: Path
     run: Run | None = None
     windows: KeptWindows | None = None
+    fixed_point: Mapping[str, Any] = field(default_factory=dict)
 
 
 def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
@@ -163,7 +168,13 @@ def _prepared(
         provenance=provenance,
         fold=folding,
     )
-    return Export(trained=trained, weights=weights, facts=facts, tokenizer=tokenizer)
+    return Export(
+        trained=trained,
+        weights=weights,
+        facts=facts,
+        tokenizer=tokenizer,
+        fixed_point=recorded(trained, {name: value.double().numpy() for name, value in weights.items()}, corpus),
+    )
 
 
 def _per_token(whole: Estimate, num_tokens: int) -> Estimate:

@@ -12,11 +12,15 @@ Z_95 = 1.959963984540054  # 0.975 quantile of the standard normal distribution
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Number of positions with the same most likely token, and the largest absolute error of any logit."""
+    """Number of positions with the same most likely token, and the largest absolute error of any logit.
+
+    largest_share: the largest error relative to the largest logit of its step.
+    """
 
     num_positions: int
     num_equal: int
     largest_error: float
+    largest_share: float = 0.0
 
     @property
     def top1(self) -> float:
@@ -31,10 +35,12 @@ class Agreement:
 
 def compared(private: Array, clear: Array) -> Agreement:
     """Return the agreement of two arrays of logits, each positions x vocab."""
+    error, largest = float(np.abs(private - clear).max()), float(np.abs(clear).max())
     return Agreement(
         num_positions=len(clear),
         num_equal=int((private.argmax(axis=-1) == clear.argmax(axis=-1)).sum()),
-        largest_error=float(np.abs(private - clear).max()),
+        largest_error=error,
+        largest_share=error / largest if largest else error,
     )
 
 
@@ -44,6 +50,7 @@ def joined(parts: list[Agreement]) -> Agreement:
         num_positions=sum(part.num_positions for part in parts),
         num_equal=sum(part.num_equal for part in parts),
         largest_error=max(part.largest_error for part in parts),
+        largest_share=max(part.largest_share for part in parts),
     )
 
 

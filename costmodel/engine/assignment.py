@@ -23,6 +23,7 @@ class Assignment:
     addresses: where each party waits for the others, by rank; set at the start if all parties run on one machine.
     links: addresses of all ranks on the engine's own link; if empty, the port after each of `addresses`.
     wait_s: how long to wait for another party.
+    is_in_range: whether only a model that the engine's fixed point holds may run, on which the parties agree.
 
     A UserError is raised if no engine runs the protocol.
     """
@@ -36,6 +37,7 @@ class Assignment:
     addresses: tuple[Address, ...] = ()
     links: tuple[str, ...] = ()
     wait_s: float = 60.0  # parties of one machine start at once, but it may be busy
+    is_in_range: bool = True
 
     def __post_init__(self) -> None:
         if self.protocol not in RUN:

@@ -19,7 +19,9 @@ from torch import Tensor
 from costmodel import ops
 from costmodel.engine import crypten_functions
 from costmodel.engine.crypten_cuda import UnwrappedLong
+from costmodel.execution.arithmetic import SCALED
 from costmodel.execution.op_functions import FUNCTIONS, GELU_FORMS, Array, Library
+from costmodel.protocols.crypten_primitives import INVERSE_SCALE, MEAN_SCALE, ROOT_SCALE, WEIGHT_SCALE
 
 
 @functools.cache
@@ -119,7 +121,7 @@ class Secret:
     def __rtruediv__(self, numerator: int) -> "Scaled":
         """Divide 1 by a positive secret; the functions of ops have no other quotients."""
         assert numerator == 1
-        return Scaled(crypten_functions.reciprocal(self.tensor), crypten_functions.INVERSE_SCALE)
+        return Scaled(crypten_functions.reciprocal(self.tensor), INVERSE_SCALE)
 
     def __lt__(self, other: Any) -> "Secret":
         return Secret(self.tensor < self._raw(other))
@@ -198,10 +200,6 @@ class SecretNumpy:
         return Secret(source.tensor.index_select(axis, every.repeat_interleave(times)))
 
 
-# ops whose weight is held times WEIGHT_SCALE, and multiplied by inputs over it, as weights are smaller than inputs
-SCALED, WEIGHT_SCALE = (ops.Linear, ops.VocabProjection), 8
-
-
 def _logistic(op: Any, library: Library, weights: Any, source: Secret) -> Secret:
     return Secret(crypten_functions.logistic(source.tensor))
 
@@ -224,11 +222,11 @@ class SecretLibrary(Library):
     """The functions that ops need, on secrets."""
 
     def mean_square(self, source: Secret) -> Secret:
-        return Scaled(crypten_functions.mean_square(source.tensor), crypten_functions.MEAN_SCALE)
+        return Scaled(crypten_functions.mean_square(source.tensor), MEAN_SCALE)
 
 
 LIBRARY = SecretLibrary(
     numpy=SecretNumpy,
     erf=lambda source: Secret(source.tensor.erf()),
-    rsqrt=lambda source: Scaled(crypten_functions.inverse_root(source.tensor), crypten_functions.ROOT_SCALE),
+    rsqrt=lambda source: Scaled(crypten_functions.inverse_root(source.tensor), ROOT_SCALE),
 )

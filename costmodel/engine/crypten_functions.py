@@ -1,7 +1,7 @@
 """Replacements for CrypTen's own tensor functions, which are less accurate on models' values, or cost more.
 
 The ranges and errors are for 16 fraction bits. Outside of its range, a result may be wrong by any amount, so a model is
-checked before it runs (`nas.private.crypten_check`).
+checked before it runs (`costmodel.execution.arithmetic`).
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,16 @@ from costmodel.engine.assignment import CLIENT
 from costmodel.execution.op_functions import GELU_TANH_CUBIC
 from costmodel.protocols.crypten_primitives import (
     EXPONENTIAL_SQUARINGS,
+    INVERSE_SCALE,
     LOGISTIC_ITERATIONS,
+    MEAN_SCALE,
     RECIPROCAL_ITERATIONS,
     RECIPROCAL_POWERS,
     ROOT_ITERATIONS,
     ROOT_POWERS,
+    ROOT_SCALE,
 )
 
-INVERSE_SCALE = 64  # keeps digits of the inverses of large numbers
-MEAN_SCALE, ROOT_SCALE = 2**12, 8  # keep digits of small mean squares, and of the inverse roots of large ones
 RECIPROCAL_SLOPE = 128 / 41  # of the line, which is off by 9 / 41 of 1 / y at most
 ROOT_SLOPE = 2 / (3 / 4 + (7 / 6) * (7 / 12) ** 0.5)  # likewise, by 9 % of 1 / sqrt(y)
 MOST_SIGNED = 2**63 - 1

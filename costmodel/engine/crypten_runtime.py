@@ -16,16 +16,17 @@ from torch import Tensor
 
 from costmodel.engine.assignment import CLIENT, Assignment
 from costmodel.engine.channel import Blob, Peers
-from costmodel.engine.crypten_arrays import LIBRARY, OWN_FUNCTIONS, SCALED, WEIGHT_SCALE, Secret, imported_crypten
+from costmodel.engine.crypten_arrays import LIBRARY, OWN_FUNCTIONS, Secret, imported_crypten
 from costmodel.engine.crypten_cuda import ExactProducts, place_of, require_room
 from costmodel.engine.crypten_dealer import Dealer, Masks, Product, Zeros, draws_at, from_blob, to_blob
 from costmodel.engine.plan import variables
 from costmodel.engine.programs import operand_shapes, weight_variables
 from costmodel.engine.runtime import Runtime, Traffic
+from costmodel.execution.arithmetic import SCALED
 from costmodel.execution.op_functions import FUNCTIONS, Array
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.crypten import CryptenSetting
-from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
+from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES, WEIGHT_SCALE
 
 
 class Alone:

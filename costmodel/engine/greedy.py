@@ -10,6 +10,7 @@ from costmodel.engine.agreement import Agreement, compared
 from costmodel.engine.plan import variables
 from costmodel.engine.session import Session, StepRun
 from costmodel.execution import interpreter
+from costmodel.execution.arithmetic import Arithmetic
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import OpGraph
 
@@ -19,11 +20,12 @@ NONE: Mapping[str, Array] = MappingProxyType({})
 class ClearRun:
     """Plaintext inference in double precision, one graph after another, with the cached values that the next one reads.
 
-    `weights` are as for `interpreter.execute`.
+    `weights` are as for `interpreter.execute`. `arithmetic`, if there is one, must hold every op of the
+    steps after the first, which is checked before a run.
     """
 
-    def __init__(self, weights: Weights) -> None:
-        self.weights = weights
+    def __init__(self, weights: Weights, arithmetic: Arithmetic | None = None) -> None:
+        self.weights, self.arithmetic = weights, arithmetic
         self._kept: dict[str, Array] = {}
 
     def output(self, graph: OpGraph, tokens: Array | None, given: Mapping[str, Array] = NONE) -> Array:
@@ -31,10 +33,15 @@ class ClearRun:
 
         `tokens` is None for a graph that reads none, and `given` holds its other inputs except for cached values.
 
-        Raise UserError if the inputs do not fit the graph.
+        Raise UserError if the inputs do not fit the graph, and OutOfRangeError if the arithmetic does not hold an op.
         """
         caches = {name: self._kept[variable] for name, variable in variables(graph).items()}
-        self._kept = interpreter.values(graph, self.weights, tokens, {**caches, **given})
+        observed = self.arithmetic if self._kept else None
+        observe = None if observed is None else observed.evaluate
+        self._kept = interpreter.values(graph, self.weights, tokens, {**caches, **given}, observe)
+        if observed is not None:
+            observed.check_wrong()
+            observed.wrong.clear()
         return self._kept[graph.nodes[-1].name]
 
 
@@ -101,9 +108,10 @@ def sequences(
 def _run(
     session: Session, step: int, graph: OpGraph, tokens: Array, clear: ClearRun | None, layers: ClientLayers | None
 ) -> tuple[StepRun, Array | None]:
-    """Run a step privately and in plaintext, on the client's tokens or on the hidden states after its own layers."""
+    """Run a step in plaintext, which may be out of range, then privately, with the client's tokens or hidden states."""
     if layers is None:
-        run = session.run(step, {"tokens": interpreter.encoded(graph, tokens)})
-        return run, None if clear is None else clear.output(graph, tokens)
+        expected = None if clear is None else clear.output(graph, tokens)
+        return session.run(step, {"tokens": interpreter.encoded(graph, tokens)}), expected
     stream = layers.stream(step, tokens)
-    return session.run(step, stream), None if clear is None else clear.output(graph, None, stream)
+    expected = None if clear is None else clear.output(graph, None, stream)
+    return session.run(step, stream), expected

@@ -114,7 +114,8 @@ def join(assignment: Assignment, answers: Answers, log: Path) -> Party:
     """Meet the other parties, agree on the steps, and get programs and shares. Raise UserError as `meet`."""
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
     weights = _taken(WEIGHTS) if rank == SERVER else {}
-    channels = meet(rank, assignment.addresses, terms(protocol, setting), assignment.wait_s)
+    ours = terms(protocol, setting) | {"range check": "on" if assignment.is_in_range else "off (--allow-out-of-range)"}
+    channels = meet(rank, assignment.addresses, ours, assignment.wait_s)
     peers = Peers(channels, lambda peer: _lost(assignment, peer, answers))
     runtime = _runtime(assignment, peers, log)
     steps = graphs(assignment.graph_of, _plan(assignment, peers))

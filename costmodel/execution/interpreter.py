@@ -4,7 +4,7 @@ The functions of ops are in `execution.op_functions`; this module makes their ar
 or server computes in plaintext before the run happens in `operands` and `inputs`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import prod
 from pathlib import Path
 
@@ -26,7 +26,11 @@ def execute(graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapp
 
 
 def values(
-    graph: OpGraph, weights: Weights, tokens: Array | None, caches: Mapping[str, Array] | None = None
+    graph: OpGraph,
+    weights: Weights,
+    tokens: Array | None,
+    caches: Mapping[str, Array] | None = None,
+    observe: Callable[..., object] | None = None,
 ) -> dict[str, Array]:
     """Return the outputs of all nodes by name, in plaintext and double precision.
 
@@ -34,6 +38,7 @@ def values(
     tokens: as many integers as the graph was lowered for; for several sequences, all first tokens, then all second
         ones, in the order of the rows of logits; None if the graph reads no tokens.
     caches: the graph's other inputs by name, if it has any.
+    observe: called with every node, its operands and its inputs, before it is computed.
 
     Raises UserError for a weight or cache that is missing or of another shape, tokens of another length or outside the
     vocabulary, an op without a function, or an op of a traced model that reads a part of a value that no op selects.
@@ -42,6 +47,8 @@ def values(
     known = inputs(graph, tokens, caches)
     for node in graph:
         read, values = [known[name] for name in node.inputs], operands(node, weights)
+        if observe is not None:
+            observe(node, values, *read)
         try:
             known[node.name] = evaluate(node.op, library, values, *read)
             fits = known[node.name].size == prod(shapes[node.name])

@@ -20,6 +20,9 @@ LOGISTIC_ITERATIONS = 2
 # of inverses and their roots: the intervals between powers of 4 that are told apart, and how often results are refined
 RECIPROCAL_POWERS, RECIPROCAL_ITERATIONS = range(-6, 9), 3
 ROOT_POWERS, ROOT_ITERATIONS = range(-5, 9), 3
+INVERSE_SCALE = 64  # keeps digits of the inverses of large numbers
+MEAN_SCALE, ROOT_SCALE = 2**12, 8  # keep digits of small mean squares, and of the inverse roots of large ones
+WEIGHT_SCALE = 8  # of matrices of linears, as weights are smaller than inputs
 
 
 def opened(elements: int) -> Comm:

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from costmodel import ops
 from costmodel.execution import interpreter
+from costmodel.execution.arithmetic import arithmetic_of
 from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library
 from costmodel.ops import SoftmaxForm
+from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.fold import Folded, fold
 from nas.conversion.stream_scale import factor_for, with_stream_scale
 from nas.corpus.corpus import Corpus
@@ -40,7 +42,8 @@ RESOLUTION = 2.0**-FRACTION_BITS
 LOG_SUMS: dict[SoftmaxForm, tuple[float, float]] = {"bounded": (-8.0, 8.0), "power8": (-7.8, 10.2)}
 BEYOND, ROWS_WITHIN = 2.0, 0.999
 LIMIT = 2.0 ** (RING_BITS - 2 - 2 * FRACTION_BITS)  # of a product, at most 62 bits before truncation
-ROOT_LIMIT = 2.0**FRACTION_BITS  # of the argument of an inverse root; SPU 0.9.5, fxp_approx.cc, rsqrt_init_guess
+ROOT_LIMIT = 2.0 ** (FRACTION_BITS - 1)  # of the argument of an inverse root; SPU 0.9.5, as measured
+MARGIN = 1.25  # numbers of other text are larger than those of a check
 
 Tokens = NDArray[np.integer[Any]]
 
@@ -56,8 +59,8 @@ class FoldCheck:
         in double precision.
     fixed_divergence: KL divergence of the folded model in fixed point from the exact predictions, nats per token.
     resolution: the smallest fixed-point number, relative to the largest logit.
-    fits: whether all values of the folded model, and squares in its norms, fit the ring, and the row sums of bounded
-        softmaxes and eighth powers are in LOG_SUMS.
+    fits: whether the engine's fixed point holds every op of the folded model (`execution.arithmetic`), and the
+        row sums of bounded softmaxes and eighth powers are in LOG_SUMS.
     """
 
     positions: int
@@ -81,7 +84,17 @@ class FoldCheck:
 
     @property
     def _is_equal(self) -> bool:
-        return self.fits and self.float_error <= MAX_FLOAT_ERROR and self.agreement >= MIN_AGREEMENT
+        return self.fits and why_not_equal(float_error=self.float_error, agreement=self.agreement) is None
+
+
+def why_not_equal(*, float_error: float, agreement: float, **check: object) -> str | None:
+    """Return why a folded model is not the trained one in single precision; None if it is. As fields of FoldCheck."""
+    if float_error <= MAX_FLOAT_ERROR and agreement >= MIN_AGREEMENT:
+        return None
+    return (
+        f"folding moves logits by {float_error:.2g} of the largest (at most {MAX_FLOAT_ERROR}), and {agreement:.2%} of "
+        f"the most likely tokens agree (at least {MIN_AGREEMENT:.2%})"
+    )
 
 
 class VerifiedFold(NamedTuple):
@@ -114,16 +127,18 @@ class _Run(NamedTuple):
 
     square_share: largest square in a norm, or mean of squares, relative to its limit in fixed point. sums_share:
         largest distance of a log row sum from the middle of LOG_SUMS, relative to the allowed one (`_sums_share`).
+    is_held: whether the engine's fixed point holds every op, as before a run.
     """
 
     logits: Array
     largest: float
     square_share: float
     sums_share: float
+    is_held: bool = True
 
     @property
     def fits(self) -> bool:
-        return self.largest < LIMIT and self.square_share < 1 and self.sums_share <= 1
+        return self.is_held and self.largest < LIMIT and self.square_share < 1 and self.sums_share <= 1
 
 
 def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> VerifiedFold:
@@ -182,7 +197,7 @@ class Reference(NamedTuple):
             weights = {"logits.weight": weights["embed.weight"], **weights}
         few = tokens[: -(-FIXED_POSITIONS // tokens.shape[1])]
         single = _run(architecture, weights, tokens, SINGLE)
-        if (factor := factor_for(single.square_share)) < 1:
+        if (factor := factor_for(single.square_share * MARGIN)) < 1:
             architecture, weights = with_stream_scale(architecture, weights, factor)
         exact, fixed = (_run(architecture, weights, few, numbers).logits for numbers in (DOUBLE, FIXED))
         return cls(architecture, weights, tokens, few, single.logits, exact, fixed)
@@ -220,14 +235,16 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     arrays = {name: value.numpy() for name, value in weights.items()}
     last_reader = {name: node.name for node in graph for name in node.inputs}
     known: dict[str, list[Array]] = {}  # node -> output of every sequence
-    largest, square_share, sums_share = 0.0, 0.0, 0.0
+    largest, square_share, sums_share, is_held = 0.0, 0.0, 0.0, True
+    engine = arithmetic_of("semi2k", EngineSetting(), num_sequences=len(tokens)) if numbers is FIXED else None
     for node in graph:
         operands = {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
         if isinstance(node.op, ops.TokenEmbedding):  # equal to a product with one-hot vectors
             values = [operands["weight"][sequence] for sequence in tokens]
         else:
-            sources = zip(*(known[name] for name in node.inputs), strict=True)
+            sources = list(zip(*(known[name] for name in node.inputs), strict=True))
             values = [evaluate(node.op, library, operands, *source) for source in sources]
+            is_held = is_held and (engine is None or all(engine.holds(node, operands, *source) for source in sources))
         if isinstance(node.op, ops.LayerNorm | ops.RmsNorm):
             square_share = max(square_share, *(_square_share(node.op, source) for source in known[node.inputs[0]]))
         if isinstance(node.op, ops.Softmax) and node.op.form in LOG_SUMS:
@@ -236,7 +253,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         for name in {name for name in node.inputs if last_reader[name] == node.name}:
             known.pop(name, None)  # tokens are not in it
         largest = max(largest, *(float(np.abs(value).max()) for value in known[node.name]))
-    return _Run(np.concatenate(known[graph.nodes[-1].name]), largest, square_share, sums_share)
+    return _Run(np.concatenate(known[graph.nodes[-1].name]), largest, square_share, sums_share, is_held)
 
 
 def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:

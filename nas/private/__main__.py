@@ -19,9 +19,8 @@ from costmodel.engine.meeting import is_loopback, parse_peers
 from costmodel.engine.plan import Plan
 from costmodel.engine.runtimes import check_installed
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
-from costmodel.errors import UserError
-from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line
-from nas.private.crypten_check import with_precision
+from costmodel.errors import StoppedError, UserError
+from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line, why_wrong
 from nas.private.fixed_point import (
     clear_perplexity,
     corpus_for,
@@ -32,9 +31,10 @@ from nas.private.fixed_point import (
     unscored_lines,
     validation_sequences,
 )
+from nas.private.in_range import in_range
 from nas.private.model import find_model
 from nas.private.prompt import read_prompt
-from nas.private.setup import FRACTION_BITS, Setup, header_lines, resolve_setup, trust_lines
+from nas.private.setup import FRACTION_BITS, Setup, header_lines, resolve_setup
 
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
 
@@ -53,6 +53,7 @@ def private(
     peers: str | None = None,
     wait: str = "10s",
     protected_links: bool = False,
+    allow_out_of_range: bool = False,
     format: Literal["table", "json"] = "table",
     **setup: Any,
 ) -> None:
@@ -73,6 +74,8 @@ def private(
         wait: how long a party that runs alone waits for the others.
         protected_links: confirm that links to other machines are protected by other means, such as a tunnel; crypten
             needs this for peers on other machines.
+        allow_out_of_range: run a model or prompt whose numbers the engine's fixed point does not hold, for study; all
+            parties must say so.
         format: lines for people, or one JSON document in SI units.
     """
     find_model(run)  # before the engine is asked for
@@ -80,7 +83,9 @@ def private(
     _check_flags(perplexity, prompt, party, peers, protocol)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
     asked = resolve_setup(run, pick, party=party, protocol=protocol, **setup)
-    asked = with_precision(asked, setup.get("fraction_bits"))
+    # --perplexity shows what is lost, next to the model in plaintext
+    is_allowed = allow_out_of_range or (perplexity is not None and protocol != "crypten")
+    asked = in_range(asked, setup.get("fraction_bits"), is_allowed=is_allowed)
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return
@@ -137,11 +142,13 @@ def _print_answer(
         new_tokens,
         client_alone if addresses else on_this_machine,
         on_ready=lambda ready: report(*ready_lines(ready, prompt)),
-        on_token=lambda token, expected: report(token_line(prompt, token, expected)),
+        on_token=lambda token, expected: report(token_line(setup, prompt, token, expected)),
     )
     report(*summary_lines(setup, done))
     if as_json:
         print(json.dumps(answer_document(setup, done), allow_nan=False))
+    if (why := why_wrong(done)) is not None:
+        raise StoppedError(f"{why}; do not rely on this answer.")
 
 
 def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None:
@@ -149,7 +156,7 @@ def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None
     plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # the client's comes with its first message
     assignment = part_of(replace(setup.client(plan), addresses=addresses, wait_s=wait_s), rank)
     host, port = addresses[rank]
-    for line in trust_lines(setup):
+    for line in header_lines(setup):
         print(line)
     print(f"this is party {rank} ({role(rank, setup.protocol)}) at {host}:{port}: {setup.holds(rank)}", flush=True)
     with alone(assignment) as (session, ready):

@@ -12,6 +12,10 @@ from costmodel.engine.greedy import ClearRun, PrivateToken, generate
 from costmodel.engine.plan import Plan
 from costmodel.engine.predicted import Prediction
 from costmodel.engine.session import Ready, Session
+from costmodel.errors import StoppedError
+from costmodel.execution.arithmetic import OutOfRangeError
+from nas.conversion.fixed_point_check import MAX_ERROR
+from nas.private.in_range import prompt_arithmetic
 from nas.private.prompt import Prompt
 from nas.private.setup import Setup, setup_document
 
@@ -47,21 +51,30 @@ def answer(
 ) -> Answer:
     """Answer a prompt with the parties that `parties` starts: all on this machine, or only the client.
 
-    Raise UserError before anything runs if it cannot be priced; UserError and StoppedError as `parties`.
+    Raise UserError before anything runs if it cannot be priced or the prompt is out of range; StoppedError if a later
+    token is; and both as `parties`.
     """
     plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=new_tokens)
     steps = setup.steps(plan)
     predicted = setup.predicted(steps)
-    clear = None if setup.model.weights is None else ClearRun(setup.model.weights)
-    tokens = []
+    own = setup.own_layers(plan)
+    arithmetic = prompt_arithmetic(setup, steps[0], prompt.ids, own)
+    clear = None if setup.model.weights is None else ClearRun(setup.model.weights, arithmetic)
+    tokens: list[tuple[PrivateToken, Prediction]] = []
     with parties(setup.client(plan)) as (session, ready):
         on_ready(ready)
-        answered = generate(session, steps, prompt.ids, clear, prompt.end, setup.own_layers(plan))
-        for token, expected in zip(answered, predicted, strict=False):
-            on_token(token, expected)
-            tokens.append((token, expected))
-            if token.token in prompt.encoder.ends:
-                break
+        answered = generate(session, steps, prompt.ids, clear, prompt.end, own)
+        try:
+            for token, expected in zip(answered, predicted, strict=False):
+                on_token(token, expected)
+                tokens.append((token, expected))
+                if token.token in prompt.encoder.ends:
+                    break
+        except OutOfRangeError as error:
+            raise StoppedError(
+                f"the answer left the range of protocol {setup.protocol} after {len(tokens)} tokens: {error}; the "
+                f"tokens before are right, and --allow-out-of-range true goes on."
+            ) from None
         session.leave()
     return Answer(prompt=prompt, tokens=tuple(tokens), ready=ready)
 
@@ -76,7 +89,7 @@ def ready_lines(ready: Ready, prompt: Prompt) -> list[str]:
     ]
 
 
-def token_line(prompt: Prompt, token: PrivateToken, expected: Prediction) -> str:
+def token_line(setup: Setup, prompt: Prompt, token: PrivateToken, expected: Prediction) -> str:
     agreement, cost = token.agreement, token.cost
     return _row(
         (
@@ -90,7 +103,7 @@ def token_line(prompt: Prompt, token: PrivateToken, expected: Prediction) -> str
             f"{cost.seconds:.2f}",
             "?" if expected.seconds is None else f"{expected.seconds:.2f}",
         )
-    )
+    ) + ("" if setup.out_of_range is None else "  out of range")
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -113,6 +126,21 @@ def summary_lines(setup: Setup, answer: Answer) -> list[str]:
         f"seconds: {format_seconds(measured['latency_s'])}, {seconds or 'not predicted'} on {setup.network.name}",
         f"memory, by party: at most {', '.join(peaks)}",
     ]
+
+
+def why_wrong(answer: Answer) -> str | None:
+    """Return why an answer is not that of the model in plaintext; None if it is, or nothing is known."""
+    agreement = answer.agreement
+    if agreement is None:
+        return None
+    if (num_other := agreement.num_positions - agreement.num_equal) > 0:
+        return f"private tokens must be those of the model in plaintext, but {num_other} of {len(answer.tokens)} differ"
+    if not agreement.largest_share <= MAX_ERROR:
+        return (
+            f"private logits must be within {MAX_ERROR} of the largest of those in plaintext, but are off by "
+            f"{agreement.largest_share:.2g} of it"
+        )
+    return None
 
 
 def agreement_text(agreement: Agreement | None) -> str:
@@ -140,7 +168,10 @@ def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
         "op_graph": answer.ready.op_graph,
         "ready_s": answer.ready.seconds,
         "shared_bytes": answer.ready.shared_bytes,
-        "tokens": [_token_document(answer.prompt, token, expected) for token, expected in answer.tokens],
+        "tokens": [
+            {**_token_document(answer.prompt, token, expected), "in_range": setup.out_of_range is None}
+            for token, expected in answer.tokens
+        ],
         "text": answer.text,
         "agreement": agreement_document(answer.agreement),
         "total": _costs(answer.tokens),

@@ -1,8 +1,10 @@
 """Loads the model to run: from a run, a training, an export or a checkpoint, folded as far as its check allows."""
 
 import os
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from costmodel.execution.interpreter import Array
 from costmodel.ops import GeluForm
 from nas.conversion.parent import BUILTIN, BUILTIN_FOLDER, load_initial
 from nas.conversion.pretrained import CHECKSUMS_FILE, Pretrained, is_export, read_architecture, read_export
-from nas.conversion.verified_fold import check_tokens, fold_as_far_as
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as, why_not_equal
 from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import OWN_RULE, GivenTokenizer
 from nas.corpus.tokenizer import TOKENIZER_FILE, begin_line, given_encoder, kept_tokenizer, with_begin_of_text
@@ -32,7 +34,8 @@ class PrivateModel:
 
     weights: by `<node>.<suffix>`; None if they are not on this machine. corpus: fingerprint of the corpus on which it
     was trained; None if unknown. notes: remarks on folding, for the reader. known: public layers, the client's layers,
-    and the checkpoint that has them, if the model is from a run that was searched with such layers.
+    and the checkpoint that has them, if the model is from a run that was searched with such layers. failed: why its
+    folded form is not the trained model; None if it is. recorded: whether fixed point holds an export, by protocol.
     """
 
     name: str
@@ -42,6 +45,8 @@ class PrivateModel:
     corpus: str | None
     notes: tuple[str, ...] = ()
     known: tuple[str | None, int | None, str] | None = None
+    failed: str | None = None
+    recorded: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_model(source: str) -> Path | Run:
@@ -117,7 +122,8 @@ def _of_prepared(source: str, export: Export) -> PrivateModel:
         weights=_arrays(export.weights),
         tokenizer=kept_tokenizer(export.tokenizer, "bpe"),
         corpus=export.facts.provenance.corpus,
-        notes=_notes(passes=fold.passes, left=fold.left),
+        notes=_notes(fold.left),
+        failed=why_not_equal(**fold.check),
     )
 
 
@@ -128,23 +134,29 @@ def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel
     corpus = corpus if isinstance(corpus, str) else None
     is_checked = (folder / CHECKSUMS_FILE).is_file()
     notes = () if is_checked else (f"{folder} has no {CHECKSUMS_FILE}: not checked",)
+    recorded, fold = facts.get("fixed_point"), facts.get("fold")
+    check = fold.get("check") if isinstance(fold, dict) else None
+    failed = why_not_equal(**check) if isinstance(check, dict) else None
     if not weights_here and not os.path.isfile(folder / WEIGHTS_FILE):
         architecture, tokenizer = read_architecture(folder)
         if not architecture.folded:
             raise UserError(f"{folder} must be a folded export where it is without weights; write one with --fold.")
-        return _of_weights(source, Pretrained(architecture, {}, tokenizer), corpus, None, notes)
-    return _folded(source, read_export(folder), corpus, notes)
+        model = _of_weights(source, Pretrained(architecture, {}, tokenizer), corpus, None, notes)
+    else:
+        model = _folded(source, read_export(folder), corpus, notes)
+    return replace(model, failed=model.failed or failed, recorded=recorded if isinstance(recorded, dict) else {})
 
 
 def _folded(source: str, model: Pretrained, corpus: str | None, notes: tuple[str, ...]) -> PrivateModel:
+    failed = None
     if not model.architecture.folded:
         begin = None if model.tokenizer is None else given_encoder(model.tokenizer, None, None).begin
         vocab_size, context = model.architecture.vocab_size, model.architecture.context
         _, tokens = check_tokens(known_corpus(corpus), vocab_size, context, begin)
         folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
         model = model._replace(architecture=folded.architecture, weights=folded.weights)
-        notes += _notes(passes=check.passes, left=folded.left)
-    return _of_weights(source, model, corpus, _arrays(model.weights), (*model.notes, *notes))
+        notes, failed = notes + _notes(folded.left), why_not_equal(**asdict(check))
+    return replace(_of_weights(source, model, corpus, _arrays(model.weights), (*model.notes, *notes)), failed=failed)
 
 
 def _of_weights(
@@ -162,9 +174,8 @@ def _of_weights(
     )
 
 
-def _notes(*, passes: bool, left: tuple[str, ...]) -> tuple[str, ...]:
-    failed = ["the check of the folded model failed with nothing left to unfold: do not rely on it"]
-    return (*(f"not folded: {reason}" for reason in left), *([] if passes else failed))
+def _notes(left: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"not folded: {reason}" for reason in left)
 
 
 def _arrays(weights: dict[str, Tensor]) -> dict[str, Array]:

@@ -37,7 +37,8 @@ FRACTION_BITS = {32: 8, 64: 18, 128: 26}
 class Setup:
     """A private run, with a network for predicted seconds; `public_layers` and `client_layers` are as in `Deployment`.
 
-    `client_weights` are those of the client's layers, by name, if it has any.
+    `client_weights` are those of the client's layers, by name, if it has any. `out_of_range` says what fixed point does
+    not hold of a model that runs all the same.
     """
 
     model: PrivateModel
@@ -47,6 +48,7 @@ class Setup:
     public_layers: str | None = None
     client_layers: int | None = None
     client_weights: Weights | None = None
+    out_of_range: str | None = None
 
     @property
     def graph_of(self) -> GraphOf:
@@ -58,7 +60,7 @@ class Setup:
         if self.client_layers is None:
             return None
         assert self.client_weights is not None
-        whole = partial(_client_graph, self.model.architecture, self.client_layers)
+        whole = partial(client_graph, self.model.architecture, self.client_layers)
         return ClientLayers(graphs=graphs(whole, plan), run=ClearRun(self.client_weights))
 
     def holds(self, rank: int) -> str:
@@ -81,7 +83,12 @@ class Setup:
     def client(self, plan: Plan) -> Assignment:
         """Return the assignment of a client that has all data, from which those of all parties are made."""
         return Assignment(
-            protocol=self.protocol, setting=self.setting, graph_of=self.graph_of, plan=plan, weights=self.model.weights
+            protocol=self.protocol,
+            setting=self.setting,
+            graph_of=self.graph_of,
+            plan=plan,
+            weights=self.model.weights,
+            is_in_range=self.out_of_range is None,
         )
 
 
@@ -183,7 +190,8 @@ def _graph(architecture: Architecture, layers: Mapping[str, Any], num_tokens: in
     return lower(architecture, num_tokens, replace(deployment, **layers))
 
 
-def _client_graph(architecture: Architecture, num_layers: int, num_tokens: int, deployment: Deployment) -> OpGraph:
+def client_graph(architecture: Architecture, num_layers: int, num_tokens: int, deployment: Deployment) -> OpGraph:
+    """Return the op graph of the layers that the client computes."""
     return halves(lower(architecture, num_tokens, deployment), num_layers).client
 
 
@@ -211,9 +219,15 @@ def header_lines(setup: Setup) -> list[str]:
     return [
         f"{setup.model.name}; protocol {setup.protocol}, {describe_setting(setup.setting)}; "
         f"{setup.setting.formulas_of}",
-        *setup.model.notes,
+        *notes(setup),
         *trust_lines(setup),
     ]
+
+
+def notes(setup: Setup) -> list[str]:
+    """Return remarks on the model for the reader."""
+    out_of_range = [] if setup.out_of_range is None else [f"out of range, do not rely on it: {setup.out_of_range}"]
+    return [*setup.model.notes, *out_of_range]
 
 
 def setup_document(setup: Setup) -> dict[str, Any]:
@@ -221,7 +235,8 @@ def setup_document(setup: Setup) -> dict[str, Any]:
     setting, trust = setup.setting, TRUST[setup.protocol]
     return {
         "model": setup.model.name,
-        "notes": list(setup.model.notes),
+        "notes": notes(setup),
+        "in_range": setup.out_of_range is None,
         "protocol": setup.protocol,
         "network": setup.network.name,
         "setting": {

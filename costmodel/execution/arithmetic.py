@@ -1,0 +1,389 @@
+"""The fixed point of the engines, emulated on doubles: what an op computes there, and whether it stays in range.
+
+The functions of ops run on `Number`s. Every product is checked and rounded as the engine does, and the arguments of
+exponentials, inverses and roots must be where the engine's are right. So an op that is added is checked too.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.polynomial.chebyshev import chebval
+
+from costmodel import ops
+from costmodel.errors import UserError
+from costmodel.execution.op_functions import FUNCTIONS, GELU_TANH_CUBIC, Array, Weights, evaluate, numpy_library
+from costmodel.ops import Node
+from costmodel.protocols.crypten_primitives import (
+    EXPONENTIAL_SQUARINGS,
+    INVERSE_SCALE,
+    LOGISTIC_ITERATIONS,
+    MEAN_SCALE,
+    ROOT_SCALE,
+    WEIGHT_SCALE,
+)
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.fixed_point import EXPONENTIAL_SQUARINGS as SPU_SQUARINGS
+from costmodel.protocols.fixed_point import VERY_SMALL_UNITS
+from costmodel.protocols.primitives import EngineSetting
+
+MOST_WRONG = 0.01  # most results of a sequence that may be expected to be wrong
+
+# coefficients of odd Chebyshev polynomials of x / TANH_END. Source: SecretFlow-SPU 0.9.5, fxp_approx.cc, tanh_chebyshev
+TANH = (
+    1.2514045938932097, -0.3655987797163166, 0.17253141478140663, -0.08943445792774211, 0.047703017901250824,
+    -0.025830290571688078, 0.014338801903468182, -0.008541730970059077, 0.0061230685785789475,
+)  # fmt: skip
+TANH_END, PIECES_END = 5.0, 8.0  # beyond which tanh is constant, and the piecewise GELU is x or 0
+SCALED = (ops.Linear, ops.VocabProjection)  # under CrypTen their matrix is held times WEIGHT_SCALE, their input divided
+
+
+class OutOfRangeError(UserError):
+    """What an engine's fixed point does not hold: op, numbers and limits.
+
+    with_fewer_bits: whether fewer fraction bits could hold it.
+    """
+
+    def __init__(self, line: str, *, with_fewer_bits: bool = False) -> None:
+        super().__init__(line)
+        self.with_fewer_bits = with_fewer_bits
+
+
+class Number(np.ndarray[Any, Any]):
+    """Secrets as doubles, of which `arithmetic` computes products and functions; they are held times `scale`."""
+
+    arithmetic: Any = None
+    scale = 1
+
+    def __array_finalize__(self, source: Any) -> None:
+        self.arithmetic, self.scale = getattr(source, "arithmetic", None), getattr(source, "scale", 1)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **settings: Any) -> Any:
+        return self.arithmetic.apply(ufunc, method, inputs, settings)
+
+    def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        return self.arithmetic.number(super().__array_function__(function, types, args, kwargs))
+
+
+class Arithmetic:
+    """The library of an engine for ops, with functions of its own for some of them.
+
+    margin: how many times too large numbers may be; those of other text are larger. num_sequences: in the numbers.
+    wrong: how many results of each op are expected to be wrong, as an engine may be with a small probability.
+    """
+
+    numpy = np
+    exp: Callable[[Array], Array]
+    tanh: Callable[[Array], Array]
+    logistic: Callable[[Array], Array]
+    divide: Callable[[Array, Array], Array]
+    is_exact: Callable[[float], bool]
+
+    def __init__(self, setting: EngineSetting, *, margin: float = 1.0, num_sequences: int = 1) -> None:
+        self.setting, self.margin, self.num_sequences = setting, margin, num_sequences
+        self.unit = 2.0**-setting.fraction_bits
+        self.most = 2.0 ** (setting.ring_bits - 2 - setting.fraction_bits)
+        self.op, self.scale = "", 1
+        self.wrong: dict[str, float] = {}
+        self.functions: dict[Any, Callable[..., Array]] = {
+            np.multiply: lambda first, second: self.product(np.multiply(first, second)),
+            np.matmul: lambda first, second: self.product(np.matmul(first, second)),
+            np.square: lambda source: self.product(np.square(source)),
+            np.exp: self.exp,
+            np.tanh: self.tanh,
+            np.true_divide: self.divide,
+            **{ufunc: ufunc for ufunc in (np.add, np.subtract, np.negative, np.maximum, np.less, np.equal)},
+        }
+        self.of_ops: dict[type, Callable[..., Array]] = {
+            ops.TokenEmbedding: self.embed,
+            ops.Softmax: self.softmax,
+            ops.Gelu: self.gelu,
+            ops.Sigmoid: lambda op, library, weights, source: self.logistic(source),
+            ops.Silu: lambda op, library, weights, source: source * self.logistic(source),
+        }
+
+    def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
+        """Return the output of an op, given its operands and inputs as doubles or as numbers.
+
+        Raise OutOfRangeError if the engine does not hold it, and UserError without a function.
+        """
+        self.op, own = node.name, self.of_ops.get(type(node.op), evaluate)
+        with np.errstate(all="ignore"):  # what is not finite is out of range
+            weights = {suffix: self.encoded(node, value) for suffix, value in operands.items()}
+            sources = inputs if isinstance(node.op, ops.TokenEmbedding) else [self.secret(value) for value in inputs]
+            output = own(node.op, self, weights, *sources)
+        self.require("numbers", output, -self.most, self.most)
+        return output
+
+    def holds(self, node: Node, operands: Weights, *inputs: Array) -> bool:
+        """Return whether the engine holds an op."""
+        try:
+            self.evaluate(node, operands, *inputs)
+        except OutOfRangeError:
+            return False
+        return True
+
+    def check_wrong(self) -> None:
+        """Raise OutOfRangeError if too many results are expected to be wrong."""
+        if (total := sum(self.wrong.values()) / self.num_sequences) * self.margin > MOST_WRONG:
+            worst = max(self.wrong, key=lambda name: self.wrong[name])
+            raise OutOfRangeError(
+                f"{total:.2g} results of a sequence would be wrong, most in {worst}, where products are too large",
+                with_fewer_bits=True,
+            )
+
+    def number(self, value: Array, scale: int = 1) -> Array:
+        """Return an array of this arithmetic, of what is rounded already."""
+        made = np.asarray(value).view(Number)
+        made.arithmetic, made.scale = self, scale
+        return made
+
+    def secret(self, value: Array) -> Array:
+        return value if isinstance(value, Number) else self.number(self.rounded(value))
+
+    def rounded(self, value: Array, scale: int = 1) -> Array:
+        return np.rint(value * (scale / self.unit)) * (self.unit / scale)
+
+    def encoded(self, node: Node, value: Array) -> Array:
+        """Return a weight as it is shared."""
+        self.require("weights", value, -self.most, self.most)
+        return self.number(self.rounded(value))
+
+    def public(self, value: Any, scale: int, *, is_factor: bool) -> Any:
+        """Return a constant as the engine encodes it."""
+        value = np.asarray(value)
+        if value.dtype.kind != "f" or (is_factor and value.ndim == 0 and self.is_exact(float(value))):
+            return value
+        return np.trunc(value * (scale / self.unit)) * (self.unit / scale)
+
+    def apply(self, ufunc: Any, method: str, inputs: Any, settings: Any) -> Array:
+        """Return what the engine computes for a function of numpy. Raise UserError if it has none."""
+        if method == "reduce" and ufunc in (np.add, np.maximum):
+            return self.number(ufunc.reduce(inputs[0].view(np.ndarray), **settings))
+        if method != "__call__" or ufunc not in self.functions:
+            raise UserError(f"no emulated fixed point computes {ufunc.__name__}; add it to Arithmetic.functions.")
+        self.scale = max(getattr(value, "scale", 1) for value in inputs)
+        arrays = [
+            value.view(np.ndarray)
+            if isinstance(value, Number)
+            else self.public(value, self.scale, is_factor=ufunc is np.multiply)
+            for value in inputs
+        ]
+        result = self.functions[ufunc](*arrays)
+        return result if isinstance(result, Number) else self.number(result, self.scale if ufunc is np.add else 1)
+
+    def require(self, what: str, value: Array, least: float, most: float, *, with_fewer_bits: bool = False) -> None:
+        """Raise OutOfRangeError unless all numbers are within limits; those away from 0 have a margin."""
+        low, high = (float(limit) for limit in (np.min(value.view(np.ndarray)), np.max(value.view(np.ndarray))))
+        least, most = least / self.margin if least < 0 else least, most / self.margin
+        if not (least <= low and high <= most):
+            raise OutOfRangeError(
+                f"in {self.op} {what} are from {low:.4g} to {high:.4g}, not within {least:.4g} and {most:.4g}",
+                with_fewer_bits=with_fewer_bits,
+            )
+
+    def product(self, value: Array) -> Array:
+        """Return products, rounded. Raise OutOfRangeError if one overflows."""
+        raise NotImplementedError
+
+    def may_fail(self, expected: float) -> None:
+        """Add to the results that are expected to be wrong."""
+        self.wrong[self.op] = self.wrong.get(self.op, 0.0) + expected
+
+    def embed(self, op: ops.TokenEmbedding, library: Any, weights: Weights, tokens: Array) -> Array:
+        """Return rows of the table, as a product with one-hot tokens does."""
+        return weights["weight"][tokens.argmax(axis=-1) if tokens.ndim == 2 else tokens.astype(np.int64)]
+
+    def softmax(self, op: ops.Softmax, library: Any, weights: Weights, scores: Array) -> Array:
+        """Return attention; what the mask hides may be wrong, and so may the eighth power of a score that is alone."""
+        seen = np.tri(op.queries, op.keys, op.keys - op.queries if op.causal else op.keys, dtype=bool)
+        scores = np.where(seen, scores, scores[..., :1])
+        if op.form == "power8":
+            scores = np.where(seen.sum(axis=-1, keepdims=True) == 1, 1.0, scores)
+        return FUNCTIONS[ops.Softmax](op, self, weights, scores)
+
+    def gelu(self, op: ops.Gelu, library: Any, weights: Weights, source: Array) -> Array:
+        """Return GELU; powers in the piecewise form that overflow cancel."""
+        if op.form != "piecewise":
+            return FUNCTIONS[ops.Gelu](op, self, weights, source)
+        plain = source.view(np.ndarray)
+        pieces = FUNCTIONS[ops.Gelu](op, numpy_library(), weights, np.clip(plain, -PIECES_END, PIECES_END))
+        return self.number(self.rounded(np.where(plain > PIECES_END, plain, pieces)))
+
+
+class SpuArithmetic(Arithmetic):
+    """The fixed point of SecretFlow-SPU 0.9.5, the same under each of its protocols.
+
+    Source of the limits: tests/costmodel/execution/test_arithmetic.py measures them. A product of ring - 2 bits is
+    wrong, and the inverse or root of a number from 2^(f - 1) on is 0, for f fraction bits.
+    """
+
+    LOWEST_EXPONENT = -480.0  # (1 + x / 256)^256 is 0 there, and 0.37 at -511
+    LOWEST_LOGIT = -240.0  # exp(256) = 2^256 is 0 in the ring, which makes the logistic function 1
+    OVERFLOWED = 2.0**-23  # times -x: share of exponentials that overflowed to less than 16 x, so that their inverse
+    # times x is off by more than 1 / 16; the others are as large as the ring
+
+    def __init__(self, setting: EngineSetting, **of: Any) -> None:
+        super().__init__(setting, **of)
+        self.most_product, self.most_divisor = self.most * self.unit, 0.5 / self.unit
+        self.highest_exponent = float(np.log(self.most_product)) - 0.5
+
+    def is_exact(self, factor: float) -> bool:
+        """Whether a factor is 1, or so small that it is multiplied by a power of two (`constant_product`)."""
+        return abs(factor) < VERY_SMALL_UNITS * self.unit
+
+    def product(self, value: Array) -> Array:
+        self.require("products", value, -self.most_product, self.most_product)
+        return self.rounded(value)
+
+    def exp(self, source: Array) -> Array:
+        self.require("arguments of exponentials", source, self.LOWEST_EXPONENT, self.highest_exponent)
+        result = self.rounded(1 + source / 2**SPU_SQUARINGS)
+        for _ in range(SPU_SQUARINGS):
+            result = self.rounded(np.square(result))
+        return result
+
+    def divide(self, numerator: Array, source: Array) -> Array:
+        self.require("divisors", source, -self.most_divisor, self.most_divisor)
+        return self.inverse(source)
+
+    def inverse(self, source: Array) -> Array:
+        """Return inverses; that of 0 is 0 under the engine."""
+        return self.rounded(np.divide(1.0, source, out=np.zeros_like(source), where=source != 0))
+
+    def rsqrt(self, source: Array) -> Array:
+        self.require("arguments of inverse roots", source, 0.0, self.most_divisor)
+        return self.number(self.inverse(np.sqrt(source.view(np.ndarray))))
+
+    def mean_square(self, source: Array) -> Array:
+        return np.square(source).sum(axis=-1, keepdims=True) * (1 / source.shape[-1])
+
+    def erf(self, source: Array) -> Array:
+        return self.number(self.rounded(numpy_library().erf(source.view(np.ndarray))))
+
+    def tanh(self, source: Array) -> Array:
+        odd = [coefficient for term in TANH for coefficient in (0.0, term)]
+        return self.rounded(
+            chebval(  # type: ignore[no-untyped-call]
+                np.clip(source, -TANH_END, TANH_END) / TANH_END, odd
+            )
+        )
+
+    def logistic(self, source: Array) -> Array:
+        """Return 1 / (1 + exp(-x)). An exponential that overflows is random, so its inverse is hardly ever not 0."""
+        source = source.view(np.ndarray)
+        self.require("arguments of logistic functions", source, self.LOWEST_LOGIT, -self.LOWEST_EXPONENT)
+        overflowed = source < -self.highest_exponent
+        self.may_fail(-float(source[overflowed].sum()) * self.OVERFLOWED)
+        powers = self.rounded(np.exp(-np.maximum(source, -self.highest_exponent)))
+        return self.number(np.where(overflowed, 0.0, self.inverse(powers + 1)))
+
+
+class CryptenArithmetic(Arithmetic):
+    """The fixed point of CrypTen 0.4.1 with the functions of `engine.crypten_functions`.
+
+    Each party truncates its share of a product by itself, so that one in 2^(64 - 2f) / |x| results x with f fraction
+    bits is wrong by 2^(64 - 2f), which ruins the answer. Sums of squares are divided exactly, but must be below
+    2^(63 - 2f). Source: Mohassel and Zhang 2017, SecureML, theorem 1, https://eprint.iacr.org/2017/396.
+    """
+
+    EXPONENTS = (-240.0, 15.0)  # of (1 + u + u^2 / 2)^128 with u = x / 128, which is 1 again at -256
+    LOGITS = 240.0
+    INVERTED = (2.0**-12, 2.0**17)  # well within those of `reciprocal` and `inverse_root`
+    MOST_OF_ERF = 1.5  # where its Taylor series of 8 terms is off by 0.003; by 0.24 at 2
+
+    def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
+        # a token of an answer takes one row of the logits
+        rows = node.op.rows if isinstance(node.op, ops.VocabProjection) else self.num_sequences
+        self.share = self.num_sequences / rows * 2.0**-self.setting.ring_bits / self.unit**2
+        if isinstance(node.op, SCALED):  # whose input is divided by WEIGHT_SCALE
+            self.op = node.name
+            self.truncates(_sum(inputs[0]) / WEIGHT_SCALE)
+        return super().evaluate(node, operands, *inputs)
+
+    def encoded(self, node: Node, value: Array) -> Array:
+        """Return a weight as it is shared; matrices of linears are held times WEIGHT_SCALE."""
+        if isinstance(node.op, SCALED) and value.ndim == 2:
+            return self.number(self.rounded(value, WEIGHT_SCALE))
+        return super().encoded(node, value)
+
+    def is_exact(self, factor: float) -> bool:
+        """Whether a factor is one over an integer, by which numbers are divided."""
+        return bool(factor) and abs((divisor := 1 / factor) - round(divisor)) < 1e-9
+
+    def truncates(self, total: float) -> None:
+        """Count truncations of numbers whose magnitudes add up to a total."""
+        self.may_fail(total * self.share)
+
+    def product(self, value: Array) -> Array:
+        self.truncates(_sum(value) * self.scale)
+        return self.rounded(value)
+
+    def exp(self, source: Array) -> Array:
+        self.require("arguments of exponentials", source, *self.EXPONENTS)
+        self.truncates(_squared_exponentials(source))
+        return self.rounded(np.exp(source))
+
+    def divide(self, numerator: Array, source: Array) -> Array:
+        self.require("sums of rows", source, *self.INVERTED)
+        inverse = self.rounded(1 / source, INVERSE_SCALE)
+        self.truncates(INVERSE_SCALE * (source.size + _sum(inverse)))
+        return self.number(inverse, INVERSE_SCALE)
+
+    def rsqrt(self, source: Array) -> Array:
+        source = source.view(np.ndarray)
+        self.require("mean squares", source, *self.INVERTED)
+        return self.number(self.rounded(1 / np.sqrt(source), ROOT_SCALE), ROOT_SCALE)
+
+    def mean_square(self, source: Array) -> Array:
+        sums = np.square(source.view(np.ndarray)).sum(axis=-1, keepdims=True)
+        most = 2.0 ** (self.setting.ring_bits - 1) * self.unit**2
+        self.require("sums of squares", sums, 0.0, most, with_fewer_bits=True)
+        return self.number(sums / source.shape[-1], MEAN_SCALE)
+
+    def erf(self, source: Array) -> Array:
+        source = source.view(np.ndarray)
+        self.require("arguments of the error function", source, -self.MOST_OF_ERF, self.MOST_OF_ERF)
+        return self.number(self.rounded(numpy_library().erf(source)))
+
+    def tanh(self, source: Array) -> Array:
+        return self.logistic(source * 2) * 2 - 1
+
+    def logistic(self, source: Array) -> Array:
+        source = np.asarray(source).view(np.ndarray)
+        self.require("arguments of logistic functions", source, -self.LOGITS, self.LOGITS)
+        self.truncates(_squared_exponentials(-np.abs(source)) + 2 * LOGISTIC_ITERATIONS * source.size)
+        return self.number(self.rounded(1 / (np.exp(-source) + 1)))
+
+    def gelu(self, op: ops.Gelu, library: Any, weights: Weights, source: Array) -> Array:
+        """Return GELU; the tanh form is right for any input."""
+        plain = source.view(np.ndarray)
+        if op.form != "tanh":
+            self.truncates(sum(_sum(plain**power) for power in (2, 3, 4, 6)))
+            return super().gelu(op, library, weights, source)
+        inner = (2 / np.pi) ** 0.5 * (plain + GELU_TANH_CUBIC * plain**3)
+        steps = _squared_exponentials(-2 * np.abs(inner)) + 2 * LOGISTIC_ITERATIONS * plain.size
+        self.truncates(steps + 2 * _sum(np.square(plain)) + 2 * _sum(inner))
+        return self.number(self.product(FUNCTIONS[ops.Gelu](op, numpy_library(), weights, plain)))
+
+
+def _sum(value: Array) -> float:
+    return float(np.abs(value.view(np.ndarray)).sum())
+
+
+def _squared_exponentials(exponents: Array) -> float:
+    """Return the sum of the numbers that `crypten_functions.exponential` squares, and of the last results."""
+    power = np.exp(exponents / 2**EXPONENTIAL_SQUARINGS)
+    total = _sum(power)
+    for _ in range(EXPONENTIAL_SQUARINGS):
+        power = np.square(power)
+        total += _sum(power)
+    return total
+
+
+ARITHMETICS: dict[str, type[Arithmetic]] = {"spu": SpuArithmetic, "crypten": CryptenArithmetic}  # by engine
+
+
+def arithmetic_of(protocol: str, setting: EngineSetting, **of: Any) -> Arithmetic:
+    """Return the emulated fixed point of a protocol's engine; the other arguments are those of `Arithmetic`."""
+    return ARITHMETICS[ENGINE_PROTOCOLS[protocol].engine](setting, **of)

@@ -1,0 +1,141 @@
+"""Checks whether a model holds in an engine's fixed point, in plaintext and before it runs.
+
+Sequences of tokens pass through the op graph in double precision and in the emulated fixed point
+(`costmodel.execution.arithmetic`): a text, random tokens, and the tokens whose embeddings are largest and smallest.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from costmodel import ops
+from costmodel.deployment.deploy import Deployment
+from costmodel.execution import interpreter
+from costmodel.execution.arithmetic import Arithmetic, OutOfRangeError, arithmetic_of
+from costmodel.execution.memory import last_readers
+from costmodel.execution.op_functions import Array, Weights, evaluate, numpy_library
+from costmodel.ops import OpGraph
+from costmodel.protocols.crypten import CryptenSetting
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.primitives import EngineSetting
+from nas.conversion.verified_fold import MARGIN, Tokens, check_tokens
+from nas.corpus.corpus import Corpus
+from search_spaces.architecture import Architecture
+from search_spaces.lower import lower
+
+FRACTION_BITS = {"crypten": (16, 15, 14, 13)}  # choices; with fewer, an exponential has too few digits
+NUM_TOKENS = 128
+SEEDS = (1, 2)  # of random sequences
+MAX_ERROR = 0.1  # of a logit, relative to the largest
+MIN_AGREEMENT = 0.9  # share of positions with the same most likely token, of which there must be ENOUGH
+ENOUGH = 30
+
+
+class Both(NamedTuple):
+    """Outputs of a graph in double precision and in fixed point, and the op that adds most to the relative error."""
+
+    exact: Array
+    fixed: Array
+    worst: str
+
+
+def check_sequences(table: Array, corpus: Corpus | None, length: int) -> Tokens:
+    """Return sequences x length; the last has the tokens of extreme rows of the embedding table, vocab x features."""
+    _, text = check_tokens(corpus, len(table), length)
+    random = [np.random.default_rng(seed).integers(len(table), size=length) for seed in SEEDS]
+    squares, few = np.square(table).mean(axis=-1), max(1, length // 4)
+    extreme = [np.argsort(rank)[:few] for rank in (-np.abs(table).max(axis=-1), -squares, squares, table.var(axis=-1))]
+    return np.stack([text[0], *random, np.resize(list(dict.fromkeys(np.stack(extreme, axis=1).flat)), length)])
+
+
+def fitting(
+    protocol: str,
+    setting: EngineSetting,
+    graph_of: Callable[[int, Deployment], OpGraph],
+    weights: Weights,
+    sequences: Tokens,
+    *,
+    fraction_bits: int | None = None,
+    inputs_of: Callable[[Array, Deployment], Mapping[str, Array]] | None = None,
+) -> EngineSetting:
+    """Return the setting with the most fraction bits in which a model holds, of those that can be chosen.
+
+    fraction_bits: the only ones, if they were asked for. inputs_of: inputs other than tokens, given these; None if the
+    graph reads tokens. Raise OutOfRangeError, naming op and values, if the model does not hold.
+    """
+    num_sequences, length = sequences.shape
+    batch = Deployment(batch=num_sequences)
+    graph, tokens = graph_of(length, batch), sequences.T.reshape(-1)
+    inputs = {"tokens": tokens} if inputs_of is None else inputs_of(tokens, batch)
+    choices = FRACTION_BITS.get(protocol, (setting.fraction_bits,)) if fraction_bits is None else (fraction_bits,)
+    for bits in choices:
+        chosen = replace(setting, fraction_bits=bits)
+        arithmetic = arithmetic_of(protocol, chosen, margin=MARGIN, num_sequences=num_sequences)
+        try:
+            runs = both(graph, weights, inputs, arithmetic)
+            exact, fixed = (logits.reshape(length, num_sequences, -1)[:, :-1] for logits in (runs.exact, runs.fixed))
+            require_accuracy(runs._replace(exact=exact, fixed=fixed))  # a token of an extreme row may be of no use
+            return chosen
+        except OutOfRangeError as error:
+            if not error.with_fewer_bits or bits == choices[-1]:
+                raise OutOfRangeError(f"with {bits} fraction bits, {error}") from None
+    raise AssertionError("one of the choices returns or raises")
+
+
+def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: Corpus | None) -> dict[str, Any]:
+    """Return whether a model holds in the usual fixed point, by protocol, as data for an export."""
+    sequences = check_sequences(weights["embed.weight"], corpus, min(NUM_TOKENS, architecture.context))
+    of_engines: dict[str, dict[str, Any]] = {}
+    for protocol, facts in ENGINE_PROTOCOLS.items():
+        if facts.engine not in of_engines:
+            setting, failure = CryptenSetting() if protocol == "crypten" else EngineSetting(), None
+            try:
+                setting = fitting(protocol, setting, partial(lower, architecture), weights, sequences)
+            except OutOfRangeError as error:
+                failure = str(error)
+            bits = {"ring_bits": setting.ring_bits, "fraction_bits": setting.fraction_bits}
+            of_engines[facts.engine] = {**bits, "failure": failure}
+    return {protocol: dict(of_engines[facts.engine]) for protocol, facts in ENGINE_PROTOCOLS.items()}
+
+
+def both(graph: OpGraph, weights: Weights, inputs: Mapping[str, Array], arithmetic: Arithmetic) -> Both:
+    """Run a graph in double precision and in emulated fixed point, op by op; tokens are integers.
+
+    Raise OutOfRangeError at the first op that the engine does not hold.
+    """
+    exact, fixed, errors = dict(inputs), dict(inputs), dict.fromkeys(inputs, 0.0)
+    spent, library = last_readers(graph.nodes), numpy_library()
+    with np.errstate(all="ignore"):  # what is not finite is out of range
+        for node in graph:
+            operands = interpreter.operands(node, weights)
+            sources = [exact[name] for name in node.inputs]
+            is_table = isinstance(node.op, ops.TokenEmbedding)
+            output = operands["weight"][sources[0]] if is_table else evaluate(node.op, library, operands, *sources)
+            exact[node.name] = output
+            fixed[node.name] = arithmetic.evaluate(node, operands, *(fixed[name] for name in node.inputs))
+            errors[node.name] = _relative_error(fixed[node.name].view(np.ndarray), output)
+            for name in spent[node.name]:
+                del exact[name], fixed[name]
+    arithmetic.check_wrong()
+    grown = {node.name: errors[node.name] - max(errors[name] for name in node.inputs) for node in graph}
+    last = graph.nodes[-1].name
+    return Both(exact[last], fixed[last].view(np.ndarray), max(grown, key=lambda name: grown[name]))
+
+
+def _relative_error(fixed: Array, exact: Array) -> float:
+    largest = float(np.abs(exact).max())
+    return float(np.abs(fixed - exact).max()) / largest if largest else 0.0
+
+
+def require_accuracy(runs: Both) -> None:
+    """Raise OutOfRangeError unless fixed point leaves the logits, ... x vocab, nearly as they are."""
+    error = _relative_error(runs.fixed, runs.exact)
+    same = runs.exact.argmax(axis=-1) == runs.fixed.argmax(axis=-1)
+    if not (error <= MAX_ERROR and (same.mean() >= MIN_AGREEMENT or same.size < ENOUGH)):
+        raise OutOfRangeError(
+            f"logits are off by {error:.2g} of the largest (at most {MAX_ERROR}) and {same.mean():.0%} of the most "
+            f"likely tokens are right (at least {MIN_AGREEMENT:.0%}), mostly because of {runs.worst}"
+        )
