@@ -1,22 +1,28 @@
 """The meeting of a session's parties: they connect to each other, and check that they agree on what to run."""
 
+import hashlib
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from costmodel.config.units import format_seconds
 from costmodel.engine.channel import Channel, GoneError
 from costmodel.errors import UserError
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting
 
 INTRODUCTION_S = 2.0  # whoever connects and sends nothing for so long is not a party
 RETRY_S = 0.1  # between two attempts to connect to a party that does not listen yet
 HELLO = "private inference"
+# What decides which numbers an op graph gives, below the package's folder: every party must have the same.
+COMPUTING = ("engine", "execution", "ops", "protocols", "rotary.py")
+LIBRARIES = {"spu": ("jax", "jaxlib", "numpy", "torch"), "crypten": ("numpy", "torch")}
 
 Address: TypeAlias = tuple[str, int] | str  # host and port; on one machine, the path of a socket
 
@@ -50,11 +56,14 @@ def is_loopback(host: str) -> bool:
 
 def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
     """Return, in words, the terms that all parties must share before they know what to run."""
+    engine = ENGINE_PROTOCOLS[protocol].engine
     return {
         "package": _version("private-inference-nas"),
-        "engine": _version("crypten" if protocol == "crypten" else "spu"),
-        "cost model": str(COST_MODEL_VERSION),
         "protocol": protocol,
+        "engine": _version(engine),
+        **{f"version of {name}": _version(name) for name in LIBRARIES[engine]},
+        "cost model": str(COST_MODEL_VERSION),
+        "sources": sources_digest(),
         "ring": f"{setting.ring_bits} bits, {setting.fraction_bits} of them fraction",
         "weights": setting.weights,
         "weight masks": setting.weight_masks,
@@ -62,12 +71,23 @@ def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
     }
 
 
+def sources_digest() -> str:
+    """Return twelve hexadecimal digits that identify the sources that compute, by their names and contents."""
+    digest, package = hashlib.sha256(), Path(__file__).parents[1]
+    for top in COMPUTING:
+        for path in sorted([package / top] if top.endswith(".py") else (package / top).rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:12]
+
+
 def require_equal(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
     """Raise UserError, naming the first difference, unless both parties have the same terms."""
     for name, value in ours.items():
-        if (other := theirs.get(name)) != value:
+        if (other := theirs.get(name, "an unknown one")) != value:
+            plain = str(other)[:80].encode("unicode_escape").decode()  # it may hold what controls a terminal
             raise UserError(
-                f"the parties must have the same {name}, but party {rank} has {value} and party {peer} {other}; "
+                f"the parties must have the same {name}, but party {rank} has {value} and party {peer} {plain}; "
                 f"nothing was shared."
             )
 
@@ -123,7 +143,7 @@ def _is_hello(header: dict[str, Any], expected: set[int]) -> bool:
 
 def _version(package: str) -> str:
     try:
-        return version(package)
+        return version(package).partition("+")[0]  # what follows is the build of torch, such as for a CPU
     except PackageNotFoundError:
         return "unknown"
 

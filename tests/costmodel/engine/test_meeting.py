@@ -1,7 +1,11 @@
 import json
+import shutil
 import socket
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Event, Thread
 from types import SimpleNamespace
@@ -9,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from costmodel.engine import meeting
 from costmodel.engine.channel import FAREWELL, Channel, Frame, GoneError, Peers
-from costmodel.engine.meeting import HELLO, meet, parse_peers, terms
+from costmodel.engine.meeting import HELLO, meet, parse_peers, sources_digest, terms
 from costmodel.engine.party import Party
 from costmodel.errors import UserError
 from costmodel.protocols.primitives import EngineSetting
@@ -55,7 +60,16 @@ def test_three_parties_meet(on_one_machine, free_peers, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "other"), [("engine", "0.9.4"), ("package", "0.0.9"), ("cost model", "1"), ("protocol", "cheetah")]
+    ("name", "other"),
+    [
+        ("engine", "0.9.4"),
+        ("package", "0.0.9"),
+        ("cost model", "1"),
+        ("protocol", "cheetah"),
+        ("sources", "0123456789ab"),
+        ("ring", "64 bits, 17 of them fraction"),
+        *((f"version of {name}", "1.0") for name in ("jax", "jaxlib", "numpy", "torch")),
+    ],
 )
 def test_unequal_parties_are_told_so_on_both_sides(name, other, free_peers):
     own_terms = terms("semi2k", EngineSetting())
@@ -64,6 +78,19 @@ def test_unequal_parties_are_told_so_on_both_sides(name, other, free_peers):
         line.format(0, own_terms[name], 1, other),
         line.format(1, other, 0, own_terms[name]),
     ]
+
+
+def test_a_difference_in_any_source_that_computes_is_a_difference_in_terms(tmp_path):
+    package = shutil.copytree(Path(meeting.__file__).parents[1], tmp_path / "costmodel")
+    script = "from costmodel.engine.meeting import sources_digest; print(sources_digest())"
+    digests = [sources_digest()]
+    for edited in (None, "execution/op_functions.py", "engine/crypten_functions.py", "ops/layers.py", "rotary.py"):
+        if edited is not None:
+            (package / edited).write_text((package / edited).read_text() + "# other\n")
+        done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env={}, capture_output=True, text=True)
+        digests.append(done.stdout.strip())
+    assert digests[0] == digests[1]
+    assert len({*digests[1:], ""}) == 6
 
 
 @pytest.mark.parametrize("rank", [0, 1])
