@@ -119,13 +119,14 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 
 
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
-    """Run an action and return its exit code; an exception is reported in one line.
+    """Run an action and return its exit code; an exception is reported in one line, and SIGTERM acts like Ctrl-C.
 
     The traceback of a bug is written to a file that the line names, unless `debug` lets the exception through.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # it was closed before this process began
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers send it to stop us
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -146,6 +147,8 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
         if debug:
             raise
         return _say(str(error) if isinstance(error, BugError) else report_bug(error), STOPPED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return code or 0
 
 

@@ -21,6 +21,7 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 UNACKNOWLEDGED_MS = 9_000  # likewise, for data that was sent
 LEAVE, FAREWELL = "leave", "farewell"  # what the client tells the others, and the last frame of every party
 JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece and sent at once
+PIECE_BYTES = 1 << 20  # memory for a blob grows from this size as its bytes come
 
 Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
 
@@ -79,12 +80,14 @@ class Channel:
         self._connection.close()
 
     def _exactly(self, num_bytes: int) -> bytearray:
-        received = bytearray(num_bytes)
-        view, have = memoryview(received), 0
+        received, have = bytearray(), 0
         while have < num_bytes:
-            if not (got := self._connection.recv_into(view[have:])):
-                raise GoneError("the connection ended")
-            have += got
+            received += bytes(min(num_bytes - have, max(have, PIECE_BYTES)))
+            with memoryview(received) as view:
+                while have < len(view):
+                    if not (got := self._connection.recv_into(view[have:])):
+                        raise GoneError("the connection ended")
+                    have += got
         return received
 
 

@@ -32,7 +32,7 @@ from nas.private.fixed_point import (
     unscored_lines,
     validation_sequences,
 )
-from nas.private.prompt import read_prompt
+from nas.private.prompt import given_text, read_prompt
 from nas.private.setup import FRACTION_BITS, Setup, header_lines, resolve_setup, trust_lines
 
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
@@ -44,6 +44,7 @@ def private(
     run: str,
     pick: str = "knee",
     prompt: str | None = None,
+    prompt_file: str | None = None,
     new_tokens: int = 20,
     perplexity: int | None = None,
     data: str | None = None,
@@ -60,7 +61,8 @@ def private(
         run: folder of a run of nas.search (`latest` for the last one), of nas.train or of nas.export; another
             checkpoint, as a folder or a .gguf file; or `builtin`.
         pick: for a run, knee or best of the front, or the arch_id of a completed trial.
-        prompt: text to continue.
+        prompt: text to continue; it stands in the list of processes.
+        prompt_file: instead, a file with this text, or - for standard input; a newline at its end is dropped.
         new_tokens: most tokens to generate; the answer also ends at the end of a document.
         perplexity: instead of a prompt, run about this many validation tokens by teacher forcing, in rings of 64 and 32
             bits unless another is asked for.
@@ -73,7 +75,8 @@ def private(
         format: lines for people, or one JSON document in SI units.
     """
     check_installed(protocol := setup.get("protocol", "semi2k"))
-    _check_flags(perplexity, prompt, party, peers, protocol)
+    has_prompt = prompt is not None or prompt_file is not None
+    _check_flags(perplexity, party, peers, protocol, has_prompt=has_prompt)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
     asked = resolve_setup(run, pick, party=party, **setup)
     asked = with_precision(asked, setup.get("fraction_bits"))
@@ -91,21 +94,21 @@ def private(
             f"encrypted; set up a tunnel, and say so with --protected-links true."
         )
     if party in (None, CLIENT):
-        _print_answer(asked, prompt, new_tokens, addresses, wait_s, as_json=as_json)
+        _print_answer(asked, given_text(prompt, prompt_file), new_tokens, addresses, wait_s, as_json=as_json)
     else:
         _serve(asked, party, addresses, wait_s)
 
 
 def _check_flags(
-    perplexity: int | None, prompt: str | None, party: int | None, peers: str | None, protocol: str
+    perplexity: int | None, party: int | None, peers: str | None, protocol: str, *, has_prompt: bool
 ) -> None:
     if (party is None) != (peers is None):
         raise UserError("--party and --peers go together; give both, or none to run all parties here.")
     if perplexity is not None and perplexity < 1:
         raise UserError(f"--perplexity must be at least 1 token, but got {perplexity}.")
-    if perplexity is not None and (party is not None or prompt is not None):
+    if perplexity is not None and (party is not None or has_prompt):
         raise UserError("--perplexity goes without --prompt, --party and --peers; drop them.")
-    if party not in (None, CLIENT) and prompt is not None:
+    if party not in (None, CLIENT) and has_prompt:
         raise UserError(
             f"--prompt is the client's alone, but this is party {party} ({role(party, protocol)}); drop it."
         )
@@ -149,7 +152,7 @@ def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None
     print(f"this is party {rank} ({role(rank, setup.protocol)}) at {host}:{port}: {setup.holds(rank)}", flush=True)
     with alone(assignment) as (session, ready):
         print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
-        left = session.answer(rank)
+        left = session.answer(rank).header
     sent = f"{format_bytes(left['sent_bytes'])} in {left['messages']:,} messages"
     print(f"the client has left after {left['num_steps']} steps, in which this party sent {sent}")
 

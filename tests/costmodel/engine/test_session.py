@@ -19,7 +19,6 @@ from costmodel.engine.assignment import part_of
 from costmodel.engine.children import kept_children, own_children
 from costmodel.engine.greedy import ClearRun, ClientLayers, generate, sequences
 from costmodel.engine.links import LOOPBACK, UNHINDERED
-from costmodel.engine.party import INPUTS, WEIGHTS
 from costmodel.engine.plan import Plan, graphs
 from costmodel.engine.predicted import predictions
 from costmodel.engine.runtimes import SERVER
@@ -160,7 +159,7 @@ def test_killing_a_party_in_mid_op_ends_the_others(protocol, killed):
 
 
 def kill_in_op(child):
-    until(lambda: child.at)
+    until(lambda: child.progress.at)
     child.process.kill()
 
 
@@ -202,18 +201,18 @@ def test_a_kept_process_has_a_fresh_runtime_for_every_job():
 
 
 @pytest.mark.needs_engine
-def test_weights_and_prompts_leave_the_disk(client, decoder, free_peers):
-    asked, tokens = client("semi2k"), interpreter.encoded(decoder(5), np.array(PROMPT))
+@pytest.mark.parametrize("masks", ["fresh", "kept"])
+def test_weights_and_prompts_are_never_on_the_disk(client, decoder, masks):
+    """Only masks are there, and the sockets on which the parties met; all are gone with the session."""
+    asked, tokens = client("semi2k", weight_masks=masks), interpreter.encoded(decoder(5), np.array(PROMPT))
     with on_this_machine(asked) as (session, _):
-        folders = [child.job_folder for child in session.children.values()]
-        assert not any((folder / WEIGHTS).exists() for folder in folders)
+        folders = [child.folder for child in session.children.values()]
         session.run(0, {"tokens": tokens})
-        assert not any((folder / INPUTS).exists() for folder in folders)
+        files = [path.relative_to(folder) for folder in folders for path in folder.rglob("*")]
         session.leave()
-    assert not any(folder.exists() for folder in folders)
-    with started([part_of(replace(asked, addresses=free_peers(2)), SERVER)]) as waiting:  # for a client
-        taken = waiting.children[SERVER].job_folder / WEIGHTS
-        until(lambda: not taken.exists())
+    names = {str(path.parts[1] if len(path.parts) > 1 else path).partition(".")[0] for path in files}
+    assert names == {"job", "socket"} | ({"BeaverCache"} if masks == "kept" else set())
+    assert not any((folder / "job").exists() for folder in folders)
 
 
 def until(holds, patience_s=30.0):
@@ -229,6 +228,7 @@ def test_a_folder_too_deep_for_a_socket_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with (
         pytest.raises(UserError, match="TMPDIR must lead to paths of at most 100 bytes"),
+        own_children(),
         on_this_machine(relu().client),
     ):
         pass
@@ -283,16 +283,16 @@ def test_what_cannot_be_started_leaves_nothing_open(monkeypatch):
 
 
 @pytest.mark.needs_engine
-def test_parties_end_with_their_parent(tmp_path):
-    """Even with one that is killed: its end of their stdin closes."""
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "costmodel.engine.party", str(tmp_path), str(write_end)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write_end])
-    os.close(write_end)
-    process.stdin.close()
-    assert os.read(read_end, 1) == b""
-    os.close(read_end)
+def test_parties_end_with_their_parent_and_delete_their_folder(tmp_path):
+    """Even with one that is killed: its end of the socket that is their stdin closes."""
+    (folder := tmp_path / "party" / "job").mkdir(parents=True)
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "costmodel.engine.party", str(folder.parent), "2"]
+    process = subprocess.Popen(command, stdin=theirs.fileno())
+    theirs.close()
+    ours.close()
     assert process.wait(timeout=60) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_last_words_of_a_killed_engine_are_not_its_profile():
