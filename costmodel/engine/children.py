@@ -224,6 +224,13 @@ def end(folder: Path, status: int) -> NoReturn:
     os._exit(status)
 
 
+def parent_is_awake() -> bool:
+    """Return whether the parent is not stopped, as by Ctrl-Z, as far as the system tells."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt"
+    return True
+
+
 def last_words(log: str) -> str:
     """Return the line of an error, or else the last line of the log that is not part of the profile."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and "[info]" not in line]

@@ -23,8 +23,9 @@ from typing import Any, NamedTuple
 
 from costmodel.engine import memory
 from costmodel.engine.assignment import CLIENT, CRYPTEN, Assignment, role
-from costmodel.engine.channel import FAREWELL, LEAVE, Blob, Channel, Frame, GoneError, Peers
-from costmodel.engine.children import JOB, Commands, Progress, commands_of_parent, end
+from costmodel.engine.channel import FAREWELL, LEAVE, Blob, BrokenError, Channel, Frame, GoneError, Peers
+from costmodel.engine.children import JOB, Commands, Progress, commands_of_parent, end, parent_is_awake
+from costmodel.engine.frame_limit import most_bytes
 from costmodel.engine.meeting import meet, require_equal, shown, terms
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
 from costmodel.engine.programs import operands
@@ -118,10 +119,12 @@ def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress
     The server takes its pickled weights out of a list of one, so that they do not stay in memory.
     """
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
-    channels = meet(rank, assignment.addresses, terms(protocol, setting), assignment.wait_s)
-    peers = Peers(channels, lambda peer: _lost(assignment, peer, answers))
+    channels = meet(rank, assignment.addresses, terms(protocol, setting), assignment.wait_s, assignment.keys)
+    is_awake = (lambda: True) if isinstance(assignment.addresses[0], str) else parent_is_awake
+    peers = Peers(channels, lambda *lost: _lost(assignment, answers, *lost), assignment.idle_s, is_awake)
     runtime = _runtime(assignment, peers, progress)
     steps = graphs(assignment.graph_of, _plan(assignment, peers))
+    peers.limit(most_bytes(steps, protocol, setting))  # of what peers send once they know that all have these steps
     agreed = {"op graph": fingerprint(steps)}
     peers.send_all({"kind": "steps", **agreed})
     for peer in peers:
@@ -165,12 +168,13 @@ def _plan(assignment: Assignment, peers: Peers) -> Plan:
     return plan
 
 
-def _lost(assignment: Assignment, peer: int, answers: Answers) -> None:
+def _lost(assignment: Assignment, answers: Answers, peer: int, why: Exception) -> None:
     address = assignment.addresses[peer]
     where = "" if isinstance(address, str) else f", {shown(address)}"
-    answers.fail(
-        f"party {peer} (the {role(peer, assignment.protocol)}{where}) is gone; start all parties again.", gone=peer
-    )
+    is_usual = isinstance(why, GoneError) and not isinstance(why, BrokenError)
+    does = "is gone" if is_usual else str(why) if isinstance(why, BrokenError) else f"sent what led to {why!r:.100}"
+    party = f"party {peer} (the {role(peer, assignment.protocol)}{where})"
+    answers.fail(f"{party} {does}; start all parties again.", gone=peer)
 
 
 def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], runtime: Runtime, weights: Weights) -> dict[str, Any]:

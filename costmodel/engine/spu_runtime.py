@@ -13,7 +13,9 @@ import numpy as np
 from costmodel.engine.assignment import CLIENT, Assignment
 from costmodel.engine.channel import Blob, Peers
 from costmodel.engine.children import LOG, Progress, read_all
+from costmodel.engine.links import tunnelled
 from costmodel.engine.programs import Compiled, Program, compile_steps, from_blobs, operand_visibility, to_blobs
+from costmodel.engine.relay import Relay
 from costmodel.engine.runtime import Runtime, Traffic
 from costmodel.engine.runtimes import SERVER, SHARED
 from costmodel.execution.op_functions import Array
@@ -94,6 +96,7 @@ class SpuRuntime(Runtime):
         assert isinstance(assignment.setting, EngineSetting)
         self.protocol, self.setting = assignment.protocol, assignment.setting
         self.compiled = Compiled(steps=(), keepers=())
+        self.relay = Relay()  # the engine's own TLS takes plain connections too
         self.runtime: Any = None
         self.link: Any = None
 
@@ -131,7 +134,10 @@ class SpuRuntime(Runtime):
         description.recv_timeout_ms = WAIT_MS
         description.connect_retry_times, description.connect_retry_interval_ms = CONNECT_RETRIES, CONNECT_INTERVAL_MS
         description.throttle_window_size = 0  # never wait for receipts
-        for party, address in enumerate(self.assignment.engine_addresses):
+        addresses, keys = self.assignment.engine_addresses, self.assignment.keys
+        if keys is not None:
+            addresses = tunnelled(self.relay, addresses, keys)
+        for party, address in enumerate(addresses):
             description.add_party(f"party_{party}", address)
         self.link = libspu.link.create_brpc(description, self.assignment.rank)
         self.runtime = api.Runtime(self.link, configuration(self.protocol, self.setting))
@@ -169,3 +175,4 @@ class SpuRuntime(Runtime):
         self.runtime = None
         gc.collect()
         self.link.stop_link()
+        self.relay.close()

@@ -5,9 +5,11 @@ The parties run as processes of this machine, or each on its own machine, with `
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from costmodel.commands.output import console as table_console
@@ -15,7 +17,7 @@ from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
 from costmodel.engine.assignment import CLIENT, Assignment, part_of, ranks, role
 from costmodel.engine.children import kept_children
-from costmodel.engine.meeting import is_loopback, parse_peers
+from costmodel.engine.meeting import is_loopback, parse_peers, shown
 from costmodel.engine.plan import Plan
 from costmodel.engine.runtimes import check_installed
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
@@ -35,9 +37,11 @@ from nas.private.fixed_point import (
 from nas.private.prompt import given_text, read_prompt
 from nas.private.setup import FRACTION_BITS, Setup, header_lines, resolve_setup, trust_lines
 
+LEAST_IDLE_S = 2.0  # a few of the messages that say that a party is alive
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
 
-Addresses: TypeAlias = tuple[tuple[str, int], ...]
+# Adds to an assignment what the flags say of links.
+Linked: TypeAlias = Callable[[Assignment], Assignment]
 
 
 def private(
@@ -51,6 +55,8 @@ def private(
     party: int | None = None,
     peers: str | None = None,
     wait: str = "10s",
+    idle_limit: str = "60s",
+    certificates: str | None = None,
     protected_links: bool = False,
     format: Literal["table", "json"] = "table",
     **setup: Any,
@@ -70,8 +76,10 @@ def private(
         party: run only one party here: 0 the client, 1 the server, 2 the helper of aby3 or the dealer of crypten.
         peers: host:port of every party, by rank; the engine uses the port after each.
         wait: how long a party that runs alone waits for the others.
-        protected_links: confirm that links to other machines are protected by other means, such as a tunnel; crypten
-            needs this for peers on other machines.
+        idle_limit: how long a party may be silent once all have met, at least 2s; then the others end.
+        certificates: folder with this party's key.pem and every party's RANK.pem; all links are then encrypted by TLS
+            and authenticated. Peers on other machines need this, or the next flag.
+        protected_links: confirm that links to other machines are protected by other means, such as a tunnel.
         format: lines for people, or one JSON document in SI units.
     """
     check_installed(protocol := setup.get("protocol", "semi2k"))
@@ -88,15 +96,23 @@ def private(
         raise UserError(f"--party must be from 0 to {taking_part[-1]} under {asked.protocol}, but got {party}.")
     addresses = () if peers is None else parse_peers(peers, len(taking_part))
     away = [host for host, _ in addresses if not is_loopback(host)]
-    if away and asked.protocol == "crypten" and not protected_links:
+    if away and certificates is None and not protected_links:
         raise UserError(
             f"links must be protected by other means to peers on other machines, such as {away[0]}, since they are not "
-            f"encrypted; set up a tunnel, and say so with --protected-links true."
+            f"encrypted; set up a tunnel, and say so with --protected-links true, or give --certificates."
         )
+    if (idle_s := parse_seconds(idle_limit, "--idle-limit")) < LEAST_IDLE_S:
+        raise UserError(f"--idle-limit must be at least {LEAST_IDLE_S:g}s, but got {idle_limit}.")
+    linked: Linked = partial(replace, idle_s=idle_s)
+    if party is not None:
+        folder = None if certificates is None else Path(certificates).resolve()
+        linked = partial(replace, addresses=addresses, wait_s=wait_s, idle_s=idle_s, certificates=folder)
+    elif certificates is not None:
+        raise UserError("--certificates is for links between --party and --peers; drop it.")
     if party in (None, CLIENT):
-        _print_answer(asked, given_text(prompt, prompt_file), new_tokens, addresses, wait_s, as_json=as_json)
+        _print_answer(asked, given_text(prompt, prompt_file), new_tokens, linked, party, as_json=as_json)
     else:
-        _serve(asked, party, addresses, wait_s)
+        _serve(asked, party, linked)
 
 
 def _check_flags(
@@ -115,14 +131,14 @@ def _check_flags(
 
 
 def _print_answer(
-    setup: Setup, text: str | None, new_tokens: int, addresses: Addresses, wait_s: float, *, as_json: bool
+    setup: Setup, text: str | None, new_tokens: int, linked: Linked, party: int | None, *, as_json: bool
 ) -> None:
-    """Answer a prompt and print the answer; `addresses` are those of all parties if only the client runs here."""
+    """Answer a prompt and print the answer; without `party` all parties run here, else only the client."""
     model = setup.model
     prompt = read_prompt(text, model.tokenizer, context=model.architecture.context, new_tokens=new_tokens)
 
-    def client_alone(client: Assignment) -> AbstractContextManager[tuple[Session, Ready]]:
-        return alone(part_of(replace(client, addresses=addresses, wait_s=wait_s), CLIENT))
+    def parties(client: Assignment) -> AbstractContextManager[tuple[Session, Ready]]:
+        return on_this_machine(linked(client)) if party is None else alone(_alone(linked(client), CLIENT))
 
     def report(*lines: str) -> None:
         for line in () if as_json else lines:
@@ -133,7 +149,7 @@ def _print_answer(
         setup,
         prompt,
         new_tokens,
-        client_alone if addresses else on_this_machine,
+        parties,
         on_ready=lambda ready: report(*ready_lines(ready, prompt)),
         on_token=lambda token, expected: report(token_line(prompt, token, expected)),
     )
@@ -142,14 +158,21 @@ def _print_answer(
         print(json.dumps(answer_document(setup, done), allow_nan=False))
 
 
-def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None:
+def _alone(client: Assignment, rank: int) -> Assignment:
+    """Return the assignment of a party that runs alone. Raise UserError if it lacks keys."""
+    assignment = part_of(client, rank)
+    _ = assignment.keys
+    return assignment
+
+
+def _serve(setup: Setup, rank: int, linked: Linked) -> None:
     """Run a party other than the client; print what it holds and, in the end, what it sent."""
     plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # the client's comes with its first message
-    assignment = part_of(replace(setup.client(plan), addresses=addresses, wait_s=wait_s), rank)
-    host, port = addresses[rank]
+    assignment = _alone(linked(setup.client(plan)), rank)
     for line in trust_lines(setup):
         print(line)
-    print(f"this is party {rank} ({role(rank, setup.protocol)}) at {host}:{port}: {setup.holds(rank)}", flush=True)
+    at = shown(assignment.addresses[rank])
+    print(f"this is party {rank} ({role(rank, setup.protocol)}) at {at}: {setup.holds(rank)}", flush=True)
     with alone(assignment) as (session, ready):
         print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
         left = session.answer(rank).header
