@@ -14,7 +14,7 @@ from threading import Lock, Thread
 from typing import Any, TypeAlias
 
 from costmodel.config.units import format_seconds
-from costmodel.engine.channel import Channel
+from costmodel.engine.channel import Channel, Connection
 from costmodel.engine.keys import Keys, RefusedError
 from costmodel.errors import UserError
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
@@ -174,11 +174,12 @@ class _Meeting:
         """Connect to a party, again and again until it says who it is."""
         address = self.addresses[peer]
         while not self.is_over and time.monotonic() < self.until_s:
-            connection = None
+            end: Connection | None = None
             try:
-                connection = _connection(address, max(0.1, self.until_s - time.monotonic()))
-                channel = Channel(self.keys.called(connection, peer, self.until_s) if self.keys else connection, 0)
-                self._greet(channel)
+                end = connection = _connection(address, max(0.1, self.until_s - time.monotonic()))
+                if self.keys is not None:
+                    end = self.keys.called(connection, peer, self.until_s)
+                self._greet(channel := Channel(end, 0))
                 header = channel.receive(until_s=self.until_s).header
                 if not _is_hello(header, {peer}):
                     raise UserError(f"{shown(address)} must be party {peer}, but is something else; check --peers.")
@@ -188,15 +189,15 @@ class _Meeting:
                 text = (
                     f"party {peer} ({shown(address)}) must accept {self.rank}.pem of --certificates, but refused it; "
                 )
-                self._fail(UserError(f"{text}give all parties the same certificates."), connection)
+                self._fail(UserError(f"{text}give all parties the same certificates."), end)
                 return
             except UserError as error:
-                self._fail(error, connection)
+                self._fail(error, end)
                 return
             except OSError as error:
                 self.why[peer] = str(error.strerror or error)
-                if connection is not None:
-                    connection.close()
+                if end is not None:
+                    end.close()
                 time.sleep(RETRY_S)
 
     def _accept(self, server: socket.socket) -> None:
@@ -221,21 +222,23 @@ class _Meeting:
             if self.keys is None:
                 channel = Channel(connection, 0)
             else:
-                sealed, peer = self.keys.accepted(connection, until_s)
+                sealed, peer = self.keys.accepted(connection.dup(), until_s)  # a flood may still end this one
                 channel, expected = Channel(sealed, 0), expected & {peer}
             header = channel.receive(until_s=until_s).header
             if _is_hello(header, expected):
+                heard.remove(connection)  # from now on, it is not ended by a flood; a ValueError says that it was
                 self._greet(channel)
-                with suppress(ValueError):
-                    heard.remove(connection)
                 self._put((header["rank"], channel, header))
                 return
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if self.keys is not None:
                 for peer in expected:
                     self.why[peer] = f"who called was no party: {getattr(error, 'reason', None) or error}"
-        with suppress(ValueError):
-            heard.remove(connection)
+        finally:
+            with suppress(ValueError):
+                heard.remove(connection)
+            if self.keys is not None:
+                connection.close()
         (connection if channel is None else channel).close()
 
     def _greet(self, channel: Channel) -> None:
@@ -248,9 +251,9 @@ class _Meeting:
             else:
                 self.arrived.put(arrived)
 
-    def _fail(self, error: UserError, connection: socket.socket | None) -> None:
-        if connection is not None:
-            connection.close()
+    def _fail(self, error: UserError, end: Connection | None) -> None:
+        if end is not None:
+            end.close()
         self.arrived.put(error)
 
     def _end(self, server: socket.socket) -> None:

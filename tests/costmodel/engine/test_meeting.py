@@ -282,14 +282,13 @@ def test_absurd_sizes_end_a_session_in_a_line(sizes, line):
 def test_memory_for_a_blob_follows_its_bytes(pair):
     sender, receiver = pair
     tracemalloc.start()
-    reader = Thread(target=lambda: pytest.raises(GoneError, receiver.receive))
-    reader.start()
+    peers = Peers({1: receiver}, lambda rank, why: None)
     sender._connection.sendall(frame(kind="share", sizes=[10**9]) + bytes(1000))
     time.sleep(0.3)
     assert tracemalloc.get_traced_memory()[1] < 10**7
     tracemalloc.stop()
     sender.close()
-    reader.join()
+    peers.close()
 
 
 def test_whatever_ends_a_reader_is_told(pair, monkeypatch):

@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from threading import Thread
 
 import numpy as np
@@ -27,6 +29,7 @@ from costmodel.engine.spu_runtime import make_shares
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution import interpreter
 from costmodel.pricing.price import price
+from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.primitives import EngineSetting
 
 PROMPT = [3, 14, 15, 9, 26]
@@ -161,6 +164,22 @@ def test_killing_a_party_in_mid_op_ends_the_others(protocol, killed):
 def kill_in_op(child):
     until(lambda: child.progress.at)
     child.process.kill()
+
+
+@pytest.mark.needs_engine
+def test_a_stopped_party_ends_the_session():
+    """The engine itself waits for ten minutes, and CrypTen for ever."""
+    for protocol, marker in (("semi2k", "spu"), ("crypten", "crypten")):
+        if find_spec(marker) is None:
+            continue
+        setting = CryptenSetting() if protocol == "crypten" else EngineSetting()
+        job = spu.ops_job([ops.Relu(rows=2, features=2)], protocol=protocol, setting=setting)
+        with on_this_machine(replace(job.client, idle_s=8.0)) as (session, _):
+            session.children[1].process.send_signal(signal.SIGSTOP)
+            with pytest.raises(
+                StoppedError, match=r"^party 1 \(the server\) has been silent for 8 s; start all parties"
+            ):
+                session.run(0, job.inputs)
 
 
 @pytest.mark.needs_engine
