@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs t
 def made(folder, rank):
     """As the documentation says."""
     folder.mkdir(exist_ok=True)
-    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    new = ["openssl", "req", "-x509", "-newkey", "rsa:3072", "-nodes"]
     names = ["-subj", f"/CN=party-{rank}", "-keyout", str(folder / KEY), "-out", str(folder / f"{rank}.pem")]
     subprocess.run([*new, "-days", "30", *names], check=True, capture_output=True)
     return folder
