@@ -98,7 +98,6 @@ RULES = (
     # set-up
     parsed("make", "installs, and tests everything"),
     parsed("pip install", "needs a package index"),
-    parsed("openssl req", "tests/costmodel/engine/test_keys.py runs it"),
     parsed("pytest", "minutes long"),
 )  # fmt: skip
 
