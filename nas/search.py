@@ -6,7 +6,6 @@ a finished one with a larger `--num-trials`.
 """
 
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -87,12 +86,8 @@ def _run(arguments: Sequence[str], console: Console) -> None:
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = sys.argv[1:] if args is None else args
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers send it to stop us
-    try:
-        console = Console(markup=False, emoji=False)
-        return cli.guarded(lambda: _run(arguments, console), debug=cli.DEBUG in arguments)
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    console = Console(markup=False, emoji=False)
+    return cli.guarded(lambda: _run(arguments, console), debug=cli.DEBUG in arguments)
 
 
 if __name__ == "__main__":

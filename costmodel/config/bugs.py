@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from pathlib import Path
 
 from costmodel.errors import StoppedError, UserError
@@ -20,6 +21,8 @@ EXPECTED = (UserError, StoppedError, OSError, MemoryError)  # faults of the inpu
 CACHE_REMEDY = "name one that can be written to in the environment variable XDG_CACHE_HOME."
 UNWRITTEN = "the traceback could not be written"
 MAX_CHARS = 300  # greatest length of an exception's text in the line
+SECRET = "--prompt"  # the flag whose value is not written
+LEAST_SECRET = 4  # characters of a prompt that is also replaced in the text of an exception
 
 
 class BugError(RuntimeError):
@@ -86,9 +89,16 @@ def _report(error: BaseException | str) -> str:
         ours = version(PACKAGE)
     except PackageNotFoundError:  # run from a folder that was never installed
         ours = "not installed"
+    command = [
+        argument.partition("=")[0] if argument.startswith(f"{SECRET}=") else argument for argument in sys.orig_argv
+    ]
+    prompts = {value for flag, value in pairwise(sys.orig_argv) if flag == SECRET}
+    prompts |= {argument.partition("=")[2] for argument in sys.orig_argv if argument.startswith(f"{SECRET}=")}
+    for prompt in filter(lambda prompt: len(prompt) >= LEAST_SECRET, prompts):
+        text = text.replace(prompt, "...").replace(repr(prompt)[1:-1], "...")
     return (
         f"time: {datetime.now(UTC).isoformat(timespec='seconds')}\n"
-        f"command: {shlex.join(sys.orig_argv)}\n"
+        f"command: {shlex.join('...' if argument in prompts else argument for argument in command)}\n"
         f"versions: {PACKAGE} {ours}, python {platform.python_version()}\n\n{text.rstrip()}\n\n"
     )
 
@@ -97,7 +107,9 @@ def traceback_kept(error: BaseException | str, folder: Path, name: str = TRACEBA
     """Append a report to a file, which keeps earlier ones, and return a phrase that says where it is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with (folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:
+        descriptor = os.open(folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with open(descriptor, "a", encoding="utf-8", errors="backslashreplace") as file:
+            os.fchmod(descriptor, 0o600)  # of a file that was there, too
             file.write(_report(error))
     except (OSError, ValueError):  # ValueError: not a valid path
         return UNWRITTEN

@@ -138,7 +138,7 @@ def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] |
 
 
 def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
-    """Run an action and return its exit code; an exception is reported in one line.
+    """Run an action and return its exit code; an exception is reported in one line, and SIGTERM acts like Ctrl-C.
 
     The traceback of a bug is written to a file that the line names, unless `debug` lets the exception through.
     """
@@ -150,6 +150,7 @@ def guarded(action: Callable[[], int | None], *, debug: bool = False) -> int:
 
 
 def _guarded(action: Callable[[], int | None], debug: bool) -> int:
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # schedulers send it to stop us
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
@@ -170,6 +171,8 @@ def _guarded(action: Callable[[], int | None], debug: bool) -> int:
         if debug:
             raise
         return _say(str(error) if isinstance(error, BugError) else report_bug(error), STOPPED)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     return code or 0
 
 

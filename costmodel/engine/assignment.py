@@ -1,7 +1,9 @@
 """Assignments, which tell each party its part in a session. This module does not import the engine."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from costmodel.engine.keys import Keys
 from costmodel.engine.meeting import Address
 from costmodel.engine.plan import GraphOf, Plan
 from costmodel.engine.runtimes import SERVER
@@ -22,8 +24,9 @@ class Assignment:
 
     addresses: where each party waits for the others, by rank; set at the start if all parties run on one machine.
     links: addresses of all ranks on the engine's own link; if empty, the port after each of `addresses`.
-    wait_s: how long to wait for another party.
+    wait_s: how long to wait for another party. idle_s: how long a party may be silent once all have met.
     is_in_range: whether only a model that the engine's fixed point holds may run, on which the parties agree.
+    certificates: folder of the parties' certificates and this party's key, for links by TLS; None for plain links.
 
     A UserError is raised if no engine runs the protocol.
     """
@@ -38,6 +41,8 @@ class Assignment:
     links: tuple[str, ...] = ()
     wait_s: float = 60.0  # parties of one machine start at once, but it may be busy
     is_in_range: bool = True
+    idle_s: float = 60.0  # importing an engine can keep a busy process from saying that it is alive
+    certificates: Path | None = None
 
     def __post_init__(self) -> None:
         if self.protocol not in RUN:
@@ -46,6 +51,11 @@ class Assignment:
     @property
     def num_processes(self) -> int:
         return len(ranks(self.protocol))
+
+    @property
+    def keys(self) -> Keys | None:
+        """Return the keys of this party. Raise UserError if the folder does not have them."""
+        return None if self.certificates is None else Keys(self.certificates, self.rank, self.num_processes)
 
     @property
     def engine_addresses(self) -> tuple[str, ...]:

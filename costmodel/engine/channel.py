@@ -6,13 +6,17 @@ means that the peer is gone, which the engine itself would notice only minutes l
 
 import json
 import math
+import select
 import socket
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
-from threading import Thread
-from typing import Any, NamedTuple, TypeAlias
+from threading import Event, Lock, Thread
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from costmodel.config.units import format_bytes, format_seconds
 
 MAX_HEADER_BYTES = 1 << 20
 _LENGTH = struct.Struct(">I")
@@ -20,9 +24,24 @@ _LENGTH = struct.Struct(">I")
 KEEP_ALIVE = {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 UNACKNOWLEDGED_MS = 9_000  # likewise, for data that was sent
 LEAVE, FAREWELL = "leave", "farewell"  # what the client tells the others, and the last frame of every party
+ALIVE = "alive"  # a frame that every party sends again and again, and no party reads
+BEAT_S = 0.5  # time between two of these
 JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece and sent at once
+PIECE_BYTES = 1 << 20  # memory for a blob grows from this size as its bytes come
 
 Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
+
+
+class Connection(Protocol):
+    """What a channel needs of a socket, or of a TLS connection that is used like one."""
+
+    @property
+    def family(self) -> int: ...
+    def fileno(self) -> int: ...
+    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int: ...
+    def sendall(self, data: Blob, /) -> None: ...
+    def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
+    def close(self) -> None: ...
 
 
 class Frame(NamedTuple):
@@ -33,79 +52,138 @@ class Frame(NamedTuple):
 
 
 class GoneError(ConnectionError):
-    """The peer has left, or sends something other than frames."""
+    """The peer has left."""
+
+
+class BrokenError(GoneError):
+    """The peer is silent, or sends something other than frames; the text is what it does, such as "is silent"."""
 
 
 class Channel:
-    """One end of a connection. `sent_bytes` counts what was sent so far, headers included."""
+    """One end of a connection. `sent_bytes` counts what was sent so far, headers included.
 
-    def __init__(self, connection: socket.socket) -> None:
+    max_blob_bytes: the most bytes of all blobs of a frame that is received.
+    """
+
+    def __init__(self, connection: Connection, max_blob_bytes: float = math.inf) -> None:
         if connection.family != socket.AF_UNIX:  # there, the other end cannot vanish unnoticed
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in {**KEEP_ALIVE, "TCP_USER_TIMEOUT": UNACKNOWLEDGED_MS, "TCP_NODELAY": 1}.items():
                 if hasattr(socket, name):  # Linux has all of them
                     connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._connection, self.sent_bytes = connection, 0
+        self._connection, self.max_blob_bytes, self.sent_bytes = connection, max_blob_bytes, 0
+        self._sending, self._has_parted = Lock(), False
 
     def send(self, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
         """Send a frame. Raise GoneError if the peer does not receive it."""
         head = json.dumps({**header, "sizes": [len(blob) for blob in blobs]}).encode()
         parts, size = [_LENGTH.pack(len(head)), head, *blobs], _LENGTH.size + len(head) + sum(map(len, blobs))
+        with self._sending:
+            self._has_parted |= header.get("kind") == FAREWELL
+            try:
+                for part in parts if size > JOINED_BYTES else [b"".join(parts)]:
+                    self._connection.sendall(part)
+            except OSError as error:
+                raise GoneError(str(error)) from None
+            self.sent_bytes += size
+
+    def beat(self) -> None:
+        """Tell the peer that this party is alive; after the farewell, which is the last frame, do nothing."""
+        head = json.dumps({"kind": ALIVE, "sizes": []}).encode()
+        with self._sending:
+            if not self._has_parted:
+                self._connection.sendall(_LENGTH.pack(len(head)) + head)
+
+    def receive(self, *, until_s: float = math.inf, idle_s: float = math.inf) -> Frame:
+        """Return the next frame that says more than that the peer is alive.
+
+        Raise GoneError if none has come by the time `until_s` of the monotonic clock, or the peer has left; BrokenError
+        if no byte comes for `idle_s`, or something other than a frame comes.
+        """
         try:
-            for part in parts if size > JOINED_BYTES else [b"".join(parts)]:
-                self._connection.sendall(part)
+            while True:
+                (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size, until_s, idle_s))
+                if length > MAX_HEADER_BYTES:
+                    raise BrokenError("sent what is no frame")
+                header = json.loads(self._exactly(length, until_s, idle_s))
+                sizes = header.pop("sizes")
+                if not all(type(size) is int and size >= 0 for size in sizes):
+                    raise BrokenError("sent what is no frame")
+                if (size := sum(sizes)) > self.max_blob_bytes:
+                    most = format_bytes(self.max_blob_bytes)
+                    raise BrokenError(f"sent a frame of {size:.3g} bytes, of which no op here needs more than {most}")
+                blobs = tuple(self._exactly(size, until_s, idle_s) for size in sizes)
+                if header.get("kind") != ALIVE:
+                    return Frame(header, blobs)
+        except GoneError:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise BrokenError("sent what is no frame") from None
         except OSError as error:
             raise GoneError(str(error)) from None
-        self.sent_bytes += size
-
-    def receive(self, timeout_s: float | None = None, max_blob_bytes: float = math.inf) -> Frame:
-        """Return the next frame. Raise GoneError if none comes in time, or its blobs exceed `max_blob_bytes`."""
-        self._connection.settimeout(timeout_s)
-        try:
-            (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-            if length > MAX_HEADER_BYTES:
-                raise GoneError("what came is no frame")
-            header = json.loads(self._exactly(length))
-            if sum(map(abs, sizes := header.pop("sizes"))) > max_blob_bytes:
-                raise GoneError("what came is larger than it may be")
-            blobs = tuple(map(self._exactly, sizes))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise GoneError(str(error)) from None
-        finally:
-            self._connection.settimeout(None)
-        return Frame(header, blobs)
 
     def close(self) -> None:
         self._connection.close()
 
-    def _exactly(self, num_bytes: int) -> bytearray:
-        received = bytearray(num_bytes)
-        view, have = memoryview(received), 0
+    def _exactly(self, num_bytes: int, until_s: float, idle_s: float) -> bytearray:
+        received, have = bytearray(), 0
         while have < num_bytes:
-            if not (got := self._connection.recv_into(view[have:])):
-                raise GoneError("the connection ended")
-            have += got
+            received += bytes(min(num_bytes - have, max(have, PIECE_BYTES)))
+            with memoryview(received) as view:
+                while have < len(view):
+                    have += self._some(view[have:], until_s, idle_s)
         return received
+
+    def _some(self, view: memoryview, until_s: float, idle_s: float) -> int:
+        """Receive at least one byte. Seconds in which this process was stopped itself do not count as silence."""
+        silent_s = 0.0
+        while True:
+            with suppress(BlockingIOError):
+                if got := self._connection.recv_into(view, 0, socket.MSG_DONTWAIT):
+                    return got
+                raise GoneError("the connection ended")
+            if (left_s := until_s - time.monotonic()) <= 0:
+                raise GoneError("it said nothing")
+            if silent_s >= idle_s:
+                raise BrokenError(f"has been silent for {format_seconds(idle_s)}")
+            (waiting := select.poll()).register(self._connection.fileno(), select.POLLIN)
+            if not waiting.poll(math.ceil(1000 * min(BEAT_S, left_s))):
+                silent_s += BEAT_S
 
 
 class Peers:
     """The other parties, as one party sees them: channels by rank, each read by its own thread as frames come.
 
     So no party waits for one that is gone. `on_gone` is called at once, in that thread, with the rank of a peer that
-    left without a farewell.
+    left without a farewell, that nothing was heard of for `idle_s`, or that sent what is no frame, and with the reason.
+    Other threads tell every peer that this party is alive, while `is_awake` says so.
     """
 
-    def __init__(self, channels: Mapping[int, Channel], on_gone: Callable[[int], None]) -> None:
-        self._channels, self._on_gone = channels, on_gone
+    def __init__(
+        self,
+        channels: Mapping[int, Channel],
+        on_gone: Callable[[int, Exception], None],
+        idle_s: float = math.inf,
+        is_awake: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._channels, self._on_gone, self._idle_s, self._is_awake = channels, on_gone, idle_s, is_awake
         self._frames: dict[int, SimpleQueue[Frame]] = {rank: SimpleQueue() for rank in channels}
         self._readers = [Thread(target=self._read, args=(rank,), daemon=True) for rank in channels]
         for reader in self._readers:
             reader.start()
+        self._is_over = Event()
+        for channel in channels.values():  # each for itself: one that does not read holds up none but its own
+            Thread(target=self._beat, args=(channel,), daemon=True).start()
 
     @property
     def sent_bytes(self) -> int:
         """Bytes sent to all peers so far."""
         return sum(channel.sent_bytes for channel in self._channels.values())
+
+    def limit(self, max_blob_bytes: float) -> None:
+        """Set the most bytes of blobs in a frame from now on."""
+        for channel in self._channels.values():
+            channel.max_blob_bytes = max_blob_bytes
 
     def __iter__(self) -> Iterator[int]:
         return iter(sorted(self._channels))
@@ -128,16 +206,22 @@ class Peers:
         """Close the channels once all peers have said farewell; to close earlier could cut off what they still read."""
         for reader in self._readers:
             reader.join()
+        self._is_over.set()
         for channel in self._channels.values():
             channel.close()
 
     def _read(self, rank: int) -> None:
-        while True:
-            try:
-                frame = self._channels[rank].receive()
-            except GoneError:
-                self._on_gone(rank)
-                return
-            self._frames[rank].put(frame)
-            if frame.header.get("kind") == FAREWELL:
-                return
+        try:
+            while True:
+                frame = self._channels[rank].receive(idle_s=self._idle_s)
+                self._frames[rank].put(frame)
+                if frame.header.get("kind") == FAREWELL:
+                    return
+        except Exception as error:  # such as a lack of memory; otherwise nobody would notice that this thread ended
+            self._on_gone(rank, error)
+
+    def _beat(self, channel: Channel) -> None:
+        with suppress(OSError):  # the reader reports a peer that is gone
+            while not self._is_over.wait(BEAT_S):
+                if self._is_awake():
+                    channel.beat()

@@ -1,21 +1,27 @@
-"""Child processes that run the engine, one per party: started or reused, told what to do, and ended."""
+"""Child processes that run the engine, one per party: started or reused, told what to do, and ended.
 
-import json
+What is secret goes through a socket, which is the child's standard input. The disk has a folder for sockets and masks,
+which the parent deletes, or the child if the parent has been killed, and two files without a name.
+"""
+
 import os
 import pickle
 import re
 import shutil
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from threading import Thread
-from typing import Any, TextIO
+from typing import Any, NoReturn, TypeAlias
+
+from costmodel.engine.channel import Blob, Channel, Frame, GoneError
 
 # The engine asks for 4 OpenMP threads in every matrix product of integers (linalg.h, matmul), which wait by spinning:
 # with as many parties as cores, a product took up to 40 times as long as on one thread.
@@ -31,20 +37,50 @@ KEPT_MEMORY = (
     f"glibc.malloc.trim_threshold={1 << 40}",
     "glibc.malloc.arena_max=1",
 )
-LOG, JOB = "log", "job"  # in the folder of a child: its output, and the files of its job
-PROGRESS = "progress"  # in the folder of a job: the op that the party runs
+JOB, SOCKET = "job", "socket"  # in the folder of a child: the folder of its job; in this: where it waits for others
+MOST_NAME = 1024  # bytes of an op's name
+LOG = 1  # a child's standard output, which it reads too
+
+Commands: TypeAlias = SimpleQueue[Frame]
 
 # Children that wait for a job, by their number of threads; None outside `kept_children`.
 _idle: ContextVar["dict[int, list[Child]] | None"] = ContextVar("idle", default=None)
 
 
+def read_all(file: int, start: int = 0) -> bytes:
+    """Return the content of a file from a position on, without moving the position of those who write it."""
+    return os.pread(file, max(0, os.fstat(file).st_size - start), start)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """The name of the op that a party runs, in a file that its parent reads too; empty if it runs none."""
+
+    file: int
+
+    def write(self, op: str) -> None:
+        os.pwrite(self.file, op.encode()[:MOST_NAME].ljust(MOST_NAME, b"\0"), 0)
+
+    @property
+    def at(self) -> str:
+        """The op that is run, or was run when the process ended, in words; empty if it is unknown."""
+        op = os.pread(self.file, MOST_NAME, 0).rstrip(b"\0").decode(errors="replace")
+        return f" in op {op!r}" if op else ""
+
+
 @dataclass(kw_only=True, slots=True, eq=False)
 class Child:
-    """A child process. `answers` are its lines of JSON, `ending` ends it, `is_free` is whether it waits for a job."""
+    """A child process. `channel` leads to it, `ending` ends it, and `is_free` is whether it waits for a job.
+
+    `output` is the file with its output, and `commands` are frames that are still to be sent to it.
+    """
 
     process: subprocess.Popen[bytes]
     folder: Path
-    answers: TextIO
+    channel: Channel
+    output: int
+    progress: Progress
+    commands: SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None]
     ending: ExitStack
     is_free: bool = True
 
@@ -55,32 +91,21 @@ class Child:
     @property
     def log(self) -> str:
         """Output since its job began."""
-        return (self.folder / LOG).read_text(errors="replace")
+        return read_all(self.output).decode(errors="replace")
 
-    @property
-    def at(self) -> str:
-        """The op that it runs, or ran when it ended, in words; empty if unknown."""
-        with suppress(FileNotFoundError):
-            if op := (self.job_folder / PROGRESS).read_text():  # empty while it is being written
-                return f" in op {op!r}"
-        return ""
-
-    def begin(self, files: dict[str, Any]) -> None:
-        """Begin a job, with its files (content by name) pickled into the job's folder."""
+    def begin(self, assignment: object, weights: object) -> None:
+        """Begin a job, with the weights that the party shares, or None."""
         shutil.rmtree(self.job_folder, ignore_errors=True)
         self.job_folder.mkdir()
-        os.truncate(self.folder / LOG, 0)
-        for name, content in files.items():
-            (self.job_folder / name).write_bytes(pickle.dumps(content))
+        os.truncate(self.output, 0)
+        os.lseek(self.output, 0, os.SEEK_SET)  # the child's position too
+        self.progress.write("")
         self.is_free = False
-        self.tell("begin")
+        self.tell("begin", assignment, weights)
 
-    def tell(self, *command: Any) -> None:
-        """Send a command. Nothing is raised if the child has ended, because its reader reports that."""
-        assert self.process.stdin is not None
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps(command).encode() + b"\n")
-            self.process.stdin.flush()
+    def tell(self, kind: str, *contents: object, **header: Any) -> None:
+        """Send a command soon, without waiting for a child that is stopped; one that has ended is noticed elsewhere."""
+        self.commands.put(({"kind": kind, **header}, list(map(pickle.dumps, contents))))
 
 
 @contextmanager
@@ -125,7 +150,7 @@ def child_of(threads: int) -> Iterator[Child]:
         yield child
     finally:
         if idle is not None and child.is_free:
-            shutil.rmtree(child.job_folder, ignore_errors=True)  # it holds a prompt, logits and masks
+            shutil.rmtree(child.job_folder, ignore_errors=True)  # it may hold masks
             waiting.append(child)
         else:
             child.ending.close()
@@ -134,21 +159,39 @@ def child_of(threads: int) -> Iterator[Child]:
 def _started(threads: int) -> Child:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="party-")))
-        read_end, write_end = os.pipe()
-        answers = stack.enter_context(os.fdopen(read_end))
-        command = [sys.executable, "-m", "costmodel.engine.party", str(folder), str(write_end)]
-        with os.fdopen(write_end), (folder / LOG).open("ab") as log:
+        output, progress = (stack.enter_context(TemporaryFile()).fileno() for _ in range(2))
+        ours, theirs = socket.socketpair()
+        stack.callback((channel := Channel(ours)).close)
+        with theirs:
             process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                pass_fds=[write_end],
+                [sys.executable, "-m", "costmodel.engine.party", str(folder), str(progress)],
+                stdin=theirs.fileno(),
+                stdout=output,
+                stderr=output,
+                pass_fds=[progress],
                 env=environment(threads),
             )
-        stack.callback(process.communicate)
+        stack.callback(process.wait)
         stack.callback(process.kill)
-        return Child(process=process, folder=folder, answers=answers, ending=stack.pop_all())
+        commands: SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None] = SimpleQueue()
+        Thread(target=_send, args=(commands, channel), daemon=True).start()
+        stack.callback(commands.put, None)
+        return Child(
+            process=process,
+            folder=folder,
+            channel=channel,
+            output=output,
+            progress=Progress(file=progress),
+            commands=commands,
+            ending=stack.pop_all(),
+        )
+
+
+def _send(commands: SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None], channel: Channel) -> None:
+    with suppress(GoneError):
+        while (command := commands.get()) is not None:
+            channel.send(*command)
+            del command  # it may hold weights
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -160,17 +203,32 @@ def environment(threads: int) -> dict[str, str]:
     }
 
 
-def commands_of_parent() -> SimpleQueue[list[Any]]:
-    """Return a queue of the parent's commands. The process ends with its stdin, as its parent is then done or dead."""
-    commands: SimpleQueue[list[Any]] = SimpleQueue()
-    Thread(target=_read, args=(commands,), daemon=True).start()
+def commands_of_parent(channel: Channel, folder: Path) -> Commands:
+    """Return a queue of the parent's commands. The process ends with its parent, and deletes its folder."""
+    commands: Commands = SimpleQueue()
+    Thread(target=_read, args=(channel, commands, folder), daemon=True).start()
     return commands
 
 
-def _read(commands: SimpleQueue[list[Any]]) -> None:
-    for line in sys.stdin:
-        commands.put(json.loads(line))
-    os._exit(0)
+def _read(channel: Channel, commands: Commands, folder: Path) -> None:
+    with suppress(GoneError):
+        while True:
+            commands.put(channel.receive())
+    end(folder, 0)
+
+
+def end(folder: Path, status: int) -> NoReturn:
+    """Delete the folder of this process, even if its parent was killed, and end it."""
+    for _ in range(10):  # the engine may still write to it
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(status)
+
+
+def parent_is_awake() -> bool:
+    """Return whether the parent is not stopped, as by Ctrl-Z, as far as the system tells."""
+    with suppress(OSError, IndexError):
+        return Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt"
+    return True
 
 
 def last_words(log: str) -> str:

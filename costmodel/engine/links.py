@@ -1,15 +1,17 @@
-"""Links between the parties of one machine: TCP over loopback, direct or delayed.
+"""Links between the parties of one machine: TCP over loopback, direct or delayed; and tunnels between machines.
 
 A link is a context manager that, for a number of parties, sets up connections and yields a `Wiring`.
 """
 
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from costmodel.engine.keys import HANDSHAKE_S, Keys, Sealed
 from costmodel.engine.relay import Relay
 from costmodel.errors import UserError
 
@@ -56,6 +58,26 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
             for rank in range(num_parties)
         ]
         yield Wiring(addresses=tuple(known), set_delay=partial(setattr, relay, "delay_s"))
+
+
+def tunnelled(relay: Relay, addresses: Sequence[str], keys: Keys) -> tuple[str, ...]:
+    """Return addresses of this machine that lead to those of all parties by TLS; its own is where to listen for them.
+
+    The relay takes the place of this party at its own address.
+    """
+
+    def called(peer: int, connection: socket.socket) -> Sealed:
+        return keys.called(connection, peer, time.monotonic() + HANDSHAKE_S)
+
+    def accepted(connection: socket.socket) -> Sealed:
+        return keys.accepted(connection, time.monotonic() + HANDSHAKE_S)[0]
+
+    (own,), (host, _, port) = free_addresses(1), addresses[keys.rank].rpartition(":")
+    relay.forward(host, own, port=int(port), near=accepted)
+    return tuple(
+        own if peer == keys.rank else relay.forward(LOOPBACK, address, far=partial(called, peer))
+        for peer, address in enumerate(addresses)
+    )
 
 
 def free_addresses(count: int) -> tuple[str, ...]:

@@ -1,22 +1,33 @@
 """The meeting of a session's parties: they connect to each other, and check that they agree on what to run."""
 
+import hashlib
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import ip_address
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Lock, Thread
 from typing import Any, TypeAlias
 
 from costmodel.config.units import format_seconds
-from costmodel.engine.channel import Channel, GoneError
+from costmodel.engine.channel import Channel, Connection
+from costmodel.engine.keys import Keys, RefusedError
 from costmodel.errors import UserError
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting
 
-INTRODUCTION_S = 2.0  # whoever connects and sends nothing for so long is not a party
+INTRODUCTION_S = 10.0  # whoever connects and sends nothing for so long is not a party
+MOST_HEARD = 256  # connections that have not said yet who they are
 RETRY_S = 0.1  # between two attempts to connect to a party that does not listen yet
 HELLO = "private inference"
+# What decides which numbers an op graph gives, below the package's folder: every party must have the same.
+COMPUTING = ("engine", "execution", "ops", "protocols", "rotary.py")
+LIBRARIES = {"spu": ("jax", "jaxlib", "numpy", "torch"), "crypten": ("numpy", "torch")}
 
 Address: TypeAlias = tuple[str, int] | str  # host and port; on one machine, the path of a socket
 
@@ -50,11 +61,14 @@ def is_loopback(host: str) -> bool:
 
 def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
     """Return, in words, the terms that all parties must share before they know what to run."""
+    engine = ENGINE_PROTOCOLS[protocol].engine
     return {
         "package": _version("private-inference-nas"),
-        "engine": _version("crypten" if protocol == "crypten" else "spu"),
-        "cost model": str(COST_MODEL_VERSION),
         "protocol": protocol,
+        "engine": _version(engine),
+        **{f"version of {name}": _version(name) for name in LIBRARIES[engine]},
+        "cost model": str(COST_MODEL_VERSION),
+        "sources": sources_digest(),
         "ring": f"{setting.ring_bits} bits, {setting.fraction_bits} of them fraction",
         "weights": setting.weights,
         "weight masks": setting.weight_masks,
@@ -62,57 +76,201 @@ def terms(protocol: str, setting: EngineSetting) -> dict[str, str]:
     }
 
 
-def require_equal(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
-    """Raise UserError, naming the first difference, unless both parties have the same terms."""
+def sources_digest() -> str:
+    """Return twelve hexadecimal digits that identify the sources that compute, by their names and contents."""
+    digest, package = hashlib.sha256(), Path(__file__).parents[1]
+    for top in COMPUTING:
+        for path in sorted([package / top] if top.endswith(".py") else (package / top).rglob("*.py")):
+            content = path.read_bytes()
+            digest.update(f"{path.relative_to(package).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()[:12]
+
+
+def difference(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> str | None:
+    """Return a line that names the first difference of two parties' terms; None if there is none."""
     for name, value in ours.items():
-        if (other := theirs.get(name)) != value:
-            raise UserError(
-                f"the parties must have the same {name}, but party {rank} has {value} and party {peer} {other}; "
+        if (other := theirs.get(name, "an unknown one")) != value:
+            plain = str(other)[:80].encode("unicode_escape").decode()  # it may hold what controls a terminal
+            return (
+                f"the parties must have the same {name}, but party {rank} has {value} and party {peer} {plain}; "
                 f"nothing was shared."
             )
+    return None
 
 
-def meet(rank: int, addresses: Sequence[Address], ours: Mapping[str, str], wait_s: float) -> dict[int, Channel]:
+def require_equal(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
+    """Raise UserError, naming the first difference, unless both parties have the same terms."""
+    if line := difference(ours, rank, theirs, peer):
+        raise UserError(line)
+
+
+def meet(
+    rank: int, addresses: Sequence[Address], ours: Mapping[str, str], wait_s: float, keys: Keys | None = None
+) -> dict[int, Channel]:
     """Return a channel to every other party, by rank, once their `terms` equal `ours`.
 
-    Raise UserError, in one line, if a port is in use, a party does not come in time, or terms differ.
+    Raise UserError, in one line, if a port is in use, a party does not come in time, or terms differ. Somebody else who
+    connects is dropped, and does not delay the parties. Who may be somebody else (without keys, on another machine) and
+    has other terms is told so, and is the reason if no other party comes.
     """
-    deadline, channels = time.monotonic() + wait_s, dict[int, Channel]()
-    with _listening(address := addresses[rank]) as server:
-        if not isinstance(address, str):
-            _listening((address[0], address[1] + 1)).close()  # the engine will listen here later
-        try:
-            for peer in range(rank):
-                channels[peer] = _reached(addresses, peer, deadline, wait_s)
-                _greet(channels[peer], rank, ours)
-                require_equal(ours, rank, _hello(channels[peer], peer, addresses, deadline, wait_s)["terms"], peer)
-            while missing := set(range(len(addresses))) - {rank, *channels}:
-                channel = Channel(_accepted(server, min(missing), addresses, deadline, wait_s))
-                if (hello := _introduction(channel, missing)) is None:
+    return _Meeting(rank, addresses, ours, wait_s, keys).channels()
+
+
+class _Meeting:
+    def __init__(
+        self, rank: int, addresses: Sequence[Address], ours: Mapping[str, str], wait_s: float, keys: Keys | None
+    ) -> None:
+        self.rank, self.addresses, self.ours, self.wait_s, self.keys = rank, addresses, ours, wait_s, keys
+        self.until_s = time.monotonic() + wait_s
+        self.others = set(range(len(addresses))) - {rank}
+        self.why = {peer: "it could not be reached" if peer < rank else "it did not call" for peer in self.others}
+        self.arrived: SimpleQueue[tuple[int, Channel, dict[str, Any]] | UserError] = SimpleQueue()
+        self.lock, self.is_over = Lock(), False
+
+    def channels(self) -> dict[int, Channel]:
+        """Meet all parties, and return their channels."""
+        met, lines = dict[int, Channel](), dict[int, str]()
+        with _listening(address := self.addresses[self.rank]) as server:
+            if not isinstance(address, str):
+                _listening((address[0], address[1] + 1)).close()  # the engine will listen here later
+            for peer in range(self.rank):
+                Thread(target=self._call, args=(peer,), daemon=True).start()
+            Thread(target=self._accept, args=(server,), daemon=True).start()
+            try:
+                self._gather(met, lines)
+                if lines:
+                    raise UserError(next(iter(lines.values())))
+                if missing := self.others - met.keys():
+                    raise UserError(self._absent(min(missing)))
+            except UserError:
+                for channel in met.values():
                     channel.close()
-                    continue
-                channels[hello["rank"]] = channel
-                _greet(channel, rank, ours)
-                require_equal(ours, rank, hello["terms"], hello["rank"])
-        except (UserError, GoneError) as error:
-            for channel in channels.values():
+                raise
+            finally:
+                self._end(server)
+        return met
+
+    def _gather(self, met: dict[int, Channel], lines: dict[int, str]) -> None:
+        """Fill in the channels of parties as they arrive, and lines of those whose terms differ."""
+        while met.keys() != self.others:
+            try:
+                arrived = self.arrived.get(timeout=max(0.0, self.until_s - time.monotonic()))
+            except Empty:
+                return
+            if isinstance(arrived, UserError):
+                raise arrived
+            peer, channel, header = arrived
+            line = difference(self.ours, self.rank, header["terms"], peer)
+            is_known = peer < self.rank or self.keys is not None or isinstance(self.addresses[peer], str)
+            if peer in met or (line and not is_known):
                 channel.close()
-            left = f"a party has left before all had met ({error}); see what it says, and start all again."
-            raise (error if isinstance(error, UserError) else UserError(left)) from None
-    return channels
+            else:
+                met[peer] = channel
+                lines.pop(peer, None)  # of somebody else
+            if line and (is_known or peer not in met):
+                lines[peer] = line
 
+    def _call(self, peer: int) -> None:
+        """Connect to a party, again and again until it says who it is."""
+        address = self.addresses[peer]
+        while not self.is_over and time.monotonic() < self.until_s:
+            end: Connection | None = None
+            try:
+                end = connection = _connection(address, max(0.1, self.until_s - time.monotonic()))
+                if self.keys is not None:
+                    end = self.keys.called(connection, peer, self.until_s)
+                self._greet(channel := Channel(end, 0))
+                header = channel.receive(until_s=self.until_s).header
+                if not _is_hello(header, {peer}):
+                    raise UserError(f"{shown(address)} must be party {peer}, but is something else; check --peers.")
+                self._put((peer, channel, header))
+                return
+            except RefusedError:
+                text = (
+                    f"party {peer} ({shown(address)}) must accept {self.rank}.pem of --certificates, but refused it; "
+                )
+                self._fail(UserError(f"{text}give all parties the same certificates."), end)
+                return
+            except UserError as error:
+                self._fail(error, end)
+                return
+            except OSError as error:
+                self.why[peer] = str(error.strerror or error)
+                if end is not None:
+                    end.close()
+                time.sleep(RETRY_S)
 
-def _greet(channel: Channel, rank: int, ours: Mapping[str, str]) -> None:
-    channel.send({"kind": HELLO, "rank": rank, "terms": dict(ours)})
+    def _accept(self, server: socket.socket) -> None:
+        """Hear everybody who connects, side by side; the longest silent leaves if there are many."""
+        heard = deque[socket.socket]()
+        while not self.is_over:
+            try:
+                connection, _ = server.accept()
+            except OSError:  # the meeting is over, or a flood has taken all descriptors
+                time.sleep(RETRY_S)
+                continue
+            heard.append(connection)
+            if len(heard) > MOST_HEARD:
+                with suppress(OSError):
+                    heard.popleft().shutdown(socket.SHUT_RDWR)
+            Thread(target=self._hear, args=(connection, heard), daemon=True).start()
 
+    def _hear(self, connection: socket.socket, heard: deque[socket.socket]) -> None:
+        until_s = min(self.until_s, time.monotonic() + INTRODUCTION_S)
+        expected, channel = {peer for peer in self.others if peer > self.rank}, None
+        try:
+            if self.keys is None:
+                channel = Channel(connection, 0)
+            else:
+                sealed, peer = self.keys.accepted(connection.dup(), until_s)  # a flood may still end this one
+                channel, expected = Channel(sealed, 0), expected & {peer}
+            header = channel.receive(until_s=until_s).header
+            if _is_hello(header, expected):
+                heard.remove(connection)  # from now on, it is not ended by a flood; a ValueError says that it was
+                self._greet(channel)
+                self._put((header["rank"], channel, header))
+                return
+        except (OSError, ValueError) as error:
+            if self.keys is not None:
+                for peer in expected:
+                    self.why[peer] = f"who called was no party: {getattr(error, 'reason', None) or error}"
+        finally:
+            with suppress(ValueError):
+                heard.remove(connection)
+            if self.keys is not None:
+                connection.close()
+        (connection if channel is None else channel).close()
 
-def _introduction(channel: Channel, expected: set[int]) -> dict[str, Any] | None:
-    """Return the hello of one of the expected parties; None if somebody else connected."""
-    try:
-        hello = channel.receive(INTRODUCTION_S, max_blob_bytes=0).header
-    except GoneError:
-        return None
-    return hello if _is_hello(hello, expected) else None
+    def _greet(self, channel: Channel) -> None:
+        channel.send({"kind": HELLO, "rank": self.rank, "terms": dict(self.ours)})
+
+    def _put(self, arrived: tuple[int, Channel, dict[str, Any]]) -> None:
+        with self.lock:
+            if self.is_over:
+                arrived[1].close()
+            else:
+                self.arrived.put(arrived)
+
+    def _fail(self, error: UserError, end: Connection | None) -> None:
+        if end is not None:
+            end.close()
+        self.arrived.put(error)
+
+    def _end(self, server: socket.socket) -> None:
+        with self.lock:
+            self.is_over = True
+        with suppress(OSError):
+            server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        while not self.arrived.empty():
+            if not isinstance(late := self.arrived.get(), UserError):
+                late[1].close()
+
+    def _absent(self, peer: int) -> str:
+        address = shown(self.addresses[peer])
+        return (
+            f"party {peer} ({address}) must come within {format_seconds(self.wait_s)}, but did not ({self.why[peer]}); "
+            f"start it with --party {peer} and the same --peers{'' if self.keys is None else ', and --certificates'}."
+        )
 
 
 def _is_hello(header: dict[str, Any], expected: set[int]) -> bool:
@@ -123,7 +281,7 @@ def _is_hello(header: dict[str, Any], expected: set[int]) -> bool:
 
 def _version(package: str) -> str:
     try:
-        return version(package)
+        return version(package).partition("+")[0]  # what follows is the build of torch, such as for a CPU
     except PackageNotFoundError:
         return "unknown"
 
@@ -137,55 +295,16 @@ def _listening(address: Address) -> socket.socket:
         ) from None
 
 
-def _reached(addresses: Sequence[Address], peer: int, deadline: float, wait_s: float) -> Channel:
-    while True:
-        try:
-            return Channel(_connection(addresses[peer], max(0.1, deadline - time.monotonic())))
-        except OSError as error:
-            if time.monotonic() + RETRY_S >= deadline:
-                raise UserError(_absent(addresses, peer, wait_s, str(error.strerror or error))) from None
-            time.sleep(RETRY_S)
-
-
 def _connection(address: Address, timeout_s: float) -> socket.socket:
-    if not isinstance(address, str):
-        return socket.create_connection(address, timeout=timeout_s)
-    connection = socket.socket(socket.AF_UNIX)
+    connection = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
     try:
+        connection.settimeout(timeout_s)
         connection.connect(address)
+        connection.settimeout(None)
     except OSError:
         connection.close()
         raise
     return connection
-
-
-def _hello(channel: Channel, peer: int, addresses: Sequence[Address], deadline: float, wait_s: float) -> dict[str, Any]:
-    try:
-        header = channel.receive(max(0.1, deadline - time.monotonic()), max_blob_bytes=0).header
-    except GoneError as error:
-        raise UserError(_absent(addresses, peer, wait_s, str(error))) from None
-    if not _is_hello(header, {peer}):
-        raise UserError(f"{shown(addresses[peer])} must be party {peer}, but is something else; check --peers.")
-    return header
-
-
-def _accepted(
-    server: socket.socket, missing: int, addresses: Sequence[Address], deadline: float, wait_s: float
-) -> socket.socket:
-    server.settimeout(max(0.01, deadline - time.monotonic()))
-    try:
-        connection, _ = server.accept()
-    except TimeoutError:
-        raise UserError(_absent(addresses, missing, wait_s, "it did not call")) from None
-    connection.settimeout(None)
-    return connection
-
-
-def _absent(addresses: Sequence[Address], peer: int, wait_s: float, why: str) -> str:
-    return (
-        f"party {peer} ({shown(addresses[peer])}) must come within {format_seconds(wait_s)}, but did not ({why}); "
-        f"start it with --party {peer} and the same --peers."
-    )
 
 
 def shown(address: Address) -> str:

@@ -1,30 +1,31 @@
 """A child process that runs one party: for every job it meets the other parties, gets its shares and runs the steps.
 
-The parent leaves an assignment in the job's folder and begins the job with the line `["begin"]` on stdin. Further lines
-drive the client, rank 0: `["run", STEP]`, with the inputs in a file, or `["leave"]`; the client then sends frames to
-the other parties. A party reports in JSON lines on a separate pipe, because the engine's C++ code writes its profile to
-stdout. The process ends when its stdin ends or a peer is lost. Each job has its own runtime and links.
+The parent sends frames through a socket that is this process's stdin: `begin` with an assignment, and what drives the
+client, rank 0: `run` with a step and its inputs, or `leave`; the client then sends frames to the other parties. A party
+reports on the same socket. The process ends when the socket ends or a peer is lost. Each job has its own runtime and
+links.
 """
 
 import json
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 import traceback
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Lock
-from typing import Any, NamedTuple, TextIO
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from costmodel.engine import memory
 from costmodel.engine.assignment import CLIENT, CRYPTEN, Assignment, role
-from costmodel.engine.channel import FAREWELL, LEAVE, Frame, Peers
-from costmodel.engine.children import JOB, LOG, PROGRESS, commands_of_parent
+from costmodel.engine.channel import FAREWELL, LEAVE, Blob, BrokenError, Channel, Frame, GoneError, Peers
+from costmodel.engine.children import JOB, Commands, Progress, commands_of_parent, end, parent_is_awake
+from costmodel.engine.frame_limit import most_bytes
 from costmodel.engine.meeting import meet, require_equal, shown, terms
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
 from costmodel.engine.programs import operands
@@ -32,11 +33,10 @@ from costmodel.engine.runtime import Runtime
 from costmodel.engine.runtimes import SERVER
 from costmodel.engine.spu_runtime import SpuRuntime
 from costmodel.errors import UserError
-from costmodel.execution.interpreter import Weights
+from costmodel.execution.interpreter import Array, Weights
 from costmodel.execution.memory import last_readers
 from costmodel.ops import OpGraph
 
-ASSIGNMENT, WEIGHTS, INPUTS, LOGITS = "assignment.pickle", "weights.pickle", "inputs.pickle", "logits.npy"
 GRACE_S = 3.0  # in this time a lost peer is noticed, and reported instead of the engine's own error
 PARTING_S = 0.5  # time for peers to find the same difference, and report it instead of a lost party
 
@@ -57,20 +57,22 @@ class OpCost(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Answers:
-    """The pipe on which a party reports to its parent. The process ends once it has reported an error."""
+    """The channel on which a party reports to its parent. The process ends once it has reported an error."""
 
-    pipe: TextIO
+    channel: Channel
+    folder: Path
     lock: Any = field(default_factory=Lock)
 
-    def report(self, **answer: Any) -> None:
+    def report(self, *blobs: Blob, **answer: Any) -> None:
         with self.lock:
-            print(json.dumps(answer), file=self.pipe, flush=True)
+            self.channel.send(answer, blobs)
 
     def fail(self, error: str, **more: Any) -> None:
         """Report an error and end the process, so this never returns."""
         with self.lock:  # which is never released, so that no second error is reported
-            print(json.dumps({"error": error, **more}), file=self.pipe, flush=True)
-            os._exit(1)
+            with suppress(GoneError):
+                self.channel.send({"error": error, **more})
+            end(self.folder, 1)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -82,13 +84,14 @@ class Party:
     spent: tuple[dict[str, list[str]], ...]
     peers: Peers
     runtime: Runtime
+    progress: Progress
 
     def run(self, step: int) -> tuple[list[OpCost], Any]:
         """Run a step; return the costs of its ops to this party, and its share of the logits."""
         nodes, times = self.steps[step].nodes, []
         memory.give_back()
         for index, node in enumerate(nodes):
-            Path(PROGRESS).write_text(node.name)
+            self.progress.write(node.name)
             memory.reset_peak()
             start_s = time.monotonic()
             self.runtime.run(step, index, node)
@@ -110,21 +113,24 @@ class Party:
         self.peers.close()
 
 
-def join(assignment: Assignment, answers: Answers, log: Path) -> Party:
-    """Meet the other parties, agree on the steps, and get programs and shares. Raise UserError as `meet`."""
+def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress: Progress) -> Party:
+    """Meet the other parties, agree on the steps, and get programs and shares. Raise UserError as `meet`.
+
+    The server takes its pickled weights out of a list of one, so that they do not stay in memory.
+    """
     rank, protocol, setting = assignment.rank, assignment.protocol, assignment.setting
-    weights = _taken(WEIGHTS) if rank == SERVER else {}
     ours = terms(protocol, setting) | {"range check": "on" if assignment.is_in_range else "off (--allow-out-of-range)"}
-    channels = meet(rank, assignment.addresses, ours, assignment.wait_s)
-    peers = Peers(channels, lambda peer: _lost(assignment, peer, answers))
-    runtime = _runtime(assignment, peers, log)
+    channels = meet(rank, assignment.addresses, ours, assignment.wait_s, assignment.keys)
+    is_awake = (lambda: True) if isinstance(assignment.addresses[0], str) else parent_is_awake
+    peers = Peers(channels, lambda *lost: _lost(assignment, answers, *lost), assignment.idle_s, is_awake)
+    runtime = _runtime(assignment, peers, progress)
     steps = graphs(assignment.graph_of, _plan(assignment, peers))
+    peers.limit(most_bytes(steps, protocol, setting))  # of what peers send once they know that all have these steps
     agreed = {"op graph": fingerprint(steps)}
     peers.send_all({"kind": "steps", **agreed})
     for peer in peers:
         require_equal(agreed, rank, peers.receive(peer).header, peer)
-    shares = _share_weights(peers, steps, runtime, weights) if rank == SERVER else {}
-    del weights
+    shares = _share_weights(peers, steps, runtime, pickle.loads(weights.pop())) if rank == SERVER else {}
     runtime.prepare(steps)
     if rank != SERVER:
         shares, _ = _received_shares(peers, SERVER, runtime)
@@ -133,12 +139,12 @@ def join(assignment: Assignment, answers: Answers, log: Path) -> Party:
     runtime.start()
     answers.report(op_graph=agreed["op graph"], num_steps=len(steps), shared_bytes=peers.sent_bytes)
     spent = tuple(map(_spent, steps, [*steps[1:], None]))
-    return Party(assignment=assignment, steps=steps, spent=spent, peers=peers, runtime=runtime)
+    return Party(assignment=assignment, steps=steps, spent=spent, peers=peers, runtime=runtime, progress=progress)
 
 
-def _runtime(assignment: Assignment, peers: Peers, log: Path) -> Runtime:
+def _runtime(assignment: Assignment, peers: Peers, progress: Progress) -> Runtime:
     if assignment.protocol != CRYPTEN:
-        return SpuRuntime(assignment, peers, log)
+        return SpuRuntime(assignment, peers, progress)
     from costmodel.engine.crypten_runtime import CryptenRuntime  # torch takes a second to import
 
     return CryptenRuntime(assignment, peers)
@@ -163,19 +169,13 @@ def _plan(assignment: Assignment, peers: Peers) -> Plan:
     return plan
 
 
-def _lost(assignment: Assignment, peer: int, answers: Answers) -> None:
+def _lost(assignment: Assignment, answers: Answers, peer: int, why: Exception) -> None:
     address = assignment.addresses[peer]
     where = "" if isinstance(address, str) else f", {shown(address)}"
-    answers.fail(
-        f"party {peer} (the {role(peer, assignment.protocol)}{where}) is gone; start all parties again.", gone=peer
-    )
-
-
-def _taken(name: str) -> Any:
-    """Return the content of a file of the job and delete the file, since it may be secret."""
-    content = pickle.loads(Path(name).read_bytes())
-    Path(name).unlink()
-    return content
+    is_usual = isinstance(why, GoneError) and not isinstance(why, BrokenError)
+    does = "is gone" if is_usual else str(why) if isinstance(why, BrokenError) else f"sent what led to {why!r:.100}"
+    party = f"party {peer} (the {role(peer, assignment.protocol)}{where})"
+    answers.fail(f"{party} {does}; start all parties again.", gone=peer)
 
 
 def _share_weights(peers: Peers, steps: tuple[OpGraph, ...], runtime: Runtime, weights: Weights) -> dict[str, Any]:
@@ -220,17 +220,26 @@ def serve(party: Party) -> dict[str, int]:
         totals["messages"] += sum(cost.messages for cost in costs)
 
 
-def lead(party: Party, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
+def lead(party: Party, commands: Commands, answers: Answers) -> None:
     """Run the client: one step for every command, until the command to leave."""
-    while (command := commands.get())[0] == "run":
-        answers.report(**_lead_step(party, command[1]))
+    while (command := commands.get()).header["kind"] != LEAVE:
+        step, inputs = command.header["step"], pickle.loads(command.blobs[0])
+        started = time.monotonic()
+        by_party, logits = _lead_step(party, step, inputs)
+        answers.report(
+            json.dumps(by_party).encode(),
+            logits.tobytes(),
+            seconds=time.monotonic() - started,
+            shape=logits.shape,
+            dtype=logits.dtype.str,
+        )
     party.peers.send_all({"kind": LEAVE})
 
 
-def _lead_step(party: Party, step: int) -> dict[str, Any]:
+def _lead_step(party: Party, step: int, inputs: Mapping[str, Array]) -> tuple[list[list[OpCost]], Array]:
     """Share the inputs, run the step once all parties hold their shares, and open the logits."""
-    started, peers, runtime = time.monotonic(), party.peers, party.runtime
-    for name, value in _taken(INPUTS).items():
+    peers, runtime = party.peers, party.runtime
+    for name, value in inputs.items():
         runtime.hold({name: _send_shares(peers, CLIENT, name, runtime.shares(value), runtime)})
     peers.send_all({"kind": "shared", "step": step})
     for peer in peers:
@@ -243,14 +252,16 @@ def _lead_step(party: Party, step: int) -> dict[str, Any]:
         by_party.append(header["costs"])
         if blobs:
             shares.append(runtime.unpacked(blobs))
-    np.save(LOGITS, runtime.opened(shares))
-    return {"seconds": time.monotonic() - started, "by_party": by_party}
+    return by_party, runtime.opened(shares)
 
 
-def take_part(assignment: Assignment, log: Path, commands: "SimpleQueue[list[Any]]", answers: Answers) -> None:
-    """Run one job to its end."""
+def take_part(commands: Commands, answers: Answers, progress: Progress) -> None:
+    """Run one job, from the command to begin to its end."""
+    first, *weights = commands.get().blobs
+    assignment: Assignment = pickle.loads(first)
+    os.chdir(answers.folder / JOB)  # the engine writes the masks that it keeps here
     try:
-        party, left = join(assignment, answers, log), {}
+        party, left = join(assignment, weights, answers, progress), {}
         if assignment.rank == CLIENT:
             lead(party, commands, answers)
         else:
@@ -263,19 +274,16 @@ def take_part(assignment: Assignment, log: Path, commands: "SimpleQueue[list[Any
     except Exception as error:
         time.sleep(GRACE_S)
         traceback.print_exc()
-        at = f" in op {Path(PROGRESS).read_text()!r}" if Path(PROGRESS).exists() else ""
-        answers.fail(f"the engine failed at party {assignment.rank}{at}: {' '.join(str(error).split()):.300}")
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        answers.fail(f"the engine failed at party {assignment.rank}{progress.at}: {why:.300}")
 
 
-def _main(folder: Path, answers_to: int) -> None:
+def _main(folder: Path, progress: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    commands = commands_of_parent()
-    with os.fdopen(answers_to, "w") as pipe:
-        answers = Answers(pipe=pipe)
-        while commands.get():  # the command to begin
-            os.chdir(folder / JOB)  # the engine writes the masks that it keeps here
-            assignment = pickle.loads(Path(ASSIGNMENT).read_bytes())
-            take_part(assignment, folder / LOG, commands, answers)
+    answers = Answers(channel=Channel(socket.socket(fileno=os.dup(0))), folder=folder)
+    commands = commands_of_parent(answers.channel, folder)
+    while True:
+        take_part(commands, answers, Progress(file=progress))
 
 
 if __name__ == "__main__":

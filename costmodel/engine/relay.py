@@ -1,16 +1,30 @@
 """A TCP relay that holds everything it carries for a time: a link of known one-way delay, without any privilege.
 
-Its threads only wait. Chunks keep their order and wait side by side, so the delay takes no bandwidth away. What it adds
-itself, a fraction of a millisecond per message, is the same at any delay.
+With a handshake at one end, it is a tunnel. Its threads only wait. Chunks keep their order and wait side by side, so
+the delay takes no bandwidth away. What it adds itself, a fraction of a millisecond per message, is the same at any
+delay.
 """
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Thread
+from typing import TypeAlias
+
+from costmodel.engine.keys import Sealed
+from costmodel.errors import UserError
+
+End: TypeAlias = socket.socket | Sealed
+Handshake: TypeAlias = Callable[[socket.socket], End]
 
 CHUNK_BYTES = 1 << 16  # what one read takes at most; any size works
+
+
+def plain(connection: socket.socket) -> End:
+    """Return a connection as it is."""
+    return connection
 
 
 class Relay:
@@ -20,11 +34,14 @@ class Relay:
         self.delay_s = 0.0
         self._servers: list[socket.socket] = []
 
-    def forward(self, host: str, target: str) -> str:
-        """The address, on a free port of `host`, that now leads to `target`, an address too."""
-        server = socket.create_server((host, 0))
+    def forward(self, host: str, target: str, *, port: int = 0, near: Handshake = plain, far: Handshake = plain) -> str:
+        """The address, on a port of `host` (free, by default), that now leads to `target`, an address too.
+
+        near, far: make the ends of every connection out of sockets, that which was accepted and that to the target.
+        """
+        server = socket.create_server((host, port))
         self._servers.append(server)
-        Thread(target=self._serve, args=(server, target), daemon=True).start()
+        Thread(target=self._serve, args=(server, target, near, far), daemon=True).start()
         return f"{host}:{server.getsockname()[1]}"
 
     def close(self) -> None:
@@ -33,26 +50,27 @@ class Relay:
             with self._servers.pop() as server:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
-    def _serve(self, server: socket.socket, target: str) -> None:
-        host, port = target.split(":")
+    def _serve(self, server: socket.socket, target: str, near: Handshake, far: Handshake) -> None:
         with suppress(OSError):  # the server was closed
             while True:
-                near, _ = server.accept()
-                try:
-                    far = socket.create_connection((host, int(port)))
-                except OSError:  # the party does not listen yet; its peer will try again
-                    near.close()
-                    continue
-                Thread(target=self._join, args=(near, far), daemon=True).start()
+                accepted, _ = server.accept()
+                Thread(target=self._connect, args=(accepted, target, near, far), daemon=True).start()
 
-    def _join(self, near: socket.socket, far: socket.socket) -> None:
+    def _connect(self, accepted: socket.socket, target: str, near: Handshake, far: Handshake) -> None:
+        host, _, port = target.rpartition(":")
+        with accepted, suppress(OSError, UserError):  # nobody listens there yet, or somebody else; the peer tries again
+            here = near(accepted)
+            with here, socket.create_connection((host, int(port))) as reached, far(reached) as there:
+                self._join(here, there)
+
+    def _join(self, near: End, far: End) -> None:
         with near, far:
             back = Thread(target=self._carry, args=(far, near), daemon=True)
             back.start()
             self._carry(near, far)
             back.join()
 
-    def _carry(self, reader: socket.socket, writer: socket.socket) -> None:
+    def _carry(self, reader: End, writer: End) -> None:
         """One direction: every chunk is written `delay_s` after it was read."""
         writer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         held: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
@@ -65,7 +83,7 @@ class Relay:
         release.join()
 
 
-def _release(held: SimpleQueue[tuple[float, bytes]], writer: socket.socket) -> None:
+def _release(held: SimpleQueue[tuple[float, bytes]], writer: End) -> None:
     with suppress(OSError):  # nobody reads any more
         while True:
             due, chunk = held.get()

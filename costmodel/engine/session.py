@@ -1,25 +1,23 @@
 """The parent's side of a session: it gives parties to processes, drives the client, and always ends the processes."""
 
 import json
-import pickle
 import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from queue import Empty, SimpleQueue
-from tempfile import TemporaryDirectory
 from threading import Thread
 from typing import Any, NoReturn
 
 import numpy as np
 
 from costmodel.engine.assignment import CLIENT, Assignment, part_of
-from costmodel.engine.children import Child, child_of, last_words
+from costmodel.engine.channel import LEAVE, Frame, GoneError
+from costmodel.engine.children import SOCKET, Child, child_of, last_words
 from costmodel.engine.links import Link, refuse_delay, tcp
-from costmodel.engine.party import ASSIGNMENT, INPUTS, LOGITS, WEIGHTS, OpCost
+from costmodel.engine.party import OpCost
 from costmodel.engine.runtimes import check_installed
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
@@ -79,8 +77,8 @@ class Session:
         self.children = children
         self.set_delay: Callable[[float], None] = refuse_delay
         self._started_s = time.monotonic()
-        self._answers: SimpleQueue[tuple[int, dict[str, Any]]] = SimpleQueue()
-        self._waiting: dict[int, deque[dict[str, Any]]] = {rank: deque() for rank in children}
+        self._answers: SimpleQueue[tuple[int, Frame]] = SimpleQueue()
+        self._waiting: dict[int, deque[Frame]] = {rank: deque() for rank in children}
         for rank in children:
             Thread(target=self._listen, args=(rank,), daemon=True).start()
 
@@ -89,7 +87,7 @@ class Session:
 
         Raise UserError, in one line, if they do not meet or agree; StoppedError if one fails.
         """
-        answers = [self.answer(rank) for rank in self.children]
+        answers = [self.answer(rank).header for rank in self.children]
         return Ready(
             op_graph=answers[0]["op_graph"],
             num_steps=answers[0]["num_steps"],
@@ -99,63 +97,67 @@ class Session:
 
     def run(self, step: int, inputs: Mapping[str, Array]) -> StepRun:
         """Run a step on inputs that the client shares. Raise StoppedError, in one line, if a party fails."""
-        client = self.children[CLIENT]
-        (client.job_folder / INPUTS).write_bytes(pickle.dumps(dict(inputs)))
-        client.tell("run", step)
-        answer = self.answer(CLIENT)
-        by_party = tuple(tuple(OpCost(*cost) for cost in costs) for costs in answer["by_party"])
-        return StepRun(by_party=by_party, seconds=answer["seconds"], logits=np.load(client.job_folder / LOGITS))
+        self.children[CLIENT].tell("run", dict(inputs), step=step)
+        answer, (costs, logits) = self.answer(CLIENT)
+        return StepRun(
+            by_party=tuple(tuple(OpCost(*cost) for cost in of_party) for of_party in json.loads(bytes(costs))),
+            seconds=answer["seconds"],
+            logits=np.frombuffer(logits, answer["dtype"]).reshape(answer["shape"]),
+        )
 
     def leave(self) -> None:
         """End the session on all machines. Raise StoppedError if a party is gone."""
-        self.children[CLIENT].tell("leave")
+        self.children[CLIENT].tell(LEAVE)
         for rank in self.children:
             self.answer(rank)
 
-    def answer(self, rank: int) -> dict[str, Any]:
+    def answer(self, rank: int) -> Frame:
         """Return the next report of a party. Raise UserError or StoppedError, in one line, if a party here ended."""
         while not self._waiting[rank]:
             reporting, answer = self._answers.get()
-            if "error" in answer:
-                self._fail(answer)
+            if "error" in answer.header:
+                self._fail(answer.header)
             self._waiting[reporting].append(answer)
         return self._waiting[rank].popleft()
 
     def _listen(self, rank: int) -> None:
-        child, answer = self.children[rank], {}
-        with suppress(ValueError):  # a line that was cut off, or the pipe of a session that is over
-            while line := child.answers.readline():
-                answer = json.loads(line)
-                child.is_free = "left" in answer
+        child, answer = self.children[rank], Frame({})
+        with suppress(GoneError):  # the child has ended, or the session is over
+            while True:
+                answer = child.channel.receive()
+                child.is_free = "left" in answer.header
                 self._answers.put((rank, answer))
                 if child.is_free:
                     return
-        if "error" not in answer:
+        if "error" not in answer.header:
             status = child.process.wait()
-            with suppress(FileNotFoundError):  # the session is over, and its folder is deleted
-                ended = f"party {rank} has ended (status {status}){child.at}: {last_words(child.log)}"
-                self._answers.put((rank, {"error": ended}))
+            with suppress(OSError):  # the session is over, and its files are closed
+                ended = f"party {rank} has ended (status {status}){child.progress.at}: {last_words(child.log)}"
+                self._answers.put((rank, Frame({"error": ended})))
 
     def _fail(self, answer: dict[str, Any]) -> NoReturn:
         """Raise the error of the party that failed, rather than that of a party that only lost a peer."""
         with suppress(Empty):
             while answer.get("gone") in self.children:
                 _, other = self._answers.get(timeout=CAUSE_PATIENCE_S)
-                answer = other if "error" in other and "gone" not in other else answer
+                answer = other.header if "error" in other.header and "gone" not in other.header else answer
         raise (UserError if answer.get("usage") else StoppedError)(answer["error"])
 
 
 @contextmanager
 def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
-    """Yield a session with a process per party until the block ends. Raise UserError if the engine is not installed."""
+    """Yield a session with a process per party until the block ends; without addresses, all of them are these.
+
+    Raise UserError if the engine is not installed, or TMPDIR is too deep for sockets.
+    """
     check_installed(assignments[0].protocol)
     with ExitStack() as stack:
-        children = {}
-        for assignment in assignments:
-            child = stack.enter_context(child_of(assignment.setting.threads))
-            files = {} if assignment.weights is None else {WEIGHTS: assignment.weights}
-            child.begin({**files, ASSIGNMENT: replace(assignment, weights=None)})
-            children[assignment.rank] = child
+        children = {part.rank: stack.enter_context(child_of(part.setting.threads)) for part in assignments}
+        here = tuple(str(child.job_folder / SOCKET) for child in children.values())
+        if len(here[0].encode()) > MOST_PATH:
+            raise UserError(f"TMPDIR must lead to paths of at most {MOST_PATH} bytes, but {here[0]} is longer.")
+        for part in assignments:
+            children[part.rank].begin(replace(part, addresses=part.addresses or here, weights=None), part.weights)
         yield Session(children)
 
 
@@ -174,12 +176,8 @@ def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[tuple[Sess
     """
     for attempt in range(1, STARTS + 1):
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="meeting-")))
             wiring = stack.enter_context(link(client.num_processes))
-            if len(str(folder).encode()) > MOST_PATH:
-                raise UserError(f"TMPDIR must lead to paths of at most {MOST_PATH} bytes, but {folder} is longer.")
-            addresses = tuple(str(folder / str(rank)) for rank in range(client.num_processes))
-            parts = [part_of(replace(client, addresses=addresses), rank) for rank in range(client.num_processes)]
+            parts = [part_of(client, rank) for rank in range(client.num_processes)]
             parts = [replace(part, links=row) for part, row in zip(parts, wiring.addresses, strict=True)]
             session = stack.enter_context(started(parts))
             session.set_delay = wiring.set_delay

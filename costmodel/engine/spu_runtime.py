@@ -6,15 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from costmodel.engine.assignment import CLIENT, Assignment
 from costmodel.engine.channel import Blob, Peers
-from costmodel.engine.children import PROGRESS
+from costmodel.engine.children import LOG, Progress, read_all
+from costmodel.engine.links import tunnelled
 from costmodel.engine.programs import Compiled, Program, compile_steps, from_blobs, operand_visibility, to_blobs
+from costmodel.engine.relay import Relay
 from costmodel.engine.runtime import Runtime, Traffic
 from costmodel.engine.runtimes import SERVER, SHARED
 from costmodel.execution.op_functions import Array
@@ -67,18 +68,16 @@ def entries(log: str) -> list[Traffic]:
 
 @dataclass(kw_only=True, slots=True)
 class Log:
-    """The log of this process, to which the engine writes its profile, and the position up to which it was read."""
+    """The output of this process, to which the engine writes its profile, and the position up to which it was read."""
 
-    path: Path
+    file: int = LOG
     position: int = 0
 
     def traffic(self, num_programs: int) -> list[Traffic]:
         """Return bytes and messages of each of the last `num_programs` programs."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            with self.path.open("rb") as file:
-                file.seek(self.position)
-                content = file.read()
+            content = read_all(self.file, self.position)
             programs = entries(content.decode(errors="replace"))
             if len(programs) >= num_programs or time.monotonic() > deadline:
                 break
@@ -89,14 +88,15 @@ class Log:
 
 
 class SpuRuntime(Runtime):
-    """The runtime of a party under SecretFlow-SPU; `log` is the file with the output of this process."""
+    """The runtime of a party under SecretFlow-SPU; `progress` gets the name of an op that is compiled."""
 
-    def __init__(self, assignment: Assignment, peers: Peers, log: Path) -> None:
+    def __init__(self, assignment: Assignment, peers: Peers, progress: Progress) -> None:
         import_module("spu.api")  # takes a second, so all parties do it at the same time
-        self.assignment, self.peers, self.log = assignment, peers, Log(path=log)
+        self.assignment, self.peers, self.progress, self.log = assignment, peers, progress, Log()
         assert isinstance(assignment.setting, EngineSetting)
         self.protocol, self.setting = assignment.protocol, assignment.setting
         self.compiled = Compiled(steps=(), keepers=())
+        self.relay = Relay()  # the engine's own TLS takes plain connections too
         self.runtime: Any = None
         self.link: Any = None
 
@@ -121,8 +121,8 @@ class SpuRuntime(Runtime):
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
         """Compile the programs if this party is the client, which sends them to the others; otherwise receive them."""
         if self.assignment.rank == CLIENT:
-            self.compiled = compile_steps(steps, self.setting, Path(PROGRESS).write_text)
-            Path(PROGRESS).unlink()
+            self.compiled = compile_steps(steps, self.setting, self.progress.write)
+            self.progress.write("")
             self.peers.send_all({"kind": "programs"}, to_blobs(self.compiled))
         else:
             self.compiled = from_blobs(self.peers.receive(CLIENT).blobs)
@@ -134,7 +134,10 @@ class SpuRuntime(Runtime):
         description.recv_timeout_ms = WAIT_MS
         description.connect_retry_times, description.connect_retry_interval_ms = CONNECT_RETRIES, CONNECT_INTERVAL_MS
         description.throttle_window_size = 0  # never wait for receipts
-        for party, address in enumerate(self.assignment.engine_addresses):
+        addresses, keys = self.assignment.engine_addresses, self.assignment.keys
+        if keys is not None:
+            addresses = tunnelled(self.relay, addresses, keys)
+        for party, address in enumerate(addresses):
             description.add_party(f"party_{party}", address)
         self.link = libspu.link.create_brpc(description, self.assignment.rank)
         self.runtime = api.Runtime(self.link, configuration(self.protocol, self.setting))
@@ -172,3 +175,4 @@ class SpuRuntime(Runtime):
         self.runtime = None
         gc.collect()
         self.link.stop_link()
+        self.relay.close()

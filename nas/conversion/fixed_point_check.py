@@ -23,6 +23,7 @@ from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.verified_fold import MARGIN, Tokens, check_tokens
 from nas.corpus.corpus import Corpus
+from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
@@ -42,13 +43,20 @@ class Both(NamedTuple):
     worst: str
 
 
-def check_sequences(table: Array, corpus: Corpus | None, length: int) -> Tokens:
-    """Return sequences x length; the last has the tokens of extreme rows of the embedding table, vocab x features."""
-    _, text = check_tokens(corpus, len(table), length)
+def check_sequences(table: Array, corpus: Corpus | None, length: int, begin: BeginOfText | None = None) -> Tokens:
+    """Return sequences x length; the last has the tokens of extreme rows of the embedding table, vocab x features.
+
+    begin: as in `check_tokens`.
+    """
+    _, text = check_tokens(corpus, len(table), length, begin)
     random = [np.random.default_rng(seed).integers(len(table), size=length) for seed in SEEDS]
     squares, few = np.square(table).mean(axis=-1), max(1, length // 4)
     extreme = [np.argsort(rank)[:few] for rank in (-np.abs(table).max(axis=-1), -squares, squares, table.var(axis=-1))]
-    return np.stack([text[0], *random, np.resize(list(dict.fromkeys(np.stack(extreme, axis=1).flat)), length)])
+    drawn = np.stack([*random, np.resize(list(dict.fromkeys(np.stack(extreme, axis=1).flat)), length)])
+    if begin := begin if corpus is None else corpus.begin_of_text:
+        drawn[:, 1:] = drawn[:, :-1].copy()
+        begin.set_in(drawn)
+    return np.concatenate([text[:1], drawn])
 
 
 def fitting(

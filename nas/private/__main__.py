@@ -5,9 +5,11 @@ The parties run as processes of this machine, or each on its own machine, with `
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
 
 from costmodel.commands.output import console as table_console
@@ -15,7 +17,7 @@ from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
 from costmodel.engine.assignment import CLIENT, Assignment, part_of, ranks, role
 from costmodel.engine.children import kept_children
-from costmodel.engine.meeting import is_loopback, parse_peers
+from costmodel.engine.meeting import is_loopback, parse_peers, shown
 from costmodel.engine.plan import Plan
 from costmodel.engine.runtimes import check_installed
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
@@ -33,12 +35,14 @@ from nas.private.fixed_point import (
 )
 from nas.private.in_range import in_range
 from nas.private.model import find_model
-from nas.private.prompt import read_prompt
+from nas.private.prompt import given_text, read_prompt
 from nas.private.setup import FRACTION_BITS, Setup, header_lines, resolve_setup
 
+LEAST_IDLE_S = 2.0  # a few of the messages that say that a party is alive
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
 
-Addresses: TypeAlias = tuple[tuple[str, int], ...]
+# Adds to an assignment what the flags say of links.
+Linked: TypeAlias = Callable[[Assignment], Assignment]
 
 
 def private(
@@ -46,12 +50,15 @@ def private(
     pick: str = "knee",
     protocol: str = "semi2k",
     prompt: str | None = None,
+    prompt_file: str | None = None,
     new_tokens: int = 20,
     perplexity: int | None = None,
     data: str | None = None,
     party: int | None = None,
     peers: str | None = None,
     wait: str = "10s",
+    idle_limit: str = "60s",
+    certificates: str | None = None,
     protected_links: bool = False,
     allow_out_of_range: bool = False,
     format: Literal["table", "json"] = "table",
@@ -64,7 +71,8 @@ def private(
             checkpoint, as a folder or a .gguf file; or `builtin`.
         pick: for a run, knee or best of the front, or the arch_id of a completed trial.
         protocol: semi2k or cheetah (two parties), aby3 (three), or crypten (two and a dealer; on any Python).
-        prompt: text to continue.
+        prompt: text to continue; it stands in the list of processes.
+        prompt_file: instead, a file with this text, or - for standard input; a newline at its end is dropped.
         new_tokens: most tokens to generate; the answer also ends at the end of a document.
         perplexity: instead of a prompt, run about this many validation tokens by teacher forcing, in rings of 64 and 32
             bits unless another is asked for.
@@ -72,15 +80,18 @@ def private(
         party: run only one party here: 0 the client, 1 the server, 2 the helper of aby3 or the dealer of crypten.
         peers: host:port of every party, by rank; the engine uses the port after each.
         wait: how long a party that runs alone waits for the others.
-        protected_links: confirm that links to other machines are protected by other means, such as a tunnel; crypten
-            needs this for peers on other machines.
+        idle_limit: how long a party may be silent once all have met, at least 2s; then the others end.
+        certificates: folder with this party's key.pem and every party's RANK.pem; all links are then encrypted by TLS
+            and authenticated. Peers on other machines need this, or the next flag.
+        protected_links: confirm that links to other machines are protected by other means, such as a tunnel.
         allow_out_of_range: run a model or prompt whose numbers the engine's fixed point does not hold, for study; all
             parties must say so.
         format: lines for people, or one JSON document in SI units.
     """
     find_model(run)  # before the engine is asked for
     check_installed(protocol)
-    _check_flags(perplexity, prompt, party, peers, protocol)
+    has_prompt = prompt is not None or prompt_file is not None
+    _check_flags(perplexity, party, peers, protocol, has_prompt=has_prompt)
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
     asked = resolve_setup(run, pick, party=party, protocol=protocol, **setup)
     # --perplexity shows what is lost, next to the model in plaintext
@@ -94,42 +105,50 @@ def private(
         raise UserError(f"--party must be from 0 to {taking_part[-1]} under {asked.protocol}, but got {party}.")
     addresses = () if peers is None else parse_peers(peers, len(taking_part))
     away = [host for host, _ in addresses if not is_loopback(host)]
-    if away and asked.protocol == "crypten" and not protected_links:
+    if away and certificates is None and not protected_links:
         raise UserError(
             f"links must be protected by other means to peers on other machines, such as {away[0]}, since they are not "
-            f"encrypted; set up a tunnel, and say so with --protected-links true."
+            f"encrypted; set up a tunnel, and say so with --protected-links true, or give --certificates."
         )
+    if (idle_s := parse_seconds(idle_limit, "--idle-limit")) < LEAST_IDLE_S:
+        raise UserError(f"--idle-limit must be at least {LEAST_IDLE_S:g}s, but got {idle_limit}.")
+    linked: Linked = partial(replace, idle_s=idle_s)
+    if party is not None:
+        folder = None if certificates is None else Path(certificates).resolve()
+        linked = partial(replace, addresses=addresses, wait_s=wait_s, idle_s=idle_s, certificates=folder)
+    elif certificates is not None:
+        raise UserError("--certificates is for links between --party and --peers; drop it.")
     if party in (None, CLIENT):
-        _print_answer(asked, prompt, new_tokens, addresses, wait_s, as_json=as_json)
+        _print_answer(asked, given_text(prompt, prompt_file), new_tokens, linked, party, as_json=as_json)
     else:
-        _serve(asked, party, addresses, wait_s)
+        _serve(asked, party, linked)
 
 
 def _check_flags(
-    perplexity: int | None, prompt: str | None, party: int | None, peers: str | None, protocol: str
+    perplexity: int | None, party: int | None, peers: str | None, protocol: str, *, has_prompt: bool
 ) -> None:
     if (party is None) != (peers is None):
         raise UserError("--party and --peers go together; give both, or none to run all parties here.")
     if perplexity is not None and perplexity < 1:
         raise UserError(f"--perplexity must be at least 1 token, but got {perplexity}.")
-    if perplexity is not None and (party is not None or prompt is not None):
+    if perplexity is not None and (party is not None or has_prompt):
         raise UserError("--perplexity goes without --prompt, --party and --peers; drop them.")
-    if party not in (None, CLIENT) and prompt is not None:
+    if party not in (None, CLIENT) and has_prompt:
         raise UserError(
             f"--prompt is the client's alone, but this is party {party} ({role(party, protocol)}); drop it."
         )
 
 
 def _print_answer(
-    setup: Setup, text: str | None, new_tokens: int, addresses: Addresses, wait_s: float, *, as_json: bool
+    setup: Setup, text: str | None, new_tokens: int, linked: Linked, party: int | None, *, as_json: bool
 ) -> None:
-    """Answer a prompt and print the answer; `addresses` are those of all parties if only the client runs here."""
+    """Answer a prompt and print the answer; without `party` all parties run here, else only the client."""
     model = setup.model
     sizes = {"context": model.architecture.context, "vocab_size": model.architecture.vocab_size}
     prompt = read_prompt(text, model.tokenizer, new_tokens=new_tokens, **sizes)
 
-    def client_alone(client: Assignment) -> AbstractContextManager[tuple[Session, Ready]]:
-        return alone(part_of(replace(client, addresses=addresses, wait_s=wait_s), CLIENT))
+    def parties(client: Assignment) -> AbstractContextManager[tuple[Session, Ready]]:
+        return on_this_machine(linked(client)) if party is None else alone(_alone(linked(client), CLIENT))
 
     def report(*lines: str) -> None:
         for line in () if as_json else lines:
@@ -140,7 +159,7 @@ def _print_answer(
         setup,
         prompt,
         new_tokens,
-        client_alone if addresses else on_this_machine,
+        parties,
         on_ready=lambda ready: report(*ready_lines(ready, prompt)),
         on_token=lambda token, expected: report(token_line(setup, prompt, token, expected)),
     )
@@ -151,17 +170,24 @@ def _print_answer(
         raise StoppedError(f"{why}; do not rely on this answer.")
 
 
-def _serve(setup: Setup, rank: int, addresses: Addresses, wait_s: float) -> None:
+def _alone(client: Assignment, rank: int) -> Assignment:
+    """Return the assignment of a party that runs alone. Raise UserError if it lacks keys."""
+    assignment = part_of(client, rank)
+    _ = assignment.keys
+    return assignment
+
+
+def _serve(setup: Setup, rank: int, linked: Linked) -> None:
     """Run a party other than the client; print what it holds and, in the end, what it sent."""
     plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # the client's comes with its first message
-    assignment = part_of(replace(setup.client(plan), addresses=addresses, wait_s=wait_s), rank)
-    host, port = addresses[rank]
+    assignment = _alone(linked(setup.client(plan)), rank)
     for line in header_lines(setup):
         print(line)
-    print(f"this is party {rank} ({role(rank, setup.protocol)}) at {host}:{port}: {setup.holds(rank)}", flush=True)
+    at = shown(assignment.addresses[rank])
+    print(f"this is party {rank} ({role(rank, setup.protocol)}) at {at}: {setup.holds(rank)}", flush=True)
     with alone(assignment) as (session, ready):
         print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
-        left = session.answer(rank)
+        left = session.answer(rank).header
     sent = f"{format_bytes(left['sent_bytes'])} in {left['messages']:,} messages"
     print(f"the client has left after {left['num_steps']} steps, in which this party sent {sent}")
 

@@ -13,6 +13,7 @@ from costmodel.execution.interpreter import Array
 from costmodel.ops import OpGraph
 from nas.conversion.fixed_point_check import NUM_TOKENS, both, check_sequences, fitting, require_accuracy
 from nas.corpus.corpus import known_corpus
+from nas.corpus.tokenizer import given_encoder
 from nas.private.setup import Setup, client_graph
 
 
@@ -31,7 +32,8 @@ def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Se
         if model.weights is None:
             return _as_recorded(setup, fraction_bits)
         length = min(NUM_TOKENS, model.architecture.context)
-        sequences = check_sequences(model.weights["embed.weight"], known_corpus(model.corpus), length)
+        begin = given_encoder(model.tokenizer, None, None).begin
+        sequences = check_sequences(model.weights["embed.weight"], known_corpus(model.corpus), length, begin)
         inputs_of = None if setup.client_layers is None else lambda *of: _stream(setup, length, *of)
         setting = fitting(
             setup.protocol, setup.setting, setup.graph_of, model.weights, sequences,

@@ -30,6 +30,29 @@ class Prompt:
             return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
 
 
+MOST_BYTES = 1 << 24  # of a prompt in a file; a token of a context is rarely more than some characters
+
+
+def given_text(text: str | None, file: str | None) -> str | None:
+    """Return the text of a prompt, given itself or as a file, of which one newline at the end is dropped.
+
+    Raise UserError if both are given, or the file cannot be read, is too large or is not text.
+    """
+    if file is None:
+        return text
+    if text is not None:
+        raise UserError("--prompt and --prompt-file exclude each other; give one of them.")
+    try:
+        with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
+            content = stream.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise UserError(f"--prompt-file must have at most {MOST_BYTES} bytes, but {file} has more.")
+        return content.decode().removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"--prompt-file must be a file of text or -, but {file} cannot be read: {reason}.") from None
+
+
 def read_prompt(
     text: str | None, tokenizer: GivenTokenizer, *, context: int, new_tokens: int, vocab_size: int | None = None
 ) -> Prompt:

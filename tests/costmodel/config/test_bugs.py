@@ -1,7 +1,15 @@
 import pytest
 
 from costmodel.config import cli
-from costmodel.config.bugs import MAX_CHARS, BugError, bugs_reported, described, report_bug, require_writable_cache
+from costmodel.config.bugs import (
+    MAX_CHARS,
+    BugError,
+    bugs_reported,
+    described,
+    report_bug,
+    require_writable_cache,
+    traceback_kept,
+)
 from costmodel.errors import StoppedError, UserError
 
 
@@ -39,6 +47,21 @@ def test_a_bug_is_reported_once(tmp_path, capsys):
     with pytest.raises(BugError) as info:
         cli.guarded(action, debug=True)
     assert isinstance(info.value.__cause__, TypeError)
+
+
+@pytest.mark.parametrize("command", [["--prompt", "my secret\n"], ["--prompt=my secret\n"]])
+def test_a_report_has_no_prompt_and_only_its_owner_reads_it(tmp_path, monkeypatch, command):
+    monkeypatch.setattr("sys.orig_argv", ["python", "-m", "nas.private", *command, "--new-tokens", "2"])
+    (path := tmp_path / "traceback.txt").touch(mode=0o644)
+    kept = traceback_kept(TypeError("no 'my secret\\n' here"), tmp_path)
+    assert kept == f"the traceback is in {path}"
+    assert path.stat().st_mode & 0o777 == 0o600
+    report = path.read_text()
+    assert "secret" not in report
+    assert "--new-tokens 2" in report
+    assert "no '...' here" in report
+    traceback_kept(TypeError("x"), tmp_path, "other.txt")
+    assert (tmp_path / "other.txt").stat().st_mode & 0o777 == 0o600
 
 
 def test_without_a_home_the_traceback_goes_to_stderr_and_a_long_text_is_cut(monkeypatch, capsys):

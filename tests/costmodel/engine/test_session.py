@@ -1,4 +1,5 @@
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from importlib.util import find_spec
 from threading import Thread
 
 import numpy as np
@@ -19,7 +21,6 @@ from costmodel.engine.assignment import part_of
 from costmodel.engine.children import kept_children, own_children
 from costmodel.engine.greedy import ClearRun, ClientLayers, generate, sequences
 from costmodel.engine.links import LOOPBACK, UNHINDERED
-from costmodel.engine.party import INPUTS, WEIGHTS
 from costmodel.engine.plan import Plan, graphs
 from costmodel.engine.predicted import predictions
 from costmodel.engine.runtimes import SERVER
@@ -28,6 +29,7 @@ from costmodel.engine.spu_runtime import make_shares
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution import interpreter
 from costmodel.pricing.price import price
+from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.primitives import EngineSetting
 
 PROMPT = [3, 14, 15, 9, 26]
@@ -160,8 +162,24 @@ def test_killing_a_party_in_mid_op_ends_the_others(protocol, killed):
 
 
 def kill_in_op(child):
-    until(lambda: child.at)
+    until(lambda: child.progress.at)
     child.process.kill()
+
+
+@pytest.mark.needs_engine
+def test_a_stopped_party_ends_the_session():
+    """The engine itself waits for ten minutes, and CrypTen for ever."""
+    for protocol, marker in (("semi2k", "spu"), ("crypten", "crypten")):
+        if find_spec(marker) is None:
+            continue
+        setting = CryptenSetting() if protocol == "crypten" else EngineSetting()
+        job = spu.ops_job([ops.Relu(rows=2, features=2)], protocol=protocol, setting=setting)
+        with on_this_machine(replace(job.client, idle_s=8.0)) as (session, _):
+            session.children[1].process.send_signal(signal.SIGSTOP)
+            with pytest.raises(
+                StoppedError, match=r"^party 1 \(the server\) has been silent for 8 s; start all parties"
+            ):
+                session.run(0, job.inputs)
 
 
 @pytest.mark.needs_engine
@@ -202,18 +220,18 @@ def test_a_kept_process_has_a_fresh_runtime_for_every_job():
 
 
 @pytest.mark.needs_engine
-def test_weights_and_prompts_leave_the_disk(client, decoder, free_peers):
-    asked, tokens = client("semi2k"), interpreter.encoded(decoder(5), np.array(PROMPT))
+@pytest.mark.parametrize("masks", ["fresh", "kept"])
+def test_weights_and_prompts_are_never_on_the_disk(client, decoder, masks):
+    """Only masks are there, and the sockets on which the parties met; all are gone with the session."""
+    asked, tokens = client("semi2k", weight_masks=masks), interpreter.encoded(decoder(5), np.array(PROMPT))
     with on_this_machine(asked) as (session, _):
-        folders = [child.job_folder for child in session.children.values()]
-        assert not any((folder / WEIGHTS).exists() for folder in folders)
+        folders = [child.folder for child in session.children.values()]
         session.run(0, {"tokens": tokens})
-        assert not any((folder / INPUTS).exists() for folder in folders)
+        files = [path.relative_to(folder) for folder in folders for path in folder.rglob("*")]
         session.leave()
-    assert not any(folder.exists() for folder in folders)
-    with started([part_of(replace(asked, addresses=free_peers(2)), SERVER)]) as waiting:  # for a client
-        taken = waiting.children[SERVER].job_folder / WEIGHTS
-        until(lambda: not taken.exists())
+    names = {str(path.parts[1] if len(path.parts) > 1 else path).partition(".")[0] for path in files}
+    assert names == {"job", "socket"} | ({"BeaverCache"} if masks == "kept" else set())
+    assert not any((folder / "job").exists() for folder in folders)
 
 
 def until(holds, patience_s=30.0):
@@ -229,6 +247,7 @@ def test_a_folder_too_deep_for_a_socket_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
     with (
         pytest.raises(UserError, match="TMPDIR must lead to paths of at most 100 bytes"),
+        own_children(),
         on_this_machine(relu().client),
     ):
         pass
@@ -283,16 +302,16 @@ def test_what_cannot_be_started_leaves_nothing_open(monkeypatch):
 
 
 @pytest.mark.needs_engine
-def test_parties_end_with_their_parent(tmp_path):
-    """Even with one that is killed: its end of their stdin closes."""
-    read_end, write_end = os.pipe()
-    command = [sys.executable, "-m", "costmodel.engine.party", str(tmp_path), str(write_end)]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[write_end])
-    os.close(write_end)
-    process.stdin.close()
-    assert os.read(read_end, 1) == b""
-    os.close(read_end)
+def test_parties_end_with_their_parent_and_delete_their_folder(tmp_path):
+    """Even with one that is killed: its end of the socket that is their stdin closes."""
+    (folder := tmp_path / "party" / "job").mkdir(parents=True)
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "costmodel.engine.party", str(folder.parent), "2"]
+    process = subprocess.Popen(command, stdin=theirs.fileno())
+    theirs.close()
+    ours.close()
     assert process.wait(timeout=60) == 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_last_words_of_a_killed_engine_are_not_its_profile():

@@ -1,11 +1,15 @@
 import json
+import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
+from glob import glob
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,8 +51,9 @@ def party(export, rank, peers, *args):
 
 
 @pytest.mark.needs_engine
-def test_an_answer_as_lines(run, export):
-    code, out, err = run(str(export), "--prompt", "value_1 =", "--new-tokens", "2", "--weight-masks", "kept")
+def test_an_answer_as_lines(run, export, tmp_path):
+    (file := tmp_path / "prompt.txt").write_text("value_1 =\n")
+    code, out, err = run(str(export), "--prompt-file", str(file), "--new-tokens", "2", "--weight-masks", "kept")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert "masks of weights kept" in lines[0]
@@ -196,6 +201,76 @@ def test_bad_input_is_one_line(run, export, args, line):
     code, _, err = run(str(export), *args.split())
     assert code == 2
     assert line in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.needs_engine
+@pytest.mark.parametrize(
+    ("number", "moment", "masks"),
+    [
+        (signal.SIGKILL, "", "fresh"),  # as soon as the parties have folders
+        (signal.SIGKILL, "ready after", "fresh"),
+        (signal.SIGKILL, "'", "kept"),  # behind the first token
+        (signal.SIGTERM, "", "fresh"),
+        (signal.SIGTERM, "'", "kept"),
+    ],
+)
+def test_a_command_that_is_killed_leaves_neither_files_nor_processes(export, tmp_path, number, moment, masks):
+    asked = ["--prompt-file", "-", "--new-tokens", "18", "--weight-masks", masks]
+    command = [sys.executable, "-m", "nas.private", str(export), *asked]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process = subprocess.Popen(command, **pipes, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    process.stdin.write("v")
+    process.stdin.close()
+    until(lambda: len(parties_of(tmp_path)) == 2)
+    while moment and not process.stdout.readline().startswith(moment):
+        assert process.poll() is None
+    process.send_signal(number)
+    assert process.wait(100) == (130 if number == signal.SIGTERM else -number)
+    until(lambda: not parties_of(tmp_path) and not list(tmp_path.iterdir()))
+    assert process.stderr.read() == ("error: interrupted\n" if number == signal.SIGTERM else "")
+    process.stdout.close()
+    process.stderr.close()
+
+
+def parties_of(folder):
+    """The processes that were told of a folder in this one."""
+    commands = {path.parent.name: path.read_bytes() for path in readable("/proc/[0-9]*/cmdline")}
+    return [pid for pid, command in commands.items() if b"engine.party\0" + bytes(folder) in command]
+
+
+def readable(pattern):
+    for name in glob(pattern):
+        with suppress(OSError):  # it has ended
+            Path(name).read_bytes()
+            yield Path(name)
+
+
+def until(holds, patience_s=200.0):
+    end = time.monotonic() + patience_s
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.needs_engine
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"v" * (1 << 24) + b"v", "--prompt-file must have at most 16777216 bytes"),
+        (b"\xff", "--prompt-file must be a file of text or -, but {} cannot be read: it is not UTF-8."),
+        (None, "--prompt-file must be a file of text or -, but {} cannot be read: No such file or directory."),
+        (b"\n", "--prompt must be text, such as 'def f(x):', but is empty."),
+        (b"v" * 40, "must fit into the context of 24 tokens"),
+    ],
+)
+def test_a_file_that_is_no_prompt_is_one_line(run, export, tmp_path, content, line):
+    file = tmp_path / "prompt.txt"
+    if content is not None:
+        file.write_bytes(content)
+    code, _, err = run(str(export), "--prompt-file", str(file))
+    assert code == 2
+    assert line.format(file) in err
     assert len(err.splitlines()) == 1
 
 
