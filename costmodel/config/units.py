@@ -66,8 +66,8 @@ def _parse(text: str, subject: str, units: dict[str, float], example: str, *, ze
 
 
 def format_count(count: int) -> str:
-    """Format a number: `1,048,576`, or `5.24E+84` if its digits would not fit on a line."""
-    return f"{count:,}" if count < 10**36 else f"{Decimal(count):.2E}"
+    """Format a number: `1,048,576`, or `2.1e29` from 10^15 on."""
+    return f"{count:,}" if count < 10**15 else f"{Decimal(count):.1e}".replace("e+", "e")
 
 
 def format_seconds(seconds: float) -> str:
