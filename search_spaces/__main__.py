@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Literal, NoReturn
 
 from costmodel.config import cli
-from costmodel.config.units import format_seconds
+from costmodel.config.units import format_count, format_seconds
 from costmodel.cost import Budget, Price
 from costmodel.data_range import describe
 from costmodel.errors import UserError
@@ -54,8 +54,8 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
         _print_json({**_setting(feasible), "feasible_share": feasible.num_feasible / size, **shown})
     else:
         recipes = " and ".join(("plain", "entropy-regularised")[recipe] for recipe in feasible.space.recipes)
-        architectures = f"{num_architectures(feasible.space):,} architectures, recipes {recipes}"
-        print(f"{feasible.space.name}: {size:,} members, {architectures}")
+        architectures = f"{format_count(num_architectures(feasible.space))} architectures, recipes {recipes}"
+        print(f"{feasible.space.name}: {format_count(size)} members, {architectures}")
         print(_within(feasible))
         if priced.cost_of == "folded":
             parts = price_by_part(priced, ends["cheapest"]).items()
@@ -87,7 +87,7 @@ def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = 
     for member in listed:
         print(_line(feasible, member))
     if more := feasible.num_feasible - len(listed):
-        print(f"and {more:,} more; raise --limit {limit} to see them")
+        print(f"and {format_count(more)} more; raise --limit {limit} to see them")
 
 
 def show(space: str, format: Literal["text", "json"] = "text") -> None:
@@ -185,7 +185,7 @@ def _within(feasible: FeasibleSpace) -> str:
         f"at T={feasible.priced.seq_len}, protocol {_protocol(constraint)}"
         for constraint in feasible.every
     )
-    return f"{within}: {num:,} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
+    return f"{within}: {format_count(num)} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
 
 
 def _shown(key: str, value: Any) -> list[str]:
@@ -198,7 +198,7 @@ def _shown(key: str, value: Any) -> list[str]:
         return [line for name, item in given.items() for line in _shown(f"{key}.{name}", item)]
     if isinstance(value, tuple):
         return [f"{key}: {', '.join(str(item).lower() if isinstance(item, bool) else str(item) for item in value)}"]
-    return [f"{key}: {value:,}" if isinstance(value, int) else f"{key}: {value}"]
+    return [f"{key}: {format_count(value)}" if isinstance(value, int) else f"{key}: {value}"]
 
 
 def _print_json(document: dict[str, Any]) -> None:

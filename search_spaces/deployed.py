@@ -60,13 +60,20 @@ def deployed(architecture: Architecture) -> Architecture:
         deployed_layer(architecture, layer, region, keeps_norm1=block.passes_values(index))
         for index, (layer, region) in enumerate(zip(architecture.layers, regions(architecture), strict=True))
     ]
+    joined = with_layers(architecture, joined_layers(block, layers), joined_places(block, layers))
+    return with_folded_settings(
+        replace(joined, final_norm="none" if folds_final_norm(architecture) else architecture.final_norm)
+    )
+
+
+def with_folded_settings(architecture: Architecture) -> Architecture:
+    """Return the architecture with the same layers and all other settings as after folding."""
     return replace(
-        with_layers(architecture, joined_layers(block, layers), joined_places(block, layers)),
-        final_norm="none" if folds_final_norm(architecture) else architecture.final_norm,
+        architecture,
+        folded=True,
         bias=deploys_biases(architecture),
         biases=(),
         tied_embeddings=False,
-        folded=True,
         **UNSCALED,
     )
 

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Layer, default_final_norm, least_rank
 from search_spaces.block import BLOCKS, WRAPPERS
-from search_spaces.deployed import UNSCALED, deploys_biases
+from search_spaces.deployed import with_folded_settings
 from search_spaces.forms import ATTENTIONS, FFNS, INNERS, NORMS, STABILISERS, Attention, Ffn, Norm, Stabiliser
 from search_spaces.inner import implied_logit_cap
 
@@ -123,8 +123,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
         raise UserError(f"a deployed architecture must be a placement like 6xLSLGo-6xoSoFs, but got {text!r:.80}.")
     places = base.layer_positions if num_layers == base.num_layers else ()
     sized = replace(base, layers=base.layers[:1] * num_layers, layer_positions=places)
-    architecture = parse(text, sized).architecture
-    return replace(architecture, folded=True, bias=deploys_biases(sized), tied_embeddings=False, **UNSCALED)
+    return with_folded_settings(parse(text, sized).architecture)
 
 
 def name_of(architecture: Architecture, *, entropy_regularised: bool = False) -> str:

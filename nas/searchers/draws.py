@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from search_spaces.budget.cost_counts import Cost
+from search_spaces.budget.edges import Cost
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.deployed import deployed
 from search_spaces.notation import Member

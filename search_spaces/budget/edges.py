@@ -1,13 +1,14 @@
 """The edges of the layered graph, depth by depth, for counting, look-ups and exact programs."""
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
 import networkx as nx
 
-from search_spaces.budget.cost_counts import Cost, added
 from search_spaces.graph import Boundary, Choice, State, Vertex, source
+
+Cost: TypeAlias = tuple[int, ...]
 
 
 class Edge(NamedTuple):
@@ -24,6 +25,11 @@ class Edge(NamedTuple):
     def cost(self, costs: Mapping[Vertex, Cost]) -> Cost:
         """Return the cost, in the units of `costs`, which must have every vertex in `passed`."""
         return added(costs[vertex] for vertex in self.passed)
+
+
+def added(costs: Iterable[Cost]) -> Cost:
+    """Return the sum of costs, measure by measure; there must be one."""
+    return tuple(map(sum, zip(*costs, strict=True)))
 
 
 def edges_by_depth(graph: nx.DiGraph) -> list[list[Edge]]:

@@ -3,8 +3,8 @@
 Costs are compared as integers (see `priced_space`). The budget is raised by half a unit per op, the largest rounding
 error, so that no member within it is excluded. A measure without a bound is not counted.
 
-In a space deeper than `EXACT_LAYERS`, costs are rounded up to steps of the budget, so that all counted members are
-within it, but members up to `tolerance` below it may be excluded.
+Where a table of exact costs would be too large, costs are rounded up to steps of each budget, so that all counted
+members are within it, but members up to `tolerance` below it may be excluded.
 """
 
 import math
@@ -20,8 +20,16 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget, Costs, Price
 from costmodel.errors import InfeasibleError, UserError
 from costmodel.estimate import Pricer
-from search_spaces.budget.bounded_paths import BoundedPaths, bounded_paths, draw, layers_of_paths, windowed
-from search_spaces.budget.cost_counts import Cost, added
+from search_spaces.budget.counting import (
+    EXACT_ADDITIONS,
+    ROUNDED_ADDITIONS,
+    BoundedPaths,
+    bounded_paths,
+    draw,
+    layers_of_paths,
+    windowed,
+)
+from search_spaces.budget.edges import Cost, added
 from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
     UNITS_PER,
@@ -37,8 +45,7 @@ from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
 from search_spaces.workload import Workload
 
-EXACT_LAYERS = 18  # half of 12 layers of GPT-2 small's choices, the most of any space, has a million distinct sums
-STEPS = (2**14, 2**14, 2**9)  # rounding steps of each budget, by the number of budgets
+MOST_STEPS = 2**14  # of a budget, if costs are rounded; halved until a table is small enough
 WORDS: dict[str, Callable[[float], str]] = {
     "latency_s": format_seconds,
     "sent_bytes": format_bytes,
@@ -62,6 +69,7 @@ class FeasibleSpace:
         costs: Costs of the priced vertices, in steps: latency (0 without a bound), then every other bounded measure,
             then the same for each space in `also`.
         step: Integer units in a step of each measure.
+        tolerance: The greatest share of a budget by which a member may be below it and still be excluded by rounding.
         also: The same space under other protocols, each with the budget that members must meet too.
     """
 
@@ -70,17 +78,8 @@ class FeasibleSpace:
     costs: dict[Vertex, Cost] = field(repr=False)
     paths: BoundedPaths = field(repr=False)
     step: Cost
+    tolerance: float
     also: tuple[Bounded, ...] = ()
-
-    @property
-    def tolerance(self) -> float:
-        """The greatest share of the budget by which a member may be below it and still be excluded by rounding."""
-        return 0.0 if self.is_exact else (self.space.base.num_layers + 2) / STEPS[_num_budgets(self.every)]
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether costs are not rounded."""
-        return max(self.step) == 1
 
     @property
     def every(self) -> tuple[Bounded, ...]:
@@ -146,19 +145,30 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
     limit = _counted([_limit(constraint) for constraint in every], every)
-    is_deep, num_budgets = num_layers > EXACT_LAYERS, _num_budgets(every)
-    if is_deep and num_budgets >= len(STEPS):
-        raise UserError(
-            f"a space of more than {EXACT_LAYERS} layers must have at most {len(STEPS) - 1} budgets, but "
-            f"{priced.space.name!r} has {num_layers} and got {_budgets(every)}; give the tighter ones."
-        )
-    step = tuple(max(1, most // STEPS[num_budgets]) if is_deep else 1 for most in limit)
-    costs = {
-        vertex: tuple(-(-part // units) for part, units in zip(cost, step, strict=True))
-        for vertex, cost in costs.items()
-    }
-    paths = bounded_paths(priced.space.graph, costs, tuple(map(floordiv, limit, step)))
-    return FeasibleSpace(priced=priced, budget=budget, costs=costs, paths=paths, step=step, also=tuple(also))
+    for steps in (None, *(MOST_STEPS >> halvings for halvings in range(MOST_STEPS.bit_length()))):
+        step = tuple(1 if steps is None else max(1, most // steps) for most in limit)
+        rounded = {
+            vertex: tuple(-(-part // units) for part, units in zip(cost, step, strict=True))
+            for vertex, cost in costs.items()
+        }
+        max_additions = EXACT_ADDITIONS if steps is None else ROUNDED_ADDITIONS
+        paths = bounded_paths(priced.space.graph, rounded, tuple(map(floordiv, limit, step)), max_additions)
+        shares = (units / most for units, most in zip(step, limit, strict=True) if units > 1)
+        tolerance = (num_layers + 2) * max(shares, default=0.0)  # each vertex is rounded up by less than a step
+        if paths is not None and tolerance < 1:
+            return FeasibleSpace(
+                priced=priced,
+                budget=budget,
+                costs=rounded,
+                paths=paths,
+                step=step,
+                tolerance=tolerance,
+                also=tuple(also),
+            )
+    raise UserError(
+        f"the members of space {priced.space.name!r} within {_budgets(every)} need tables that are too large to be "
+        f"counted; give fewer budgets, or fewer choices per layer."
+    )
 
 
 def priced_within(
@@ -191,7 +201,7 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
     `left_out` is the share of the range, at its cheap end, that is in no slice.
     """
     # rounding may order members of equal cost either way
-    slack = feasible.priced.num_ops if feasible.is_exact else feasible.space.base.num_layers + 2
+    slack = feasible.space.base.num_layers + 2 if feasible.tolerance else feasible.priced.num_ops
     least, most = (
         feasible.cost_of_path(path_of(feasible.space, end(feasible.priced).architecture.layers))[0]
         for end in (cheapest, most_expensive)
@@ -265,7 +275,3 @@ def _limit(constraint: Bounded) -> Cost:
         math.floor(min(bounds[name] * per + slack, MAX_UNITS)) if name in bounds else 0
         for name, per in UNITS_PER.items()
     )
-
-
-def _num_budgets(every: Sequence[Bounded]) -> int:
-    return sum(len(constraint.budget.bounds) for constraint in every)

@@ -17,8 +17,8 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Op, OpGraph
 from search_spaces.architecture import Architecture, Layer
-from search_spaces.budget.cost_counts import Cost, added
-from search_spaces.deployed import Region, deployed, deployed_layer, deploys_biases
+from search_spaces.budget.edges import Cost, added
+from search_spaces.deployed import Region, deployed, deployed_layer, with_folded_settings
 from search_spaces.forms import LIVE_NORMS
 from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
 from search_spaces.notation import Member
@@ -107,8 +107,7 @@ class LayerPrices:
     """The costs of the ops of embedding, layers and head, each lowered once."""
 
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
-        folded = replace(base, folded=True, bias=deploys_biases(base), tied_embeddings=False)
-        self.base = folded if cost_of == "folded" else base
+        self.base = with_folded_settings(base) if cost_of == "folded" else base
         self.workload = workload
         self.price_op = _remembered(pricer)
         self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}

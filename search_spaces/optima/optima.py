@@ -7,7 +7,7 @@ from operator import mul
 import numpy as np
 
 from search_spaces.architecture import Layer
-from search_spaces.budget.cost_counts import Cost
+from search_spaces.budget.edges import Cost
 from search_spaces.budget.priced_space import UNITS_PER
 from search_spaces.notation import Member
 from search_spaces.optima.labels import Labels, layers_to, levels_of_labels, nondominated_rows

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Layer
-from search_spaces.budget.cost_counts import Cost
-from search_spaces.budget.edges import Edge, edges_by_depth
+from search_spaces.budget.edges import Cost, Edge, edges_by_depth
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.budget.priced_space import priced_layer
 

@@ -3,7 +3,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,15 +13,16 @@ from costmodel.cost import Budget
 from costmodel.errors import InfeasibleError, UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
+from search_spaces.architecture import Layer
 from search_spaces.bases import MAX_LAYERS, Dimensions
-from search_spaces.budget import cost_counts
+from search_spaces.budget import counting
 from search_spaces.budget import feasible as feasible_module
-from search_spaces.budget.cost_counts import Cost, Sums, Way, prolonged, single
+from search_spaces.budget.counting import Move, Table
 from search_spaces.budget.feasible import Bounded, FeasibleSpace, check_feasible, price_slices, within_budget
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
 from search_spaces.definition import Definition, load_definition
 from search_spaces.notation import parse
-from search_spaces.space import SearchSpace, build_space, load_space, members, num_members
+from search_spaces.space import SearchSpace, build_space, load_space, member_at, members, num_members
 
 
 def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) -> Budget:
@@ -164,23 +164,55 @@ def test_members_of_the_deepest_space_are_listed_and_prices_beyond_64_bits_refus
 
 
 @pytest.mark.parametrize("measures", [("latency_s",), ("sent_bytes",), ("latency_s", "sent_bytes")])
-def test_deep_spaces_are_counted_in_steps_of_the_budget(small_space, sizes, measures, monkeypatch):
+def test_where_exact_tables_are_too_large_costs_are_rounded_up_to_steps_of_the_budget(
+    small_space, sizes, measures, monkeypatch
+):
     priced = price_space(small_space, sizes, 8)
     budget = Budget(**{name: getattr(price_of(priced, most_expensive(priced, name)), name) for name in measures})
     exact = within_budget(priced, budget)
-    monkeypatch.setattr(feasible_module, "EXACT_LAYERS", 0)
-    monkeypatch.setattr(feasible_module, "STEPS", (64, 64, 64))
+    count = feasible_module.bounded_paths
+    monkeypatch.setattr(feasible_module, "bounded_paths", lambda *asked: None if max(asked[2]) > 100 else count(*asked))
     feasible_space = within_budget(priced, budget)
-    assert (exact.tolerance, feasible_space.tolerance) == (0.0, 5 / 64)
+    assert exact.tolerance == 0 < feasible_space.tolerance
+    assert feasible_space.tolerance == pytest.approx(5 / 64, rel=0.02)
     surely = {
         member
         for member in members(small_space)
-        if all(getattr(price_of(priced, member), name) <= most * (1 - 5 / 64) for name, most in budget.bounds.items())
+        if all(
+            getattr(price_of(priced, member), name) <= most * (1 - feasible_space.tolerance)
+            for name, most in budget.bounds.items()
+        )
     }
     listed = set(feasible_space.members())
     assert surely <= listed <= set(exact.members())
     assert len(listed) == feasible_space.num_feasible < exact.num_feasible
     assert sum(part.num_feasible for part in price_slices(feasible_space, 4)) == feasible_space.num_feasible
+    assert all(feasible_space.fits(member) for member in listed)
+    rng = np.random.default_rng(0)
+    assert {feasible_space.sample(rng) for _ in range(100)} <= listed
+
+
+def test_a_deep_space_within_five_budgets_is_counted_and_what_is_drawn_fits_them_all():
+    space = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=24)))
+    measures: dict[str, tuple[Measure, ...]] = {
+        "semi2k": ("latency_s", "sent_bytes"),
+        "sigma": ("latency_s", "sent_bytes", "key_bytes"),
+    }
+    asked = [(price_space(space, load_pricer(protocol), 8), names) for protocol, names in measures.items()]
+    middle = member_at(space, num_members(space) // 2)
+    first, *also = (
+        Bounded(priced, Budget(**{name: getattr(price_of(priced, middle), name) * 1.02 for name in names}))
+        for priced, names in asked
+    )
+    within = within_budget(*first, also)
+    assert 0 < within.num_feasible < num_members(space)
+    rng = np.random.default_rng(0)
+    for member in (within.sample(rng) for _ in range(20)):
+        assert all(
+            getattr(price_of(constraint.priced, member), name) <= most * (1 + 1e-9)
+            for constraint in within.every
+            for name, most in constraint.budget.bounds.items()
+        )
 
 
 @pytest.fixture(scope="module")
@@ -213,15 +245,12 @@ def test_infeasible_names_the_cheapest_and_its_cost(small_space, pricer, keyed):
     check_feasible(within)  # which passes, since there are others
 
 
-def test_budgets_that_cannot_be_counted_are_refused(keyed):
-    deep = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=19)))
-    three = Budget(latency_s=1.0, sent_bytes=1e6, key_bytes=1e9)
-    for priced, budget, said in (
-        (price_space(deep, load_pricer("sigma"), 8), three, "a space of more than 18 layers must have at most 2 budg"),
-        (price_space(keyed.space, load_pricer("semi2k"), 8), Budget(key_bytes=1e9), "but protocol semi2k has none"),
-    ):
-        with pytest.raises(UserError, match=said):
-            within_budget(priced, budget)
+def test_budgets_that_cannot_be_counted_are_refused(keyed, monkeypatch):
+    with pytest.raises(UserError, match="but protocol semi2k has none"):
+        within_budget(price_space(keyed.space, load_pricer("semi2k"), 8), Budget(key_bytes=1e9))
+    monkeypatch.setattr(counting, "MAX_ROWS", 0)
+    with pytest.raises(UserError, match="within 1 s and 1.00 GB of keys need tables that are too large to be counted"):
+        within_budget(keyed, Budget(latency_s=1.0, key_bytes=1e9))
 
 
 @given(shares=st.tuples(*[st.floats(0.0, 1.0)] * 3))
@@ -255,22 +284,23 @@ def test_members_within_the_budgets_of_two_protocols(keyed, shares):
     assert all(feasible_space.fits(member) for member in expected)
 
 
-def table(counts: dict[Cost, int]) -> Sums:
-    free = (0,) * len(next(iter(counts)))
-    return prolonged({0: single(free)}, [Way(0, 1, cost, num) for cost, num in counts.items()])[1]
+def extended(counts: dict[tuple[int, ...], int], moves: dict[tuple[int, ...], int]) -> Table | None:
+    """Ways with these costs, extended by as many layers of each cost; costs of more than (9, 3) are not counted."""
+    ways = [Move(0, 0, cost, [Layer()] * num) for cost, num in moves.items()]
+    digits = [[num >> counting.DIGIT * place & 2**counting.DIGIT - 1 for num in counts.values()] for place in range(2)]
+    return counting._extended(Table(np.array([*counts]), np.array([digits])), ways, np.array([[9, 3]]))
 
 
-def as_dict(sums: Sums) -> dict[Cost, int]:
-    return {tuple(cost): num for cost, num in zip(sums.costs.tolist(), sums.num_paths, strict=True)}
+def test_numbers_of_ways_are_exact_beyond_64_bits():
+    table = extended({(1, 2): 5, (2, 1): 2**40 - 1, (2, 2): 2**62 + 3}, {(0, 0): 3, (0, 1): 1})
+    assert table is not None
+    found = dict(zip(map(tuple, table.costs.tolist()), table.counts[0], strict=True))
+    assert found == {(1, 2): 15, (1, 3): 5, (2, 1): 3 * (2**40 - 1), (2, 2): 3 * 2**62 + 8 + 2**40, (2, 3): 2**62 + 3}
 
 
-def test_two_costs_that_share_a_number_are_told_apart_and_tables_too_large_refused():
-    """By odd numbers 1 and 1, (1, 2) and (2, 1) would be one cost; the next ones tell them apart."""
-    odd = [np.array([1, 1]), np.array([1, 3])]
-    with patch.object(cost_counts, "_odd_numbers", return_value=odd):
-        assert as_dict(table({(1, 2): 5, (2, 1): 7})) == {(1, 2): 5, (2, 1): 7}
-    with (
-        patch.object(cost_counts, "MAX_ROWS", 1),
-        pytest.raises(ValueError, match="at most 1 distinct costs, but .* needs 2"),
-    ):
-        table({(0, 0): 1, (1, 1): 1})
+@pytest.mark.parametrize(("name", "value"), [("MAX_ROWS", 1), ("ODD", np.array([1, 1]))])
+def test_tables_too_large_or_with_two_costs_of_one_key_are_not_made(name, value, monkeypatch):
+    """By odd numbers 1 and 1, (1, 2) and (2, 1) have one key."""
+    assert extended({(0, 0): 1}, {(1, 2): 5, (2, 1): 7}) is not None
+    monkeypatch.setattr(counting, name, value)
+    assert extended({(0, 0): 1}, {(1, 2): 5, (2, 1): 7}) is None

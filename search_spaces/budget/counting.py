@@ -1,0 +1,387 @@
+"""Counts the paths of a layered graph within cost limits by one dynamic program over layers, and draws them uniformly.
+
+A cost is a tuple of non-negative integers, one per measure, in units that the caller chooses. Paths are cut at the
+middle layer: tables hold the costs of the ways from the source to each boundary up to the cut, and from each boundary
+after it to the sink, with how many ways have each cost. A path is within the limit if its halves are together. This
+keeps tables small: whole paths have far more distinct costs than half of them.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate, chain
+from operator import mul, sub
+from typing import Any, NamedTuple, TypeAlias
+
+import networkx as nx
+import numpy as np
+from numpy.typing import NDArray
+
+from search_spaces.architecture import Layer
+from search_spaces.budget.edges import Cost, edges_by_depth
+from search_spaces.graph import Vertex
+from search_spaces.space import random_below
+
+Ints: TypeAlias = NDArray[np.int64]
+Index: TypeAlias = NDArray[np.intp]
+Counts: TypeAlias = NDArray[Any]  # of 64-bit or, where those would not do, Python integers
+
+EXACT_ADDITIONS = 2 * 10**8  # most of counts in a direction: several seconds; GPT-2 small's choices need 1.5e8
+ROUNDED_ADDITIONS = 5 * 10**7  # the same if costs are rounded, where digits are more and tables are tried repeatedly
+MAX_ROWS = 2**22  # of a table
+BATCH = 2**23  # sums that are sorted at once: 64 MB
+DIGIT = 40  # bits: sums of as many digits as rows or moves have 64 bits
+ODD = np.append(1, 2 * np.random.default_rng(0).integers(2**62, size=63) + 1)  # one for each measure
+
+
+class Move(NamedTuple):
+    """Choices between the same two boundaries, numbered within their levels, with the same cost."""
+
+    start: int
+    stop: int
+    cost: Cost
+    layers: list[Layer]
+
+
+class Half(NamedTuple):
+    """The rest of a way through half of the layers: the boundary where it begins, and the cost that it may have.
+
+    After the cut it leads to the sink, and costs at most `left` and more than `above` in the first measure; before the
+    cut it leads back to the source, `above` is None, and it costs exactly `left`.
+    """
+
+    depth: int
+    place: int
+    above: int | None
+    left: Cost
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """The costs (rows x measures, in lexicographic order) of the ways to the boundaries of a level, and their numbers.
+
+    `digits` are places x digits x rows: the number of ways to a place at a cost, in base 2^DIGIT, least digit first.
+    """
+
+    costs: Ints
+    digits: Ints
+
+    @cached_property
+    def counts(self) -> list[Counts]:
+        """The number of ways with the cost of each row, by place."""
+        powers = 2.0 ** (DIGIT * np.arange(self.digits.shape[1]))
+        kinds = (np.int64 if powers @ place.sum(axis=1, dtype=np.float64) < 2**62 else object for place in self.digits)
+        pairs = zip(self.digits, kinds, strict=True)
+        return [sum(digit.astype(kind) << DIGIT * at for at, digit in enumerate(place)) for place, kind in pairs]
+
+    @cached_property
+    def cumulative_counts(self) -> list[Counts] | None:
+        """The number of ways of the first i costs, by place, if costs differ in the first measure only; else None."""
+        return None if self.costs[:, 1:].any() else [np.append(0, np.cumsum(counts)) for counts in self.counts]
+
+    def num_at(self, place: int, cost: Cost) -> int:
+        """Return the number of ways to a place with exactly this cost."""
+        start, stop = (self.costs[:, 0].searchsorted(cost[0], side=side) for side in ("left", "right"))
+        equal = (self.costs[start:stop, 1:] == cost[1:]).all(axis=1)
+        return int(self.counts[place][start:stop][equal].sum())
+
+    def num_within(self, place: int, limit: Cost) -> int:
+        """Return the number of ways to a place that cost at most `limit` in every measure."""
+        stop = self.costs[:, 0].searchsorted(limit[0], side="right")
+        if self.cumulative_counts is not None:
+            return int(self.cumulative_counts[place][stop]) if min(limit[1:], default=0) >= 0 else 0
+        return int(self.counts[place][:stop][(self.costs[:stop, 1:] <= limit[1:]).all(axis=1)].sum())
+
+    def num_between(self, place: int, above: int, limit: Cost) -> int:
+        """Return `num_within`, without ways that cost at most `above` in the first measure; -1 leaves none out."""
+        within = self.num_within(place, limit)
+        return within - (self.num_within(place, (above, *limit[1:])) if above >= 0 else 0)
+
+    def nums_within(self, place: int, limits: Ints) -> Counts:
+        """Return `num_within` of many limits (limits x measures) in O((rows + limits) log(rows)^(measures - 1)).
+
+        Source: Claude, Navarro and Ordonez 2015, "The wavelet matrix: an efficient wavelet tree for large alphabets",
+        https://doi.org/10.1016/j.is.2014.06.002, for counting in two dimensions, applied recursively for more.
+        """
+        first, *others = self.costs.T
+        stop = np.searchsorted(first, limits[:, 0], side="right")
+        ranked = [np.unique(other, return_inverse=True) for other in others if other.any()]
+        bounds = [column for other, column in zip(others, limits.T[1:], strict=True) if other.any()]
+        below = [np.searchsorted(values, most, side="right") for (values, _), most in zip(ranked, bounds, strict=True)]
+        nums = _num_in([ranks for _, ranks in ranked], self.counts[place], np.zeros_like(stop), stop, below)
+        nums[(limits[:, 1:] < 0).any(axis=1)] = 0
+        return nums
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class BoundedPaths:
+    """The paths within limits, made by `bounded_paths`, or by `windowed` for a window of them.
+
+    Attributes:
+        limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
+        moves: The moves of each depth.
+        tables: By depth: of ways from the source up to the cut, of ways to the sink after it.
+        before: The table at the cut of ways from the source.
+        cut_states: Place and row at the cut of every half that begins a path within the limit.
+        cumulative_counts: Number of such paths, accumulated over `cut_states`.
+    """
+
+    limit: Cost
+    above: int
+    moves: list[list[Move]]
+    tables: list[Table]
+    before: Table
+    cut_states: Index = field(default_factory=lambda: np.zeros((0, 2), dtype=np.intp))
+    cumulative_counts: list[int] = field(default_factory=list)
+
+    @property
+    def num_paths(self) -> int:
+        return self.cumulative_counts[-1] if self.cumulative_counts else 0
+
+    @property
+    def cut(self) -> int:
+        """Depth at which paths are cut."""
+        return len(self.moves) // 2
+
+
+def bounded_paths(
+    graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost, max_additions: int = EXACT_ADDITIONS
+) -> BoundedPaths | None:
+    """Return the paths whose vertices cost at most `limit` in sum; None if there are too many costs to tabulate.
+
+    That is if tables need more than `max_additions` of counts, before or after the cut, or have more than MAX_ROWS.
+    """
+    moves = _moves(graph, costs)
+    cut = len(moves) // 2
+    backward = [[move._replace(start=move.stop, stop=move.start) for move in level] for level in reversed(moves)]
+    before = _tables(moves[:cut], _left(limit, backward)[::-1], max_additions)
+    after = before and _tables(backward[: len(moves) - cut], _left(limit, moves)[::-1], max_additions)
+    if not before or not after:
+        return None
+    tables = [*before[:-1], *reversed(after)]
+    return _limited(BoundedPaths(limit=limit, above=-1, moves=moves, tables=tables, before=before[-1]), limit, -1)
+
+
+def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
+    """Return the paths that cost more than `above` and at most `most` in the first measure, within their limits."""
+    assert most <= paths.limit[0]
+    return _limited(paths, (most, *paths.limit[1:]), above)
+
+
+def _moves(graph: nx.DiGraph, costs: dict[Vertex, Cost]) -> list[list[Move]]:
+    levels: list[list[Move]] = []
+    for edges in edges_by_depth(graph):
+        alike: dict[tuple[int, int, Cost], Move] = {}
+        for edge in edges:
+            key = edge.start, edge.stop, edge.cost(costs)
+            alike.setdefault(key, Move(*key, [])).layers.append(edge.choice.layer)
+        levels.append(list(alike.values()))
+    return levels
+
+
+def _left(limit: Cost, levels: Sequence[Sequence[Move]]) -> list[Ints]:
+    """Return what a limit leaves after the cheapest way to each boundary, measure by measure, by level."""
+    left = [np.array([limit] * (1 + max(move.start for move in levels[0])), dtype=np.int64)]
+    for moves in levels:
+        after = np.full((1 + max(move.stop for move in moves), len(limit)), np.iinfo(np.int64).min)
+        for move in moves:
+            after[move.stop] = np.maximum(after[move.stop], left[-1][move.start] - move.cost)
+        left.append(after)
+    return left
+
+
+def _tables(levels: Sequence[Sequence[Move]], left: Sequence[Ints], max_additions: int) -> list[Table] | None:
+    """Return the table of each level, the first with one way of no cost to each place; None if they are too large.
+
+    `left` is the most that a way to each place of a level may cost to be completed within the limit.
+    """
+    tables = [Table(np.zeros((1, left[0].shape[1]), dtype=np.int64), np.ones((len(left[0]), 1, 1), dtype=np.int64))]
+    for depth, moves in enumerate(levels):
+        rows, digits = len(tables[-1].costs), tables[-1].digits.shape[1]
+        if rows * digits * sum(map(len, levels[depth:])) > max_additions:  # tables do not become smaller
+            return None
+        table = _extended(tables[-1], moves, left[depth + 1])
+        if table is None:
+            return None
+        tables.append(table)
+    return tables
+
+
+def _extended(table: Table, moves: Sequence[Move], left: Ints) -> Table | None:
+    """Return the table of all ways extended by a move that cost at most `left`; None if it is too large.
+
+    A cost is found by its key, the sum of its measures times odd numbers modulo 2^64. All measures but the first are
+    compared, which shows whether two costs share a key, since the key determines the first. Such a table is not
+    returned either; with MAX_ROWS costs, the chance is 5e-7.
+    """
+    odd = ODD[: table.costs.shape[1]]
+    by_cost: dict[Cost, list[Move]] = {}
+    for move in moves:
+        by_cost.setdefault(move.cost, []).append(move)
+    order = np.argsort(table.costs @ odd, kind="stable")
+    costs, digits = table.costs[order], table.digits[:, :, order]
+    held = [np.flatnonzero(place.any(axis=0)) for place in digits]
+    kinds = set(map(_starts, by_cost.values()))
+    used = {starts: np.unique(np.concatenate([held[start] for start in starts])) for starts in kinds}
+    keys = {starts: costs[rows] @ odd for starts, rows in used.items()}
+    inside = {starts: {start: rows.searchsorted(held[start]) for start in starts} for starts, rows in used.items()}
+    reached = _distinct(keys[_starts(alike)] + np.array(cost) @ odd for cost, alike in by_cost.items())
+    if len(reached) > MAX_ROWS:
+        return None
+    sums = np.full((table.costs.shape[1], len(reached)), -1, dtype=np.int64)
+    nums = np.zeros((len(left), digits.shape[1] + 1, len(reached)), dtype=np.int64)
+    for cost, alike in by_cost.items():
+        rows = used[_starts(alike)]
+        at = reached.searchsorted(keys[_starts(alike)] + np.array(cost) @ odd)
+        for measure, column in enumerate(sums[1:], 1):
+            before, after = column[at], costs[rows, measure] + cost[measure]
+            if not ((before == after) | (before < 0)).all():
+                return None
+            column[at] = after
+        for move in alike:
+            stop = at[inside[_starts(alike)][move.start]]
+            for digit, old in enumerate(digits[move.start]):
+                nums[move.stop, digit][stop] += old[held[move.start]] * len(move.layers)
+    sums[0] = reached - odd[1:] @ sums[1:]
+    for digit in range(digits.shape[1]):
+        nums[:, digit + 1] += nums[:, digit] >> DIGIT
+        nums[:, digit] &= 2**DIGIT - 1
+    for place, most in enumerate(left):
+        nums[place][:, (most < sums.T).any(axis=1)] = 0
+    nums = nums[:, : 1 + max(np.flatnonzero(nums.any(axis=(0, 2))), default=0)]
+    order = np.lexsort(sums[::-1])
+    order = order[nums.any(axis=(0, 1))[order]]
+    return Table(sums.T[order], nums[:, :, order])
+
+
+def _starts(moves: Iterable[Move]) -> frozenset[int]:
+    return frozenset(move.start for move in moves)
+
+
+def _distinct(parts: Iterable[Ints]) -> Ints:
+    """Return the distinct numbers of parts, in order; some of them, but more than MAX_ROWS, if there are more."""
+    whole, waiting, end = np.zeros(0, dtype=np.int64), list[Ints](), np.zeros(0, dtype=np.int64)
+    for part in chain(parts, [end]):
+        waiting.append(part)
+        if part is end or sum(map(len, waiting)) > BATCH:
+            whole = np.sort(np.concatenate([whole, *waiting]), kind="stable")  # fastest on parts that ascend
+            whole = whole[np.append(True, whole[1:] != whole[:-1])[: len(whole)]]
+            waiting.clear()
+            if len(whole) > MAX_ROWS:
+                break
+    return whole
+
+
+def _limited(paths: BoundedPaths, limit: Cost, above: int) -> BoundedPaths:
+    """Find the halves at the cut that can be completed within the limits, and count the paths of each."""
+    before, after = paths.before, paths.tables[paths.cut]
+    states: list[Index] = []
+    nums: list[int] = []
+    for place, counts in enumerate(before.counts):
+        endings = after.nums_within(place, np.array(limit) - before.costs)
+        if above >= 0:
+            endings = endings - after.nums_within(place, np.array((above, *limit[1:])) - before.costs)
+        rows = np.flatnonzero((endings > 0) & (counts > 0))
+        states.append(np.column_stack([np.full_like(rows, place), rows]))
+        nums += map(mul, counts[rows].tolist(), endings[rows].tolist())
+    cumulative_counts = list(accumulate(nums))
+    return replace(
+        paths, limit=limit, above=above, cut_states=np.concatenate(states), cumulative_counts=cumulative_counts
+    )
+
+
+def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
+    """Draw the layers of a path within the limits uniformly; there must be one."""
+    before, after = _halves(paths, bisect_right(paths.cumulative_counts, random_below(paths.num_paths, rng)))
+    return [*reversed(_drawn(paths, before, rng)), *_drawn(paths, after, rng)]
+
+
+def layers_of_paths(paths: BoundedPaths) -> Iterator[tuple[Layer, ...]]:
+    """Yield the layers of every path within the limits once, by ascending cost of the first half."""
+    for number in range(len(paths.cut_states)):
+        before, after = _halves(paths, number)
+        for beginning in _ways(paths, before):
+            for ending in _ways(paths, after):
+                yield (*beginning, *ending)
+
+
+def _halves(paths: BoundedPaths, number: int) -> tuple[Half, Half]:
+    """Return what is left for the layers before and after the cut, of one of the states there."""
+    place, row = map(int, paths.cut_states[number])
+    cost = tuple(map(int, paths.before.costs[row]))
+    left = tuple(map(sub, paths.limit, cost))
+    return Half(paths.cut, place, None, cost), Half(paths.cut, place, paths.above - cost[0], left)
+
+
+def _options(paths: BoundedPaths, half: Half) -> list[tuple[int, Move, Half]]:
+    """Return the moves that continue a way, each with the number of ways and what is left after it."""
+    is_backward = half.above is None
+    depth = half.depth - is_backward
+    options: list[tuple[int, Move, Half]] = []
+    for move in paths.moves[depth] if 0 <= depth < len(paths.moves) else ():
+        here, there = (move.stop, move.start) if is_backward else (move.start, move.stop)
+        if here != half.place:
+            continue
+        left = tuple(map(sub, half.left, move.cost))
+        if half.above is None:
+            num, rest = paths.tables[depth].num_at(there, left), Half(depth, there, None, left)
+        else:
+            above = half.above - move.cost[0]
+            num, rest = paths.tables[depth + 1].num_between(there, above, left), Half(depth + 1, there, above, left)
+        if num:
+            options.append((num * len(move.layers), move, rest))
+    return options
+
+
+def _drawn(paths: BoundedPaths, half: Half, rng: np.random.Generator) -> list[Layer]:
+    """Draw the layers of a way uniformly, from the cut on."""
+    layers: list[Layer] = []
+    while options := _options(paths, half):
+        cumulative_counts = list(accumulate(num for num, _, _ in options))
+        _, move, half = options[bisect_right(cumulative_counts, random_below(cumulative_counts[-1], rng))]
+        layers.append(move.layers[random_below(len(move.layers), rng)])
+    return layers
+
+
+def _ways(paths: BoundedPaths, half: Half) -> Iterator[tuple[Layer, ...]]:
+    """Yield the layers of every way, the first layer first."""
+    options = _options(paths, half)
+    if not options:  # an end of the graph, since only what can be continued is an option
+        yield ()
+    for _, move, rest in options:
+        if half.above is None:
+            yield from ((*way, layer) for way in _ways(paths, rest) for layer in move.layers)
+        else:
+            yield from ((layer, *way) for layer in move.layers for way in _ways(paths, rest))
+
+
+def _num_in(ranks: list[Index], nums: Counts, start: Index, stop: Index, below: list[Any]) -> Counts:
+    """Sum `nums` from start to stop for each query, over entries whose ranks are all below the query's bounds.
+
+    At each bit of the first rank, entries with a 0 are moved before those with a 1. If the query's bound has a 1 there,
+    the entries with a 0 are below it and those with a 1 may be; otherwise only those with a 0 may be.
+    """
+    if not ranks:
+        cumulative_counts = np.concatenate([np.zeros(1, dtype=nums.dtype), np.cumsum(nums)])
+        sums: Counts = cumulative_counts[stop] - cumulative_counts[start]
+        return sums
+    first, *others = ranks
+    sums = np.zeros(len(start), dtype=nums.dtype)
+    asked = np.arange(len(start))
+    for level in reversed(range(int(first.max() + 1).bit_length() if len(first) else 0)):
+        is_zero = (first >> level) & 1 == 0
+        num_zeros = np.concatenate([[0], np.cumsum(is_zero)])
+        order = np.concatenate([np.flatnonzero(is_zero), np.flatnonzero(~is_zero)])
+        first, others, nums = first[order], [other[order] for other in others], nums[order]
+        zeros = num_zeros[start], num_zeros[stop]
+        is_one = (below[0][asked] >> level) & 1 == 1
+        sure = np.flatnonzero(is_one & (zeros[0] < zeros[1]))
+        if len(sure):
+            further = [bound[asked[sure]] for bound in below[1:]]
+            sums[asked[sure]] += _num_in(others, nums, zeros[0][sure], zeros[1][sure], further)
+        start = np.where(is_one, num_zeros[-1] + start - zeros[0], zeros[0])
+        stop = np.where(is_one, num_zeros[-1] + stop - zeros[1], zeros[1])
+        left = np.flatnonzero(start < stop)
+        start, stop, asked = start[left], stop[left], asked[left]
+    return sums

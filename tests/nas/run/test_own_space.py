@@ -1,0 +1,100 @@
+"""The space of a parent of any family, with the parent's own settings, is priced and counted."""
+
+import time
+import tracemalloc
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+transformers = pytest.importorskip("transformers")
+
+from costmodel.cost import Budget  # noqa: E402
+from costmodel.protocols import load_pricer  # noqa: E402
+from experiments.families import MODELS  # noqa: E402
+from nas.run.own_space import own_space  # noqa: E402
+from search_spaces.architecture import Architecture  # noqa: E402
+from search_spaces.budget.feasible import priced_within, within_budget  # noqa: E402
+from search_spaces.budget.priceable import priceable  # noqa: E402
+from search_spaces.budget.priced_space import CostForm, cheapest, most_expensive, price_of, price_space  # noqa: E402
+from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
+from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
+from search_spaces.pricing import price_architecture  # noqa: E402
+from search_spaces.space import sample  # noqa: E402
+from search_spaces.workload import Workload  # noqa: E402
+from tests.nas.conversion.test_families import FAMILIES, SIZES  # noqa: E402
+
+
+def settings(kind: str, **changes: Any) -> Architecture:
+    return architecture_of(getattr(transformers, f"{kind}Config")(**changes), kind)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_member_of_every_family_costs_what_its_op_graph_costs_and_is_counted(name: str) -> None:
+    kind, changes = FAMILIES[name]
+    own, pricer, work = settings(kind, **{**SIZES, **changes}), load_pricer("semi2k"), Workload(prompt_len=8)
+    forms: tuple[CostForm, ...] = ("folded", "unfolded")
+    for cost_of in forms:
+        space, _ = priceable(own_space(own), pricer, work, cost_of)
+        priced, rng = price_space(space, pricer, work, cost_of), np.random.default_rng(0)
+        drawn = [sample(space, rng) for _ in range(3)]
+        costs = [price_of(priced, member) for member in (*drawn, cheapest(priced), most_expensive(priced))]
+        for member, cost in zip(drawn, costs, strict=False):
+            whole = price_architecture(member.architecture, pricer, work, cost_of).price
+            assert (cost.latency_s, cost.sent_bytes) == pytest.approx((whole.latency_s, whole.sent_bytes))
+    within = within_budget(priced, Budget(latency_s=costs[0].latency_s * (1 + 1e-9)))
+    fits = [cost.latency_s <= costs[0].latency_s * (1 + 1e-9) for cost in costs[:3]]
+    assert [within.fits(member) for member in drawn] == fits
+    assert within.fits(within.sample(rng))
+
+
+# google/gemma-3-270m
+GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18}
+GEMMA |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256}
+DEPTHS = {"Qwen3-0.6B": (16, 18, 22), "Llama-3.2-1B": (18, 22, 28), "OLMo-2-0425-1B": (18, 22, 28)}  # and their own
+SHAPES = ["gemma-3-270m", *sorted(path.name for path in MODELS.iterdir())]
+SHAPES += [f"{name} of {depth}" for name, depths in DEPTHS.items() for depth in depths]
+PROTOCOLS = ("semi2k", "aby3", "cheetah", "sigma", "crypten", "semi2k,crypten")
+BUDGETS = (("latency_s",), ("latency_s", "sent_bytes"))
+
+
+def shape(name: str) -> Architecture:
+    """A published model, with another number of layers if `name` says so."""
+    if name == "gemma-3-270m":
+        return settings("Gemma3Text", **GEMMA)
+    folder, _, depth = name.partition(" of ")
+    own: Architecture = read_checkpoint(str(MODELS / folder)).model
+    return replace(own, layers=own.layers[:1] * int(depth), layer_positions=()) if depth else own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocols", "bounds"), list(product(PROTOCOLS, BUDGETS)))
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_published_model_is_counted_in_half_a_minute_and_two_gigabytes(
+    name: str, protocols: str, bounds: tuple[str, ...]
+) -> None:
+    own, work = shape(name), Workload(prompt_len=128)
+    asked = []
+    for pricer in map(load_pricer, protocols.split(",")):
+        space, _ = priceable(own_space(own), pricer, work)
+        priced = price_space(space, pricer, work)
+        ends = [price_of(priced, end(priced)) for end in (cheapest, most_expensive)]
+        asked.append((pricer, Budget(**{name: sum(getattr(end, name) for end in ends) / 2 for name in bounds})))
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        feasible, _ = priced_within(own_space(own), asked, work, "folded")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert time.process_time() - began < 30
+    assert peak < 2e9
+    assert feasible.num_feasible > 0
+    assert feasible.tolerance < 0.1
+    rng = np.random.default_rng(0)
+    for member in (feasible.sample(rng) for _ in range(5)):
+        for constraint in feasible.every:
+            price = price_of(constraint.priced, member)
+            assert all(getattr(price, name) <= most * (1 + 1e-9) for name, most in constraint.budget.bounds.items())
