@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_container_limits_memory_and_cores(tmp_path: Path, monkeypatch, groups
     monkeypatch.setattr(malloc, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(malloc, "OWN_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(malloc, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(malloc.os, "sched_getaffinity", lambda _: range(8))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     (tmp_path / "meminfo").write_text("MemAvailable: 7 kB\n")
     (tmp_path / "own").write_text(groups)
     for name, text in files.items():

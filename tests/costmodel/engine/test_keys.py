@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pytest
@@ -102,9 +103,8 @@ class Tap:
 def test_who_listens_in_reads_nothing(folders, free_peers, has_keys):
     addresses, kept = free_peers(2), list[bytes]()
     with closing(Relay()) as relay:
-        host, port = relay.forward(LOOPBACK, f"{LOOPBACK}:{addresses[0][1]}", near=lambda end: Tap(end, kept)).split(
-            ":"
-        )
+        tap: Any = lambda end: Tap(end, kept)  # noqa: E731
+        host, port = relay.forward(LOOPBACK, f"{LOOPBACK}:{addresses[0][1]}", near=tap).split(":")
         tables = [addresses, ((host, int(port)), addresses[1])]
         assert together(tables, folders[:2] if has_keys else [None, None]) == [{1: {"from": 1}}, {0: {"from": 0}}]
     passed = b"".join(kept)

@@ -305,10 +305,10 @@ def test_whatever_ends_a_reader_is_told(pair, monkeypatch):
 def test_a_silent_peer_is_lost_and_one_that_has_nothing_to_say_is_not(pair):
     lost: SimpleQueue[Any] = SimpleQueue()
     asleep, other_ends = Event(), [Channel(end) for end in socket.socketpair()]
-    awake = [Peers({1: pair[0]}, lambda *of_peer: lost.put(of_peer), 2.0), Peers({0: pair[1]}, lost.put, 2.0)]
+    awake = [Peers({end: pair[1 - end]}, lambda *of_peer: lost.put(of_peer), 2.0) for end in (1, 0)]
     stopped = [
         Peers({2: other_ends[0]}, lambda *of_peer: lost.put(of_peer), 2.0),
-        Peers({0: other_ends[1]}, lost.put, is_awake=lambda: not asleep.is_set()),
+        Peers({0: other_ends[1]}, lambda *of_peer: lost.put(of_peer), is_awake=lambda: not asleep.is_set()),
     ]
     with pytest.raises(Empty):
         lost.get(timeout=4.0)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -218,8 +219,8 @@ def test_bad_input_is_one_line(run, export, args, line):
 def test_a_command_that_is_killed_leaves_neither_files_nor_processes(export, tmp_path, number, moment, masks):
     asked = ["--prompt-file", "-", "--new-tokens", "18", "--weight-masks", masks]
     command = [sys.executable, "-m", "nas.private", str(export), *asked]
-    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    process = subprocess.Popen(command, **pipes, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    process: Any = subprocess.Popen(command, **pipes, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
     process.stdin.write("v")
     process.stdin.close()
     until(lambda: len(parties_of(tmp_path)) == 2)
