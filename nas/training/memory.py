@@ -1,6 +1,7 @@
 """Estimates the memory of a training before it starts, on tensors without data; reports where memory ran out."""
 
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
@@ -67,7 +68,8 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
     Activations, logits and context depend on the device: compiled layers keep less for their gradients.
     """
     scale, is_cuda = candidate.recipe.scale, torch.device(device).type == "cuda"
-    with FakeTensorMode():
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Mismatch dtype", UserWarning)  # of torch, on norms in bfloat16
         objective = Objective(candidate, torch.Generator())
         objective.penalty = None
         if is_cuda:
