@@ -389,7 +389,7 @@ def test_what_was_not_read_of_a_folder_is_said(tmp_path):
     for name, target in {"link": linked, "again": linked, "self": folder, "gone.txt": tmp_path / "nothing"}.items():
         (folder / name).symlink_to(target)
     rows = {
-        "rows.jsonl.gz": gzip.compress(b'{"text": "gz"}\n'),
+        "rows.jsonl.gz": gzip.compress(b'{"text": "gz"}\n', mtime=0),
         "rows.jsonl.bz2": bz2.compress(b'{"text": "bz2"}\n'),
         "book.txt.xz": lzma.compress(b"xz"),
         "list.json": b'[{"text": "list 1"}, {"content": "list 2"}]',
@@ -485,7 +485,7 @@ def test_the_card_of_a_data_set_is_not_trained_on(tmp_path, card, others, is_car
     ("name", "content", "message"),
     [
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read: Not a gzipped file"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 9)[:-9], "a.jsonl.gz cannot be read: Compressed file ended"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 9, mtime=0)[:-9], "a.jsonl.gz cannot be read: Compressed file ended"),
         ("a.json", b'[{"text": "x"}, {"size": 1}]', "a.json, row 2 must be a JSON object with a text in 'text' or"),
         ("a.csv", b"id\n1\n", "a.csv must have a column of texts named 'text' or 'content'"),
         ("a.csv", b"text\n\xff\n", "a.csv must be text in UTF-8, but holds other bytes"),
