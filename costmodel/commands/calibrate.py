@@ -16,7 +16,7 @@ from costmodel.calibration.model_testbed import measured_model
 from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
 from costmodel.commands.output import console, print_blocks
 from costmodel.config.units import format_seconds
-from costmodel.engine.ckks_library import Library, check_library
+from costmodel.engine.ckks_library import Library, load_library
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.model_spec import ModelOptions, resolve_model
@@ -73,7 +73,7 @@ def calibrate(
         if (engine, for_, threads, memory) != (None, None, 1, False):
             raise UserError("protocol ckks is measured by primitive, on one thread; leave all flags but --output out.")
         to = _writable(protocol, output)
-        check_library()
+        load_library()
         return write(to, dump(measured_times(Library(MOST_LEVELS, is_bootstrapped=True))))
     if engine not in (None, own := ENGINE_PROTOCOLS[protocol].engine):
         raise UserError(f"--engine of protocol {protocol} is {own}, but got {engine}; leave it out.")

@@ -6,11 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.calibration.ckks_compare import compare as ckks_compare
+from costmodel.calibration.ckks_times import SECONDS_BAR, STATED_ERROR
+from costmodel.calibration.ckks_times import compare as compare_ckks
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
 from costmodel.engine.children import kept_children
-from costmodel.engine.ckks_library import PACKAGE, Library, check_library
+from costmodel.engine.ckks_library import PACKAGE, VERSION, Library, load_library
 from costmodel.engine.compare import compare as run_both
 from costmodel.engine.compare import predict
 from costmodel.engine.engines import engine_of
@@ -26,7 +27,8 @@ from costmodel.protocols import load_pricer
 from costmodel.protocols.ckks import MOST_LEVELS
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, total_comm
-from costmodel.report import ckks, comparisons
+from costmodel.report import comparisons
+from costmodel.report.tables import table
 
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
 
@@ -60,7 +62,8 @@ def compare(
         for flag, value in {"delays": delays, "network": given.link, "testbed": given.testbed}.items():
             if value is not None:
                 raise UserError(f"--{flag} is not of protocol ckks, which has no parties to wait for; leave it out.")
-        return _compare_ckks(graph, weights_file, format, asked.heading)
+        _compare_ckks(graph, weights_file, format, asked.heading)
+        return
     engine = engine_of(protocol)
     setting = given.setting or ENGINE_PROTOCOLS[protocol].setting()
     assert isinstance(setting, EngineSetting)
@@ -93,12 +96,27 @@ def compare(
 def _compare_ckks(graph: OpGraph, weights_file: Path | None, format: str, heading: str) -> None:
     load_pricer("ckks").prices(graph.nodes)  # refuses what has no formula before keys are made
     weights = None if weights_file is None else load_weights(weights_file, graph)
-    check_library()
+    load_library()
     print(f"running {len(graph.nodes)} ops under {PACKAGE}; keys and bootstraps take minutes", file=sys.stderr)
-    comparison = ckks_compare(graph, Library(MOST_LEVELS, is_bootstrapped=True), weights)
-    if format == "json":
-        print(json.dumps(ckks.document(comparison), allow_nan=False))
-    elif format == "csv":
-        print_csv(ckks.records(comparison))
+    found = compare_ckks(graph, Library(MOST_LEVELS, is_bootstrapped=True), weights)
+    columns = {name: getattr(found, name) for name in ("predicted", "measured", "predicted_s", "measured_s")}
+    records = [
+        {"primitive": name, **{column: values.get(name, 0) for column, values in columns.items()}}
+        for name in found.predicted
+    ]
+    if format == "csv":
+        print_csv(records)
+    elif format == "json":
+        error = {"seconds_error": found.seconds_error, "logits_max_abs_error": found.logits_max_abs_error}
+        print(json.dumps({"protocol": "ckks", "primitives": records, **error, "saved": found.saved}, allow_nan=False))
     else:
-        print_blocks(ckks.summary(comparison, heading), [ckks.comparison_table(comparison)])
+        seconds = [sum(columns[name].values()) for name in ("predicted_s", "measured_s")]
+        lines = [
+            f"{heading}; protocol ckks under {PACKAGE} {VERSION}",
+            f"counts {'are' if found.predicted == found.measured else 'are NOT'} equal; seconds of the CPU: predicted "
+            f"{seconds[0]:.1f}, measured {seconds[1]:.1f} ({found.seconds_error:+.1%}, bound {SECONDS_BAR:.0%})",
+            f"logits differ from plaintext by at most {found.logits_max_abs_error:.2g} (bound {STATED_ERROR:g}); "
+            f"placing bootstraps over the whole graph would save {found.saved}",
+        ]
+        cells = [[str(one["primitive"]), *(f"{one[name]:.4g}" for name in columns)] for one in records]
+        print_blocks(lines, [table(["primitive"], list(columns), cells)])

@@ -1,4 +1,4 @@
-"""CKKS by a library on the CPU, on one thread; every call is counted and timed by primitive and level.
+"""CKKS by a library on the CPU, on one thread; every call is counted and timed by primitive.
 
 The library is DESILO's, by DESILO Inc. (https://desilo.ai): under Python 3.11 the wheels of others do not import. Its
 rings with a bootstrap have N = 2^16 and 128 bits of security, with keys of 5 GB. In smaller rings, which it has for
@@ -18,18 +18,14 @@ from costmodel.execution.interpreter import Array
 PACKAGE, VERSION = "desilofhe", "2.0.0"
 
 
-def check_library() -> None:
-    """Raise UserError if the library is not installed."""
-    _library()
-
-
-def _library() -> Any:
+def load_library() -> Any:
+    """Return the library's module; a UserError is raised if it is not installed."""
     try:
         return importlib.import_module(PACKAGE)
     except ImportError:
         raise UserError(
-            f"protocol ckks runs under {PACKAGE} {VERSION}, which is not installed; install the extra: "
-            "pip install 'private-inference-nas[fhe]'."
+            f"protocol ckks runs under {PACKAGE}, which is not installed; run: python -m pip install "
+            f"{PACKAGE}=={VERSION} (free for non-commercial use alone)."
         ) from None
 
 
@@ -41,24 +37,23 @@ class Library:
 
     def __init__(self, levels: int, *, is_bootstrapped: bool) -> None:
         kind = {"bootstrap": True} if is_bootstrapped else {"max_level": levels}
-        self.engine = _library().Engine(thread_count=1, **kind)
-        self.is_bootstrapped, self.levels, self.slots = is_bootstrapped, self.engine.max_level, self.engine.slot_count
-        self.secret_key = self.engine.create_secret_key()
-        self.public_key = self.engine.create_public_key(self.secret_key)
-        self.product_key = self.engine.create_relinearization_key(self.secret_key)
-        self.rotations = (self.engine.create_roll_key if is_bootstrapped else self.engine.create_rotation_key)(
-            self.secret_key
-        )  # of 1, 2, 4, ... slots to the left
-        if is_bootstrapped:
-            self.conjugation_key = self.engine.create_conjugation_key(self.secret_key)
-            self.bootstrap_key = self.engine.create_small_bootstrap_key(self.secret_key)
+        self.engine = engine = load_library().Engine(thread_count=1, **kind)
+        self.is_bootstrapped, self.levels, self.slots = is_bootstrapped, engine.max_level, engine.slot_count
+        self.secret_key = key = engine.create_secret_key()
+        self.public_key = engine.create_public_key(key)
+        self.product_key = engine.create_relinearization_key(key)
+        # of 1, 2, 4, ... slots to the left; those to the right are made when they are needed
+        self.rotations = engine.create_roll_key(key) if is_bootstrapped else engine.create_rotation_key(key)
         self.right: dict[int, Any] = {}
+        if is_bootstrapped:
+            small = engine.create_small_bootstrap_key(key)
+            self.bootstrap_keys = self.product_key, engine.create_conjugation_key(key), self.rotations, small
         self.counts: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
-    def _timed(self, primitive: str, call: Any, *operands: Any) -> Any:
+    def _timed(self, primitive: str, call: Any, *given: Any) -> Any:
         started = time.process_time()
-        result = call(*operands)
+        result = call(*given)
         self.seconds[primitive] += time.process_time() - started
         self.counts[primitive] += 1
         return result
@@ -71,9 +66,9 @@ class Library:
 
     def rotation(self, value: Any, left: int) -> Any:
         """Rotate by a power of two, to the left or, with a key of its own, to the right."""
-        if left < 0 and left not in self.right:
-            self.right[left] = self.engine.create_fixed_rotation_key(self.secret_key, left)
         if left < 0:
+            if left not in self.right:
+                self.right[left] = self.engine.create_fixed_rotation_key(self.secret_key, left)
             return self._timed("rotation", self.engine.rotate, value, self.right[left])
         rotate = self.engine.roll if self.is_bootstrapped else self.engine.rotate
         return self._timed("rotation", rotate, value, self.rotations, left)
@@ -95,11 +90,9 @@ class Library:
 
     def bootstrapped(self, value: Any) -> Any:
         """Return the value at the highest level; its slots must be from -1 to 1."""
-        if not self.is_bootstrapped:
-            self.counts["bootstrap"] += 1
-            return self.encrypted(self.decrypted(value))
-        keys = self.product_key, self.conjugation_key, self.rotations, self.bootstrap_key
-        return self._timed("bootstrap", self.engine.bootstrap, self.lowered(value, 0), *keys)
+        if self.is_bootstrapped:
+            return self._timed("bootstrap", self.engine.bootstrap, self.lowered(value, 0), *self.bootstrap_keys)
+        return self._timed("bootstrap", lambda: self.encrypted(self.decrypted(value)))
 
     def lowered(self, value: Any, level: int) -> Any:
         return value if value.level == level else self.engine.level_down(value, level)

@@ -27,7 +27,7 @@ from costmodel.network import Network, load_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.ckks_forms import PRIMITIVES, Primitive
 from costmodel.protocols.ckks_placement import Placement, place_by_layer
-from costmodel.protocols.ckks_steps import Step, log2, packing_of, steps_of
+from costmodel.protocols.ckks_steps import Packing, Step, log2, packing_of, steps_of
 from costmodel.protocols.derived import on_grid
 from costmodel.protocols.identity import cost_model_id
 from costmodel.trust import Trust
@@ -68,8 +68,8 @@ class CkksTestbed:
 
     Attributes:
         slots: Of a ciphertext. levels: Levels after a bootstrap.
-        at_levels, primitives: Seconds of each primitive at each of these levels; between them they are interpolated, and
-            beyond them continued.
+        at_levels, primitives: Seconds of each primitive at each of these levels, between and beyond which they are on a
+            line.
         at_slots, bootstrap_s: Seconds of a bootstrap of so many distinct slots, interpolated over their logarithm.
         error: Relative error to expect of a whole model's seconds.
     """
@@ -90,7 +90,7 @@ class CkksTestbed:
             raise UserError(f"`primitives` must be {', '.join(PRIMITIVES)}, but got {', '.join(self.primitives)}.")
         if not 1 <= self.levels <= MOST_LEVELS:
             raise UserError(
-                f"`levels` must be from 1 to {MOST_LEVELS}, which a ring of {RING_DIMENSION} leaves after a bootstrap at "
+                f"`levels` must be from 1 to {MOST_LEVELS}, which N = {RING_DIMENSION} leaves after a bootstrap at "
                 f"128 bits of security, but got {self.levels}."
             )
         if self.slots & (self.slots - 1) or not 1 <= self.slots <= RING_DIMENSION // 2:
@@ -113,10 +113,6 @@ class CkksTestbed:
         places = [math.log2(slots) for slots in self.at_slots]
         return _interpolated(places, self.bootstrap_s, min(max(math.log2(distinct), places[0]), places[-1]))
 
-    def step_s(self, step: Step, level: int) -> float:
-        """Return the seconds of a step that begins at a level."""
-        return sum(count * self.primitive_s(name, level - used) for (name, used), count in step.work.items())
-
 
 def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -> float:
     """Return the value at a place, on the line through the two nearest ones on either side or, at an end, on one."""
@@ -129,8 +125,9 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """Steps with their placement."""
+    """Steps of an op graph, with their placement."""
 
+    packing: Packing
     steps: tuple[Step, ...]
     placement: Placement
 
@@ -149,6 +146,25 @@ class Placed:
                 total[primitive] += count
         return +total
 
+    def seconds(self, testbed: CkksTestbed, by_node: bool = False) -> Counter[str]:
+        """Return the seconds of each primitive and of bootstraps, or of each node with the bootstraps it reads."""
+        total = Counter[str]()
+        for step, level in zip(self.steps, self.placement.levels, strict=True):
+            for (primitive, used), count in step.work.items():
+                total[step.node.name if by_node else primitive] += count * testbed.primitive_s(primitive, level - used)
+        for index, of in self.bootstrapped:
+            reader = self.steps[min(index, len(self.steps) - 1)].node.name
+            size, distinct = (of.ciphertexts, of.distinct) if of else (1, testbed.slots)
+            total[reader if by_node else "bootstrap"] += size * testbed.a_bootstrap_s(distinct)
+        return total
+
+
+def placed_by_layer(nodes: Sequence[Node], slots: int, levels: int) -> Placed:
+    """Return the steps of an op graph with bootstraps, placed layer by layer."""
+    packing = packing_of(nodes, slots)
+    steps = steps_of(nodes, packing)
+    return Placed(packing=packing, steps=tuple(steps), placement=place_by_layer(steps, levels))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ckks(Pricer):
@@ -165,36 +181,24 @@ class Ckks(Pricer):
     def trust(self) -> Trust:
         return TRUST
 
-    def placed(self, nodes: Iterable[Node]) -> Placed:
-        """Return the steps of an op graph with bootstraps, placed layer by layer."""
-        some = tuple(nodes)
-        steps = steps_of(some, packing_of(some, self.testbed.slots))
-        return Placed(steps=tuple(steps), placement=place_by_layer(steps, self.testbed.levels))
-
     def price(self, op: Op) -> Price:
         """Return the cost of an op by itself, which begins at the highest level, without bytes."""
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
-        return self._prices([Node(name="op", layer=0, op=op, inputs=inputs)], by_itself=True)[0]
+        placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])
+        return self._price(placed.seconds(self.testbed).total(), 0, is_answer=False)
+
+    def placed(self, nodes: Sequence[Node]) -> Placed:
+        return placed_by_layer(nodes, self.testbed.slots, self.testbed.levels)
 
     def prices(self, nodes: Sequence[Node], price_node: object = None) -> list[Price]:
-        """Return the costs of nodes with bootstraps, each at the node that reads what is bootstrapped."""
-        return self._prices(nodes) if nodes else []
+        """Return the costs of nodes, each with the bootstraps of what it reads; there is no cost of an op by itself."""
+        if not nodes:
+            return []
+        placed = self.placed(nodes)
+        seconds, sent, answer = placed.seconds(self.testbed, by_node=True), self._bytes(placed), nodes[-1].name
+        return [self._price(seconds[node.name], sent[node.name], is_answer=node.name == answer) for node in nodes]
 
-    def _prices(self, nodes: Sequence[Node], *, by_itself: bool = False) -> list[Price]:
-        placed, testbed = self.placed(nodes), self.testbed
-        seconds: Counter[str] = Counter()
-        for index, step in enumerate(placed.steps):
-            seconds[step.node.name] += testbed.step_s(step, placed.placement.levels[index])
-        for index, of in placed.bootstrapped:
-            reader = placed.steps[min(index, len(placed.steps) - 1)].node.name
-            seconds[reader] += (
-                of.ciphertexts * testbed.a_bootstrap_s(of.distinct) if of else testbed.a_bootstrap_s(testbed.slots)
-            )
-        num_bytes = Counter[str]() if by_itself else self._bytes(placed.steps)
-        answers = set() if by_itself else {nodes[-1].name}
-        return [self._price(seconds[node.name], num_bytes[node.name], node.name in answers) for node in nodes]
-
-    def _price(self, compute_s: float, num_bytes: int, is_answer: bool) -> Price:
+    def _price(self, compute_s: float, num_bytes: int, *, is_answer: bool) -> Price:
         on_wire_s = network_s(self.link, rounds=int(is_answer), waited_bytes=num_bytes, pair_bytes=num_bytes)
         computed, waited = on_grid(compute_s), on_grid(on_wire_s)
         return Price(
@@ -208,14 +212,13 @@ class Ckks(Pricer):
             network_s=waited,
         )
 
-    def _bytes(self, steps: Sequence[Step]) -> Counter[str]:
+    def _bytes(self, placed: Placed) -> Counter[str]:
         """Return the bytes of ciphertexts that the client sends a node, and of the answer of the last one."""
-        packing = packing_of([step.node for step in steps], self.testbed.slots)
-        made, sent = {step.name for step in steps}, Counter[str]()
+        steps, made, sent = placed.steps, {step.name for step in placed.steps}, Counter[str]()
         for step in steps:
             for name, shape in zip(step.node.inputs, step.node.op.input_shapes, strict=False):
                 if name in step.inputs and name not in made:
-                    sent[step.node.name] += packing.num(shape[-1]) * ciphertext_bytes(self.testbed.levels)
+                    sent[step.node.name] += placed.packing.num(shape[-1]) * ciphertext_bytes(self.testbed.levels)
                     made.add(name)
         sent[steps[-1].node.name] += steps[-1].ciphertexts * ciphertext_bytes(0)
         return sent

@@ -5,60 +5,48 @@ asks a library; tests ask numpy, which is how the errors below were found.
 
 Sources: Chebyshev series by baby and giant steps, Chen et al. 2018, https://eprint.iacr.org/2018/1043; inverse by
 Goldschmidt's products, Cheon et al. 2019, https://eprint.iacr.org/2019/417; sign by f3 and g3, Cheon et al. 2019,
-https://eprint.iacr.org/2019/1234; inverse root by a series and Newton steps, Panda 2022.
+https://eprint.iacr.org/2019/1234; inverse root by a series and Newton steps.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 Primitive = Literal["rotation", "plain_product", "product", "relinearisation", "rescale"]
-PRIMITIVES: tuple[Primitive, ...] = ("rotation", "plain_product", "product", "relinearisation", "rescale")
+PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 # how often each primitive runs, by it and the levels that are already used up since the step began
 Work: TypeAlias = Counter[tuple[Primitive, int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """A polynomial in place of a function: its degree, the range that it holds on, and its greatest error there.
+    """A polynomial in place of a function: degree, the range that it holds on, and its greatest error there.
 
-    is_relative: whether the error is divided by the function.
+    The error is relative for inverse and inverse root, and absolute for others.
     """
 
     degree: int
     low: float
     high: float
     error: float
-    is_relative: bool = False
 
 
 INVERSE_STEPS = 10  # products with 1 + a^(2^k), so 2^11 terms of a geometric series
 ROOT_DEGREE, NEWTON_STEPS = 31, 2
 SIGN_G, SIGN_F = 2, 2  # how often each of g3 and f3 is composed
-# odd coefficients of x, x^3, x^5 and x^7
-G3 = tuple(number / 2**10 for number in (4589, -16577, 25614, -12860))
+G3 = tuple(number / 2**10 for number in (4589, -16577, 25614, -12860))  # of x, x^3, x^5 and x^7
 F3 = tuple(number / 2**4 for number in (35, -35, 21, -5))
-FORMS: dict[str, Form] = {
+FORMS = {
     "gelu": Form(degree=63, low=-12.0, high=12.0, error=2e-7),
     "silu": Form(degree=63, low=-16.0, high=16.0, error=2e-5),
     "sigmoid": Form(degree=63, low=-16.0, high=16.0, error=3e-6),
     "tanh": Form(degree=63, low=-8.0, high=8.0, error=5e-6),
     "exponential": Form(degree=31, low=-32.0, high=0.0, error=1e-12),
-    "inverse": Form(degree=2 ** (INVERSE_STEPS + 1) - 1, low=2**-7, high=1.0, error=2e-7, is_relative=True),
-    "inverse root": Form(degree=ROOT_DEGREE * 9 + 4, low=2**-8, high=1.0, error=1e-7, is_relative=True),
+    "inverse": Form(degree=2 ** (INVERSE_STEPS + 1) - 1, low=2**-7, high=1.0, error=2e-7),
+    "inverse root": Form(degree=ROOT_DEGREE * 9 + 4, low=2**-8, high=1.0, error=1e-7),
     "sign": Form(degree=7 ** (SIGN_G + SIGN_F), low=2**-5, high=1.0, error=2e-4),
 }
-
-
-class Machine(Protocol):
-    """What a program asks for; a value may be anything."""
-
-    def product(self, a: Any, b: Any) -> Any: ...
-    def combined(self, values: Sequence[Any], factors: Sequence[float], number: float = 0.0) -> Any: ...
-    def summed(self, *values: Any) -> Any: ...
-    def shifted(self, value: Any, number: float) -> Any: ...
-    def negated(self, value: Any) -> Any: ...
 
 
 @dataclass
@@ -73,6 +61,7 @@ class Tally:
         return used + 1
 
     def combined(self, values: Sequence[int], factors: Sequence[float], number: float = 0.0) -> int:
+        """Values times numbers, added up, plus a number."""
         used = max(values)
         self.work.update({("plain_product", used): len(factors), ("rescale", used): 1})
         return used + 1
@@ -87,45 +76,37 @@ class Tally:
         return value
 
 
-def eighth_power(m: Machine, x: Any) -> Any:
+def eighth_power(m: Any, x: Any) -> Any:
     for _ in range(3):
         x = m.product(x, x)
     return x
 
 
-def series(m: Machine, x: Any, coefficients: Sequence[float], low: float, high: float) -> Any:
+def series(m: Any, x: Any, coefficients: Sequence[float], low: float, high: float) -> Any:
     """Return a Chebyshev series of x on a range, whose number of coefficients is a power of two."""
-    half = (high - low) / 2
-    return chebyshev(m, m.combined([x], [1 / half], -(low + half) / half), coefficients)
-
-
-def chebyshev(m: Machine, x: Any, coefficients: Sequence[float]) -> Any:
-    """Return a Chebyshev series of x from -1 to 1."""
-    length = len(coefficients)
+    half, length = (high - low) / 2, len(coefficients)
     baby = 1 << ((length - 1).bit_length() + 1) // 2
-    powers = {1: x}
+    powers = {1: m.combined([x], [1 / half], -(low + half) / half)}
     for degree in (*range(2, baby), *(baby << k for k in range((length - 1).bit_length()) if baby << k < length)):
         a, b = (degree + 1) // 2, degree // 2
-        twice = m.product(powers[a], powers[b])
-        doubled = m.summed(twice, twice)  # T_(a+b) = 2 T_a T_b - T_(a-b)
-        powers[degree] = m.shifted(doubled, -1.0) if a == b else m.summed(doubled, m.negated(powers[1]))
+        product = m.product(powers[a], powers[b])
+        twice = m.summed(product, product)  # T_(a+b) = 2 T_a T_b - T_(a-b)
+        powers[degree] = m.shifted(twice, -1.0) if a == b else m.summed(twice, m.negated(powers[1]))
     return _split(m, powers, tuple(coefficients), baby)
 
 
-def _split(m: Machine, powers: dict[int, Any], coefficients: tuple[float, ...], baby: int) -> Any:
+def _split(m: Any, powers: dict[int, Any], coefficients: tuple[float, ...], baby: int) -> Any:
     if (length := len(coefficients)) <= baby:
-        first, *rest = coefficients
-        return m.combined([powers[degree] for degree in range(1, length)], rest, first)
+        return m.combined([powers[degree] for degree in range(1, length)], coefficients[1:], coefficients[0])
     giant = length // 2
     low, high = list(coefficients[:giant]), coefficients[giant:]
     for degree in range(1, giant):
         low[giant - degree] -= high[degree]
-    quotient = (high[0], *(2 * number for number in high[1:]))
-    product = m.product(_split(m, powers, quotient, baby), powers[giant])
-    return m.summed(product, _split(m, powers, tuple(low), baby))
+    quotient = _split(m, powers, (high[0], *(2 * number for number in high[1:])), baby)
+    return m.summed(m.product(quotient, powers[giant]), _split(m, powers, tuple(low), baby))
 
 
-def inverse(m: Machine, x: Any, gain: float = 1.0) -> Any:
+def inverse(m: Any, x: Any, gain: float = 1.0) -> Any:
     """Return gain / x for x up to 1; with a = 1 - x it is the product of all 1 + a^(2^k)."""
     rest = m.shifted(m.negated(x), 1.0)
     result = m.combined([rest], [gain], gain)
@@ -135,9 +116,9 @@ def inverse(m: Machine, x: Any, gain: float = 1.0) -> Any:
     return result
 
 
-def inverse_root(m: Machine, x: Any, coefficients: Sequence[float], high: float = 1.0) -> Any:
+def inverse_root(m: Any, x: Any, coefficients: Sequence[float]) -> Any:
     """Return 1 / sqrt(x) from a series that is near enough for Newton: y becomes y (3 - x y^2) / 2."""
-    y = series(m, x, coefficients, high * FORMS["inverse root"].low, high)
+    y = series(m, x, coefficients, FORMS["inverse root"].low, FORMS["inverse root"].high)
     half = m.combined([x], [0.5])
     for _ in range(NEWTON_STEPS):
         cubic = m.product(m.product(y, y), m.product(half, y))
@@ -145,7 +126,7 @@ def inverse_root(m: Machine, x: Any, coefficients: Sequence[float], high: float 
     return y
 
 
-def sign_part(m: Machine, x: Any, odd: Sequence[float]) -> Any:
+def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
     """Return an odd polynomial of degree 7: x (c1 + c3 x^2 + (c5 + c7 x^2) x^4)."""
     square = m.product(x, x)
     low, high = (m.combined([square], [odd[at + 1]], odd[at]) for at in (0, 2))
