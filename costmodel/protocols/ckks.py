@@ -153,7 +153,7 @@ class Placed:
             for (primitive, used), count in step.work.items():
                 total[step.node.name if by_node else primitive] += count * testbed.primitive_s(primitive, level - used)
         for index, of in self.bootstrapped:
-            reader = self.steps[min(index, len(self.steps) - 1)].node.name
+            reader = self.steps[index].node.name
             size, distinct = (of.ciphertexts, of.distinct) if of else (1, testbed.slots)
             total[reader if by_node else "bootstrap"] += size * testbed.a_bootstrap_s(distinct)
         return total

@@ -66,24 +66,11 @@ def place(
                 if live not in after or total < after[live][0]:
                     after[live] = total, (chosen, level, path)
         states = after
-    return _best(states, steps, wanted, size, top)
-
-
-def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
-    return [chosen for count in range(len(names) + 1) for chosen in combinations(names, count)]
-
-
-def _best(
-    states: _State, steps: Sequence[Step], wanted: Mapping[str, int], size: Mapping[str, int], top: int
-) -> Placement:
-    """Return the best placement, with outputs below their least level bootstrapped at the end."""
-
-    def ended(state: tuple[tuple[str, int], ...]) -> tuple[tuple[int, int], tuple[str, ...]]:
-        cost, low = states[state][0], tuple(name for name, level in state if level < wanted.get(name, 0))
-        return (cost[0] + sum(size.get(name, 1) for name in low), cost[1]), low
-
-    state = min(states, key=lambda state: (ended(state)[0], state))
-    bootstraps, levels, path = {(len(steps), name) for name in ended(state)[1]}, list[int](), states[state][1]
+    ended = [state for state in states if all(level >= wanted.get(name, 0) for name, level in state)]
+    if not ended:
+        raise UserError(f"op {steps[-1].node.name!r} must leave {BOUNDARY} levels, but ckks has {top}; choose more.")
+    path = min((states[state] for state in ended), key=lambda found: found[0])[1]
+    bootstraps, levels = set[tuple[int, str]](), list[int]()
     while path is not None:
         chosen, level, path = path
         levels.append(level)
@@ -91,10 +78,15 @@ def _best(
     return Placement(bootstraps=frozenset(bootstraps), levels=tuple(reversed(levels)))
 
 
+def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:
+    return [chosen for count in range(len(names) + 1) for chosen in combinations(names, count)]
+
+
 def place_by_layer(steps: Sequence[Step], top: int) -> Placement:
     """Return the placement where every layer is placed by itself, between the same levels.
 
-    Layer 0 begins below the top by the embedding's level, and what a layer hands on has at least `BOUNDARY` levels.
+    Layer 0 begins below the top by the embedding's level, and what a layer hands on has at least `BOUNDARY` levels; no
+    bootstrap is at its end.
     """
     layer_of = {step.name: step.node.layer for step in steps}
     handed = {name for step in steps for name in step.inputs if layer_of.get(name, step.node.layer) != step.node.layer}

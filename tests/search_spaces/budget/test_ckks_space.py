@@ -39,7 +39,7 @@ def test_a_budget_counts_the_members_of_tiny_that_an_enumeration_counts(priced):
     for share in (0.1, 0.5, 0.9):
         budget = (seconds[int(share * len(seconds))] + seconds[int(share * len(seconds)) + 1]) / 2
         fitting = sum(one <= budget for one in seconds)
-        assert within_budget(priced, Budget(latency_s=budget)).size == fitting
+        assert within_budget(priced, Budget(latency_s=budget)).num_feasible == fitting
 
 
 def test_a_placement_over_all_layers_is_never_dearer_than_the_layers_of_tiny(priced):
