@@ -42,8 +42,7 @@ class Library:
         self.secret_key = key = engine.create_secret_key()
         self.public_key = engine.create_public_key(key)
         self.product_key = engine.create_relinearization_key(key)
-        # of 1, 2, 4, ... slots to the left; those to the right are made when they are needed
-        self.rotations = engine.create_roll_key(key) if is_bootstrapped else engine.create_rotation_key(key)
+        self.rotations = engine.create_roll_key(key)  # a bootstrap needs it, and it turns by 1, 2, 4, ... at once
         self.right: dict[int, Any] = {}
         if is_bootstrapped:
             small = engine.create_small_bootstrap_key(key)
@@ -59,23 +58,22 @@ class Library:
         return result
 
     def encrypted(self, slots: Array, level: int | None = None) -> Any:
-        return self.engine.encrypt(slots, self.public_key, self.levels if level is None else level)
+        return self.engine.encrypt(_turned(slots), self.public_key, self.levels if level is None else level)
 
     def decrypted(self, value: Any) -> Array:
-        return np.asarray(self.engine.decrypt(value, self.secret_key)).real
+        return _turned(np.asarray(self.engine.decrypt(value, self.secret_key)).real)
 
     def rotation(self, value: Any, left: int) -> Any:
         """Rotate by a power of two, to the left or, with a key of its own, to the right."""
-        if left < 0:
-            if left not in self.right:
-                self.right[left] = self.engine.create_fixed_rotation_key(self.secret_key, left)
-            return self._timed("rotation", self.engine.rotate, value, self.right[left])
-        rotate = self.engine.roll if self.is_bootstrapped else self.engine.rotate
-        return self._timed("rotation", rotate, value, self.rotations, left)
+        if left > 0:
+            return self._timed("rotation", self.engine.roll, value, self.rotations, left)
+        if left not in self.right:
+            self.right[left] = self.engine.create_fixed_rotation_key(self.secret_key, -left)
+        return self._timed("rotation", self.engine.rotate, value, self.right[left])
 
     def plain_product(self, value: Any, slots: Array) -> Any:
         """Encode and multiply; the result is to be rescaled."""
-        return self._timed("plain_product", self.engine.multiply, value, slots)
+        return self._timed("plain_product", self.engine.multiply, value, _turned(slots))
 
     def product(self, a: Any, b: Any) -> Any:
         """Multiply; the result is to be relinearised and rescaled."""
@@ -101,7 +99,12 @@ class Library:
         return self.engine.add(a, b)
 
     def shifted(self, value: Any, slots: Array) -> Any:
-        return self.engine.add(value, slots)
+        return self.engine.add(value, _turned(slots))
 
     def negated(self, value: Any) -> Any:
         return self.engine.negate(value)
+
+
+def _turned(slots: Array) -> Array:
+    """Return slots from last to first, as the library has them: one key of it turns by any power of two to its right."""
+    return np.ascontiguousarray(slots[::-1])

@@ -35,6 +35,7 @@ from costmodel.trust import Trust
 RING_DIMENSION = 2**16
 MOST_LEVELS = 17  # of 31: a bootstrap takes the others, and more would need a modulus beyond 128 bits of security
 WORD_BYTES = 8
+STEP_S = 2.0**-12  # of an op's seconds, so that sums over the layers of a space have few distinct values
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 # published machines, by their names for --testbed
 CARDS = {"rtx-pro-6000": "ckks.yaml", "a100": "ckks-a100.yaml", "ant-ace-cpu": "ckks-ant-ace-cpu.yaml"}
@@ -200,7 +201,7 @@ class Ckks(Pricer):
 
     def _price(self, compute_s: float, num_bytes: int, *, is_answer: bool) -> Price:
         on_wire_s = network_s(self.link, rounds=int(is_answer), waited_bytes=num_bytes, pair_bytes=num_bytes)
-        computed, waited = on_grid(compute_s), on_grid(on_wire_s)
+        computed, waited = round(compute_s / STEP_S) * STEP_S, on_grid(on_wire_s)
         return Price(
             latency_s=computed + waited,
             sent_bytes=num_bytes,
