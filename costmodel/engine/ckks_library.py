@@ -106,5 +106,5 @@ class Library:
 
 
 def _turned(slots: Array) -> Array:
-    """Return slots from last to first, as the library has them: one key of it turns by any power of two to its right."""
+    """Return slots from last to first, as the library has them, whose key turns by any power of two to its right."""
     return np.ascontiguousarray(slots[::-1])

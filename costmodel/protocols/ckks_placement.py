@@ -23,13 +23,13 @@ Bootstraps: TypeAlias = frozenset[tuple[int, str]]  # before which step, of whic
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """bootstraps: values that are bootstrapped before a step, by its index. levels: of each step when it begins."""
+    """bootstraps: values that are bootstrapped before a step, by its index. levels: the least that each may have."""
 
     bootstraps: Bootstraps
     levels: tuple[int, ...]
 
 
-_Path: TypeAlias = tuple[tuple[str, ...], int, "_Path | None"]  # bootstrapped, level; what came before
+_Path: TypeAlias = tuple[tuple[str, ...], "_Path | None"]  # what is bootstrapped; what came before
 _State: TypeAlias = dict[tuple[tuple[str, int], ...], tuple[tuple[int, int], _Path | None]]
 
 
@@ -64,18 +64,30 @@ def place(
                 live = tuple(sorted((name, at) for name, at in levels.items() if last_use.get(name, -1) > index))
                 total = cost[0] + sum(size.get(name, 1) for name in chosen), cost[1] + _moved(step) * level
                 if live not in after or total < after[live][0]:
-                    after[live] = total, (chosen, level, path)
+                    after[live] = total, (chosen, path)
         states = after
     ended = [state for state in states if all(level >= wanted.get(name, 0) for name, level in state)]
     if not ended:
         raise UserError(f"op {steps[-1].node.name!r} must leave {BOUNDARY} levels, but ckks has {top}; choose more.")
     path = min((states[state] for state in ended), key=lambda found: found[0])[1]
-    bootstraps, levels = set[tuple[int, str]](), list[int]()
+    bootstraps, index = set[tuple[int, str]](), len(steps)
     while path is not None:
-        chosen, level, path = path
-        levels.append(level)
-        bootstraps.update((len(steps) - len(levels), name) for name in chosen)
-    return Placement(bootstraps=frozenset(bootstraps), levels=tuple(reversed(levels)))
+        chosen, path = path
+        index -= 1
+        bootstraps.update((index, name) for name in chosen)
+    return Placement(bootstraps=frozenset(bootstraps), levels=_least_levels(steps, bootstraps, wanted))
+
+
+def _least_levels(
+    steps: Sequence[Step], bootstraps: set[tuple[int, str]], wanted: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Return the levels of steps if every value is lowered, which is free, to what its readers need."""
+    needed, levels = dict(wanted), list[int]()
+    for index, step in reversed(list(enumerate(steps))):
+        levels.append(needed.get(step.name, 0) + step.depth)
+        for name in step.inputs:
+            needed[name] = 0 if (index, name) in bootstraps else max(needed.get(name, 0), levels[-1])
+    return tuple(reversed(levels))
 
 
 def _subsets(names: Sequence[str]) -> list[tuple[str, ...]]:

@@ -193,7 +193,7 @@ def test_a_price_sums_over_ops_and_has_one_round_and_the_bytes_of_its_ciphertext
     assert total.sent_bytes == 2 * 18 * 2**20 + 2 * 2**20
     assert (total.rounds, total.messages, total.key_bytes) == (1, 2, None)
     placed = pricer.placed(graph.nodes)
-    assert total.compute_s == pytest.approx(placed.seconds(pricer.testbed).total(), rel=1e-6)
+    assert total.compute_s == pytest.approx(placed.seconds(pricer.testbed).total(), rel=1e-3)
     assert placed.counts["bootstrap"] == 60
     low, high = pricer.latency_s_range(graph)
     assert low < total.latency_s < high
