@@ -102,14 +102,15 @@ def place_by_layer(steps: Sequence[Step], top: int) -> Placement:
     """
     layer_of = {step.name: step.node.layer for step in steps}
     handed = {name for step in steps for name in step.inputs if layer_of.get(name, step.node.layer) != step.node.layer}
+    fresh = max(BOUNDARY, top - sum(step.depth for step in steps if step.node.layer == "embed"))
     bootstraps, levels = set[tuple[int, str]](), list[int]()
     known: dict[object, tuple[Placement, list[str]]] = {}  # layers repeat; with the names in order
     for layer, group in groupby(steps, key=lambda step: step.node.layer):
         part = list(group)
         names = list(dict.fromkeys(name for step in part for name in (*step.inputs, step.name)))
-        begins = top - 1 if layer == 0 else BOUNDARY
+        begins = fresh if layer == 0 else BOUNDARY
         start = {name: begins for name in names if layer_of.get(name, layer) != layer}
-        kept = {step.name: BOUNDARY for step in part if step.name in handed}
+        kept = {step.name: fresh if layer == "embed" else BOUNDARY for step in part if step.name in handed}
         shape = [(step.depth, step.ciphertexts, _moved(step), [*map(names.index, step.inputs)]) for step in part]
         ends = [(start.get(name), kept.get(name), name in layer_of) for name in names]
         if (key := repr((shape, ends))) not in known:

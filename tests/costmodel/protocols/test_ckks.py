@@ -173,7 +173,17 @@ def test_placement_is_that_of_brute_force(seed):
     depths, sizes = ([random.randint(low, 3) for _ in range(num)] for low in (0, 1))
     steps = chain(depths, sizes, edges)
     placement = place(steps, 4)
+    assert_has_levels(steps, placement, 4)
     assert num_ciphertexts(steps, placement) == least_by_brute_force(steps, 4)
+
+
+def assert_has_levels(steps, placement, top):
+    """Every step finds its values on the level on which it is said to begin."""
+    levels = {}
+    for index, (step, level) in enumerate(zip(steps, placement.levels, strict=True)):
+        levels.update({name: top for at, name in placement.bootstraps if at == index})
+        assert all(levels.get(name, top) >= level >= step.depth for name in step.inputs)
+        levels[step.name] = level - step.depth
 
 
 def test_placement_by_layer_adds_up_and_is_never_better_than_over_the_whole():
@@ -181,8 +191,8 @@ def test_placement_by_layer_adds_up_and_is_never_better_than_over_the_whole():
     steps = steps_of(graph.nodes, packing_of(graph.nodes, 2**15))
     by_layer, whole = (find(steps, 17) for find in (place_by_layer, place))
     assert num_ciphertexts(steps, whole) == 132 <= num_ciphertexts(steps, by_layer) == 135
-    for index, level in enumerate(by_layer.levels):
-        assert steps[index].depth <= level <= 17
+    for placement in (by_layer, whole):
+        assert_has_levels(steps, placement, 17)
     handed = [step for step in steps if step.kind == "moved" and step.node.name.endswith("ffn.residual")]
     assert all(by_layer.levels[steps.index(step)] >= BOUNDARY for step in handed)
 
