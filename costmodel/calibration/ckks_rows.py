@@ -61,7 +61,7 @@ class Fit:
 
 def ckks_rows(path: Path = ROWS) -> tuple[CkksRow, ...]:
     with path.open(encoding="utf-8", newline="") as file:
-        return tuple(CkksRow(**record | {"bootstraps": int(record["bootstraps"])}) for record in csv.DictReader(file))
+        return tuple(CkksRow(bootstraps=int(record.pop("bootstraps")), **record) for record in csv.DictReader(file))
 
 
 def fit(machine: str, rows: Iterable[CkksRow]) -> Fit:
@@ -87,7 +87,10 @@ def fitted_testbed(machine: str, gpt2: Sequence[Node]) -> CkksTestbed:
     rows, cpu = ckks_rows(), ckks.load(testbed=Path("ant-ace-cpu"))
     found, planned = fit(machine, rows), fit(PLANNED_ON, rows)
     seconds = cpu.placed(gpt2).seconds(cpu.testbed)
-    scale, slower = found.rest_s / (seconds.total() - seconds["bootstrap"]), found.bootstrap_s / planned.bootstrap_s
+    scale, slower = (
+        found.rest_s / (sum(seconds.values()) - seconds["bootstrap"]),
+        found.bootstrap_s / planned.bootstrap_s,
+    )
     primitives = cpu.testbed.primitives.items()
     return replace(
         cpu.testbed,
@@ -118,8 +121,8 @@ def compared_rows(blocks: Sequence[Node]) -> list[PrintedRow]:
         if step.node.op.is_product and name == "rotation"
     )
     ours = {
-        "seconds": seconds.total(),
-        "share of bootstraps": seconds["bootstrap"] / seconds.total(),
+        "seconds": sum(seconds.values()),
+        "share of bootstraps": seconds["bootstrap"] / sum(seconds.values()),
         "rotations": rotations,
     }
     moai = {what: PrintedFigure(printed=text, ours=ours[what]) for what, text in MOAI.items()}

@@ -146,7 +146,7 @@ def _linear(job: Run, step: Step, read: list[Value]) -> Value:
     """Multiply diagonals by baby and giant steps, then add up what is left of a row."""
     library, packing, machine = job.library, job.packing, job.machine
     known, tokens, columns = operands(step.node, job.weights), job.packing.tokens, np.arange(job.packing.columns)
-    in_width, results = known["weight"].shape[0], []
+    in_width, results = known["weight"].shape[0], list[list[Any]]()
     table = np.vstack([known["weight"], known.get("bias", np.zeros(known["weight"].shape[1]))])
     for part, width in zip(_by_section(table, step), step.layout.sections, strict=True):
         repeated = part.reshape(len(part), -1, min(job.window, part.shape[1])) if part.shape[1] != width else part

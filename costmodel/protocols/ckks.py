@@ -12,7 +12,7 @@ library and of ANT-ACE's cost model. Source of the scheme: Cheon et al. 2017, ht
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,9 +147,9 @@ class Placed:
                 total[primitive] += count
         return +total
 
-    def seconds(self, testbed: CkksTestbed, by_node: bool = False) -> Counter[str]:
+    def seconds(self, testbed: CkksTestbed, by_node: bool = False) -> dict[str, float]:
         """Return the seconds of each primitive and of bootstraps, or of each node with the bootstraps it reads."""
-        total = Counter[str]()
+        total: dict[str, float] = defaultdict(float)
         for step, level in zip(self.steps, self.placement.levels, strict=True):
             for (primitive, used), count in step.work.items():
                 total[step.node.name if by_node else primitive] += count * testbed.primitive_s(primitive, level - used)
@@ -186,7 +186,7 @@ class Ckks(Pricer):
         """Return the cost of an op by itself, which begins at the highest level, without bytes."""
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
         placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])
-        return self._price(placed.seconds(self.testbed).total(), 0, is_answer=False)
+        return self._price(sum(placed.seconds(self.testbed).values()), 0, is_answer=False)
 
     def placed(self, nodes: Sequence[Node]) -> Placed:
         return placed_by_layer(nodes, self.testbed.slots, self.testbed.levels)
