@@ -1,7 +1,7 @@
 """`estimate` prices an op graph op by op under a protocol; `estimate_generation` prices several runs in turn."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,13 @@ class Pricer(ABC):
     @abstractmethod
     def price(self, op: Op) -> Price:
         """Return the cost of one op; a UserError is raised if the protocol has no formula for it."""
+
+    def prices(self, nodes: Sequence[Node], price_node: Callable[[Node], Price] | None = None) -> list[Price]:
+        """Return the cost of every node of a run, in order.
+
+        `price_node` prices a node that costs what its op does; nodes that depend on the ones around them do not use it.
+        """
+        return [price_node(node) if price_node else self.price(node.op) for node in nodes]
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float] | None:
         """Return the least and greatest latency consistent with the data, in seconds; None if exact or not known."""
@@ -108,8 +115,7 @@ class Generation:
 
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
     """Price every node of the graph; a UserError that names the node is raised for an op without formula."""
-    prices = _prices(graph, pricer)
-    by_op = tuple((node, prices[node.op]) for node in graph)
+    by_op = tuple(zip(graph, _prices(graph, pricer), strict=True))
     return _estimate(by_op, graph, graph, pricer, pricer.latency_s_range(graph))
 
 
@@ -121,17 +127,17 @@ def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
     prompt, *steps = runs
     later = [node for run in steps for node in run]
     first, prices = _prices(prompt, pricer.of_first_run), _prices(later, pricer)
-    by_op = [(node, first[node.op]) for node in prompt]
-    for nodes in zip(*steps, strict=True):
-        last = replace(nodes[-1], name=f"{nodes[-1].name}@decode")
-        by_op.append((last, total_price(prices[node.op] for node in nodes)))
+    by_op, size = list(zip(prompt, first, strict=True)), len(steps[0].nodes) if steps else 0
+    for index in range(size):
+        node = steps[-1].nodes[index]
+        by_op.append((replace(node, name=f"{node.name}@decode"), total_price(prices[index::size])))
     return Generation(
         whole=_estimate(
             tuple(by_op), [*prompt, *later], [node for node, _ in by_op], pricer, _range(prompt, later, pricer)
         ),
         by_token=(
-            total_price(first[node.op] for node in prompt),
-            *(total_price(prices[node.op] for node in run) for run in steps),
+            total_price(first),
+            *(total_price(prices[start : start + size]) for start in range(0, len(prices), size or 1)),
         ),
     )
 
@@ -174,12 +180,15 @@ def _estimate(
     )
 
 
-def _prices(nodes: Iterable[Node], pricer: Pricer) -> dict[Op, Price]:
+def _prices(nodes: Iterable[Node], pricer: Pricer) -> list[Price]:
     prices: dict[Op, Price] = {}
-    for node in nodes:
+
+    def price_node(node: Node) -> Price:
         if node.op not in prices:  # layers repeat their ops
             try:
                 prices[node.op] = pricer.price(node.op)
             except UserError as error:
                 raise type(error)(f"op {node.name!r} must have a price: {error}") from None
-    return prices
+        return prices[node.op]
+
+    return pricer.prices(tuple(nodes), price_node)

@@ -28,7 +28,7 @@ def price_architecture(
     A UserError is raised for a workload that the architecture does not support, or an op without formula.
     """
     graphs = workload.graphs(deployed(architecture) if cost_of == "folded" else architecture)
-    whole = total_price(pricer.price(node.op) for graph in graphs for node in graph)
+    whole = total_price(price for graph in graphs for price in pricer.prices(graph.nodes))
     shares, bounds = workload.new_tokens, pricer.latency_s_range([node for graph in graphs for node in graph])
     return PricedArchitecture(shared_price(whole, shares), bounds and (bounds[0] / shares, bounds[1] / shares))
 

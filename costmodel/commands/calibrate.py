@@ -8,15 +8,19 @@ from typing import Any, Literal
 from rich.table import Table
 
 from costmodel.calibration import microbenchmark
+from costmodel.calibration.ckks_times import dump
+from costmodel.calibration.ckks_times import measured as measured_times
 from costmodel.calibration.fit_compute import fit_testbed as fit_compute
 from costmodel.calibration.fit_memory import dump_memory, measured_memory
 from costmodel.calibration.model_testbed import measured_model
 from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
 from costmodel.commands.output import console, print_blocks
 from costmodel.config.units import format_seconds
+from costmodel.engine.ckks_library import Library, load_library
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.model_spec import ModelOptions, resolve_model
+from costmodel.protocols.ckks import MOST_LEVELS
 from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
@@ -38,7 +42,7 @@ MEMORY_SIZES = {
 
 
 def calibrate(
-    protocol: Literal["semi2k", "aby3", "cheetah", "crypten"] = "semi2k",
+    protocol: Literal["semi2k", "aby3", "cheetah", "crypten", "ckks"] = "semi2k",
     engine: Literal["spu", "crypten"] | None = None,
     output: Path | None = None,
     for_: str | None = None,
@@ -65,6 +69,12 @@ def calibrate(
     options = ModelOptions(context=None, **model)
     if for_ is None and (options, weights) != (ModelOptions(), "secret"):
         raise UserError("flags of a model need --for ARCH, the model to measure; give it or leave them out.")
+    if protocol == "ckks":
+        if (engine, for_, threads, memory) != (None, None, 1, False):
+            raise UserError("protocol ckks is measured by primitive, on one thread; leave all flags but --output out.")
+        to = _writable(protocol, output)
+        load_library()
+        return write(to, dump(measured_times(Library(MOST_LEVELS, is_bootstrapped=True))))
     if engine not in (None, own := ENGINE_PROTOCOLS[protocol].engine):
         raise UserError(f"--engine of protocol {protocol} is {own}, but got {engine}; leave it out.")
     if memory:

@@ -6,9 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from costmodel.calibration.ckks_times import SECONDS_BAR, STATED_ERROR
+from costmodel.calibration.ckks_times import compare as compare_ckks
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
 from costmodel.engine.children import kept_children
+from costmodel.engine.ckks_library import PACKAGE, VERSION, Library, load_library
 from costmodel.engine.compare import compare as run_both
 from costmodel.engine.compare import predict
 from costmodel.engine.engines import engine_of
@@ -17,12 +20,15 @@ from costmodel.engine.runtimes import check_installed
 from costmodel.errors import UserError
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
+from costmodel.ops import OpGraph
 from costmodel.pricing.model_spec import resolve_model
 from costmodel.pricing.price import PriceOptions
 from costmodel.protocols import load_pricer
+from costmodel.protocols.ckks import MOST_LEVELS
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, total_comm
 from costmodel.report import comparisons
+from costmodel.report.tables import table
 
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
 
@@ -38,12 +44,12 @@ def compare(
     """Run an architecture under the MPC engine, and print predicted and measured costs and the error of the logits.
 
     Tokens are drawn with seed 0, and so are weights unless a file is given. The engine must be installed:
-    SecretFlow-SPU, or CrypTen for protocol crypten. It runs on this machine; if you give a network, seconds on it are
-    predicted too.
+    SecretFlow-SPU, CrypTen for protocol crypten, or DESILO's library for ckks. It runs on this machine; if you give a
+    network, seconds on it are predicted too.
 
     Args:
         arch: an architecture, as for `estimate`.
-        protocol: semi2k, aby3, cheetah or crypten.
+        protocol: semi2k, aby3, cheetah, crypten, or ckks, which compares counts, logits and seconds of a small model.
         weights_file: a .safetensors file of weights named <node>.<suffix>, as `nas.export --format mpc` writes it.
         delays: three or more one-way delays at which rounds are measured, such as 10ms,20ms,40ms; takes two runs per
             delay, and two more. CrypTen counts its rounds.
@@ -52,6 +58,12 @@ def compare(
     given = PriceOptions(context=None, protocol=protocol, threads=None, new_tokens=None, **options)
     asked = resolve_model(arch, given)
     graph, deployment = asked.graph, asdict(asked.deployment)
+    if protocol == "ckks":
+        for flag, value in {"delays": delays, "network": given.link, "testbed": given.testbed}.items():
+            if value is not None:
+                raise UserError(f"--{flag} is not of protocol ckks, which has no parties to wait for; leave it out.")
+        _compare_ckks(graph, weights_file, format, asked.heading)
+        return
     engine = engine_of(protocol)
     setting = given.setting or ENGINE_PROTOCOLS[protocol].setting()
     assert isinstance(setting, EngineSetting)
@@ -79,3 +91,32 @@ def compare(
     else:
         lines = comparisons.summary(comparison, asked.heading, deployment, on_network)
         print_blocks(lines, [comparisons.comparison_table(comparison)])
+
+
+def _compare_ckks(graph: OpGraph, weights_file: Path | None, format: str, heading: str) -> None:
+    load_pricer("ckks").prices(graph.nodes)  # refuses what has no formula before keys are made
+    weights = None if weights_file is None else load_weights(weights_file, graph)
+    load_library()
+    print(f"running {len(graph.nodes)} ops under {PACKAGE}; keys and bootstraps take minutes", file=sys.stderr)
+    found = compare_ckks(graph, Library(MOST_LEVELS, is_bootstrapped=True), weights)
+    columns = {name: getattr(found, name) for name in ("predicted", "measured", "predicted_s", "measured_s")}
+    records = [
+        {"primitive": name, **{column: values.get(name, 0) for column, values in columns.items()}}
+        for name in found.predicted
+    ]
+    if format == "csv":
+        print_csv(records)
+    elif format == "json":
+        error = {"seconds_error": found.seconds_error, "logits_max_abs_error": found.logits_max_abs_error}
+        print(json.dumps({"protocol": "ckks", "primitives": records, **error, "saved": found.saved}, allow_nan=False))
+    else:
+        seconds = [sum(columns[name].values()) for name in ("predicted_s", "measured_s")]
+        lines = [
+            f"{heading}; protocol ckks under {PACKAGE} {VERSION}",
+            f"counts {'are' if found.predicted == found.measured else 'are NOT'} equal; seconds of the CPU: predicted "
+            f"{seconds[0]:.1f}, measured {seconds[1]:.1f} ({found.seconds_error:+.1%}, bound {SECONDS_BAR:.0%})",
+            f"logits differ from plaintext by at most {found.logits_max_abs_error:.2g} (bound {STATED_ERROR:g}); "
+            f"placing bootstraps over the whole graph would save {found.saved}",
+        ]
+        cells = [[str(one["primitive"]), *(f"{one[name]:.4g}" for name in columns)] for one in records]
+        print_blocks(lines, [table(["primitive"], list(columns), cells)])

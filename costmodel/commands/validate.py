@@ -7,6 +7,7 @@ from typing import Literal
 from rich.table import Table
 
 from costmodel import ops
+from costmodel.calibration.ckks_rows import compared_rows
 from costmodel.calibration.printed_figures import PrintedFigure, PrintedRow
 from costmodel.calibration.sigma_rows import compared, sigma_rows
 from costmodel.commands.output import print_blocks
@@ -25,7 +26,7 @@ from search_spaces.notation import parse
 OWN_BYTES_BAR, LATENCY_BAR = 0.005, 0.05
 
 
-def validate(protocol: Literal["published", "sigma"] = "published") -> int:
+def validate(protocol: Literal["published", "sigma", "ckks"] = "published") -> int:
     """Print every printed or logged row beside its prediction, and the greatest errors with their bounds.
 
     A figure passes if it is equal to the last printed digit or its error is within the bound; seconds of sigma also
@@ -68,6 +69,10 @@ def compared_with_papers() -> list[PrintedRow]:
             )
         )
     return rows
+
+
+def gpt2_small(num_tokens: int) -> OpGraph:
+    return lower(parse("SM+LN+G", base_architecture("gpt2-small")).architecture, num_tokens)
 
 
 def paper_flops(graph: OpGraph) -> tuple[int, int]:
@@ -125,6 +130,7 @@ def errors_table(rows: Sequence[PrintedRow]) -> Table:
 ROWS: dict[str, Callable[[], list[PrintedRow]]] = {
     "published": compared_with_papers,
     "sigma": lambda: [compared(row) for row in sigma_rows()],
+    "ckks": lambda: compared_rows([node for node in gpt2_small(128) if isinstance(node.layer, int)]),
 }
 NOTES: dict[str, tuple[str, ...]] = {
     "published": (
@@ -135,5 +141,10 @@ NOTES: dict[str, tuple[str, ...]] = {
         "the blocks alone; seconds over loopback are logged ones without waiting for bytes, medians of 3 to 6 runs on "
         "one machine; others are printed, of other GPUs than the fit's, over the network named",
         "seconds beyond their bound pass if the printed ones are in the range that is predicted",
+    ),
+    "ckks": (
+        "seconds of a plan are its bootstraps times their fitted mean, plus all else, of the same card",
+        "MOAI keeps a feature in each ciphertext and shares its bootstraps among many inputs, where BERT's dimensions "
+        "take 3 ciphertexts here, so its share of bootstraps is greater and its rotations are fewer",
     ),
 }

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.network import Network
-from costmodel.protocols import derived, published, sigma
+from costmodel.protocols import ckks, derived, published, sigma
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.sigma_primitives import SigmaSetting
@@ -36,14 +36,16 @@ LOADERS: dict[str, Loader] = {
     "published": _published,
     **{name: partial(derived.load, name) for name in ENGINE_PROTOCOLS},
     "sigma": sigma.load,
+    "ckks": ckks.load,
 }
 PROTOCOLS = tuple(LOADERS)
 TRUST: dict[str, Trust] = {
     "published": published.TRUST,
     **{name: protocol.trust for name, protocol in ENGINE_PROTOCOLS.items()},
     "sigma": sigma.TRUST,
+    "ckks": ckks.TRUST,
 }
-# protocol -> the class of its settings; `published` has none, because its settings are fitted in
+# protocol -> the class of its settings; `published` and `ckks` have none, because theirs are fitted in
 SETTINGS: dict[str, type[Setting]] = {
     **{name: protocol.setting for name, protocol in ENGINE_PROTOCOLS.items()},
     "sigma": SigmaSetting,

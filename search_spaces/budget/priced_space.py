@@ -6,7 +6,7 @@ to the nearest, so that equal ops have equal sums in any layers.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
@@ -15,7 +15,7 @@ import networkx as nx
 from costmodel.cost import Price, shared_price, total_price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.ops import LayerId, Op, OpGraph
+from costmodel.ops import LayerId, Node, Op, OpGraph
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.budget.edges import Cost, added
 from search_spaces.deployed import Region, deployed, deployed_layer, with_folded_settings
@@ -109,8 +109,14 @@ class LayerPrices:
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
         self.base = with_folded_settings(base) if cost_of == "folded" else base
         self.workload = workload
-        self.price_op = _remembered(pricer)
+        self.pricer, self.price_op = pricer, _remembered(pricer)
         self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}
+
+    def priced(self, graphs: Iterable[OpGraph]) -> list[tuple[Node, Price]]:
+        """Return all nodes with their costs."""
+        runs = [graph.nodes for graph in graphs]
+        priced = [self.pricer.prices(nodes, lambda node: self.price_op(node.op)) for nodes in runs]
+        return [pair for nodes, prices in zip(runs, priced, strict=True) for pair in zip(nodes, prices, strict=True)]
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """Return the costs of a layer's ops, an empty list for a layer that computes nothing."""
@@ -135,9 +141,9 @@ class LayerPrices:
             cap = self.base.logit_cap if head.is_capped else None
             whole = replace(self.base, layers=layers, final_norm=head.final_norm, logit_cap=cap)
             parts: dict[LayerId, list[Price]] = {}
-            for node in (node for graph in self.workload.graphs(whole) for node in graph):
+            for node, price in self.priced(self.workload.graphs(whole)):
                 if not (is_empty and isinstance(node.layer, int)):
-                    parts.setdefault(node.layer, []).append(self.price_op(node.op))
+                    parts.setdefault(node.layer, []).append(price)
             self._known[layer, head] = parts
         return self._known[layer, head]
 
@@ -235,7 +241,7 @@ def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:
     protocol, size = priced.pricer.protocol, num_members(priced.space)
     for member in (member_at(priced.space, index) for index in (0, size // 2, size - 1)):
         graphs = graphs_of(priced, member)
-        ops = [layer_prices.price_op(node.op) for graph in graphs for node in graph]
+        ops = [price for _, price in layer_prices.priced(graphs)]
         whole, parts = _sum(ops, priced.workload.new_tokens), price_of(priced, member)
         pairs = [(getattr(whole, measure) or 0, getattr(parts, measure) or 0) for measure in UNITS_PER]
         if not all(math.isclose(*pair, rel_tol=RELATIVE_TOLERANCE) for pair in pairs):

@@ -14,7 +14,7 @@ from costmodel.calibration.microbenchmark import plan
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.execution import op_functions
 from costmodel.ops import OP_TYPES, Op
-from costmodel.protocols import crypten, op_programs, published, sigma_programs
+from costmodel.protocols import ckks_steps, crypten, op_programs, published, sigma_programs
 from costmodel.protocols.compute_testbed import POOL, UNMEASURED
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 
@@ -23,6 +23,9 @@ LOCAL = {op_type.__name__: "it is local" for op_type in OP_TYPES if op_type.is_l
 NOT_TABLED = dict.fromkeys(("Sigmoid", "Tanh"), "the code of SIGMA has no table for it")
 NOT_PRINTED = dict.fromkeys(
     ("RmsNorm", "Square", "Silu", "Sigmoid", "Tanh", "Multiply", "Scale"), "no printed row has one"
+)
+NOT_PACKED = dict.fromkeys(
+    ("KeyValueCache", "TakeColumns", "JoinRows", "JoinColumns"), "rows and columns are not moved between ciphertexts"
 )
 PRODUCTS = dict.fromkeys(
     {op_type.__name__ for op_type in OP_TYPES if op_type.is_product} - {"TokenEmbedding"},  # which has lookups too
@@ -95,6 +98,7 @@ def tables() -> list[Table]:
             NOT_TABLED | LOCAL,
         ),
         table("costmodel/protocols/crypten.py", "PROGRAMS", "its steps under crypten", crypten.PROGRAMS, LOCAL),
+        table("costmodel/protocols/ckks_steps.py", "PROGRAMS", "its steps under ckks", ckks_steps.PROGRAMS, NOT_PACKED),
         *map(of_testbed, ENGINE_PROTOCOLS),
         *map(of_measured, (name for name, protocol in ENGINE_PROTOCOLS.items() if protocol.engine == "spu")),
         of_golden(),

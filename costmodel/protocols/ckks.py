@@ -1,0 +1,260 @@
+"""The protocol `ckks`: homomorphic encryption; the server computes on what the client has encrypted. Semi-honest.
+
+    latency = seconds of primitives, each at its level, + seconds of bootstraps + bytes x 8 / bandwidth + RTT / 2
+
+Counts are of `ckks_steps`, from shapes alone, and bootstraps of `ckks_placement`, layer by layer. The client sends one
+batch of ciphertexts, on the highest level, and waits once: for the answer, on the lowest. Its evaluation keys are sent
+once and serve every run, so they are in no byte of a run; `evaluation_key_bytes` has their size. The server's weights
+are plaintexts; a product with one includes encoding it.
+
+Ring: N = 2^16 with 31 levels, of which a bootstrap takes 14, and 128 bits of security: the parameters of DESILO's
+library and of ANT-ACE's cost model. Source of the scheme: Cheon et al. 2017, https://eprint.iacr.org/2016/421.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from costmodel.config.schema import decode
+from costmodel.config.strict_yaml import load_mapping
+from costmodel.cost import Price
+from costmodel.errors import UserError
+from costmodel.estimate import Pricer
+from costmodel.network import Network, load_network, network_s
+from costmodel.ops import Node, Op
+from costmodel.protocols.ckks_forms import PRIMITIVES, Primitive
+from costmodel.protocols.ckks_placement import Placement, place_by_layer
+from costmodel.protocols.ckks_steps import Packing, Step, log2, packing_of, steps_of
+from costmodel.protocols.derived import on_grid
+from costmodel.protocols.identity import cost_model_id
+from costmodel.trust import Trust
+
+RING_DIMENSION = 2**16
+MOST_LEVELS = 17  # of 31: a bootstrap takes the others, and more would need a modulus beyond 128 bits of security
+WORD_BYTES = 8
+STEP_S = 2.0**-12  # of an op's seconds, so that sums over the layers of a space have few distinct values
+TESTBEDS = Path(__file__).parents[1] / "testbeds"
+# published machines, by their names for --testbed
+CARDS = {"rtx-pro-6000": "ckks.yaml", "a100": "ckks-a100.yaml", "ant-ace-cpu": "ckks-ant-ace-cpu.yaml"}
+DEFAULT_CARD = "rtx-pro-6000"
+
+
+def evaluation_key_bytes(slots: int) -> int:
+    """Return the bytes of the client's keys for rotations by powers of two, either way, products and conjugation.
+
+    A key has one part for each of four digits of the modulus, of two polynomials in the modulus and a special one:
+    256 MB in DESILO's library. A bootstrap rotates by other distances too, as several powers of two.
+    """
+    digits, residues = 4, 31 + 1 + 8
+    return (2 * log2(slots) + 2) * digits * 2 * RING_DIMENSION * residues * WORD_BYTES
+
+
+TRUST = Trust(
+    num_parties=2,
+    randomness=(
+        "none; the client alone can decrypt, the server learns shapes and no number, and the client learns the answer "
+        f"and nothing else of the weights than it tells. Evaluation keys of {evaluation_key_bytes(2**15) / 1e9:.1f} GB "
+        "are sent once; decrypted numbers must stay at the client, as their noise tells of its key"
+    ),
+    dealer=False,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CkksTestbed:
+    """Seconds of a machine.
+
+    Attributes:
+        slots: Of a ciphertext. levels: Levels after a bootstrap.
+        at_levels, primitives: Seconds of each primitive at each of these levels, between and beyond which they are on a
+            line.
+        at_slots, bootstrap_s: Seconds of a bootstrap of so many distinct slots, interpolated over their logarithm.
+        error: Relative error to expect of a whole model's seconds.
+    """
+
+    protocol: Literal["ckks"]
+    machine: str
+    source: str
+    slots: int
+    levels: int
+    at_levels: tuple[int, ...]
+    primitives: dict[Primitive, tuple[float, ...]]
+    at_slots: tuple[int, ...]
+    bootstrap_s: tuple[float, ...]
+    error: float
+
+    def __post_init__(self) -> None:
+        if set(self.primitives) != set(PRIMITIVES):
+            raise UserError(f"`primitives` must be {', '.join(PRIMITIVES)}, but got {', '.join(self.primitives)}.")
+        if not 1 <= self.levels <= MOST_LEVELS:
+            raise UserError(
+                f"`levels` must be from 1 to {MOST_LEVELS}, which N = {RING_DIMENSION} leaves after a bootstrap at "
+                f"128 bits of security, but got {self.levels}."
+            )
+        if self.slots & (self.slots - 1) or not 1 <= self.slots <= RING_DIMENSION // 2:
+            raise UserError(f"`slots` must be a power of two up to {RING_DIMENSION // 2}, but got {self.slots}.")
+        for name, places, values in (
+            *((name, self.at_levels, values) for name, values in self.primitives.items()),
+            ("bootstrap", self.at_slots, self.bootstrap_s),
+        ):
+            is_rising = list(places) == sorted(set(places)) and len(places) == len(values) > 0
+            if not is_rising or not all(0 <= value < math.inf for value in values):
+                raise UserError(
+                    f"seconds of {name} must be finite, at least 0 and one for each of rising places, but got "
+                    f"{values} at {places}."
+                )
+
+    def primitive_s(self, primitive: Primitive, level: int) -> float:
+        return max(0.0, _interpolated(self.at_levels, self.primitives[primitive], level))
+
+    def a_bootstrap_s(self, distinct: int) -> float:
+        places = [math.log2(slots) for slots in self.at_slots]
+        return _interpolated(places, self.bootstrap_s, min(max(math.log2(distinct), places[0]), places[-1]))
+
+
+def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -> float:
+    """Return the value at a place, on the line through the two nearest ones on either side or, at an end, on one."""
+    if len(places) == 1:
+        return values[0]
+    right = next((index for index in range(1, len(places)) if places[index] >= at), len(places) - 1)
+    slope = (values[right] - values[right - 1]) / (places[right] - places[right - 1])
+    return values[right - 1] + slope * (at - places[right - 1])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """Steps of an op graph, with their placement."""
+
+    packing: Packing
+    steps: tuple[Step, ...]
+    placement: Placement
+
+    @property
+    def bootstrapped(self) -> list[tuple[int, Step | None]]:
+        """The index of the step ahead of which, and the step of which, values are bootstrapped; None for an input."""
+        known = {step.name: step for step in self.steps}
+        return [(index, known.get(name)) for index, name in sorted(self.placement.bootstraps)]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How often each primitive runs, and bootstraps."""
+        total = Counter({"bootstrap": sum(step.ciphertexts if step else 1 for _, step in self.bootstrapped)})
+        for step in self.steps:
+            for (primitive, _), count in step.work.items():
+                total[primitive] += count
+        return +total
+
+    def seconds(self, testbed: CkksTestbed, by_node: bool = False) -> dict[str, float]:
+        """Return the seconds of each primitive and of bootstraps, or of each node with the bootstraps it reads."""
+        total: dict[str, float] = defaultdict(float)
+        for step, level in zip(self.steps, self.placement.levels, strict=True):
+            for (primitive, used), count in step.work.items():
+                total[step.node.name if by_node else primitive] += count * testbed.primitive_s(primitive, level - used)
+        for index, of in self.bootstrapped:
+            reader = self.steps[index].node.name
+            size, distinct = (of.ciphertexts, of.distinct) if of else (1, testbed.slots)
+            total[reader if by_node else "bootstrap"] += size * testbed.a_bootstrap_s(distinct)
+        return total
+
+
+def placed_by_layer(nodes: Sequence[Node], slots: int, levels: int) -> Placed:
+    """Return the steps of an op graph with bootstraps, placed layer by layer."""
+    packing = packing_of(nodes, slots)
+    steps = steps_of(nodes, packing)
+    return Placed(packing=packing, steps=tuple(steps), placement=place_by_layer(steps, levels))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ckks(Pricer):
+    """The formulas of the protocol, on a network and a testbed."""
+
+    protocol: str = "ckks"
+    network: str
+    cost_model_id: str
+    range_over: str = "errors of the seconds of its testbed"
+    testbed: CkksTestbed
+    link: Network
+
+    @property
+    def trust(self) -> Trust:
+        return TRUST
+
+    def price(self, op: Op) -> Price:
+        """Return the cost of an op by itself, which begins at the highest level, without bytes."""
+        inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
+        placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])
+        return self._price(sum(placed.seconds(self.testbed).values()), 0, is_answer=False)
+
+    def placed(self, nodes: Sequence[Node]) -> Placed:
+        return placed_by_layer(nodes, self.testbed.slots, self.testbed.levels)
+
+    def prices(self, nodes: Sequence[Node], price_node: object = None) -> list[Price]:
+        """Return the costs of nodes, each with the bootstraps of what it reads; there is no cost of an op by itself."""
+        if not nodes:
+            return []
+        placed = self.placed(nodes)
+        seconds, sent, answer = placed.seconds(self.testbed, by_node=True), self._bytes(placed), nodes[-1].name
+        return [self._price(seconds[node.name], sent[node.name], is_answer=node.name == answer) for node in nodes]
+
+    def _price(self, compute_s: float, num_bytes: int, *, is_answer: bool) -> Price:
+        on_wire_s = network_s(self.link, rounds=int(is_answer), waited_bytes=num_bytes, pair_bytes=num_bytes)
+        computed, waited = round(compute_s / STEP_S) * STEP_S, on_grid(on_wire_s)
+        return Price(
+            latency_s=computed + waited,
+            sent_bytes=num_bytes,
+            rounds=int(is_answer),
+            messages=int(num_bytes > 0),
+            online_bytes=num_bytes,
+            setup_bytes=0,
+            compute_s=computed,
+            network_s=waited,
+        )
+
+    def _bytes(self, placed: Placed) -> Counter[str]:
+        """Return the bytes of ciphertexts that the client sends a node, and of the answer of the last one."""
+        steps, made, sent = placed.steps, {step.name for step in placed.steps}, Counter[str]()
+        for step in steps:
+            for name, shape in zip(step.node.inputs, step.node.op.input_shapes, strict=False):
+                if name in step.inputs and name not in made:
+                    sent[step.node.name] += placed.packing.num(shape[-1]) * ciphertext_bytes(self.testbed.levels)
+                    made.add(name)
+        sent[steps[-1].node.name] += steps[-1].ciphertexts * ciphertext_bytes(0)
+        return sent
+
+    def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
+        prices = self.prices(tuple(graph))
+        latency_s = sum(price.latency_s for price in prices)
+        error_s = self.testbed.error * sum(price.compute_s or 0 for price in prices)
+        return max(0.0, latency_s - error_s), latency_s + error_s
+
+
+def ciphertext_bytes(level: int) -> int:
+    """Return the bytes of two polynomials with a residue for each level and one more."""
+    return 2 * RING_DIMENSION * (level + 1) * WORD_BYTES
+
+
+def load(network: str | Network | None = None, testbed: Path | None = None, setting: object = None) -> Ckks:
+    """Return the pricer on a network (default `lan`) and a testbed: a file, or a card of `CARDS`.
+
+    A UserError is raised for a network, card or file that is not known or not valid.
+    """
+    card = DEFAULT_CARD if testbed is None else str(testbed)
+    path, link = TESTBEDS / CARDS[card] if card in CARDS else Path(card), load_network(network)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(f"--testbed of ckks must be a card ({', '.join(CARDS)}) or a .yaml file, but got {card!r}.")
+    return Ckks(
+        network=link.name,
+        cost_model_id=cost_model_id(path.read_bytes(), "ckks", link.bandwidth_bits_per_s, link.rtt_s, link.duplex)
+        if path.is_file()
+        else "",
+        testbed=load_testbed(path),
+        link=link,
+    )
+
+
+def load_testbed(path: Path) -> CkksTestbed:
+    """Read a testbed from a YAML file; a UserError that names the file is raised if it is not valid."""
+    return decode(CkksTestbed, load_mapping(path), str(path))

@@ -1,0 +1,140 @@
+"""Nonlinear functions under `ckks`: polynomials with their degree, range and error, as programs over a machine.
+
+A machine multiplies and adds. `Tally` counts what a program asks of it, level by level; `costmodel.engine.ckks_machine`
+asks a library; tests ask numpy, which is how the errors below were found.
+
+Sources: Chebyshev series by baby and giant steps, Chen et al. 2018, https://eprint.iacr.org/2018/1043; inverse by
+Goldschmidt's products, Cheon et al. 2019, https://eprint.iacr.org/2019/417; sign by f3 and g3, Cheon et al. 2019,
+https://eprint.iacr.org/2019/1234; inverse root by a series and Newton steps.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
+
+Primitive = Literal["rotation", "plain_product", "product", "relinearisation", "rescale"]
+PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
+# how often each primitive runs, by it and the levels that are already used up since the step began
+Work: TypeAlias = Counter[tuple[Primitive, int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """A polynomial in place of a function: degree, the range that it holds on, and its greatest error there.
+
+    The error is relative for inverse and inverse root, and absolute for others.
+    """
+
+    degree: int
+    low: float
+    high: float
+    error: float
+
+
+INVERSE_STEPS = 10  # products with 1 + a^(2^k), so 2^11 terms of a geometric series
+ROOT_DEGREE, NEWTON_STEPS = 31, 2
+SIGN_G, SIGN_F = 2, 2  # how often each of g3 and f3 is composed
+G3 = tuple(number / 2**10 for number in (4589, -16577, 25614, -12860))  # of x, x^3, x^5 and x^7
+F3 = tuple(number / 2**4 for number in (35, -35, 21, -5))
+FORMS = {
+    "gelu": Form(degree=63, low=-12.0, high=12.0, error=2e-7),
+    "silu": Form(degree=63, low=-16.0, high=16.0, error=2e-5),
+    "sigmoid": Form(degree=63, low=-16.0, high=16.0, error=3e-6),
+    "tanh": Form(degree=63, low=-8.0, high=8.0, error=5e-6),
+    "exponential": Form(degree=31, low=-32.0, high=0.0, error=1e-12),
+    "inverse": Form(degree=2 ** (INVERSE_STEPS + 1) - 1, low=2**-7, high=1.0, error=2e-7),
+    "inverse root": Form(degree=ROOT_DEGREE * 9 + 4, low=2**-8, high=1.0, error=1e-7),
+    "sign": Form(degree=7 ** (SIGN_G + SIGN_F), low=2**-5, high=1.0, error=2e-4),
+}
+
+
+@dataclass
+class Tally:
+    """Counts the primitives of a program on one ciphertext; a value is the levels used up so far."""
+
+    work: Work = field(default_factory=Counter)
+
+    def product(self, a: int, b: int) -> int:
+        used = max(a, b)
+        self.work.update({("product", used): 1, ("relinearisation", used): 1, ("rescale", used): 1})
+        return used + 1
+
+    def combined(self, values: Sequence[int], factors: Sequence[float], number: float = 0.0) -> int:
+        """Values times numbers, added up, plus a number."""
+        used = max(values)
+        self.work.update({("plain_product", used): len(factors), ("rescale", used): 1})
+        return used + 1
+
+    def summed(self, *values: int) -> int:
+        return max(values)
+
+    def shifted(self, value: int, number: float) -> int:
+        return value
+
+    def negated(self, value: int) -> int:
+        return value
+
+
+def eighth_power(m: Any, x: Any) -> Any:
+    for _ in range(3):
+        x = m.product(x, x)
+    return x
+
+
+def series(m: Any, x: Any, coefficients: Sequence[float], low: float, high: float) -> Any:
+    """Return a Chebyshev series of x on a range, whose number of coefficients is a power of two."""
+    half, length = (high - low) / 2, len(coefficients)
+    baby = 1 << ((length - 1).bit_length() + 1) // 2
+    powers = {1: m.combined([x], [1 / half], -(low + half) / half)}
+    for degree in (*range(2, baby), *(baby << k for k in range((length - 1).bit_length()) if baby << k < length)):
+        a, b = (degree + 1) // 2, degree // 2
+        product = m.product(powers[a], powers[b])
+        twice = m.summed(product, product)  # T_(a+b) = 2 T_a T_b - T_(a-b)
+        powers[degree] = m.shifted(twice, -1.0) if a == b else m.summed(twice, m.negated(powers[1]))
+    return _split(m, powers, tuple(coefficients), baby)
+
+
+def _split(m: Any, powers: dict[int, Any], coefficients: tuple[float, ...], baby: int) -> Any:
+    if (length := len(coefficients)) <= baby:
+        return m.combined([powers[degree] for degree in range(1, length)], coefficients[1:], coefficients[0])
+    giant = length // 2
+    low, high = list(coefficients[:giant]), coefficients[giant:]
+    for degree in range(1, giant):
+        low[giant - degree] -= high[degree]
+    quotient = _split(m, powers, (high[0], *(2 * number for number in high[1:])), baby)
+    return m.summed(m.product(quotient, powers[giant]), _split(m, powers, tuple(low), baby))
+
+
+def inverse(m: Any, x: Any, gain: float = 1.0) -> Any:
+    """Return gain / x for x up to 1; with a = 1 - x it is the product of all 1 + a^(2^k)."""
+    rest = m.shifted(m.negated(x), 1.0)
+    result = m.combined([rest], [gain], gain)
+    for _ in range(INVERSE_STEPS):
+        rest = m.product(rest, rest)
+        result = m.product(result, m.shifted(rest, 1.0))
+    return result
+
+
+def inverse_root(m: Any, x: Any, coefficients: Sequence[float]) -> Any:
+    """Return 1 / sqrt(x) from a series that is near enough for Newton: y becomes y (3 - x y^2) / 2."""
+    y = series(m, x, coefficients, FORMS["inverse root"].low, FORMS["inverse root"].high)
+    half = m.combined([x], [0.5])
+    for _ in range(NEWTON_STEPS):
+        cubic = m.product(m.product(y, y), m.product(half, y))
+        y = m.summed(m.combined([y], [1.5]), m.negated(cubic))
+    return y
+
+
+def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
+    """Return an odd polynomial of degree 7: x (c1 + c3 x^2 + (c5 + c7 x^2) x^4)."""
+    square = m.product(x, x)
+    low, high = (m.combined([square], [odd[at + 1]], odd[at]) for at in (0, 2))
+    return m.product(x, m.summed(low, m.product(high, m.product(square, square))))
+
+
+def counted(program: Any, *operands: Any, inputs: int = 1) -> tuple[Work, int]:
+    """Return the work of a program on one ciphertext and the levels that it uses."""
+    tally = Tally()
+    depth = program(tally, *[0] * inputs, *operands)
+    return tally.work, depth
