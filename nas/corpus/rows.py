@@ -31,7 +31,10 @@ def kind_of(path: Path) -> str:
 def opened(path: Path, most: int = MOST_ROWS) -> IO[bytes]:
     """Open a file for its bytes, which are decompressed as they are read. A UserError is raised as by `open_file`."""
     file: IO[bytes] = open_file(path, most)
-    return OPENERS[path.suffix.lower()](file) if path.suffix.lower() in OPENERS else file
+    if path.suffix.lower() in OPENERS:
+        file.close()
+        file = OPENERS[path.suffix.lower()](path, "rb")
+    return file
 
 
 def unreadable(path: Path, error: BaseException) -> UserError:

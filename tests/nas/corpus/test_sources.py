@@ -27,6 +27,8 @@ from tests.nas.corpus.source_files import write_files
 SEQ_LEN = 16
 LENGTHS = [1, 15, 16, 17, 32, 33, 50]  # tokens of a document, over and over
 
+CUT_GZIP = gzip.compress(b'{"text": "x"}\n' * 9, mtime=0)[:-9]
+
 
 def row(index: int) -> str:
     """A text of as many words, each a token."""
@@ -485,7 +487,7 @@ def test_the_card_of_a_data_set_is_not_trained_on(tmp_path, card, others, is_car
     ("name", "content", "message"),
     [
         ("a.jsonl.gz", b"no gzip", "a.jsonl.gz cannot be read: Not a gzipped file"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 9, mtime=0)[:-9], "a.jsonl.gz cannot be read: Compressed file ended"),
+        ("a.jsonl.gz", CUT_GZIP, "a.jsonl.gz cannot be read: Compressed file ended"),
         ("a.json", b'[{"text": "x"}, {"size": 1}]', "a.json, row 2 must be a JSON object with a text in 'text' or"),
         ("a.csv", b"id\n1\n", "a.csv must have a column of texts named 'text' or 'content'"),
         ("a.csv", b"text\n\xff\n", "a.csv must be text in UTF-8, but holds other bytes"),
