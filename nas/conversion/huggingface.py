@@ -80,7 +80,9 @@ def load_pretrained(path: str) -> Pretrained:
             trust_remote_code=False,
         ),
     )
-    if missing := sorted(info["missing_keys"]) + [str(key) for key in info["mismatched_keys"]]:
+    if missing := sorted(info["missing_keys"]) + [
+        f"{name}, of shape {list(theirs)} instead of {list(ours)}" for name, theirs, ours in info["mismatched_keys"]
+    ]:
         wrapped = [prefix for prefix in WRAPPED if any(key.startswith(prefix) for key in info["unexpected_keys"])]
         why = f"; names begin with {wrapped[0]!r}, so {WRAPPED[wrapped[0]]}" if wrapped else ""
         raise UserError(f"{path!r} must hold all weights of its config.json, but lacks or misshapes {missing[0]}{why}.")
@@ -132,7 +134,7 @@ def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
         with tokenizing(f"the tokenizer of {path!r}"):
             theirs = transformers.PreTrainedTokenizerFast.from_pretrained(path)
     except UserError as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).partition("but: ")[2].split())
     with suppress(UserError), tokenizing(f"the tokenizer of {path!r}"):
         auto = transformers.AutoTokenizer.from_pretrained(path, config=config, trust_remote_code=False)
         is_whole = auto.backend_tokenizer.get_vocab_size() > len(auto.all_special_tokens)
@@ -141,7 +143,7 @@ def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
     if theirs is None:
         if not Path(path, TOKENIZER_FILE).is_file():  # there is none, or one in another form
             return None
-        raise UserError(f"{path!r} must have a {TOKENIZER_FILE} that can be read, but: {reason:.200}.")
+        raise UserError(f"{path!r} must have a {TOKENIZER_FILE} that can be read, but: {reason:.200}")
     tokenizer, files = theirs.backend_tokenizer, _tokenizer_files(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()

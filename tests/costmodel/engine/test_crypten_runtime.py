@@ -72,7 +72,7 @@ def test_killing_a_party_or_the_dealer_ends_the_others(killed):
 
 
 def kill_in_op(child):
-    while not child.at:
+    while not child.progress.at:
         time.sleep(0.01)
     child.process.kill()
 

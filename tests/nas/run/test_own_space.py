@@ -28,7 +28,12 @@ from tests.nas.conversion.test_families import FAMILIES, SIZES  # noqa: E402
 
 
 def settings(kind: str, **changes: Any) -> Architecture:
-    return architecture_of(getattr(transformers, f"{kind}Config")(**changes), kind)
+    """An architecture by settings of transformers, of which a family without some of SIZES has its own."""
+    make = getattr(transformers, f"{kind}Config")
+    known = make().to_dict()
+    return architecture_of(
+        make(**{key: value for key, value in changes.items() if key in known or key not in SIZES}), kind
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
