@@ -223,7 +223,7 @@ def saved(tmp_path: Path) -> Path:
         (
             "model_type",
             "llama",
-            "`(n_embd|activation_function)` of .* is .*, but has no meaning here; remove it if it changes nothing",
+            "`(n_embd|activation_function)` of .* is .*, but has no meaning here",
         ),
     ],
 )
