@@ -116,7 +116,7 @@ def test_of_two_passes_the_faster_runs_count():
     ("line", "message"),
     [
         ('{"kind": "Relu"}\n', "line 1 lacks the key 'start_s'"),
-        ('{"kind": "torn{"kind"\n', "timings.jsonl, line 1 must be JSON; delete the line"),
+        ('{"kind": "torn{"kind"\n', "timings.jsonl, line 1 must be JSON .delete the line"),
     ],
 )
 def test_timings_that_are_none_are_refused(line, message, tmp_path):
