@@ -117,8 +117,17 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
         if cut is not None:
             tokenizer.enable_truncation(cut)
             tokenizer.enable_padding(length=cut)
-        sizes = {"word_embed_proj_dim": 16, "ffn_dim": 16, "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32}
-        config = transformers.AutoConfig.for_model(model_type, **{**sizes, **LLAMA, "vocab_size": 400})
+        sizes: dict[str, Any] = {
+            "word_embed_proj_dim": 16,
+            "ffn_dim": 16,
+            "n_embd": 16,
+            "n_head": 2,
+            "n_layer": 1,
+            "n_positions": 32,
+        }
+        known = transformers.AutoConfig.for_model(model_type).to_dict()
+        sizes = {name: value for name, value in (sizes | LLAMA | {"vocab_size": 400}).items() if name in known}
+        config = transformers.AutoConfig.for_model(model_type, **sizes)
         torch.manual_seed(0)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
         tokenizer.save(str(folder / "tokenizer.json"))
@@ -338,6 +347,8 @@ def test_an_export_has_its_rotary_settings_for_versions_4_and_5_of_transformers(
     rope, before = FAMILIES[family]
     layers = ["sliding_attention", "full_attention"] if "gemma3" in family else ["full_attention"] * 2
     sizes = LLAMA | {"num_hidden_layers": 2, "layer_types": layers, "sliding_window": 64, "vocab_size": 400}
+    known = AutoConfig.for_model(family).to_dict()
+    sizes = {name: value for name, value in sizes.items() if name in known}
     config = AutoConfig.for_model(family, **sizes, rope_parameters=rope)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "theirs")
     KINDS["gemma"][0]().save(str(tmp_path / "theirs" / "tokenizer.json"))
