@@ -196,7 +196,6 @@ def test_a_prompt_is_checked_by_a_client_with_weights(run, hostile, monkeypatch)
     assert re.match(r"error: the prompt must hold in the fixed point of protocol semi2k, but in layers.0.norm1 .*", err)
 
 
-@pytest.mark.slow
 @pytest.mark.needs_engine
 def test_what_is_out_of_range_runs_for_study_and_says_so(run, hostile):
     folder = hostile("SM+LN+R", "qkv.weight", queries_and_keys(200))
