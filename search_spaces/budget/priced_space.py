@@ -112,11 +112,18 @@ class LayerPrices:
         self.pricer, self.price_op = pricer, _remembered(pricer)
         self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}
 
-    def priced(self, graphs: Iterable[OpGraph]) -> list[tuple[Node, Price]]:
-        """Return all nodes with their costs."""
+    def priced(self, graphs: Iterable[OpGraph], *, layers: bool = True) -> list[tuple[Node, Price]]:
+        """Return nodes with their costs: all, or without `layers` those of embedding and head."""
         runs = [graph.nodes for graph in graphs]
-        priced = [self.pricer.prices(nodes, lambda node: self.price_op(node.op)) for nodes in runs]
-        return [pair for nodes, prices in zip(runs, priced, strict=True) for pair in zip(nodes, prices, strict=True)]
+
+        def is_wanted(node: Node) -> bool:
+            return layers or not isinstance(node.layer, int)
+
+        def price_node(node: Node) -> Price:  # an op that is not wanted may have no formula
+            return self.price_op(node.op) if is_wanted(node) else FREE
+
+        priced = (zip(nodes, self.pricer.prices(nodes, price_node), strict=True) for nodes in runs)
+        return [(node, price) for pairs in priced for node, price in pairs if is_wanted(node)]
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """Return the costs of a layer's ops, an empty list for a layer that computes nothing."""
@@ -141,9 +148,8 @@ class LayerPrices:
             cap = self.base.logit_cap if head.is_capped else None
             whole = replace(self.base, layers=layers, final_norm=head.final_norm, logit_cap=cap)
             parts: dict[LayerId, list[Price]] = {}
-            for node, price in self.priced(self.workload.graphs(whole)):
-                if not (is_empty and isinstance(node.layer, int)):
-                    parts.setdefault(node.layer, []).append(price)
+            for node, price in self.priced(self.workload.graphs(whole), layers=not is_empty):
+                parts.setdefault(node.layer, []).append(price)
             self._known[layer, head] = parts
         return self._known[layer, head]
 
