@@ -14,8 +14,8 @@ from costmodel.ops import GeluForm, Op, SoftmaxForm
 Norm = Literal["layernorm", "rmsnorm", "frozen-layernorm", "frozen-rmsnorm", "none"]
 Attention = Literal["softmax", "softmax-temperature", "softmax-half", "2quad", "power8", "relu", "bounded", "none"]
 Ffn = Literal[
-    "gelu", "gelu-exact", "gelu-piecewise", "relu", "leaky-relu", "square", "identity", "fused",
-    "swiglu", "geglu", "reglu", "quadglu", "bilinear", "none",
+    "gelu", "gelu-exact", "gelu-piecewise", "relu", "squared-relu", "leaky-relu", "square", "identity",
+    "fused", "swiglu", "geglu", "reglu", "quadglu", "bilinear", "none",
 ]  # fmt: skip
 Stabiliser = Literal["none", "scaled"]
 Inner = Literal["own", "uncapped", "frozen", "none"]
@@ -66,6 +66,7 @@ class FfnForm(NamedTuple):
         label: what reports call it.
         name: its name in the papers, after a `+`; empty if it has none.
         activation: the op of its activation or gate for rows x features; None for a linear one.
+        then: an op that the activation's result goes through, if it is composed of two.
         gelu: the form of its GELU, if it has one; `own` for the model's form.
         is_gated: whether the activation of one linear is multiplied by another linear.
         degree: degree of the polynomial that replaces an activation, fitted per channel; None for others.
@@ -77,6 +78,7 @@ class FfnForm(NamedTuple):
     label: str
     name: str = ""
     activation: Callable[..., Op] | None = None
+    then: Callable[..., Op] | None = None
     gelu: GeluForm | Literal["own"] | None = None
     is_gated: bool = False
     degree: int | None = None
@@ -122,6 +124,8 @@ FFNS: dict[Ffn, FfnForm] = {
     "gelu-exact": FfnForm("E", "exact GELU FFN", activation=ops.Gelu, gelu="exact"),
     "gelu-piecewise": FfnForm("P", "piecewise GELU FFN", activation=ops.Gelu, gelu="piecewise"),
     "relu": FfnForm("R", "ReLU FFN", "R", activation=ops.Relu, replaces=True),
+    # So et al. 2021, Primer, arXiv 2109.08668
+    "squared-relu": FfnForm("D", "squared ReLU FFN", "SqR", activation=ops.Relu, then=ops.Square),
     "leaky-relu": FfnForm("K", "leaky ReLU FFN", "LR", activation=ops.LeakyRelu),
     "square": FfnForm("X", "square FFN", "SQ", activation=ops.Square, degree=2, replaces=True),
     "identity": FfnForm("I", "linear FFN", is_linear=True),

@@ -217,18 +217,19 @@ def _ffn(builder: _Builder, layer: Layer, source: str) -> str:
         return builder.linear("ffn.fused", source, d_model, d_model)
     is_gated, size = FFNS[layer.ffn].is_gated, dict[str, Any](rows=builder.rows, features=d_ff)
     hidden = builder.linear("ffn.gate" if is_gated else "ffn.up", source, d_model, d_ff)
-    if (activation := activation_op(builder.architecture, layer, builder.rows)) is not None:
-        hidden = builder.add("ffn.activation", activation, hidden)
+    for name, op in activation_ops(builder.architecture, layer, builder.rows).items():
+        hidden = builder.add(f"ffn.{name}", op, hidden)
     if is_gated:
         up = builder.linear("ffn.up", source, d_model, d_ff)
         hidden = builder.add("ffn.product", ops.Multiply(**size), hidden, up)
     return builder.linear("ffn.down", hidden, d_ff, d_model)
 
 
-def activation_op(architecture: Architecture, layer: Layer, rows: int) -> Op | None:
-    """Return the op of the activation or gate of a layer's FFN for `rows` tokens; None for a linear FFN."""
+def activation_ops(architecture: Architecture, layer: Layer, rows: int) -> dict[str, Op]:
+    """Return the ops of the activation or gate of a layer's FFN for `rows` tokens, by name; none for a linear FFN."""
     form, size = FFNS[layer.ffn], {"rows": rows, "features": architecture.d_ff}
     if form.activation is None:
-        return None
+        return {}
     gelu = gelu_form(architecture, layer)
-    return form.activation(**size) if gelu is None else form.activation(**size, form=gelu)
+    first = form.activation(**size) if gelu is None else form.activation(**size, form=gelu)
+    return {"activation": first} | ({} if form.then is None else {"then": form.then(**size)})

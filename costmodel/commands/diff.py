@@ -36,7 +36,7 @@ def diff(
     Args:
         a: an architecture, as for `estimate`.
         b: the architecture to compare with.
-        protocol: published, semi2k, aby3, cheetah, sigma, crypten or ckks.
+        protocol: published, semi2k, aby3, cheetah, sigma, crypten, ckks, or module:Class of your own.
         versus: protocol of B, if it differs from A's.
         format: tables, one JSON document, or CSV with a line per op; in SI units.
     """

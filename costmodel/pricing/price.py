@@ -17,7 +17,7 @@ class PricingOptions:
     """The protocol, network and testbed that a model is priced under.
 
     Args:
-        protocol: published, semi2k, aby3, cheetah, sigma, crypten or ckks.
+        protocol: published, semi2k, aby3, cheetah, sigma, crypten, ckks, or module:Class of your own.
         network: loopback, lan (the default), wan, another preset (cheetah-lan, bumblebee-wan, aero-stated, sigma-lan,
             sigma-wan) or a .yaml file, or a Network in Python; `published` includes its own network and takes none.
         bandwidth: bandwidth of the link instead of the network's, such as 1Gbps.

@@ -1,17 +1,22 @@
 """The protocols under which a model can be priced, by their names on the command line."""
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from costmodel.config.user_files import MOST_YAML, read_bytes
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
-from costmodel.network import Network
+from costmodel.network import Network, load_network
 from costmodel.protocols import ckks, derived, published, sigma
+from costmodel.protocols.derived import ByFormula
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.trust import Trust
@@ -60,10 +65,12 @@ def load_pricer(
 ) -> Pricer:
     """Return the pricer of a protocol; None stands for the protocol's default network, testbed or setting.
 
+    A protocol is one of `PROTOCOLS`, or `module:Class`, a subclass of `ByFormula` that can be imported.
     A UserError is raised for an unknown protocol, or a network, testbed or setting that the protocol cannot use.
     """
     _check(protocol)
-    return LOADERS[protocol](network, None if testbed is None else Path(testbed), setting)
+    path = None if testbed is None else Path(testbed)
+    return LOADERS[protocol](network, path, setting) if protocol in LOADERS else _own(protocol, network, path)
 
 
 def setting_of(protocol: str, **flags: Any) -> Setting | None:
@@ -84,5 +91,29 @@ def setting_of(protocol: str, **flags: Any) -> Setting | None:
 
 
 def _check(protocol: str) -> None:
-    if protocol not in LOADERS:
-        raise UserError(f"protocol must be one of {', '.join(PROTOCOLS)}, but got {protocol!r}.")
+    if protocol not in LOADERS and ":" not in protocol:
+        raise UserError(
+            f"protocol must be one of {', '.join(PROTOCOLS)}, or module:Class of your own, but got {protocol!r:.80}."
+        )
+
+
+def _own(protocol: str, network: str | Network | None, testbed: Path | None) -> Pricer:
+    """Load a class by formula; the id of its costs follows its source file, the testbed and the link."""
+    module, _, attribute = protocol.partition(":")
+    try:
+        kind = getattr(import_module(module), attribute)
+    except Exception as error:  # whatever a user's module raises
+        raise UserError(f"protocol {protocol!r:.80} cannot be loaded: {error}.") from None
+    if not (isinstance(kind, type) and issubclass(kind, ByFormula)):
+        raise UserError(f"protocol {protocol!r:.80} must be a subclass of costmodel.protocols.derived.ByFormula.")
+    link, source, given = load_network(network), inspect.getsourcefile(kind), dict[str, Any]()
+    if testbed is not None:
+        if "testbed" not in {field.name for field in fields(kind)}:
+            raise UserError(f"protocol {protocol} has no field `testbed`, but got --testbed {testbed}; leave it out.")
+        given["testbed"] = testbed
+    files = [read_bytes(path, MOST_YAML) for path in (source and Path(source), testbed) if path]
+    identity = cost_model_id(b"".join(files), protocol, link.bandwidth_bits_per_s, link.rtt_s, link.duplex)
+    try:
+        return kind(protocol=protocol, network=link.name, cost_model_id=identity, link=link, **given)
+    except TypeError as error:  # a method that is missing, or a field without a default
+        raise UserError(f"protocol {protocol!r:.80} cannot be made: {error}.") from None

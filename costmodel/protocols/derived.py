@@ -41,14 +41,18 @@ LATENCY_STEP_S = 2.0**-26  # seconds are multiples of this, so sums below 4 year
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ByFormula(Pricer):
-    """A protocol on a network, with bytes and rounds by formula; `setting` states how numbers are represented."""
+    """A protocol on a network, with bytes and rounds by formula; `setting` states how numbers are represented.
+
+    `--protocol module:Class` takes a subclass with `trust`, `comm` and `op_s`. A field `testbed`, with a default, is
+    the file of `--testbed`.
+    """
 
     protocol: str
     network: str
     cost_model_id: str
-    range_over: str
+    range_over: str = "errors that the protocol states"
     has_keys: bool = False
-    setting: Any
+    setting: Any = None
     link: Network
 
     @abstractmethod

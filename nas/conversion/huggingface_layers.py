@@ -251,6 +251,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu-exact": functional.gelu,
     "gelu-piecewise": _piecewise_gelu,
     "relu": functional.relu,
+    "squared-relu": lambda source: functional.relu(source).square(),
     "square": torch.square,
     "identity": lambda source: source,
     **GATES,  # activations of gates

@@ -26,7 +26,7 @@ from nas.recipe.recipe import SlopeSharing
 from search_spaces.architecture import Architecture, Layer, has_bias, num_heads, softmax_form
 from search_spaces.forms import FFNS
 from search_spaces.inner import queries, score_cap
-from search_spaces.lower import activation_op
+from search_spaces.lower import activation_ops
 
 INIT_STD = 0.02  # Radford et al. 2019, GPT-2, at its smallest width
 INIT_WIDTH = 768
@@ -230,8 +230,8 @@ class FeedForward(nn.Module):
         self.gate = linear("gate", d_model, d_ff) if FFNS[layer.ffn].is_gated else None
         if self.fused is None:
             self.up = linear("up", d_model, d_ff)
-            op = activation_op(architecture, layer, 1)
-            self.activation = nn.Identity() if op is None else MODULES[type(op)](op)
+            made = [MODULES[type(op)](op) for op in activation_ops(architecture, layer, 1).values()]
+            self.activation = made[0] if len(made) == 1 else nn.Sequential(*made)
             self.down = linear("down", d_ff, d_model)
         self.scale = architecture.residual_scale
         self.norm = inner_norm(architecture, layer, "ffn.norm")

@@ -9,7 +9,6 @@ from statistics import fmean
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from costmodel.estimate import outside_data
-from costmodel.protocols import TRUST
 from costmodel.protocols.published_rows import published_rows
 from costmodel.trust import caption, shown
 from nas.corpus.ngrams import NgramBaseline
@@ -146,7 +145,7 @@ def price_line(run: Run) -> str:
         forms = [deployed_of(member.most_expensive, run.base) for member in run.front]
         (published,) = (pricer for pricer in run.pricers if pricer.protocol == "published")
         words = outside_data(published, (graph for form in forms for graph in run.workload.graphs(form)))
-    named = ", and ".join(f"protocol {protocol} ({caption(TRUST[protocol])})" for protocol in run.config.protocols)
+    named = ", and ".join(f"protocol {pricer.protocol} ({caption(pricer.trust)})" for pricer in run.pricers)
     whose = shown(run.config.public_layers, run.config.client_layers)
     return f"costs: {named}{words and f'; {words}'}{whose}"
 

@@ -71,7 +71,7 @@ def reprice(run: Run, *, protocol: str | None = None, seq_len: int | None = None
 
     Args:
         run: any run with a completed trial.
-        protocol: published, semi2k, aby3, cheetah, sigma, crypten or ckks, instead of the run's protocol.
+        protocol: published, semi2k, aby3, cheetah, sigma, crypten, ckks or module:Class, instead of the run's protocol.
         seq_len: tokens of the prompt, instead of the run's.
         options: network and testbed, by default the run's if it has the protocol, and budgets, by default none.
 

@@ -20,8 +20,9 @@ class BudgetOptions:
         budget_keys: most bytes of keys per token that a dealer sends each party, such as 8GB, or a share of the
             parent's; for protocols with a dealer.
         seq_len: tokens of the prompt, for pricing and, in a search, for training.
-        protocol: protocol of the costs: published, semi2k, aby3, cheetah, sigma, crypten or ckks; or several separated
-            by commas, whose budgets all apply, such as --budget-latency semi2k=60s,sigma=2s; the front uses the first.
+        protocol: protocol of the costs: published, semi2k, aby3, cheetah, sigma, crypten, ckks, or module:Class of your
+            own; or several separated by commas, whose budgets all apply, such as --budget-latency semi2k=60s,sigma=2s;
+            the front uses the first.
         network: network between the parties, for protocols other than published: loopback, lan (the default), wan,
             another preset or a .yaml file; for several protocols one for all, or one each, such as
             semi2k=lan,sigma=wan.

@@ -27,7 +27,17 @@ LLAMA = base_architecture(
     "smollm2-135m", Dimensions(layers=2, heads=4, kv_heads=2, head_size=8, d_model=16, d_ff=24, vocab=40, context=16)
 )
 QWEN2 = replace(LLAMA, block="qwen2", num_kv_heads=None)
-NAMES = ("SM+LN+G", "SM+LN+R", "SM", "SM(t)+LN+LR", "SM+ScFFN", "SM+ScFuFFN_i1", "1xLSoGo-1xoTLRs", "1xoTLKs-1xoSooo")
+NAMES = (
+    "SM+LN+G",
+    "SM+LN+R",
+    "SM+LN+SqR",
+    "SM",
+    "SM(t)+LN+LR",
+    "SM+ScFFN",
+    "SM+ScFuFFN_i1",
+    "1xLSoGo-1xoTLRs",
+    "1xoTLKs-1xoSooo",
+)
 CHOICES = (
     "1xLHLXo-1xMSMGo 1xoooRo-1xLSooo 1xlSmEs-1xmQlPo-l 1xLULGo-1xmHlFo-m 1xooMRo-1xMTMIo-o 2xooLRo SM+LR "
     "SM(t)+ScFuFFN_i2 1xlSmRs-1xooLRo-m 2xooooo"
