@@ -29,7 +29,7 @@ from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.ops import OP_TYPES, Node, Op, OpGraph
-from costmodel.protocols import load_pricer, published, sigma_programs
+from costmodel.protocols import ckks_steps, load_pricer, published, sigma_programs
 from costmodel.protocols.compute_testbed import kind
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
@@ -103,11 +103,13 @@ SETTINGS: dict[str, tuple[str, Holder | None]] = {
         if (protocol, weights) != ("crypten", "server")
     },
     "sigma": ("sigma", None),
+    "ckks": ("ckks", None),
 }
 # protocol of no testbed of the engine -> what it prices, and which of that no case has, as it cannot be priced whole
 PRICED: dict[str, tuple[Iterable[type], set[str]]] = {
     "published": (published.COUNTS, set()),
     "sigma": (sigma_programs.PROGRAMS, {"Scale", "Square", "JoinRows"}),
+    "ckks": (ckks_steps.PROGRAMS, {"JoinColumns", "JoinRows", "KeyValueCache", "TakeColumns"}),
 }
 
 
@@ -119,7 +121,11 @@ def graph_of(case: Case, size: str) -> OpGraph:
 
 
 def of_ops(*some: Op) -> OpGraph:
-    return OpGraph(nodes=tuple(Node(name=str(at), layer=0, op=op, inputs=("tokens",)) for at, op in enumerate(some)))
+    return OpGraph(
+        nodes=tuple(
+            Node(name=str(at), layer=0, op=op, inputs=("tokens",) * len(op.input_shapes)) for at, op in enumerate(some)
+        )
+    )
 
 
 def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
@@ -152,7 +158,13 @@ def traced_graphs(size: str, rows: int, features: int) -> dict[str, OpGraph]:
     powers = of_ops(ops.Softmax(heads=4, queries=rows, keys=rows, form="power8"))
     some = {"grouped heads": grouped_heads, "gated": gated, "scaled": scaled, "pooled": pooled}
     halves = of_ops(ops.TakeColumns(rows=rows, features=features, taken=features // 2, first=features // 2))
-    some |= {"bounded": bounded, "powers": powers, "halves": halves}
+    elementwise = of_ops(
+        ops.Square(rows=rows, features=features),
+        ops.Scale(rows=rows, features=features, factor=1 / 50),
+        ops.Tanh(rows=rows, features=features),
+        ops.Sigmoid(rows=rows, features=features),
+    )
+    some |= {"bounded": bounded, "powers": powers, "halves": halves, "elementwise": elementwise}
     return {f"{name}, {size}": graph for name, graph in some.items()}
 
 
