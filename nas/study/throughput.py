@@ -74,7 +74,8 @@ def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> di
     Raises StoppedError if a process ends, for want of memory for example, or takes longer than LONGEST_S.
     """
     with ExitStack() as stack:
-        env = {**os.environ, **worker_env(THREADS_PER_TRIAL)}
+        scratch = stack.enter_context(TemporaryDirectory(prefix="nas-rate-"))  # of workers, which are killed
+        env = {**os.environ, **worker_env(THREADS_PER_TRIAL), "TMPDIR": scratch}
         started = (
             subprocess.Popen(SERVE, env=env, stdin=PIPE, stdout=PIPE, stderr=DEVNULL) for _ in range(max(counts))
         )

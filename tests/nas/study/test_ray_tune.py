@@ -2,6 +2,7 @@ import os
 import socket
 import stat
 from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import ray
@@ -117,10 +118,18 @@ def test_a_bug_in_this_process_keeps_its_type(session, trials, monkeypatch, call
 
 @pytest.mark.parametrize("temporary", ["/tmp", "/tmp/" + "long/" * 20, "/tmp/ö"])
 def test_ray_gets_a_folder_of_its_own_whose_path_is_short_and_ascii(temporary):
-    own = ray_cluster._own_folder(temporary)
-    assert own.startswith("/tmp/nas-")
-    assert stat.S_IMODE(os.stat(own).st_mode) == 0o700
-    os.rmdir(own)
+    own = Path(ray_cluster._own_folder(temporary))
+    assert str(own).startswith("/tmp/nas-")
+    own.parent.rmdir()
+
+
+def test_a_trial_has_the_priority_of_the_command(session):
+    assert ray.get(ray.remote(lambda: os.nice(0)).remote()) == os.nice(0)
+
+
+def test_nobody_else_can_read_or_write_the_files_of_ray(session):
+    (files,) = Path("/tmp").glob(f"nas-*/r/session_*_{os.getpid()}")
+    assert stat.S_IMODE(files.parents[1].stat().st_mode) == 0o700
 
 
 def test_the_cache_stands_in_for_a_home_that_cannot_be_written_to(tmp_path, monkeypatch):
