@@ -32,7 +32,8 @@ LEAST_SHARE = 0.05  # of a phase, from which its end is foreseen
 LATE_SHARE = 0.02  # of the budget, by which a first candidate is late that is said to be
 LEAST_SHOWN_S = 0.1  # of a phase that is named
 MARGIN = 1.1  # trainings take longer than their steps and validations: checkpoints, and the check of the folded form
-ENOUGH = 6  # final trainings below which low-fidelity evaluations are given up first
+ENOUGH = 6  # final trainings below which low-fidelity evaluations are given up first,
+SPARE = 1.5  # unless all fit in time with this factor, as the pace of a busy machine is hardly known
 VALIDATION_COST = 1 / 3  # of a token, as a share of a training token's: its forward pass, by count of operations
 STAT = Path("/proc/self/stat")
 
@@ -101,20 +102,21 @@ def fitting(
 ) -> Trainings:
     """Return how many of the planned trainings fit in the seconds that are left.
 
-    Evaluations keep their share of the trainings, unless fewer than ENOUGH candidates would end: then they are given
-    up first.
+    Evaluations keep their share of the trainings, unless fewer than ENOUGH candidates would end: then there are only
+    those that fit with SPARE time.
 
     busy_s: that trainings in progress still take, added up. places: trainings at a time. most: trainings that are
         planned. num_ended: candidates that end besides. num_evaluated: candidates that could be promoted at once.
     """
     rest_s, room_s = needs.end_s - needs.short_s, places * left_s - busy_s
     for ends in range(most.ends, 0, -1):
-        wanted = math.ceil(most.shorts * ends / most.ends)
-        for shorts in range(wanted, -1, -1) if num_ended + ends <= ENOUGH else (wanted,):
+        wanted, are_few = math.ceil(most.shorts * ends / most.ends), num_ended + ends <= ENOUGH
+        for shorts in range(wanted, -1, -1) if are_few else (wanted,):
             promoted = min(ends, shorts + num_evaluated)
             used_s = shorts * needs.short_s + promoted * rest_s + (ends - promoted) * needs.end_s
             first_s = rest_s if num_evaluated else needs.end_s  # evaluated or not, since an evaluation is a part of it
-            if used_s <= room_s and max(first_s, math.ceil(ends / places) * rest_s) <= left_s:
+            spare = SPARE if shorts and are_few else 1.0
+            if spare * used_s <= room_s and max(first_s, math.ceil(ends / places) * rest_s) <= left_s:
                 return Trainings(ends, shorts)
     return Trainings(0, 0)
 
