@@ -140,6 +140,14 @@ def modules_are_no_garbage() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """Ledgers and checkpoints are written through by the hundred; none has to outlive the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def warm_parties() -> Iterator[None]:
     """Processes of the MPC engine go from test to test, each with a fresh runtime, instead of importing it anew."""
     with kept_children():

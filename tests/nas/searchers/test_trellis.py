@@ -194,6 +194,24 @@ def test_what_diverges_is_learned():
     assert all_well.min() > 0.95
 
 
+def test_members_like_those_that_diverged_are_put_off(problem, monkeypatch):
+    strategy, rng = Trellis(problem), np.random.default_rng
+    members = list(islice(problem.feasible.members(), 40))
+    kept = strategy._counts(members)[:, -1]  # share of layers with a nonlinear FFN
+    many = kept > np.median(kept)
+    results = trained(problem, members)
+    diverged = [
+        replace(end, log_perplexity=None) if is_lost else end for end, is_lost in zip(results, many, strict=True)
+    ]
+    likely = strategy._completion(members, diverged)
+    assert likely[many].max() < likely[~many].min()
+    (first,) = strategy.propose(1, rng(0), [], results)
+    lost = strategy._counts([first])
+    monkeypatch.setattr(trellis, "completion", lambda counts, weights: (counts != lost).any(axis=1).astype(float))
+    (other,) = strategy.propose(1, rng(0), [], results)
+    assert (strategy._counts([other]) != lost).any()
+
+
 def front_of(problem, strategy, num_generations, seed):
     members: list = []
     for generation in range(num_generations):
@@ -269,7 +287,7 @@ def asked_for() -> list[str]:
     """Suggestions on `gpt2-small` in order, of a few draws each, their results made up of prices and names."""
     feasible = within_budget(price_space(load_space("gpt2-small"), load_pricer(), 128), Budget(latency_s=300.0))
     strategy = Trellis(SearchProblem(feasible=feasible, reference_loss=6.0))
-    remaining, lines = RemainingBudget(proxy_evals=8, final_trainings=2), list[str]()
+    remaining, lines = RemainingBudget(proxy_evals=5, final_trainings=2), list[str]()
     known: dict[Member, Observation] = {}
     while remaining.final_trainings:
         rng = np.random.default_rng([0, len(lines)])
@@ -287,8 +305,8 @@ def asked_for() -> list[str]:
 def test_proposals_do_not_depend_on_the_threads_of_blas():
     """This process has one thread of it."""
     code = f"from {__name__} import asked_for; print(*asked_for(), sep='\\n')"
-    many = python("-c", code, env={"OPENBLAS_NUM_THREADS": "8", "MKL_NUM_THREADS": "8"}).splitlines()
-    assert len(many) == 10
+    many = python("-c", code, env={"OPENBLAS_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}).splitlines()
+    assert len(many) == 7
     assert asked_for() == many
 
 
