@@ -272,7 +272,7 @@ def test_memory_that_runs_out_is_told_in_one_line(monkeypatch, corpus, tmp_path,
     def exhausted(self: Objective, *args: object, **rest: object) -> None:
         raise error
 
-    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):
+    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):  # noqa: B007
         run = train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "run")
         next(run)
         with monkeypatch.context() as patch:
