@@ -281,6 +281,7 @@ def test_records_carry_price_and_provenance(trials_in, tmp_path):
     assert record.latency_s <= 25.0
     assert (record.corpus, record.tokenizer, record.split) == (CORPUS.fingerprint, "bpe-512", "validation")
     assert (record.protocol, record.cost_model_id, record.scale, record.width) == ("toy", "0", "smoke", 8)
+    assert (record.steps, record.tokens, record.seconds, record.flags) == (8, 64, 2.0, ENTROPY.flags)
 
 
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, monkeypatch):
