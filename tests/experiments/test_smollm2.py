@@ -104,6 +104,7 @@ def test_bad_settings_are_refused(setting):
         replace(setting, searched=("both", "other"))
 
 
+@pytest.mark.slow
 def test_the_search_takes_the_best_rate(setting, console, without_ray):
     Path("space.yaml").write_text("name: one\nbase: parent\nmembers: [3xMSMWo, 3xMPMQo, 3xMSMQo]\n")
     search = SearchSettings(

@@ -51,9 +51,9 @@ def meeting_of(rank, addresses, own_terms, wait_s=5.0):
     return sorted(channels)
 
 
-def met(addresses, owns):
+def met(addresses, owns, wait_s=5.0):
     with ThreadPoolExecutor(len(owns)) as parties:
-        return list(parties.map(meeting_of, range(len(owns)), [addresses] * len(owns), owns))
+        return list(parties.map(meeting_of, range(len(owns)), [addresses] * len(owns), owns, [wait_s] * len(owns)))
 
 
 @pytest.mark.parametrize("on_one_machine", [False, True])
@@ -62,22 +62,13 @@ def test_three_parties_meet(on_one_machine, free_peers, tmp_path):
     assert met(addresses, [terms("aby3", EngineSetting())] * 3) == [[1, 2], [0, 2], [0, 1]]
 
 
-@pytest.mark.parametrize(
-    ("name", "other"),
-    [
-        ("engine", "0.9.4"),
-        ("package", "0.0.9"),
-        ("cost model", "1"),
-        ("protocol", "cheetah"),
-        ("sources", "0123456789ab"),
-        ("ring", "64 bits, 17 of them fraction"),
-        *((f"version of {name}", "1.0") for name in ("jax", "jaxlib", "numpy", "torch")),
-    ],
-)
+@pytest.mark.parametrize(("name", "other"), [("protocol", "cheetah"), ("version of torch", "1.0")])
 def test_unequal_parties_are_told_so_on_both_sides(name, other, free_peers):
     own_terms = terms("semi2k", EngineSetting())
+    versions = {f"version of {package}" for package in ("jax", "jaxlib", "numpy", "torch")}
+    assert own_terms.keys() >= {"engine", "package", "cost model", "protocol", "sources", "ring"} | versions
     line = f"the parties must have the same {name}, but party {{}} has {{}} and party {{}} {{}}; nothing was shared."
-    assert met(free_peers(2), [own_terms, {**own_terms, name: other}]) == [
+    assert met(free_peers(2), [own_terms, {**own_terms, name: other}], 1.5) == [  # while the first may still come
         line.format(0, own_terms[name], 1, other),
         line.format(1, other, 0, own_terms[name]),
     ]
@@ -231,7 +222,7 @@ def test_a_stranger_with_other_terms_is_told_and_dropped(comes, free_peers):
     """It is the reason if the party itself does not come."""
     addresses, own_terms = free_peers(2), terms("semi2k", EngineSetting())
     with ThreadPoolExecutor(1) as parties:
-        client = parties.submit(meeting_of, 0, addresses, own_terms, 60.0 if comes else 3.0)
+        client = parties.submit(meeting_of, 0, addresses, own_terms, 60.0 if comes else 1.5)
         stranger = Channel(connected(addresses[0]))
         stranger.send(HELLO_OF_1 | {"terms": {**own_terms, "ring": "\x1b[2J9 bits"}})
         assert stranger.receive().header == {"kind": HELLO, "rank": 0, "terms": own_terms}
@@ -311,7 +302,7 @@ def test_a_silent_peer_is_lost_and_one_that_has_nothing_to_say_is_not(pair):
         Peers({0: other_ends[1]}, lambda *of_peer: lost.put(of_peer), is_awake=lambda: not asleep.is_set()),
     ]
     with pytest.raises(Empty):
-        lost.get(timeout=4.0)
+        lost.get(timeout=3.0)
     asleep.set()
     rank, why = lost.get(timeout=20)
     assert (rank, str(why)) == (2, "has been silent for 2 s")

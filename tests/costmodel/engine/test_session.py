@@ -174,10 +174,10 @@ def test_a_stopped_party_ends_the_session():
             continue
         setting = CryptenSetting() if protocol == "crypten" else EngineSetting()
         job = spu.ops_job([ops.Relu(rows=2, features=2)], protocol=protocol, setting=setting)
-        with on_this_machine(replace(job.client, idle_s=8.0)) as (session, _):
+        with on_this_machine(replace(job.client, idle_s=4.0)) as (session, _):
             session.children[1].process.send_signal(signal.SIGSTOP)
             with pytest.raises(
-                StoppedError, match=r"^party 1 \(the server\) has been silent for 8 s; start all parties"
+                StoppedError, match=r"^party 1 \(the server\) has been silent for 4 s; start all parties"
             ):
                 session.run(0, job.inputs)
 

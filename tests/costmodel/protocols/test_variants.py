@@ -34,13 +34,12 @@ VARIANTS = {
     "public fused": ("1xlTmBs-1xoSoFs-1xMHLKs", "tiny", Dimensions(layers=3), Deployment(public_layers="1-2")),
 }
 AT_ONCE = {
-    "semi2k": "forms,last,decode simplified,last of a batch,vocabulary in halves,public GPT-2,public llama,"
-    "client GPT-2",
-    "aby3": "decode rotary,llama decode batch,public fused,client llama",
+    "semi2k": "forms,decode simplified,last of a batch,vocabulary in halves,public llama,client GPT-2",
+    "aby3": "llama decode batch,public fused,client llama",
 }
 SLOW = {
-    "semi2k": "plain,batch,llama",
-    "aby3": "plain,decode,decode batch,public GPT-2,public llama",
+    "semi2k": "plain,batch,last,llama,public GPT-2",
+    "aby3": "plain,decode,decode batch,decode rotary,public GPT-2,public llama",
     "cheetah": "plain,batch,forms,decode rotary,llama,public GPT-2,public llama,public fused",
 }
 CASES = [

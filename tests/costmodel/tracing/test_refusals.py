@@ -79,23 +79,23 @@ def test_models_that_are_refused(make, message):
     assert str(refusal.value) == message
 
 
+PRINTED = """
+from torch import nn
+from costmodel.tracing.trace import trace
+
 class Branches(nn.Module):
     def forward(self, hidden):
         return hidden if hidden.sum() > 0 else -hidden
 
-
-def test_nothing_but_the_refusal_is_printed():
-    model = "nn.Sequential(nn.Embedding(8, 8), Branches())"
-    script = f"""
-from torch import nn
-from costmodel.tracing.trace import trace
-from tests.costmodel.tracing.test_refusals import Branches
 try:
-    trace({model}, 4, name="m")
+    trace(nn.Sequential(nn.Embedding(8, 8), Branches()), 4, name="m")
 except ValueError as error:
     print(error)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+
+def test_nothing_but_the_refusal_is_printed():
+    done = subprocess.run([sys.executable, "-c", PRINTED], capture_output=True, text=True, check=True)
     assert "be exportable by torch.export, but that raised GuardOnDataDependentSymNode" in done.stdout
     assert done.stdout.count("\n") == 1
     assert done.stderr == ""

@@ -13,6 +13,7 @@ from experiments.searchers.benchmark import pool_of, tables, verdicts
 from experiments.searchers.replay import Entry, Training, replay, replay_halving
 from experiments.searchers.table import TablePart
 from experiments.trainings import DATA, Rung, read_outcomes
+from nas.searchers import trellis
 from nas.searchers.strategy import SearchProblem
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
@@ -55,7 +56,9 @@ def _training(loss: float | None) -> Training:
 
 
 @pytest.mark.parametrize("searcher", ["trellis", "stratified", "evolution", "tpe"])
-def test_a_search_that_trains_all_of_the_table_has_no_regret(problem, entries, searcher):
+def test_a_search_that_trains_all_of_the_table_has_no_regret(problem, entries, searcher, monkeypatch):
+    for number in ("NUM_DRAWS", "NUM_RANDOM"):
+        monkeypatch.setattr(trellis, number, 2)
     curve = replay(searcher, problem, entries, num_trials=1000, seed=0)
     assert curve.tokens[0] == 100  # a searcher that proxy_evals trains one to its end first
     assert list(curve.tokens) == sorted(curve.tokens)

@@ -101,7 +101,7 @@ def test_half_precision_is_as_good_as_its_type(dtype, bound, device, monkeypatch
 
 
 @on_every_device
-@pytest.mark.parametrize("temperature", [1.0, 0.1, 0.01])
+@pytest.mark.parametrize("temperature", [1.0, 0.01])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_entropy_is_exact_at_low_temperatures(temperature, dtype, device, monkeypatch):
     if INTERPRETED:

@@ -130,6 +130,17 @@ def test_beyond_the_context_the_last_tokens_are_run_anew() -> None:
     assert torch.equal(out, greedy(model, prompt, 8))
 
 
+def test_a_token_that_is_alone_attends_to_itself_under_eighth_powers_even_with_a_score_of_0(some_tokens) -> None:
+    model = made(GPT2, "1xLPLGo-1xLSLGo")
+    attention = model.layers[0].attention
+    with torch.no_grad():
+        for value in (attention.qkv.weight, attention.qkv.bias):
+            value[: GPT2.d_model] = 0  # of queries
+        attention.bound.weight.zero_()
+    assert model(some_tokens(length=1)).logits.isfinite().all()
+    assert_same_logits(to_transformers(model.architecture, deployed_weights(model)), model, some_tokens(length=1))
+
+
 @pytest.mark.parametrize("base", [GPT2, PYTHIA])
 def test_a_tied_table_is_one_tensor(base: Architecture, tmp_path: Path) -> None:
     from safetensors.torch import load_file

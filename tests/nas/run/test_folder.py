@@ -99,6 +99,9 @@ def test_results_of_other_prices_or_data_are_never_mixed(tmp_path, make_run, mak
         checked_meta(replace(run, meta=make_meta()), config, feasible, corpus)
     with pytest.raises(UserError, match="`corpus` of .*, but is c; .* start a new run"):
         checked_meta(replace(run, meta=make_meta(cost_model_id="0")), config, feasible, corpus)
+    known = make_meta(cost_model_id="0", corpus=corpus.fingerprint, tokenizer=corpus.tokenizer)
+    expected = replace(known, reference=(300.0, known.reference[1]), num_feasible=feasible.num_feasible)
+    assert checked_meta(replace(run, meta=known), config, feasible, corpus) == expected
 
 
 CONFIG = StudyConfig(budget_latency="25s", space="tiny", scale="smoke", seq_len=16)

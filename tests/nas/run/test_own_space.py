@@ -24,7 +24,7 @@ from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
 from search_spaces.pricing import price_architecture  # noqa: E402
 from search_spaces.space import sample  # noqa: E402
 from search_spaces.workload import Workload  # noqa: E402
-from tests.nas.conversion.test_families import FAMILIES, SIZES  # noqa: E402
+from tests.nas.conversion.test_families import FAMILIES, QUICK, SIZES  # noqa: E402
 
 
 def settings(kind: str, **changes: Any) -> Architecture:
@@ -36,7 +36,9 @@ def settings(kind: str, **changes: Any) -> Architecture:
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in (*QUICK, "phi3-heads"))) for name in FAMILIES]
+)
 def test_a_member_of_every_family_costs_what_its_op_graph_costs_and_is_counted(name: str) -> None:
     kind, changes = FAMILIES[name]
     own, pricer, work = settings(kind, **{**SIZES, **changes}), load_pricer("semi2k"), Workload(prompt_len=8)

@@ -257,7 +257,8 @@ GATED = [
 
 
 @pytest.mark.parametrize(
-    ("architecture", "layers", "at_a_time"), [(None, MANY, 1 << 30), (None, MANY, 1), (ROTARY, GATED, 1 << 30)]
+    ("architecture", "layers", "at_a_time"),
+    [(None, MANY, 1 << 30), (ROTARY, GATED, 1 << 30), pytest.param(None, MANY, 1, marks=pytest.mark.slow)],
 )
 def test_alternatives_train_together_as_one_after_another(parent, texts, monkeypatch, architecture, layers, at_a_time):
     monkeypatch.setattr(library, "MOST_TOGETHER", at_a_time)

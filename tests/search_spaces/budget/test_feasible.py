@@ -66,33 +66,31 @@ def test_the_count_is_exact(small_space, pricer, agrees, latency, sent):
 
 
 def assert_uniform(feasible: FeasibleSpace) -> None:
-    """Chi-square over the feasible members, 10 draws expected of each; beyond +-5 standard deviations is a bug."""
-    size, expected, rng = feasible.num_feasible, 10, np.random.default_rng(0)
+    """Chi-square over the feasible members, 5 draws expected of each; beyond +-5 standard deviations is a bug."""
+    size, expected, rng = feasible.num_feasible, 5, np.random.default_rng(0)
     counts = Counter(feasible.sample(rng) for _ in range(size * expected))
-    assert (
-        set(counts)
-        == set(feasible.members())
-        == {member for member in members(feasible.space) if feasible.fits(member)}
-    )
-    statistic = sum((count - expected) ** 2 / expected for count in counts.values())
+    listed = list(feasible.members())
+    assert set(counts) <= set(listed)
+    statistic = sum((counts[member] - expected) ** 2 / expected for member in listed)
     assert abs(statistic - (size - 1)) < 5 * (2 * (size - 1)) ** 0.5
 
 
-@pytest.mark.parametrize("shares", [(0.4, None), (None, 0.3), (0.5, 0.4)])
+@pytest.mark.parametrize("shares", [(None, 0.3), (0.5, 0.4)])
 def test_sampling_within_budget_is_uniform(small_space, pricer, shares):
     priced = price_space(small_space, pricer, 8)
     feasible = within_budget(priced, budget_at(priced, *shares))
     assert 20 < feasible.num_feasible < num_members(small_space)
-    assert_uniform(feasible)
-    assert_uniform(max(price_slices(feasible, 5), key=lambda part: part.num_feasible))
+    for part in (feasible, max(price_slices(feasible, 5), key=lambda part: part.num_feasible)):
+        assert_uniform(part)
+        assert set(part.members()) == {member for member in members(small_space) if part.fits(member)}
 
 
 def test_sampling_is_uniform_where_ways_of_equal_cost_differ_in_number(make_space, pricer):
     """Two layers before the cut reach one cost in several ways, each standing for a different number of layers."""
     space = make_space(num_layers=4)
     priced = price_space(space, pricer, 8)
-    feasible = within_budget(priced, Budget(latency_s=7 + 4 * 3 + 11 + 8))  # 8 s for norms and activations
-    assert 500 < feasible.num_feasible < 1500
+    feasible = within_budget(priced, Budget(latency_s=7 + 4 * 3 + 11 + 7))  # 7 s for norms and activations
+    assert 300 < feasible.num_feasible < 1500
     assert_uniform(feasible)
 
 
@@ -145,7 +143,7 @@ def test_a_member_costing_the_budget_exactly_fits(pricer):
 
     space = load_space("tiny")
     priced = price_space(space, Thirds(), 8)
-    for member in members(space):
+    for member in islice(members(space), 0, None, 5):
         price = price_of(priced, member)
         assert within_budget(priced, Budget(latency_s=price.latency_s, sent_bytes=price.sent_bytes)).fits(member)
 
@@ -192,7 +190,8 @@ def test_where_exact_tables_are_too_large_costs_are_rounded_up_to_steps_of_the_b
     assert {feasible_space.sample(rng) for _ in range(100)} <= listed
 
 
-def test_a_deep_space_within_five_budgets_is_counted_and_what_is_drawn_fits_them_all():
+def test_a_deep_space_within_five_budgets_is_counted_and_what_is_drawn_fits_them_all(monkeypatch):
+    monkeypatch.setattr(counting, "MAX_ROWS", 2**14)  # which five budgets exceed before they are rounded
     space = build_space(replace(load_definition("tiny"), dimensions=Dimensions(layers=24)))
     measures: dict[str, tuple[Measure, ...]] = {
         "semi2k": ("latency_s", "sent_bytes"),
@@ -205,6 +204,7 @@ def test_a_deep_space_within_five_budgets_is_counted_and_what_is_drawn_fits_them
         for priced, names in asked
     )
     within = within_budget(*first, also)
+    assert within.tolerance > 0
     assert 0 < within.num_feasible < num_members(space)
     rng = np.random.default_rng(0)
     for member in (within.sample(rng) for _ in range(20)):

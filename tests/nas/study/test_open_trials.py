@@ -1,0 +1,88 @@
+"""What a resolved study says reaches its trials, their schedule and their searcher."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from costmodel.cost import Budget
+from nas.provenance import versions
+from nas.recipe.distillation import DistillationSchedule
+from nas.run.config import StudyConfig, study_recipe
+from nas.run.folder import ParentResult
+from nas.searchers.strategy import Suggestion
+from nas.study.open_trials import open_trials, proposals_of, search_problem
+from search_spaces.budget.feasible import FeasibleSpace, within_budget
+from search_spaces.budget.priced_space import price_space
+from search_spaces.notation import parse, placement
+from search_spaces.space import load_space
+from tests.conftest import ToyPricer
+
+CONFIG = StudyConfig(
+    budget_latency="60s", space="ladder", scale="smoke", searcher="stratified", seed=4, num_trials=7, finalist_seeds=3,
+    generation_size=3, gpus_per_trial=0.5,
+)  # fmt: skip
+FROM_PARENT = DistillationSchedule(parent="p", placement="12xLSLGo")
+PARENT = ParentResult(name="made", notation="SM+LN+G", val_loss=2.5, latency_s=30.0)
+
+
+@pytest.fixture(scope="module")
+def ladder() -> FeasibleSpace:
+    return within_budget(price_space(load_space("ladder"), ToyPricer(), 16), Budget(latency_s=150.0))
+
+
+@pytest.fixture
+def study(ladder, make_meta, tmp_path):
+    def make(distillation: DistillationSchedule | None = FROM_PARENT, config: StudyConfig = CONFIG) -> Any:
+        meta = make_meta(recipe=study_recipe(config, distillation), parent=PARENT, reference=(60.0, 6.0))
+        corpora = {"corpus": "first", "second": "second"}
+        return SimpleNamespace(config=config, feasible=ladder, meta=meta, folder=tmp_path, **corpora)
+
+    return make
+
+
+def test_every_setting_reaches_the_trials_and_the_schedule(study, tmp_path: Path) -> None:
+    given = study()
+    trials = open_trials(given)
+    setting, schedule = trials.setting, trials.schedule
+    assert (setting.config, setting.recipe, setting.folder) == (CONFIG, given.meta.recipe, tmp_path)
+    assert (setting.corpus, setting.second, setting.versions) == ("first", "second", versions())
+    devices = [open_trials(study(config=replace(CONFIG, gpus_per_trial=share))).setting.device for share in (0.0, 1.0)]
+    assert (setting.device, *devices) == ("cuda", "cpu", "cuda")
+    assert (schedule.seed, schedule.most.ends, schedule.generation_size) == (4, 7, 3)
+    assert (schedule.finalist_seeds, schedule.most_replicates) == (3, 4)
+    assert (schedule.reference, schedule.parent_loss) == ((60.0, 6.0), 2.5)
+
+
+def test_baselines_are_published_rows_over_the_budget_but_for_the_parent(study) -> None:
+    for distillation, expected in ((None, ["12xLSLGo", "12xLSLRo"]), (FROM_PARENT, ["12xLSLRo"])):
+        proposals = open_trials(study(distillation)).schedule.proposals
+        assert {proposal.role for proposal in proposals} == {"baseline"}
+        assert sorted(placement(proposal.member.architecture) for proposal in proposals) == expected
+
+
+def test_proposals_are_read_back_from_the_ledger(ladder, make_record) -> None:
+    member = replace(parse("12xLSLRo", ladder.space.base), entropy_regularised=True)
+    facts = {"placement": "12xLSLRo", "entropy_regularised": True, "is_proxy": True, "expected_loss": 2.25}
+    proposed = make_record(3, event="proposed", status="proposed", generation=1, role="baseline", **facts)
+    read = Suggestion(member, is_proxy=True, expected=2.25, index=3, generation=1, role="baseline")
+    assert proposals_of([make_record(3), proposed], ladder.space.base) == [read]
+
+
+def test_a_searcher_knows_the_parent_and_the_loss_to_beat(study, ngrams) -> None:
+    alone, taught = study(None), study()
+    trigram = replace(taught.meta, ngrams=ngrams)
+    scratch = replace(alone.meta, parent=None)
+    at_own_size: Any = SimpleNamespace(scale="parent")
+    for config, meta, loss, parent_loss in (
+        (CONFIG, scratch, 6.0, None),
+        (CONFIG, trigram, ngrams.losses[2], 2.5),
+        (at_own_size, trigram, 2.5 + math.log(1.5), 2.5),
+    ):
+        problem = search_problem(config, taught.feasible, meta)
+        assert (problem.reference_loss, problem.parent_loss) == (pytest.approx(loss), parent_loss)
+        assert problem.short_finetune == (config is at_own_size) == (problem.anchors == ())
+        assert (problem.parent and placement(problem.parent)) == (None if meta is scratch else "12xLSLGo")
