@@ -33,7 +33,7 @@ from nas.training.distillation.teacher import teacher_of
 from nas.training.memory import CONTEXT_BYTES, training_memory
 from nas.training.trainer import TrainingRun
 from search_spaces.architecture import Architecture
-from search_spaces.forms import FFNS, Ffn
+from search_spaces.forms import FFNS
 from search_spaces.notation import placement
 from search_spaces.resolve import resolve
 
@@ -164,7 +164,11 @@ def from_parent(place: Place) -> None:
     assert place.parent is not None
     rows, sizes, parent = place.rows, place.sizes, load_parent(place.parent)
     with TemporaryDirectory(prefix="nas-library-") as folder:
-        own, replaced = parent.model.architecture, _replaced(parent)
+        own = parent.model.architecture
+        # eighth powers in softmax's place, and quadratics in that of the activations
+        quadratics = ("quadglu" if FFNS[layer.ffn].is_gated else "square" for layer in own.layers)
+        layers = zip(own.layers, quadratics, strict=True)
+        replaced = replace(own, layers=tuple(replace(layer, attention="power8", ffn=ffn) for layer, ffn in layers))
         taught = RecipeChanges(distillation=DistillationChanges(blockwise_tokens=sizes.blockwise_tokens))
         distilled = _of_parent(place, parent, replaced, taught, sizes.parent_tokens[0])
         corpus = random_corpus(distilled, Path(folder))
@@ -177,17 +181,6 @@ def from_parent(place: Place) -> None:
             own_way = _way(place, "tuned", tuned, parent.start(tuned, corpus), parent)
             replaced_way = _way(place, f"distilled to {placement(replaced)}", distilled, initial, parent)
             _compare(place, [own_way, replaced_way], f"{tokens} tokens a step")
-
-
-def _replaced(parent: Parent) -> Architecture:
-    """Return the parent with eighth powers in softmax's place and quadratics in that of the activations."""
-    own = parent.model.architecture
-    layers = (replace(layer, attention="power8", ffn=_quadratic(layer.ffn)) for layer in own.layers)
-    return replace(own, layers=tuple(layers))
-
-
-def _quadratic(ffn: Ffn) -> Ffn:
-    return "quadglu" if FFNS[ffn].is_gated else "square"
 
 
 def _of_parent(

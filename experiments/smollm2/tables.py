@@ -8,7 +8,6 @@ from typing import NamedTuple
 from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Price
 from experiments.bars import table
 from nas.api import Run
 from nas.report.panels import LinePanel, PanelFigure, Series
@@ -33,7 +32,8 @@ def models(searched: Run) -> list[Shown]:
     """Return the folded parent, then the front, cheapest first."""
     parent, second = searched.parent, searched.meta.second
     assert parent is not None
-    whole = _price_of(searched, parent.notation)
+    architecture = parse(parent.notation, searched.base).architecture
+    whole = price_architecture(architecture, searched.pricer, searched.workload, "folded").price
     theirs = math.exp(second.parent_loss) if second and second.parent_loss is not None else None
     shown = [Shown("parent", parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity, theirs)]
     for member in searched.front:
@@ -42,11 +42,6 @@ def models(searched: Run) -> list[Shown]:
         perplexities = member.perplexity, second_perplexity(member)
         shown.append(Shown(member.arch_id, runs_as, record.latency_s, record.sent_bytes, *perplexities))
     return shown
-
-
-def _price_of(searched: Run, row: str) -> Price:
-    architecture = parse(row, searched.base).architecture
-    return price_architecture(architecture, searched.pricer, searched.workload, "folded").price
 
 
 def model_table(models: Sequence[Shown]) -> Table:

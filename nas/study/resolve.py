@@ -92,7 +92,12 @@ def _new(priced: PricedStudy, parent: Parent | None, nodes: Sequence[Node], outp
         second_eval_data=NO_SECOND if second is None else second.data,
     )
     recipe = study_recipe(config, parent and parent.distillation)
-    _check_memory(Candidate(architecture=base, recipe=recipe), config, resources)
+    on = "cuda" if config.gpus_per_trial else "cpu"
+    memory = training_memory(Candidate(architecture=base, recipe=recipe), on)
+    _log.info(f"{memory.line}, each trial at most about that")
+    if resources.ray_address is None:
+        on_one = int(1 / resources.gpus_per_trial) if config.gpus_per_trial else resources.at_a_time
+        require_memory(memory, available_bytes(on), on_one)
     with threads(THREADS_PER_TRIAL):
         meta = new_meta(config, feasible, corpus, second, parent, device_of(config), read)
     for line in opening_lines(meta, corpus, parent, config.begin_of_text):
@@ -254,16 +259,6 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSp
     check_feasible(feasible)
     _log.info(f"{format_count(feasible.num_feasible)} members within the budget without those")
     return feasible
-
-
-def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resources) -> None:
-    """Log the memory of the largest trial. Raises UserError if this machine cannot run the trials at a time."""
-    device = "cuda" if config.gpus_per_trial else "cpu"
-    memory = training_memory(candidate, device)
-    _log.info(f"{memory.line}, each trial at most about that")
-    if resources.ray_address is None:
-        on_one = int(1 / resources.gpus_per_trial) if device == "cuda" else resources.at_a_time
-        require_memory(memory, available_bytes(device), on_one)
 
 
 def device_of(config: StudyConfig) -> str:
