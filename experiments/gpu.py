@@ -92,7 +92,7 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = Rows(folder / CSV_FILE, device, console)
     sizes = SIZES[settings.scale or ("paper" if device == "cuda" else "proxy")]
-    place = Place(device, sizes, settings.parent, folder, rows)
+    place = Place(device, sizes, settings.parent, rows)
     allowed = [part for part in PARTS if part != "smollm2" or settings.parent is not None]
     chosen = [part for part in PARTS if part in (settings.parts or allowed)]
     ends_s, all_shares = time.monotonic(), sum(PARTS[part][1] for part in chosen)

@@ -37,10 +37,8 @@ from search_spaces.forms import FFNS
 from search_spaces.notation import placement
 from search_spaces.resolve import resolve
 
-PROFILE_FILE = "profile.txt"
 PLAIN, COMPILED, OURS, REGULARISED = "plain", "plain compiled", "ours", "ours, entropy regularised"
 LAYERS = "SM+LN+G"
-NUM_STEPS_PROFILED, NUM_KERNELS = 3, 15
 ENDLESS = 10**12  # tokens, so that no training ends while it is measured
 
 
@@ -73,7 +71,6 @@ class Place(NamedTuple):
     device: Device
     sizes: Sizes
     parent: str | None
-    folder: Path
     rows: Rows
 
 

@@ -54,7 +54,7 @@ def test_our_step_is_the_trainers(monkeypatch, tmp_path):
         return original(run)
 
     monkeypatch.setattr(TrainingRun, "step", counted)
-    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, tmp_path, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
+    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
     (_, regularised) = gpu_trainings._ours(place, 16)
     with regularised.start() as step:
         step()
@@ -64,7 +64,7 @@ def test_our_step_is_the_trainers(monkeypatch, tmp_path):
 
 
 def test_a_training_that_diverged_is_no_measurement(monkeypatch, tmp_path):
-    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, tmp_path, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
+    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
     candidate = gpu_trainings._gpt2(place, 16, entropy_regularised=False)
     monkeypatch.setattr("nas.training.divergence.nonfinite_step", lambda *_: ("bad at {step}, {layer}", "logits"))
     with pytest.raises(StoppedError, match="ended: bad at 1, logits"), training(candidate, "cpu") as step:
