@@ -66,10 +66,6 @@ class Pricer(ABC):
             multiples[name] = max(multiples.get(name, 1.0), self.extrapolation(op) or 1.0)
         return tuple(f"{name} {times:.1f}x" for name, times in multiples.items() if times > 1)
 
-    def prior_share(self, graph: Iterable[Node]) -> float | None:
-        """Return the share of the latency, from 0 to 1, that rests on priors; None if there are no priors."""
-        return None
-
     def extrapolation(self, op: Op) -> float | None:
         """Return the ratio of an op's work to the most that was fitted, at least 1; None if it is not known."""
         return None
@@ -96,7 +92,6 @@ class Estimate:
     extrapolations: tuple[float | None, ...]
     latency_s_range: tuple[float, float] | None
     range_over: str
-    prior_share: float | None
     extrapolated: tuple[str, ...] = ()
 
 
@@ -116,7 +111,7 @@ class Generation:
 def estimate(graph: OpGraph, pricer: Pricer) -> Estimate:
     """Price every node of the graph; a UserError that names the node is raised for an op without formula."""
     by_op = tuple(zip(graph, _prices(graph, pricer), strict=True))
-    return _estimate(by_op, graph, graph, pricer, pricer.latency_s_range(graph))
+    return _estimate(by_op, graph, pricer, pricer.latency_s_range(graph))
 
 
 def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
@@ -132,9 +127,7 @@ def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
         node = steps[-1].nodes[index]
         by_op.append((replace(node, name=f"{node.name}@decode"), total_price(prices[index::size])))
     return Generation(
-        whole=_estimate(
-            tuple(by_op), [*prompt, *later], [node for node, _ in by_op], pricer, _range(prompt, later, pricer)
-        ),
+        whole=_estimate(tuple(by_op), [node for node, _ in by_op], pricer, _range(prompt, later, pricer)),
         by_token=(
             total_price(first),
             *(total_price(prices[start : start + size]) for start in range(0, len(prices), size or 1)),
@@ -154,12 +147,11 @@ def _range(prompt: OpGraph, later: Sequence[Node], pricer: Pricer) -> tuple[floa
 
 def _estimate(
     by_op: tuple[tuple[Node, Price], ...],
-    every: Iterable[Node],
     largest: Iterable[Node],
     pricer: Pricer,
     latency_s_range: tuple[float, float] | None,
 ) -> Estimate:
-    """Assemble an estimate; `every` are all nodes that are run, `largest` those that decide about extrapolation."""
+    """Assemble an estimate; `largest` are the nodes that decide about extrapolation."""
     extrapolations = {node.op: pricer.extrapolation(node.op) for node, _ in by_op}
     layers: dict[LayerId, list[Price]] = {}
     for node, price in by_op:
@@ -175,7 +167,6 @@ def _estimate(
         extrapolations=tuple(extrapolations[node.op] for node, _ in by_op),
         latency_s_range=latency_s_range,
         range_over=pricer.range_over,
-        prior_share=pricer.prior_share(every),
         extrapolated=pricer.extrapolated(largest),
     )
 

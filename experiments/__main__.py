@@ -14,9 +14,9 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import engines, families, gpu
+from experiments import engines, gpu
 from experiments.searchers import benchmark, table
-from experiments.smollm2 import healing, pipeline
+from experiments.smollm2 import pipeline
 from nas.recipe.recipe import ScaleName
 from nas.training.device import Device
 
@@ -26,11 +26,9 @@ CONFIGS = Path(__file__).parent / "configs"
 # experiment's name and a console
 KINDS: dict[str, ModuleType] = {
     "engines": engines,
-    "families": families,
     "gpu": gpu,
     "search-benchmark": benchmark,
     "smollm2": pipeline,
-    "smollm2-healing": healing,
     "table": table,
 }
 
@@ -44,10 +42,8 @@ def definitions() -> dict[str, Path]:
 def list_experiments() -> None:
     """List the experiments."""
     for name, path in definitions().items():
-        lines = re.findall(r"\A# (.*?[.?!])$", path.read_text(), re.DOTALL | re.MULTILINE)[
-            0
-        ]  # to the end of a sentence
-        print(name, lines.replace("\n# ", " "), sep=": ")
+        sentence = re.findall(r"\A# (.*?[.?!])$", path.read_text(), re.DOTALL | re.MULTILINE)[0]
+        print(name, sentence.replace("\n# ", " "), sep=": ")
 
 
 def kind_of(name: str) -> str:

@@ -1,10 +1,9 @@
-"""Shared by benchmarks: processor seconds, ratios of alternating measurements, tables, figures with required bounds."""
+"""Shared by benchmarks: ratios of alternating measurements, tables, figures with required bounds."""
 
 import csv
 import io
 import statistics
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,13 +46,6 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([columns, *rows])
     replace_file(path, text.getvalue())
-
-
-def cpu_s(work: Callable[[], object]) -> float:
-    """Return the processor seconds of a function call, which do not grow with other work of the machine."""
-    since_s = time.process_time()
-    work()
-    return time.process_time() - since_s
 
 
 def median_ratio(above: Iterable[float], below: Iterable[float]) -> float:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,18 +18,15 @@ import torch
 from rich.console import Console
 
 from costmodel.errors import StoppedError, UserError
-from experiments.bars import cpu_s
-from experiments.gpu_trainings import ENDLESS, LAYERS, Place, Sizes, from_parent, profiled, steps, vocabulary
+from experiments.gpu_trainings import ENDLESS, LAYERS, Place, Sizes, from_parent, steps
 from experiments.measured import Rows
-from experiments.private_gpu import CHEAPER, CHEAPER_LAYERS, figures
 from nas.api import load_run
-from nas.conversion.parent import BUILTIN, read_parent_architecture
+from nas.conversion.parent import BUILTIN
 from nas.malloc import keep_freed_memory
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.recipe import ScaleName
-from nas.run.config import THREADS_PER_TRIAL, StudyConfig
+from nas.run.config import THREADS_PER_TRIAL
 from nas.storage import RUNS
-from nas.study.priced_study import price_study
 from nas.study.throughput import shared_rates, threads, training_rate
 from nas.training.device import Device, lowered, usual_device
 from search_spaces.bases import Dimensions, base_architecture
@@ -39,20 +35,19 @@ from search_spaces.resolve import resolve
 CSV_FILE = "gpu.csv"
 TOTAL_S: dict[Device, float] = {"cpu": 600, "cuda": 240}  # of all parts that run, by their shares
 ENDING_S = 10  # in which a search whose time is over writes its results and ends Ray
-PROTOCOLS = "published", "semi2k", "sigma"
 SMALL_SEARCH = ("--scale", "smoke", "--tokens", "2048", "--num-trials", "2")
 SIZES: dict[ScaleName, Sizes] = {
     "smoke": Sizes(
-        base_architecture("tiny", Dimensions(vocab=509)), (16, 32), 256, 2, 0.2, (64, 256), 32, 1_024, (1, 3),
+        base_architecture("tiny", Dimensions(vocab=509)), (16, 32), 256, 2, 0.2, (64, 256), 32, 1_024,
         ("smoke", (1, 2)), "smoke", SMALL_SEARCH,
     ),
     "proxy": Sizes(
         base_architecture("gpt2-small", Dimensions(d_model=96, vocab=512)), (128,), 1_024, 5, 5.0, (512, 4_096), 128,
-        4_096, (2, 4), ("proxy", (1, 2)), "proxy", SMALL_SEARCH,
+        4_096, ("proxy", (1, 2)), "proxy", SMALL_SEARCH,
     ),
     "paper": Sizes(
         base_architecture("gpt2-small", Dimensions(vocab=50_257)), (128, 1_024), 32_768, 3, 0.7, (4_096, 32_768), 128,
-        32_768, (4, 12), ("gpu", (1, 2, 4, 8)), "proxy",
+        32_768, ("gpu", (1, 2, 4, 8)), "proxy",
         ("--scale", "gpu", "--num-trials", "8", "--gpus-per-trial", "0.25", "--tokens", "1000000",
          "--recipe.scale.validation-tokens", "65536"),
     ),
@@ -68,7 +63,7 @@ class Settings:
         scale: smoke to try the script out; by default GPT-2 small's size on a GPU, and the proxy's on a CPU.
         output_dir: folder of the figures, by default runs/experiments/NAME.
         parent: GGUF file of SmolLM2, or another parent.
-        parts: what is measured, by default all that the device and the parent allow, but not `vocabulary` or `private`.
+        parts: what is measured, by default all that the parent allows.
     """
 
     device: Device | None = None
@@ -86,9 +81,8 @@ class Settings:
             raise UserError(f"--parts must be some of {','.join(PARTS)}, but got {odd[0]!r}.")
         if self.parent not in (None, BUILTIN) and not Path(self.parent).exists():
             raise UserError(f"--parent must be {BUILTIN}, a file or a folder, but {self.parent!r} does not exist.")
-        needing = [part for part in ("smollm2", "private") if part in (self.parts or ())]
-        if self.parent is None and needing:
-            raise UserError(f"part {needing[0]} needs --parent; docs/llama.md says where the file of SmolLM2 is.")
+        if self.parent is None and "smollm2" in (self.parts or ()):
+            raise UserError("part smollm2 needs --parent; docs/llama.md says where the file of SmolLM2 is.")
 
 
 def run(name: str, settings: Settings, console: Console) -> None:
@@ -98,9 +92,9 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = Rows(folder / CSV_FILE, device, console)
     sizes = SIZES[settings.scale or ("paper" if device == "cuda" else "proxy")]
-    place = Place(device, sizes, settings.parent, folder, rows)
-    left_out = {"vocabulary", "private", "smollm2" * (settings.parent is None), "pricing" * (device == "cuda")}
-    chosen = [part for part in PARTS if part in (settings.parts or PARTS.keys() - left_out)]
+    place = Place(device, sizes, settings.parent, rows)
+    allowed = [part for part in PARTS if part != "smollm2" or settings.parent is not None]
+    chosen = [part for part in PARTS if part in (settings.parts or allowed)]
     ends_s, all_shares = time.monotonic(), sum(PARTS[part][1] for part in chosen)
     if device == "cpu":
         keep_freed_memory()
@@ -167,29 +161,10 @@ def _ended(command: tuple[str, ...], limit_s: float) -> int:
         return process.wait()
 
 
-def private(place: Place) -> None:
-    """Measure private answers under CrypTen: of the parent and, if it is SmolLM2, of a cheaper model."""
-    assert place.parent is not None
-    placement = CHEAPER if read_parent_architecture(place.parent).num_layers == CHEAPER_LAYERS else None
-    for row in figures(place.parent, placement, place.device):
-        place.rows.add(*row)
-
-
-def pricing(place: Place) -> None:
-    """Measure processor seconds of pricing the default space."""
-    for protocol in PROTOCOLS:
-        config = StudyConfig(budget_latency="5min", protocol=protocol)
-        place.rows.add(f"the default space under {protocol}", cpu_s(partial(price_study, config)), "s of CPU")
-
-
 # what measures a part, and its share of the time of all parts that run
 PARTS: dict[str, tuple[Callable[[Place], None], float]] = {
     "step": (steps, 0.42),
-    "profile": (profiled, 0.03),
     "smollm2": (from_parent, 0.22),
     "sharing": (sharing, 0.11),
     "search": (searched, 0.22),
-    "private": (private, 0.25),
-    "pricing": (pricing, 0.05),
-    "vocabulary": (vocabulary, 0.2),
 }

@@ -50,20 +50,19 @@ class PlainGpt2(nn.Module):
 
 
 def plain_step(
-    dimensions: Architecture, *, batch: int, seq_len: int, device: str, compiled: bool, padded: bool
+    dimensions: Architecture, *, batch: int, seq_len: int, device: str, compiled: bool
 ) -> Callable[[], Tensor]:
     """Return a function that takes a step on random tokens and returns the loss, which it does not wait for.
 
-    Products are in bfloat16 on a GPU. padded: whether the token table has a multiple of 128 rows.
+    On a GPU products are in bfloat16, and the token table has a multiple of 128 rows.
     """
     torch.manual_seed(0)
-    vocab_size = dimensions.vocab_size
-    model = PlainGpt2(dimensions, -(-vocab_size // MULTIPLE) * MULTIPLE if padded else vocab_size).to(device)
+    vocab_size, is_cuda = dimensions.vocab_size, torch.device(device).type == "cuda"
+    model = PlainGpt2(dimensions, -(-vocab_size // MULTIPLE) * MULTIPLE if is_cuda else vocab_size).to(device)
     loss_of = torch.compile(model, dynamic=False) if compiled else model
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=1e-4, fused=True)
     inputs, targets = torch.randint(vocab_size, (2, batch, seq_len), device=device)
-    is_cuda = torch.device(device).type == "cuda"
 
     def step() -> Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=is_cuda):

@@ -24,14 +24,12 @@ from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from nas.conversion.parent import Parent, digest_of, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
-from nas.conversion.sampled_text import sampled_source
 from nas.conversion.transfer import transferred
-from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.corpus import Corpus
 from nas.corpus.documents import OWN_RULE
 from nas.corpus.folders import Reading
 from nas.corpus.ngram_baseline import ngram_baseline
 from nas.corpus.ngrams import NgramBaseline
-from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import begin_line, write_tokenizer
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
@@ -54,6 +52,7 @@ from nas.report.summary import mark, ngram_lines
 from nas.run.config import NO_PARENT
 from nas.storage import RUNS, locked, newest, replace_file
 from nas.study.parent import find_initial, find_parent
+from nas.study.resolve import training_corpus
 from nas.training.batches import check, validate
 from nas.training.device import Device, on_device, usual_device
 from nas.training.distillation.library import initial_weights
@@ -188,23 +187,19 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
         chosen_linears(model, candidate.recipe.normalisation)
     memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
-    sampled = sampled_source(config.data, source, digest_of(source) if source else "", scale.tokens, device)
-    text = sampled or open_source(config.data)
-    for line in (line for read in text.read for line in read.lines):
-        console.print(line, soft_wrap=True, highlight=False)
-    corpus = prepare(
+    corpus, read = training_corpus(
         config.data,
+        source,
+        digest_of(source) if source else "",
         vocab_size=candidate.trained.vocab_size,
         seq_len=scale.seq_len,
         tokens=scale.tokens,
-        tokenizer=source and source.tokenizer,
-        of_parent=source and source.windows,
-        source=text,
+        device=device,
     )
     if source is not None:
         require_vocabulary(source, str(config.init_from or config.parent), corpus)
     check(candidate, corpus)
-    folder = resumed or _new_folder(config, output_dir, candidate, corpus, source, text.read)
+    folder = resumed or _new_folder(config, output_dir, candidate, corpus, source, read)
     ngrams = read_training(folder).ngrams if is_training(folder) else None
     console.print(
         f"training {candidate.name} at width {candidate.trained.d_model} in {folder}; perplexities are of "

@@ -215,8 +215,7 @@ class Architecture:
     def norms(self) -> frozenset[Norm]:
         """All norms of its layers and the final norm, including `none`."""
         inner = {norm for layer in self.layers for norm in inner_norms(self, layer).values()}
-        around = {norm for layer in self.layers for norm in (layer.norm1, layer.norm2)}
-        return frozenset({self.final_norm, *inner, *around})
+        return frozenset({self.final_norm, *inner, *(norm for one in self.layers for norm in (one.norm1, one.norm2))})
 
     @property
     def num_layers(self) -> int:
@@ -348,10 +347,7 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """Return the architecture as plain data, without a GELU form that no layer uses and without defaults of `SINCE`.
-
-    Leaving these out keeps the `arch_id` of architectures from before those fields existed.
-    """
+    """Return the architecture as plain data, without a GELU form that no layer uses and without defaults of `SINCE`."""
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
         del data["gelu"]

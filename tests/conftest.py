@@ -67,7 +67,6 @@ GROUPS = {
         "nas/conversion/test_families.py",
         "nas/conversion/test_folded_under_the_engine.py",
         "nas/test_llama.py",
-        "experiments/test_private_gpu.py",
     ),
     "search": ("nas/test_search.py",),
     "ray": ("experiments/test_gpu.py", "nas/study/test_cluster.py", "nas/study/test_ray_tune.py"),

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rich.table import Table
-
 from costmodel.calibration import microbenchmark
 from costmodel.calibration.ckks_times import dump
 from costmodel.calibration.ckks_times import measured as measured_times
@@ -21,7 +19,7 @@ from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.model_spec import ModelOptions, resolve_model
 from costmodel.protocols.ckks import MOST_LEVELS
-from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
+from costmodel.protocols.compute_testbed import dump_compute
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.report.tables import table
@@ -105,7 +103,11 @@ def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[Op
         files = [timings_file(to, protocol, setting)]
         testbed = measured_model(graphs, protocol, setting, *files)
         write(to, dump_compute(testbed))
-        print_blocks([], [_ops_table(testbed)])
+        lines = []
+        for name, timed in sorted(testbed.ops.items(), key=lambda item: -item[1].seconds):
+            ahead = format_seconds(timed.setup_s) if timed.setup_s else ""
+            lines.append([name, format_seconds(timed.seconds), ahead, f"{timed.spread:.0%}", str(timed.num_runs)])
+        print_blocks([], [table(["op"], ["seconds", "made ahead", "spread", "runs"], lines)])
     else:
         plan = microbenchmark.plan(protocol)
         files = [timings_file(to, protocol, setting, number) for number in range(1, NUM_PASSES + 1)]
@@ -113,14 +115,6 @@ def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[Op
         write(to, dump_compute(fit_compute(protocol, setting, microbenchmark.fastest(passes))))
     for file in files:
         file.unlink()
-
-
-def _ops_table(testbed: ComputeTestbed) -> Table:
-    lines = []
-    for name, timed in sorted(testbed.ops.items(), key=lambda item: -item[1].seconds):
-        ahead = format_seconds(timed.setup_s) if timed.setup_s else ""
-        lines.append([name, format_seconds(timed.seconds), ahead, f"{timed.spread:.0%}", str(timed.num_runs)])
-    return table(["op"], ["seconds", "made ahead", "spread", "runs"], lines)
 
 
 def _writable(protocol: str, output: Path | None) -> Path:

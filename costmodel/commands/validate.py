@@ -1,21 +1,19 @@
-"""`python -m costmodel validate`: compares predictions with printed or logged rows."""
+"""`python -m costmodel validate`: compares the predictions of `published` with the papers' printed rows."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
 
 from rich.table import Table
 
 from costmodel import ops
-from costmodel.calibration.ckks_rows import compared_rows
-from costmodel.calibration.printed_figures import PrintedFigure, PrintedRow
-from costmodel.calibration.sigma_rows import compared, sigma_rows
 from costmodel.commands.output import print_blocks
 from costmodel.config import cli
 from costmodel.config.units import BYTES, SECONDS
 from costmodel.estimate import estimate
 from costmodel.ops import OpGraph
 from costmodel.protocols import published
+from costmodel.protocols.published import load_testbed
 from costmodel.protocols.published_rows import held_out_rows, published_rows
 from costmodel.report.tables import table
 from search_spaces.bases import Dimensions, base_architecture
@@ -24,21 +22,63 @@ from search_spaces.notation import parse
 
 # Bars on the rows that were fitted; the fit bounds the bytes of the papers' own method alone.
 OWN_BYTES_BAR, LATENCY_BAR = 0.005, 0.05
+NOTES = (
+    "HH: the block of He and Hofmann, whose bytes have no bound in the fit",
+    "fused FFNs of 12 layers at T=512 have 7.248 GFLOP; the papers print 7.3, an eighth of the rounded 58.0",
+)
 
 
-def validate(protocol: Literal["published", "sigma", "ckks"] = "published") -> int:
-    """Print every printed or logged row beside its prediction, and the greatest errors with their bounds.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrintedFigure:
+    """A printed number beside ours.
 
-    A figure passes if it is equal to the last printed digit or its error is within the bound; seconds of sigma also
-    pass if they are in the predicted range. Held-out rows were never fitted.
-
-    Args:
-        protocol: protocol whose rows are compared; `compare` checks those that an engine runs here.
+    Attributes:
+        printed: The number with the digits that are printed.
+        bar: Greatest relative error that passes, 0 for equality to the last printed digit; None if any error does.
     """
-    rows, notes = ROWS[protocol](), NOTES[protocol]
-    if protocol == "published":
-        testbed = published.load_testbed(published.TESTBED)
-        notes = (*notes, *(f"not identified by the rows: {text}" for text in testbed.not_identified))
+
+    printed: str
+    ours: float
+    bar: float | None
+
+    @property
+    def error(self) -> float:
+        return self.ours / float(self.printed) - 1
+
+    @property
+    def rounded(self) -> str:
+        """Our number with as many decimal places as the printed one."""
+        return f"{self.ours:.{len(self.printed.partition('.')[2])}f}"
+
+    @property
+    def is_equal(self) -> bool:
+        return self.rounded == self.printed
+
+    @property
+    def passed(self) -> bool:
+        return self.bar is None or self.is_equal or abs(self.error) <= self.bar
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrintedRow:
+    """The figures of one printed row by what they are; `use` is whether it was fitted or held out."""
+
+    name: str
+    use: str
+    figures: dict[str, PrintedFigure]
+
+
+def validate() -> int:
+    """Print every row of the papers beside the prediction of `published`, and the greatest errors with their bounds.
+
+    A figure passes if it is equal to the last printed digit or its error is within the bound. Held-out rows were never
+    fitted.
+    """
+    rows = compared_with_papers()
+    notes = (
+        *NOTES,
+        *(f"not identified by the rows: {text}" for text in load_testbed(published.TESTBED).not_identified),
+    )
     print_blocks([], [rows_table(rows), errors_table(rows)])
     print_blocks(["", *(f"- {note}" for note in notes)], [])
     return 0 if all(figure.passed for row in rows for figure in row.figures.values()) else cli.STOPPED
@@ -69,10 +109,6 @@ def compared_with_papers() -> list[PrintedRow]:
             )
         )
     return rows
-
-
-def gpt2_small(num_tokens: int) -> OpGraph:
-    return lower(parse("SM+LN+G", base_architecture("gpt2-small")).architecture, num_tokens)
 
 
 def paper_flops(graph: OpGraph) -> tuple[int, int]:
@@ -125,26 +161,3 @@ def errors_table(rows: Sequence[PrintedRow]) -> Table:
         shown = f"{fmean(errors):.2%}", f"{max(errors):.2%}", bound
         lines.append([what, use, str(len(figures)), equal, *shown, verdict])
     return table(["figure", "use"], ["rows", "equal", "mean error", "greatest", "bound", "verdict"], lines)
-
-
-ROWS: dict[str, Callable[[], list[PrintedRow]]] = {
-    "published": compared_with_papers,
-    "sigma": lambda: [compared(row) for row in sigma_rows()],
-    "ckks": lambda: compared_rows([node for node in gpt2_small(128) if isinstance(node.layer, int)]),
-}
-NOTES: dict[str, tuple[str, ...]] = {
-    "published": (
-        "HH: the block of He and Hofmann, whose bytes have no bound in the fit",
-        "fused FFNs of 12 layers at T=512 have 7.248 GFLOP; the papers print 7.3, an eighth of the rounded 58.0",
-    ),
-    "sigma": (
-        "the blocks alone; seconds over loopback are logged ones without waiting for bytes, medians of 3 to 6 runs on "
-        "one machine; others are printed, of other GPUs than the fit's, over the network named",
-        "seconds beyond their bound pass if the printed ones are in the range that is predicted",
-    ),
-    "ckks": (
-        "seconds of a plan are its bootstraps times their fitted mean, plus all else, of the same card",
-        "MOAI keeps a feature in each ciphertext and shares its bootstraps among many inputs, where BERT's dimensions "
-        "take 3 ciphertexts here, so its share of bootstraps is greater and its rotations are fewer",
-    ),
-}

@@ -7,7 +7,6 @@ docstrings. Every command takes `--debug`, which shows the traceback of a bug in
 
 import atexit
 import difflib
-import json
 import os
 import re
 import signal
@@ -26,7 +25,6 @@ from typing import Any, NoReturn, TypeAlias, cast
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
-from costmodel.config.former_names import REMOVED, present_name, present_value, with_present_names
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.config.visible import visible_stream
 from costmodel.errors import InfeasibleError, StoppedError, UserError
@@ -92,16 +90,16 @@ class Parser(ArgumentParser):
         self, args: Sequence[str] | None = None, *rest: Any, **settings: Any
     ) -> Any:
         """Parse arguments; a UserError is raised for text that is not UTF-8 or a --config that is not plain YAML."""
-        arguments = _with_present_flags(_with_underscores(sys.argv[1:] if args is None else args))
+        arguments = _with_underscores(sys.argv[1:] if args is None else args)
         for argument in arguments:
             if "\0" in argument or argument != argument.encode(errors="ignore").decode():
                 raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
         flags = _flags(self, arguments)
         arguments = _with_values(arguments, flags)
-        for index, (argument, following) in enumerate(pairwise([*arguments, ""])):
+        for argument, following in pairwise([*arguments, ""]):
             flag, equals, value = argument.partition("=")
             if flag == "--config" and (name := value if equals else following):
-                arguments[index if equals else index + 1] = f"{flag}=" * bool(equals) + _checked_config(name, self)
+                _check_config(Path(name), self)
         try:
             parsed = super().parse_args(arguments, *rest, **settings)
         except ArgumentError as error:
@@ -111,10 +109,7 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         unknown = re.match(r"(?:Subcommand '\w+' does not accept option|Option) '([\w.]+)'", message)
-        names = [unknown[1]] if unknown else re.findall(r"--([a-z][\w.]*)", message) * ("unrecognized" in message)
-        if removed := next((name for name in names if name in REMOVED), None):
-            message = f"--{removed} was removed; {REMOVED[removed]}."
-        elif unknown:
+        if unknown:
             actions = (getattr(ex, "subcommand_parser", None) or self)._actions
             known = ", ".join(action.dest for action in actions if action.dest not in _NO_KEYS)
             message = f"the file of --config has the unknown key {unknown[1]!r}; known keys are {known}."
@@ -239,24 +234,8 @@ def _nearest(message: str, flags: Mapping[str, Action]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def _with_present_flags(args: Sequence[str]) -> list[str]:
-    """Replace renamed flags, and former values, by the present ones; each renamed flag is named in a warning."""
-    present, name = list(args), ""
-    for index, argument in enumerate(args):
-        flag, equals, value = argument.partition("=")
-        if flag.startswith("--"):
-            name = present_name(flag[2:])
-            if name != flag[2:]:
-                warnings.warn(_hyphened(f"{flag} is now --{name}; the former name will be removed."), stacklevel=2)
-            present[index] = f"--{name}{equals}{present_value(name, value)}"
-        elif name:
-            present[index], name = present_value(name, argument), ""
-    return present
-
-
-def _checked_config(file: str, parser: ArgumentParser) -> str:
-    """Refuse duplicate keys and the parser's own; return the file, or its content as JSON if it has former names."""
-    path = Path(file)
+def _check_config(path: Path, parser: ArgumentParser) -> None:
+    """Raise UserError for a file of --config with duplicate keys, or with a key that only the parser may set."""
     data = load_mapping(path)
     for keys in (data, *(value for value in data.values() if isinstance(value, dict))):
         if reserved := _RESERVED & keys.keys():
@@ -264,10 +243,6 @@ def _checked_config(file: str, parser: ArgumentParser) -> str:
     for name in (name for action in parser._actions if isinstance(action.choices, dict) for name in action.choices):
         if not isinstance(value := data.get(name, {}), dict):
             raise UserError(f"`{name}` of {path} must be a mapping of flags to values, but got {value!r:.80}.")
-        if value:
-            data[name] = with_present_names(value)
-    present = with_present_names(data)
-    return file if present == load_mapping(path) else json.dumps(present)
 
 
 def _check_nulls(parser: ArgumentParser, parsed: Namespace) -> None:

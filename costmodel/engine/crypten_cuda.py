@@ -25,7 +25,6 @@ from costmodel.ops import OpGraph, output_shapes
 
 DIGIT_BITS, NUM_DIGITS = 22, 3
 LONGEST = 2048  # so many products of digits, each at most 2^42, have a sum that fits the 53 bits of a double
-BLOCK_BYTES = 64  # size of a block of ChaCha20
 BLOCKS = {"cuda": 1 << 19, "cpu": 1 << 10}  # made at once; a GPU is slow for small arrays
 CONSTANTS = b"expand 32-byte k"
 WORD_BYTES = 8

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from costmodel.ops import Op, OpGraph
+from costmodel.ops import OpGraph
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
@@ -16,14 +16,11 @@ def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting
     """Return a limit that every frame keeps: a share of any array, all programs, or what crypten sends for an op."""
     nodes = [node for graph in steps for node in graph]
     some = {node.op for node in nodes}
-    largest = max(_elements(op) for op in some)
+    largest = max(  # elements of an array that an op reads or makes
+        prod(shape) for op in some for shape in (*op.input_shapes, *op.weight_shapes.values(), op.output_shape)
+    )
     if protocol == "crypten":  # opened values and a dealer's masks are frames too; what all send bounds each
         sent = max(ENGINE_PROTOCOLS[protocol].comm(op, setting).sent_bytes for op in some)
         return LEAST_BYTES + WORD_BYTES * largest + sent
     programs = sum(PROGRAM_BYTES + WORD_BYTES * prod(op.output_shape) for op in some) + ROW_BYTES * len(nodes)
     return LEAST_BYTES + WORD_BYTES * largest + programs
-
-
-def _elements(op: Op) -> int:
-    """Return the number of elements of the largest array that an op reads or makes."""
-    return max(map(prod, (*op.input_shapes, *op.weight_shapes.values(), op.output_shape)))

@@ -31,7 +31,10 @@ def predictions(
 
     Raise UserError if the protocol lacks the setting, an op has no formula, or the ring is too small for an op.
     """
-    comms = _comms(steps, protocol, setting)
+    # each preprocessing counts in the step that needs it, and the making of kept masks in the first
+    first = total_comm(walk(protocol, [node.op for node in steps[0]], setting.of_first_run))
+    by_op = iter(walk(protocol, [node.op for graph in steps for node in graph], setting))
+    comms = [first, *[total_comm(next(by_op) for _ in graph) for graph in steps][1:]]
     pricer = derived.load_if_measured(protocol, network, setting)
     return tuple(
         Prediction(
@@ -41,13 +44,6 @@ def predictions(
         )
         for index, (graph, comm) in enumerate(zip(steps, comms, strict=True))
     )
-
-
-def _comms(steps: Sequence[OpGraph], protocol: str, setting: EngineSetting) -> list[Comm]:
-    """Return communication by step: preprocessing in the step that needs it, making of kept masks in the first."""
-    first = total_comm(walk(protocol, [node.op for node in steps[0]], setting.of_first_run))
-    by_op = iter(walk(protocol, [node.op for graph in steps for node in graph], setting))
-    return [first, *[total_comm(next(by_op) for _ in graph) for graph in steps][1:]]
 
 
 def _seconds(graph: OpGraph, comm: Comm, pricer: Derived, *, starts: bool) -> float:

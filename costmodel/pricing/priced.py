@@ -297,12 +297,6 @@ class PricedModel:
         if priced.latency_s_range is not None:
             low, high = map(format_seconds, priced.latency_s_range)
             lines.append(f"latency range, {priced.range_over}: {low} to {high}")
-        if priced.prior_share is not None:
-            lines.append(
-                f"share of the latency in terms that priors alone identify: {priced.prior_share:.1%} "
-                "(not counted: the split between embedding and head, an assumption too"
-                f"{'; nor that costs grow as counts do where it is extrapolated' if priced.extrapolated else ''})"
-            )
         if self.deployed is not None:
             lines.append(_deployed_line(self.deployed))
         return (

@@ -236,16 +236,6 @@ class Published(Pricer):
         """Return the parts of a graph that no printed row has."""
         return self.data.outside(graph)
 
-    def prior_share(self, graph: Iterable[Node]) -> float:
-        """Return the share of the latency whose coefficients only a prior identifies.
-
-        Other assumptions are not counted: how embedding and projection split their sum, which is data at a vocabulary
-        of 50,000 (this affects `by_layer`), and how counts grow with dimensions that no row varies.
-        """
-        seconds = {term: self.latency_s[term] * count for term, count in graph_counts(graph).items()}
-        whole = sum(seconds.values())
-        return sum(seconds[term] for term in self.latency_bounds_s) / whole if whole else 0.0
-
 
 def load() -> Published:
     """Load the committed testbed as a pricer."""

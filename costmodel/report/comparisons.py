@@ -42,7 +42,6 @@ def document(
             "predicted": {
                 **_predicted(comparison.predicted, _whole(comparison.predicted_s)),
                 "latency_s_range": None if comparison.range_s is None else list(comparison.range_s),
-                "prior_share": None,
             },
             "measured": {
                 **(measured := _measured(comparison.measured, comparison.rounds.rounds if comparison.rounds else None)),

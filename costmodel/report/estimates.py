@@ -64,7 +64,6 @@ def total_document(estimate: Estimate) -> dict[str, Any]:
     return {
         **price_numbers(estimate.total),
         "latency_s_range": bounds and [bound if math.isfinite(bound) else None for bound in bounds],  # no JSON infinity
-        "prior_share": estimate.prior_share,
         "extrapolated": list(estimate.extrapolated),
     }
 

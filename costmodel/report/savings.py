@@ -84,7 +84,8 @@ def savings(
                 break
             chosen, now = min(worth, key=lambda pair: pair[1].latency_s)
             new = {name: value for name, value in chosen.items() if made.get(name) != value}
-            flags = _flags(new, deployment)
+            new = {name: value for name, value in new.items() if getattr(deployment, name, None) != value}
+            flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in new.items())
             found.append(Saving(flags=flags, note=note, latency_s=now.latency_s, sent_bytes=now.sent_bytes))
             made, left = made | chosen, [choice for choice, _ in worth if choice != chosen]
     return tuple(found)
@@ -111,11 +112,6 @@ def _with_setting(pricer: Pricer, changes: Mapping[str, Any]) -> Pricer:
     setting = replace(pricer.setting, **changes)
     check_setting(pricer.protocol, setting)
     return replace(pricer, setting=setting)
-
-
-def _flags(changes: Mapping[str, Any], deployment: Deployment) -> str:
-    new = {name: value for name, value in changes.items() if getattr(deployment, name, None) != value}
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in new.items())
 
 
 def savings_line(found: Sequence[Saving], subject: str = "") -> str:

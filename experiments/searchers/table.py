@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from costmodel.errors import UserError
-from experiments.trainings import DATA, Ended, Job, Plan, Variant, train_all
+from experiments.trainings import DATA, Ended, Job, Plan, train_all
 from nas.conversion.parent import BUILTIN, load_parent
 from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES, ScaleName
@@ -91,15 +91,17 @@ def table_rows(part: TablePart) -> tuple[str, ...]:
 
 
 def plan_of(settings: Settings, name: str) -> Plan:
-    """Return the trainings of a part, as the variant of its name."""
+    """Return the trainings of a part."""
     part = settings.parts[name]
     space = table_space(part)
     return Plan(
+        name=name,
         scale=settings.scale,
         base=space.definition.base,
         dimensions=space.definition.dimensions,
         rows=table_rows(part),
-        variants={name: Variant(seeds=part.seeds, parent=part.parent_name)},
+        seeds=part.seeds,
+        parent=part.parent_name,
         data=settings.data,
         committed=part.committed,
     )

@@ -22,7 +22,8 @@ class SearchSettings:
 
     Attributes:
         space: A file beside the experiment's.
-        tokens, batch: Training tokens of each candidate, and sequences per step.
+        tokens, batch, learning_rate: Training tokens of each candidate, sequences per step, and rate. Candidates start
+            closer to their final loss than the parent did, so their rate is lower.
     """
 
     space: str
@@ -35,23 +36,26 @@ class SearchSettings:
     finalist_seeds: int
     tokens: int
     batch: int
+    learning_rate: float
 
 
 def run_search(
-    name: str, settings: SearchSettings, learning_rate: float, parent: Path, folder: Path, console: Console
+    name: str, settings: SearchSettings, parent: Path, folder: Path, console: Console
 ) -> tuple[Run, BlockScores]:
     """Run or resume the search in a folder with the text, print and plot its models, and return the block scores."""
     place = folder / "search"
     if (place / "meta.json").exists():
         searched = load_run(place).resume(console=console)
     else:
-        flags = {flag.name: getattr(settings, flag.name) for flag in fields(SearchSettings) if flag.name != "batch"}
+        batch, rate = settings.batch, settings.learning_rate
+        names = (field.name for field in fields(SearchSettings) if field.name not in ("batch", "learning_rate"))
+        flags = {name: getattr(settings, name) for name in names}
         study = Study(
             **flags | {"space": str(CONFIGS / settings.space)},
             parent=str(parent),
             data=str(text(folder / TEXT)),
             second_eval_data=str(english(folder / ENGLISH)),
-            recipe=RecipeChanges(scale=small_steps(settings.batch, learning_rate)),
+            recipe=RecipeChanges(scale=ScaleChanges(batch=batch, micro_batch=batch, learning_rate=rate)),
         )
         searched = study.run(output_dir=place, console=console)
     shown = models(searched)
@@ -59,8 +63,3 @@ def run_search(
     written = save_figure(folder / name, draw_panels(model_figure(shown)))
     console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
     return searched, from_csv((place / BLOCKS_FILE).read_text(encoding="utf-8"), BLOCKS_FILE)
-
-
-def small_steps(batch: int, learning_rate: float) -> ScaleChanges:
-    """Return a recipe's changes to steps of one forward pass."""
-    return ScaleChanges(batch=batch, micro_batch=batch, learning_rate=learning_rate)

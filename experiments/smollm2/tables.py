@@ -1,27 +1,20 @@
 """Tables and the figure of `experiments run smollm2`."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from rich.table import Table
-from scipy.stats import spearmanr
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Price
 from experiments.bars import table
-from experiments.trainings import Ended, Job
 from nas.api import Run
 from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.run.second import second_perplexity
-from nas.training.distillation.sub_layers import BlockScores, trained_sub_layers
-from search_spaces.architecture import Architecture
-from search_spaces.bases import base_architecture
+from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture
-
-AGAIN, ALONE = "again", "alone"  # variants: a pick with a second seed, and one replaced sub-layer
 
 
 class Shown(NamedTuple):
@@ -39,7 +32,8 @@ def models(searched: Run) -> list[Shown]:
     """Return the folded parent, then the front, cheapest first."""
     parent, second = searched.parent, searched.meta.second
     assert parent is not None
-    whole = _price_of(searched, parent.notation)
+    architecture = parse(parent.notation, searched.base).architecture
+    whole = price_architecture(architecture, searched.pricer, searched.workload, "folded").price
     theirs = math.exp(second.parent_loss) if second and second.parent_loss is not None else None
     shown = [Shown("parent", parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity, theirs)]
     for member in searched.front:
@@ -48,11 +42,6 @@ def models(searched: Run) -> list[Shown]:
         perplexities = member.perplexity, second_perplexity(member)
         shown.append(Shown(member.arch_id, runs_as, record.latency_s, record.sent_bytes, *perplexities))
     return shown
-
-
-def _price_of(searched: Run, row: str) -> Price:
-    architecture = parse(row, searched.base).architecture
-    return price_architecture(architecture, searched.pricer, searched.workload, "folded").price
 
 
 def model_table(models: Sequence[Shown]) -> Table:
@@ -99,25 +88,6 @@ def model_figure(models: Sequence[Shown]) -> PanelFigure:
     return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", tuple(panels))
 
 
-def trained_table(searched: Run, ended: Mapping[Job, Ended]) -> Table:
-    """Tabulate the further trainings, with their cost relative to the parent's and the picks' first seed."""
-    parent = searched.parent
-    assert parent is not None
-    whole = _price_of(searched, parent.notation)
-    first = {member.first.placement: member.first.perplexity for member in searched.front}
-    rows = []
-    for job, end in ended.items():
-        if job.variant != ALONE:
-            price, nats = _price_of(searched, job.row), math.log(end.ranked / parent.perplexity)
-            shares = f"{price.latency_s / whole.latency_s:.0%}", f"{price.sent_bytes / whole.sent_bytes:.0%}"
-            perplexity = f"{end.ranked:.2f}"
-            if job.variant == AGAIN:
-                perplexity += f" (seed 0: {first[job.row]:.2f})"
-            rows.append((job.variant, *shares, perplexity, f"{nats:+.3f}", job.row))
-    columns = ("trained", "seconds", "sent", "perplexity", "nats above the parent", "placement")
-    return table(columns, rows, title="beside the search")
-
-
 def kind_table(scores: BlockScores) -> Table:
     """Tabulate median block scores by what is replaced, for the first layer and each third of the depth."""
     num_layers = 1 + max(sub_layer.depth for sub_layer in scores.divergences)
@@ -132,28 +102,3 @@ def kind_table(scores: BlockScores) -> Table:
     ]
     columns = ("block scores, medians in nats", "first layer", "first third", "second", "last")
     return table(columns, rows)
-
-
-def score_of(scores: BlockScores, row: str, base: Architecture) -> float:
-    """Return the sum of a placement's block scores, nats; a sub-layer without a score counts as the parent's own."""
-    sub_layers = trained_sub_layers(parse(row, base).architecture)
-    return sum(scores.divergences.get(sub_layer, 0.0) for sub_layer in sub_layers)
-
-
-def spearman(values: Mapping[str, float], other: Mapping[str, float]) -> float:
-    """Return the rank correlation over the rows of `values`, NaN if a side is constant; infinity ranks last."""
-    sides = [[side[row] for row in values] for side in (values, other)]
-    return math.nan if any(len(set(side)) == 1 for side in sides) else float(spearmanr(*sides).statistic)
-
-
-def singles(scores: BlockScores, ended: Mapping[Job, Ended], base: str) -> dict[str, tuple[float, float]]:
-    """Return the block score and the trained perplexity of each single replacement."""
-    alone = [job for job in ended if job.variant == ALONE]
-    return {job.row: (score_of(scores, job.row, base_architecture(base)), ended[job].ranked) for job in alone}
-
-
-def single_table(compared: Mapping[str, tuple[float, float]]) -> Table:
-    """Tabulate the single replacements, best first."""
-    best_first = sorted(compared.items(), key=lambda item: item[1][1])
-    rows = [(row, f"{score:.4f}", f"{perplexity:.3f}") for row, (score, perplexity) in best_first]
-    return table(("one sub-layer replaced", "block score, nats", "perplexity trained"), rows)

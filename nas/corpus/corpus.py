@@ -298,15 +298,11 @@ def _described(
         chunk_len=encoder.seq_len,
         begin_of_text=encoder.begin,
     )
-    corpus = replace(corpus, unigram_loss=_unigram_loss(corpus))
+    counts, seen = _counts(corpus, "train") + 1, _counts(corpus, "validation")
+    corpus = replace(corpus, unigram_loss=float(-(np.log(counts / counts.sum()) * seen).sum() / seen.sum()))
     facts = {name: value for name, value in asdict(corpus).items() if name != "folder"}
     replace_file(entry / _facts_file(None if cut is None else level), json.dumps(facts, indent=1))
     return corpus
-
-
-def _unigram_loss(corpus: Corpus) -> float:
-    counts, held_out = _counts(corpus, "train") + 1, _counts(corpus, "validation")
-    return float(-(np.log(counts / counts.sum()) * held_out).sum() / held_out.sum())
 
 
 def _counts(corpus: Corpus, split: Split) -> NDArray[np.int64]:

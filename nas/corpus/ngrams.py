@@ -79,7 +79,9 @@ def kneser_ney(train: Tokens, held_out: Tokens, vocab_size: int) -> Iterator[NDA
         lower = _interpolated(grams._replace(counts=continuations), asked, lower)[:, min(1, order - 1) :]
         grams = _Grams(counts=counts, contexts=codes // vocab_size, num_contexts=len(grams.counts))
         contexts = held_ids[:, :-1]
-        held_ids = _found(codes, np.where(contexts < 0, -1, contexts * vocab_size + held_out[:, order:]))
+        wanted = np.where(contexts < 0, -1, contexts * vocab_size + held_out[:, order:])
+        places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
+        held_ids = np.where(codes[places] == wanted, places, -1)
         asked = _Asked(grams=held_ids, contexts=contexts)
 
 
@@ -126,8 +128,3 @@ def _extended(
     counts = np.diff(firsts, append=len(codes))
     ends = ids[:, 1:].ravel()[order[firsts]]
     return codes[firsts], places.reshape(tokens.shape), counts, np.bincount(ends, minlength=num_ids)
-
-
-def _found(codes: NDArray[np.int64], wanted: NDArray[np.int64]) -> NDArray[np.int64]:
-    places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
-    return np.where(codes[places] == wanted, places, -1)

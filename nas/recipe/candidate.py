@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from costmodel.config.former_names import with_former_names
 from costmodel.errors import UserError
 from nas.recipe.distillation import (
     DistillationSchedule,
@@ -20,6 +19,13 @@ from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import Recipe, ScaleName, layers_kept_foldable, trained_architecture
 from search_spaces.architecture import Architecture, canonical, has_frozen_norms
 from search_spaces.notation import Member, name_of
+
+_NAMES_IN_IDS = {
+    "prediction_weight": "distillation",
+    "teacher_top_k": "most_likely",
+    "spread_over_depth": "spread",
+    "hidden_state_weight": "streams",
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,9 +95,13 @@ def _leave_out_defaults(data: dict[str, Any], settings: Any, names: Sequence[str
 def candidate_id(candidate: Candidate) -> str:
     """Identify an architecture with its recipe by twelve hexadecimal digits.
 
-    They are of the SHA-256 of the canonical form, under former names, so that a renaming changes no identifier.
+    They are of the SHA-256 of the canonical form. A setting in `_NAMES_IN_IDS` keeps the name there that the committed
+    data of experiments were identified with.
     """
-    text = json.dumps(with_former_names(canonical_candidate(candidate)), sort_keys=True, separators=(",", ":"))
+    data = canonical_candidate(candidate)
+    if (schedule := data["recipe"].pop("distillation", None)) is not None:
+        data["recipe"]["route"] = {_NAMES_IN_IDS.get(name, name): value for name, value in schedule.items()}
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

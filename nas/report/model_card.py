@@ -137,7 +137,6 @@ class Facts:
                 "workload": self.workload.words,
                 "total": asdict(estimate.total),
                 "latency_s_range": estimate.latency_s_range,
-                "prior_share": estimate.prior_share,
                 "extrapolated": estimate.extrapolated,
                 "by_layer": [{"layer": layer, **asdict(price)} for layer, price in estimate.by_layer],
             },

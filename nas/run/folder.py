@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
-from costmodel.config.former_names import REMOVED, with_present_names
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.user_files import MOST_YAML, read_json, read_text
@@ -239,8 +238,7 @@ def read_ledger(folder: Path) -> tuple[Record, ...]:
 def read_config(folder: Path) -> StudyConfig:
     """Read the configuration. Raises UserError, naming the file, if it is damaged."""
     path = folder / CONFIG_FILE
-    data = {name: value for name, value in with_present_names(load_mapping(path)).items() if name not in REMOVED}
-    return decode(StudyConfig, data, str(path))
+    return decode(StudyConfig, load_mapping(path), str(path))
 
 
 def write_meta(folder: Path, meta: Meta) -> None:
@@ -251,8 +249,7 @@ def write_meta(folder: Path, meta: Meta) -> None:
 def read_meta(folder: Path) -> Meta:
     """Read the meta. Raises UserError, naming the file, if it is missing or damaged."""
     path = folder / "meta.json"
-    data = read_json(path, "must be the JSON that a run writes at its start")
-    return decode(Meta, with_present_names(data) if isinstance(data, dict) else data, str(path))
+    return decode(Meta, read_json(path, "must be the JSON that a run writes at its start"), str(path))
 
 
 def _is_file(path: Path) -> bool:

@@ -6,7 +6,7 @@ from costmodel.cost import Budget, Costs
 from nas.run import ledger
 from nas.run.ledger import Record
 from nas.run.members import TrainedMember, members
-from nas.run.pareto import knee, nondominated
+from nas.run.pareto import knee, pareto_front
 
 
 def crosses(member: TrainedMember, budget: Budget) -> bool:
@@ -59,9 +59,7 @@ def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...
 
 def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
     """Eligible, Pareto-optimal ones of these members, of any role, cheapest first."""
-    inside = sorted((member for member in trained if is_eligible(member, budget)), key=lambda member: member.point)
-    kept = nondominated([member.point for member in inside])
-    return tuple(member for member, keep in zip(inside, kept, strict=True) if keep)
+    return tuple(pareto_front([one for one in trained if is_eligible(one, budget)], lambda member: member.point))
 
 
 def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:

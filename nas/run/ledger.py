@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from costmodel.config.former_names import with_present_names
 from costmodel.config.schema import decode
 from costmodel.config.user_files import plain_json, read_bytes
 from costmodel.cost import Costs, Price
@@ -175,9 +174,6 @@ def read(path: Path) -> tuple[Record, ...]:
     torn = lines.pop()  # the text after the last newline: empty unless a write was cut off
     for number, line in enumerate(lines, 1):
         data = plain_json(line, f"{path}, line {number} must be a JSON record")
-        if isinstance(data, dict):
-            data.pop("is_known", None)  # a field of earlier versions
-            data = with_present_names(data)
         records.append(decode(Record, data, f"{path}, line {number}"))
     if torn:
         # stacklevel 1 attributes it to this line, so that it is shown once

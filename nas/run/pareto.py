@@ -4,8 +4,9 @@ A point is (latency in seconds, natural log of the perplexity). Equal points are
 then valid answers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
+from typing import TypeVar
 
 import moocore
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from costmodel.errors import UserError
 
 Point = tuple[float, float]
+T = TypeVar("T")
 
 
 def nondominated(points: Sequence[Point]) -> list[bool]:
@@ -23,6 +25,13 @@ def nondominated(points: Sequence[Point]) -> list[bool]:
     if not points:
         return []
     return [bool(kept) for kept in moocore.is_nondominated(_finite(points), keep_weakly=True)]
+
+
+def pareto_front(some: Iterable[T], point_of: Callable[[T], Point]) -> list[T]:
+    """Return those of some things whose points are nondominated, cheapest first, equal ones as they are given."""
+    ordered = sorted(some, key=point_of)
+    kept = nondominated([point_of(one) for one in ordered])
+    return [one for one, keep in zip(ordered, kept, strict=True) if keep]
 
 
 def ranks(points: Sequence[Point]) -> list[int]:

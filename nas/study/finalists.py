@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 
-from nas.run.pareto import Point, nondominated, point_of_seeds
+from nas.run.pareto import Point, pareto_front, point_of_seeds
 from nas.searchers.strategy import Key, Observation
 
 TINY = 1e-12  # nats: a standard deviation close to zero
@@ -58,9 +58,7 @@ def _worth_of_a_seed(index: int, points: Mapping[int, Point], num_seeds: int, re
 def finalists(results: Iterable[Observation]) -> list[int]:
     """Return the candidates on the front of means over seeds, cheapest first, as in `nas.run.front.front`."""
     points = _means(results)
-    ordered = sorted(points, key=lambda index: (points[index], index))
-    kept = nondominated([points[index] for index in ordered])
-    return [index for index, keep in zip(ordered, kept, strict=True) if keep]
+    return [index for index, _ in pareto_front(sorted(points.items()), lambda item: item[1])]
 
 
 def _means(results: Iterable[Observation]) -> dict[int, Point]:

@@ -12,12 +12,13 @@ from costmodel.errors import StoppedError, UserError
 from costmodel.ops import SoftmaxForm
 from nas.attention.causal import has_native
 from nas.conversion.parent import BUILTIN, Parent, kept_parent, load_parent, parent_of, require_fit
-from nas.conversion.pretrained import write_pretrained
+from nas.conversion.pretrained import Pretrained, write_pretrained
 from nas.conversion.sampled_text import sampled_source
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.documents import OWN_RULE
+from nas.corpus.folders import Reading
 from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
 from nas.corpus.sources import open_source
 from nas.recipe.candidate import Candidate
@@ -69,59 +70,41 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
     Raises UserError for bad input, InfeasibleError if no member within the budget stays within fixed-point range with
     the parent's scores, StoppedError if the cluster cannot be reached.
     """
-    run, feasible = priced.run, priced.feasible
-    base, scale = feasible.space.base, SCALES[priced.config.scale]
-    parent = priced.parent or (usual_parent(priced.config, base) if run is None else run_parent(run))
-    if parent is None and priced.config.begin_of_text != OWN_RULE:
+    config, run = priced.config, priced.run
+    parent = priced.parent or (usual_parent(config, priced.feasible.space.base) if run is None else run_parent(run))
+    if parent is None and config.begin_of_text != OWN_RULE:
         raise UserError("--begin-of-text is of the tokenizer of a --parent, and there is none; drop it.")
-    resources = study_resources(priced.config, nodes := _nodes(priced.config.ray_address))
-    config = priced.config
-    if run is None:
-        config = _on_devices(config, resources, nodes, base, parent)
-        resources = study_resources(config, nodes)
-    elif bool(resources.gpus_per_trial) != bool(run.config.gpus_per_trial):
-        _log.info("trials continue on another kind of device; their numbers differ from there on beyond rounding")
+    nodes = _nodes(config.ray_address)
+    return _new(priced, parent, nodes, output_dir) if run is None else _resumed(priced, run, parent, nodes)
+
+
+def _new(priced: PricedStudy, parent: Parent | None, nodes: Sequence[Node], output_dir: Path | None) -> ResolvedStudy:
+    feasible, base = priced.feasible, priced.feasible.space.base
+    config = _on_devices(priced.config, study_resources(priced.config, nodes), nodes, base, parent)
+    resources = study_resources(config, nodes)
     config = resolved(config, resources)
-    for line in resource_lines(config, resources):
-        _log.info(line)
-    num_tokens = config.tokens or scale.tokens
-    source = sampled_source(
-        config.data, parent and parent.model, parent.digest if parent else "", num_tokens, device_of(config)
-    ) or open_source(config.data)
-    for read in source.read:
-        for line in read.lines:
-            _log.info(line)
-    corpus = prepare(
-        config.data,
-        vocab_size=scale.vocab_size or base.vocab_size,
-        seq_len=config.seq_len,
-        tokenizer=parent and parent.model.tokenizer,
-        of_parent=parent and parent.model.windows,
-        tokens=num_tokens,
-        source=source,
+    corpus, read = _corpus(config, resources, base, parent)
+    second = study_second(config, corpus, parent)
+    feasible = feasible if parent is None else _held(feasible, parent, corpus)
+    config = replace(
+        config,
+        parent=NO_PARENT if parent is None else parent.name,
+        second_eval_data=NO_SECOND if second is None else second.data,
     )
-    if not config.gpus_per_trial:
-        has_native(scale.head_dim or base.head_dim)  # once, before any worker starts: compiles the kernel
-    if run is not None:
-        meta, folder = checked_meta(run, config, feasible, corpus), run.folder
-        second = run_second(run, config, corpus, parent)
-    else:
-        second = study_second(config, corpus, parent)
-        feasible = feasible if parent is None else _held(feasible, parent, corpus)
-        config = replace(
-            config,
-            parent=NO_PARENT if parent is None else parent.name,
-            second_eval_data=NO_SECOND if second is None else second.data,
-        )
-        recipe = study_recipe(config, parent and parent.distillation)
-        _check_memory(Candidate(architecture=base, recipe=recipe), config, resources)
-        with threads(THREADS_PER_TRIAL):
-            meta = new_meta(config, feasible, corpus, second, parent, device_of(config), source.read)
-        for line in opening_lines(meta, corpus, parent, config.begin_of_text):
-            _log.info(line)
-        folder = new_folder(output_dir)
-        if parent is not None:
-            write_pretrained(parent.model, folder / PARENT_FOLDER)
+    recipe = study_recipe(config, parent and parent.distillation)
+    on = "cuda" if config.gpus_per_trial else "cpu"
+    memory = training_memory(Candidate(architecture=base, recipe=recipe), on)
+    _log.info(f"{memory.line}, each trial at most about that")
+    if resources.ray_address is None:
+        on_one = int(1 / resources.gpus_per_trial) if config.gpus_per_trial else resources.at_a_time
+        require_memory(memory, available_bytes(on), on_one)
+    with threads(THREADS_PER_TRIAL):
+        meta = new_meta(config, feasible, corpus, second, parent, device_of(config), read)
+    for line in opening_lines(meta, corpus, parent, config.begin_of_text):
+        _log.info(line)
+    folder = new_folder(output_dir)
+    if parent is not None:
+        write_pretrained(parent.model, folder / PARENT_FOLDER)
     return ResolvedStudy(
         config=config,
         feasible=feasible,
@@ -132,6 +115,66 @@ def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy
         meta=meta,
         folder=folder,
     )
+
+
+def _resumed(priced: PricedStudy, run: Run, parent: Parent | None, nodes: Sequence[Node]) -> ResolvedStudy:
+    feasible, resources = priced.feasible, study_resources(priced.config, nodes)
+    if bool(resources.gpus_per_trial) != bool(run.config.gpus_per_trial):
+        _log.info("trials continue on another kind of device; their numbers differ from there on beyond rounding")
+    config = resolved(priced.config, resources)
+    corpus, _ = _corpus(config, resources, feasible.space.base, parent)
+    return ResolvedStudy(
+        config=config,
+        feasible=feasible,
+        resources=resources,
+        parent=parent,
+        corpus=corpus,
+        meta=checked_meta(run, config, feasible, corpus),
+        second=run_second(run, config, corpus, parent),
+        folder=run.folder,
+    )
+
+
+def _corpus(
+    config: StudyConfig, resources: Resources, base: Architecture, parent: Parent | None
+) -> tuple[Corpus, tuple[Reading, ...]]:
+    for line in resource_lines(config, resources):
+        _log.info(line)
+    scale = SCALES[config.scale]
+    found = training_corpus(
+        config.data,
+        parent and parent.model,
+        parent.digest if parent else "",
+        vocab_size=scale.vocab_size or base.vocab_size,
+        seq_len=config.seq_len,
+        tokens=config.tokens or scale.tokens,
+        device=device_of(config),
+    )
+    if not config.gpus_per_trial:
+        has_native(scale.head_dim or base.head_dim)  # once, before any worker starts: compiles the kernel
+    return found
+
+
+def training_corpus(
+    data: str, model: Pretrained | None, digest: str, *, vocab_size: int, seq_len: int, tokens: int, device: str
+) -> tuple[Corpus, tuple[Reading, ...]]:
+    """Return the corpus of trainings, and what was read of folders, which is logged.
+
+    model: the one with given weights that decides about tokens, and generates text if asked; digest: of its weights.
+    """
+    source = sampled_source(data, model, digest, tokens, device) or open_source(data)
+    for line in (line for read in source.read for line in read.lines):
+        _log.info(line)
+    corpus = prepare(
+        data,
+        vocab_size=vocab_size,
+        seq_len=seq_len,
+        tokens=tokens,
+        tokenizer=model and model.tokenizer,
+        of_parent=model and model.windows,
+        source=source,
+    )
+    return corpus, source.read
 
 
 def _on_devices(
@@ -216,16 +259,6 @@ def _held(feasible: FeasibleSpace, parent: Parent, corpus: Corpus) -> FeasibleSp
     check_feasible(feasible)
     _log.info(f"{format_count(feasible.num_feasible)} members within the budget without those")
     return feasible
-
-
-def _check_memory(candidate: Candidate, config: StudyConfig, resources: Resources) -> None:
-    """Log the memory of the largest trial. Raises UserError if this machine cannot run the trials at a time."""
-    device = "cuda" if config.gpus_per_trial else "cpu"
-    memory = training_memory(candidate, device)
-    _log.info(f"{memory.line}, each trial at most about that")
-    if resources.ray_address is None:
-        on_one = int(1 / resources.gpus_per_trial) if device == "cuda" else resources.at_a_time
-        require_memory(memory, available_bytes(device), on_one)
 
 
 def device_of(config: StudyConfig) -> str:

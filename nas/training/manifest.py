@@ -4,7 +4,6 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from costmodel.config.former_names import with_present_names
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from nas.corpus.corpus import tokenizer_folder
@@ -64,7 +63,4 @@ def write_training(folder: Path, training: TrainingManifest) -> None:
 def read_training(folder: Path) -> TrainingManifest:
     """Read the record. Raises UserError, naming the file, if it is damaged or of another version."""
     path = folder / TRAINING_FILE
-    data = load_mapping(path)
-    if isinstance(candidate := data.get("candidate"), dict):
-        data = data | {"candidate": with_present_names(candidate)}
-    return decode(TrainingManifest, data, str(path))
+    return decode(TrainingManifest, load_mapping(path), str(path))

@@ -167,16 +167,12 @@ class TrainingRun:
                 self._step.move(norm)
             self._step.clear()
         if self.progress.outcome is None and self.begun == step:
-            self._change(step)
+            model, num_steps = self.objective.model, self.scale.num_steps
+            freeze_due(model, self.recipe.freezing, step=step, num_steps=num_steps)
+            if self._gates is not None and self._gates.move(step=step, num_steps=num_steps):
+                self._graph.drop()
+            keep_foldable(model, self.recipe.foldable, step=step, num_steps=num_steps)
         return judged
-
-    def _change(self, step: int) -> None:
-        """Freeze norms, move gates and keep FFNs foldable after step 1, 2, ..."""
-        model, num_steps = self.objective.model, self.scale.num_steps
-        freeze_due(model, self.recipe.freezing, step=step, num_steps=num_steps)
-        if self._gates is not None and self._gates.move(step=step, num_steps=num_steps):
-            self._graph.drop()
-        keep_foldable(model, self.recipe.foldable, step=step, num_steps=num_steps)
 
     def settle(self, inputs: Tensor | None = None, *, everything: bool = True) -> list[StepMetrics]:
         """Judge the steps whose numbers were read. inputs: of the last step, while its gradients exist.

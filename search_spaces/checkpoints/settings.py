@@ -8,7 +8,7 @@ from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
 from costmodel.rotary import RotaryScaling
 from search_spaces.architecture import Architecture, Positions, canonical, gelu_form, rotary_dim
-from search_spaces.block import BLOCKS, QUERIES_KEYS_VALUES, Linear
+from search_spaces.block import BLOCKS, QUERIES_KEYS_VALUES
 from search_spaces.checkpoints.families import ATTENTION, FAMILIES, FFN, Family, Number
 from search_spaces.checkpoints.known_settings import number, require_meaning, shortened
 
@@ -289,7 +289,10 @@ def _settings(family: Family, architecture: Architecture) -> dict[str, Any] | No
     }
     settings: dict[str, Any] = {
         **family.fixed,
-        **{name: _has(architecture, linears) for name, linears in family.biases.items()},
+        **{
+            name: architecture.bias or not {*linears}.isdisjoint(architecture.biases)
+            for name, linears in family.biases.items()
+        },
         family.activation: activation,
         "tie_word_embeddings": architecture.tied_embeddings,
         "bos_token_id": None,
@@ -301,11 +304,6 @@ def _settings(family: Family, architecture: Architecture) -> dict[str, Any] | No
         value = whole.get(name, getattr(architecture, name))
         settings[theirs] = ours.write(value) if isinstance(ours, Number) and value is not None else value
     return settings | (_position_settings(family, architecture) if family.turns else {})
-
-
-def _has(architecture: Architecture, linears: tuple[Linear, ...]) -> bool:
-    """Whether any of these linears has a bias by the architecture's own fields."""
-    return architecture.bias or not {*linears}.isdisjoint(architecture.biases)
 
 
 def _position_settings(family: Family, architecture: Architecture) -> dict[str, Any]:

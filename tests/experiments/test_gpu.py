@@ -12,7 +12,7 @@ from costmodel.errors import StoppedError, UserError
 from experiments import gpu, gpu_trainings
 from experiments.__main__ import run
 from experiments.gpu import CSV_FILE, PARTS, SIZES, Settings, _ended
-from experiments.gpu_trainings import PROFILE_FILE, training
+from experiments.gpu_trainings import training
 from experiments.measured import COLUMNS, Rows, Way, speeds
 from experiments.plain_gpt2 import PlainGpt2, plain_step
 from nas.training.trainer import TrainingRun
@@ -29,9 +29,8 @@ def quiet():
     return Console(quiet=True)
 
 
-@pytest.mark.parametrize("padded", [True, False])
-def test_a_plain_step_learns(padded):
-    step = plain_step(BASE, batch=8, seq_len=16, device="cpu", compiled=False, padded=padded)
+def test_a_plain_step_learns():
+    step = plain_step(BASE, batch=8, seq_len=16, device="cpu", compiled=False)
     assert step() > [step() for _ in range(30)][-1]
 
 
@@ -55,7 +54,7 @@ def test_our_step_is_the_trainers(monkeypatch, tmp_path):
         return original(run)
 
     monkeypatch.setattr(TrainingRun, "step", counted)
-    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, tmp_path, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
+    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
     (_, regularised) = gpu_trainings._ours(place, 16)
     with regularised.start() as step:
         step()
@@ -65,7 +64,7 @@ def test_our_step_is_the_trainers(monkeypatch, tmp_path):
 
 
 def test_a_training_that_diverged_is_no_measurement(monkeypatch, tmp_path):
-    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, tmp_path, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
+    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
     candidate = gpu_trainings._gpt2(place, 16, entropy_regularised=False)
     monkeypatch.setattr("nas.training.divergence.nonfinite_step", lambda *_: ("bad at {step}, {layer}", "logits"))
     with pytest.raises(StoppedError, match="ended: bad at 1, logits"), training(candidate, "cpu") as step:
@@ -102,26 +101,19 @@ def test_a_way_that_fails_is_a_row(tmp_path):
     assert [(row["name"], row["unit"]) for row in rows_of(tmp_path)] == [("a: no compiler", "failed")]
 
 
-def test_parts_write_rows_and_a_profile(monkeypatch, tmp_path):
-    monkeypatch.setattr(gpu, "PROTOCOLS", ("published",))
-    run("gpu", device="cpu", scale="smoke", parts="profile,pricing", output_dir=str(tmp_path))
-    rows = rows_of(tmp_path)
-    assert list(rows[0]) == list(COLUMNS)
-    assert {row["part"] for row in rows} == {"profile", "pricing"}
-    assert {(row["card"], row["torch"]) for row in rows} == {("CPU", torch.__version__)}
-    assert (tmp_path / PROFILE_FILE).read_text().startswith("3 steps of EReg(SM+LN+G) in ")
-
-
 def test_a_failed_part_is_a_row_and_the_others_run(monkeypatch, tmp_path):
     def fail(place):
         raise RuntimeError("no\nkernel")
 
     monkeypatch.setitem(PARTS, "step", (fail, 0.1))
+    monkeypatch.setitem(PARTS, "sharing", (lambda place: place.rows.add("trainings", 2.0, "tokens/s"), 0.1))
     with pytest.raises(StoppedError, match="experiment gpu: step failed"):
-        run("gpu", device="cpu", scale="smoke", parts="step,profile", output_dir=str(tmp_path))
+        run("gpu", device="cpu", scale="smoke", parts="step,sharing", output_dir=str(tmp_path))
     rows = rows_of(tmp_path)
+    assert list(rows[0]) == list(COLUMNS)
+    assert {(row["card"], row["torch"]) for row in rows} == {("CPU", torch.__version__)}
     assert [(row["name"], row["value"]) for row in rows if row["unit"] == "failed"] == [("no kernel", "")]
-    assert any(row["part"] == "profile" and row["unit"] == "% of time" for row in rows)
+    assert any(row["part"] == "sharing" and row["value"] == "2" for row in rows)
 
 
 def test_a_part_ends_when_its_time_is_over(monkeypatch, tmp_path):
@@ -135,17 +127,12 @@ def test_a_search_that_takes_too_long_is_interrupted():
     assert _ended(("sleep", "60"), 0.1) == -2
 
 
-def test_the_union_of_intervals():
-    assert gpu_trainings._union(iter([(0, 2), (1, 3), (5, 6), (5.5, 5.7)])) == 4
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"parts": ("step", "moon")}, "--parts must be some of step,profile,.* but got 'moon'"),
+        ({"parts": ("step", "moon")}, "--parts must be some of step,smollm2,.* but got 'moon'"),
         ({"parent": "missing.gguf"}, "--parent must be builtin, a file or a folder, but 'missing.gguf' does not exist"),
         ({"parts": ("smollm2",)}, "part smollm2 needs --parent"),
-        ({"parts": ("private",)}, "part private needs --parent"),
         ({"scale": "gpu"}, "--scale of this experiment must be one of smoke, proxy, paper, but got 'gpu'"),
     ],
 )
@@ -167,11 +154,9 @@ def test_the_whole_script_runs_at_a_small_scale(tmp_path):
     rows = rows_of(tmp_path)
     assert list(dict.fromkeys(row["part"] for row in rows)) == [
         "step",
-        "profile",
         "smollm2",
         "sharing",
         "search",
-        "pricing",
     ]
     assert not [row for row in rows if row["unit"] == "failed"]
     assert all(row["value"] == "0" for row in rows if row["unit"] == "graphs")

@@ -1,6 +1,5 @@
 """Experiments by name, their flags, bars and ranks."""
 
-import math
 import re
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from costmodel.errors import UserError
 from experiments.__main__ import KINDS, definitions, kind_of, list_experiments, run, settings_of
 from experiments.bars import Figure
-from experiments.smollm2.tables import spearman
 
 
 def test_every_experiment_has_a_known_kind():
@@ -31,7 +29,7 @@ def test_the_list_has_whole_sentences(capsys):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("smollm2-healing", {"placements": {}}, "`placements` must not be empty"),
+        ("smollm2", {"prompts": []}, "unknown key 'prompts'"),
         ("gpu", {"bars": 1}, "unknown key 'bars'"),
     ],
 )
@@ -44,7 +42,7 @@ def test_bad_settings_are_refused(name, change, message):
     ("name", "flag", "message"),
     [
         ("table", {"device": "cpu"}, "table does not take --device; flags that it takes: --scale"),
-        ("families", {"parts": "step"}, "families does not take --parts; flags that it takes: none"),
+        ("engines", {"parts": "step"}, "engines does not take --parts; flags that it takes: --output-dir, --parent"),
     ],
 )
 def test_a_flag_of_other_experiments_is_refused(name, flag, message):
@@ -60,19 +58,3 @@ def test_a_figure_is_judged_by_its_bars_alone():
         ["1.0 s", ">= 1.1 s", "FAIL"],
         ["2.00", "<= 1.00", "FAIL"],
     ]
-
-
-PRINTED = {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "correlation"),
-    [
-        ({"a": 1.0, "b": 2.0, "c": 3.0}, {"c": 5.0, "a": 4.0, "b": 6.0}, 0.5),  # 1 - 6 * (0 + 1 + 1) / (3 * 8)
-        (PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": math.inf}, 1.0),  # a divergence ranks last
-        (PRINTED, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0}, 1.0),
-        ({"a": 1.0, "b": 2.0}, {"a": 5.0, "b": 5.0}, math.nan),
-    ],
-)
-def test_spearman(first, second, correlation):
-    assert spearman(first, second) == pytest.approx(correlation, nan_ok=True)

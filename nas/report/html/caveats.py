@@ -109,9 +109,6 @@ def _prices(run: Run) -> Iterator[str]:
         )
     forms = [run.priced_form(member.most_expensive) for member in run.front]
     graphs = [graph for form in forms for graph in run.workload.graphs(form)]
-    shares = [share for graph in graphs if (share := run.pricer.prior_share(graph)) is not None]
-    if shares and max(shares) > 0:
-        yield f"Up to {max(shares):.1%} of a member's seconds rest on priors, not on data."
     if words := outside_data(run.pricer, graphs):
         yield f"The front's prices are {words}."
     if forms and (line := cheaper_line("The pick", forms[-1], run.pricer, run.workload, run.config.cost_of)):

@@ -7,7 +7,6 @@ from typing import Literal
 import pytest
 
 from costmodel.config import cli
-from costmodel.config.former_names import REMOVED, RENAMED, with_former_names, with_present_names
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 
@@ -20,9 +19,6 @@ def greet(name: str, num_times: int = 1, style: Literal["loud", "quiet"] = "quie
     """
     print(name, num_times, style)
     return None if name != "nobody" else 5
-
-
-HOW_OFTEN = "warning: --how-often is now --num-times; the former name will be removed.\n"
 
 
 def code_of(command, *args):
@@ -69,36 +65,6 @@ def test_flags_come_from_the_signature_and_override_those_of_a_config_file(capsy
     assert code_of(greet, "Ada", "--config", str(path)) == 0
     assert code_of(greet, "Ada", f"--config={path}", "--num-times=4") == 0
     assert capsys.readouterr().out == "Ada 3 loud\nAda 4 loud\n"
-
-
-def test_a_removed_flag_names_what_to_use(capsys, monkeypatch, tmp_path):
-    monkeypatch.setitem(REMOVED, "how_often", "use --num-times")
-    (tmp_path / "greet.yaml").write_text("how_often: 2\n")
-    assert code_of(greet, "Ada", "--how-often", "2") == cli.USAGE
-    assert code_of(greet, "Ada", "--config", str(tmp_path / "greet.yaml")) == cli.USAGE
-    assert capsys.readouterr().err == "error: --how-often was removed; use --num-times.\n" * 2
-
-
-@pytest.mark.filterwarnings("default")
-def test_a_renamed_flag_works_and_names_the_present_one(monkeypatch, tmp_path, capsys):
-    monkeypatch.setitem(RENAMED, "how_often", "num_times")
-    (tmp_path / "greet.yaml").write_text("name: Ada\nhow_often: 2\n")
-    (tmp_path / "command.yaml").write_text("greet: {name: Ada, how_often: 2}\n")
-    assert code_of(greet, "Ada", "--how-often", "2") == 0
-    assert capsys.readouterr() == ("Ada 2 quiet\n", HOW_OFTEN)
-    assert code_of(greet, "--config", str(tmp_path / "greet.yaml")) == 0
-    assert code_of({"greet": greet}, f"--config={tmp_path / 'command.yaml'}") == 0
-    assert capsys.readouterr() == ("Ada 2 quiet\n" * 2, "")
-
-
-def test_former_names_and_values_are_read_and_written():
-    former = {"accounting": "written", "recipe": {"route": {"streams": 10.0, "parent": "p"}, "optimizer": "muon"}}
-    present = {
-        "cost_of": "unfolded",
-        "recipe": {"distillation": {"hidden_state_weight": 10.0, "parent": "p"}, "optimizer": "muon"},
-    }
-    assert with_present_names(former) == with_present_names(present) == present
-    assert with_former_names(present)["recipe"] == former["recipe"]
 
 
 def test_help_comes_from_the_docstring_and_spells_hyphens(capsys):

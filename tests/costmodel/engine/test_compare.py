@@ -58,7 +58,7 @@ def check_document(document, protocol):
     assert (document["protocol"], document["network"], document["seq_len"]) == (protocol, None, 6)
     total, by_op = document["total"], document["by_op"]
     assert list(total) == ["predicted", "measured", "logits_max_abs_error", "top1_agreement"]
-    assert list(total["predicted"]) == [*PRICE_KEYS, "latency_s_range", "prior_share"]
+    assert list(total["predicted"]) == [*PRICE_KEYS, "latency_s_range"]
     assert list(total["measured"]) == [*PRICE_KEYS, "rounds_reason"]
     for entry in by_op:
         assert list(entry) == ["op", "layer", "name", "shape", "predicted", "measured"]

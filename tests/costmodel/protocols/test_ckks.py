@@ -13,8 +13,6 @@ from numpy.polynomial import chebyshev
 from scipy.special import erf
 
 from costmodel import ops
-from costmodel.calibration import ckks_rows
-from costmodel.commands.validate import gpt2_small
 from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.ops import Node
@@ -26,6 +24,10 @@ from costmodel.protocols.ckks_steps import Layout, Packing, Step, packing_of, st
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+
+
+def gpt2_small(num_tokens):
+    return lower(parse("SM+LN+G", base_architecture("gpt2-small")).architecture, num_tokens)
 
 
 class Numbers:
@@ -209,21 +211,6 @@ def test_a_price_sums_over_ops_and_has_one_round_and_the_bytes_of_its_ciphertext
     assert placed.counts["bootstrap"] == 60
     low, high = pricer.latency_s_range(graph)
     assert low < total.latency_s < high
-
-
-@pytest.mark.parametrize("name", ["rtx-pro-6000", "a100"])
-def test_committed_cards_are_the_fit_of_the_fitted_rows(name):
-    assert ckks_rows.fitted_testbed(name, gpt2_small(1).nodes) == ckks.load(testbed=Path(name)).testbed
-
-
-def test_held_out_rows_are_not_fitted_and_within_15_percent():
-    rows = ckks_rows.ckks_rows()
-    fitted = [row for row in rows if row.use == "fitted"]
-    found = ckks_rows.fit("rtx-pro-6000", rows)
-    assert found == ckks_rows.fit("rtx-pro-6000", fitted)
-    held_out = [row for row in rows if row.use == "held out"]
-    assert len(held_out) == 2
-    assert all(abs(found.seconds(row) / float(row.seconds) - 1) <= 0.15 for row in held_out)
 
 
 def nodes_of(notation, seq_len=8, base="gpt2-small", **dimensions):

@@ -114,17 +114,13 @@ def test_the_range_is_no_wider_than_the_tolerance_on_a_printed_row(rows, row_gra
         assert high <= row.latency_s * (1 + PRICER.latency_tolerance + 1e-6)
 
 
-def test_a_wider_prior_widens_the_range_by_the_share_of_relus(graph_of):
+def test_a_wider_prior_widens_the_range():
     wider = replace(PRICER, latency_bounds_s={"relu_elements": (0.0, 1e-4)})
     relu = ops.Node(name="relu", layer=0, op=ops.Relu(rows=128, features=3072), inputs=("tokens",))
     graph = ops.OpGraph(nodes=(relu,))
     (low, high), (wide_low, wide_high) = PRICER.latency_s_range(graph), wider.latency_s_range(graph)
     assert wide_low < low
     assert high < wide_high
-    graph = graph_of("SM+LN+R")
-    relus = sum(PRICER.price(node.op).latency_s for node in graph if isinstance(node.op, ops.Relu))
-    assert PRICER.prior_share(graph) == pytest.approx(relus / price_of(graph).latency_s)
-    assert PRICER.prior_share(graph_of("SM+ScFuFFN")) == 0.0
 
 
 def test_every_constant_says_what_identifies_it_has_bounds_and_changes_the_cost_model_id(tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from typing import Any
 import pytest
 
 from costmodel import ops
-from costmodel.calibration.sigma_rows import sigma_rows
 from costmodel.deployment.deploy import Deployment, deploy
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
@@ -16,6 +15,7 @@ from costmodel.protocols.sigma_programs import comm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.costmodel.protocols.sigma_rows import sigma_rows
 
 N, F = 50, 12
 SETTING = SigmaSetting()

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from costmodel.cost import Budget  # noqa: E402
 from costmodel.protocols import load_pricer  # noqa: E402
-from experiments.families import MODELS  # noqa: E402
+from experiments.trainings import DATA  # noqa: E402
 from nas.run.own_space import own_space  # noqa: E402
 from search_spaces.architecture import Architecture  # noqa: E402
 from search_spaces.budget.feasible import priced_within, within_budget  # noqa: E402
@@ -61,7 +61,7 @@ def test_a_member_of_every_family_costs_what_its_op_graph_costs_and_is_counted(n
 GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18}
 GEMMA |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256}
 DEPTHS = {"Qwen3-0.6B": (16, 18, 22), "Llama-3.2-1B": (18, 22, 28), "OLMo-2-0425-1B": (18, 22, 28)}  # and their own
-SHAPES = ["gemma-3-270m", *sorted(path.name for path in MODELS.iterdir())]
+SHAPES = ["gemma-3-270m", *sorted(path.name for path in DATA / "families".iterdir())]
 SHAPES += [f"{name} of {depth}" for name, depths in DEPTHS.items() for depth in depths]
 PROTOCOLS = ("semi2k", "aby3", "cheetah", "sigma", "crypten", "semi2k,crypten")
 BUDGETS = (("latency_s",), ("latency_s", "sent_bytes"))
@@ -72,7 +72,7 @@ def shape(name: str) -> Architecture:
     if name == "gemma-3-270m":
         return settings("Gemma3Text", **GEMMA)
     folder, _, depth = name.partition(" of ")
-    own: Architecture = read_checkpoint(str(MODELS / folder)).model
+    own: Architecture = read_checkpoint(str(DATA / "families" / folder)).model
     return replace(own, layers=own.layers[:1] * int(depth), layer_positions=()) if depth else own
 
 

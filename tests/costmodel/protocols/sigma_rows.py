@@ -1,4 +1,4 @@
-"""Published runs of SIGMA, as data: bytes, keys, rounds and seconds of the blocks of models, beside predictions.
+"""Published runs of SIGMA, as data: bytes and keys of the blocks of models, beside those by formula.
 
 They do not include embedding, final norm or vocabulary projection. The keys include the mask of the output and are
 padded to a page.
@@ -10,25 +10,19 @@ https://eprint.iacr.org/2023/1269, tables of the evaluation, as printed (Llama-2
 
 import csv
 from dataclasses import dataclass
-from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 from costmodel import ops
-from costmodel.calibration.printed_figures import PrintedFigure, PrintedRow
-from costmodel.ops import Node, Op
-from costmodel.protocols import sigma
+from costmodel.ops import Op
+from costmodel.protocols.derived import TESTBEDS
 from costmodel.protocols.primitives import Comm, total_comm
-from costmodel.protocols.sigma import class_of
-from costmodel.protocols.sigma_primitives import SigmaSetting, inverse_root
+from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.protocols.sigma_programs import comm
 
-ROWS = Path(__file__).parents[1] / "testbeds" / "sigma_rows.csv"
-GIBIBYTE = 2**30
+ROWS = TESTBEDS / "sigma_rows.csv"
 RUN_BYTES = 2  # of both parties, which synchronise once: sigma.cu, `peer->sync`
 PAGE = 4096  # backend/sigma.h, SIGMAKeygen::close
 SIZES = ("num_layers", "num_heads", "d_model", "d_ff", "ring_bits", "seq_len")
-SECONDS_BAR, KEYS_BAR = 0.25, 0.001
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,31 +110,3 @@ def _row(record: dict[str, str]) -> SigmaRow:
         fitted=named["fitted"] == "yes",
         numbers={name: text for name, text in record.items() if text},
     )
-
-
-def compared(row: SigmaRow) -> PrintedRow:
-    """Return a row beside its prediction: bytes and rounds must be equal, seconds within a bar or their range."""
-    num_norms = sum(class_of(op) == "norm" for op in row.ops)
-    gpu_rounds = row.comm.rounds - num_norms * inverse_root(1, row.ring_bits).rounds
-    predicted = (
-        ("bytes", "sent_bytes", row.run_bytes, 0.0),
-        ("GiB", "sent_gibibytes", row.run_bytes / GIBIBYTE, 0.0),
-        ("key bytes", "key_bytes", row.run_key_bytes, KEYS_BAR),
-        ("GPU rounds", "gpu_rounds", gpu_rounds, 0.0),
-    )
-    figures = {
-        what: PrintedFigure(printed=row.numbers[name], ours=ours, bar=bar)
-        for what, name, ours, bar in predicted
-        if name in row.numbers
-    }
-    if "latency_s" in row.numbers:
-        computed_s = Decimal(row.numbers["latency_s"]) - Decimal(row.numbers.get("comm_s", 0))
-        pricer = sigma.load(row.network, setting=row.setting)
-        nodes = [Node(name=str(at), layer=0, op=op, inputs=("tokens",)) for at, op in enumerate(row.ops)]
-        figures["seconds"] = PrintedFigure(
-            printed=str(computed_s),
-            ours=sum(pricer.price(node.op).latency_s for node in nodes),
-            bar=SECONDS_BAR,
-            span=pricer.latency_s_range(nodes),
-        )
-    return PrintedRow(name=row.name, use="fitted" if row.fitted else "held out", figures=figures)
