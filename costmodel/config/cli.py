@@ -95,7 +95,7 @@ class Parser(ArgumentParser):
             if "\0" in argument or argument != argument.encode(errors="ignore").decode():
                 raise UserError(f"an argument must be text in UTF-8 without null characters, but got {argument!r:.80}.")
         flags = _flags(self, arguments)
-        arguments = _with_values(arguments, flags)
+        arguments = _with_lists(_with_values(arguments, flags), flags)
         for argument, following in pairwise([*arguments, ""]):
             flag, equals, value = argument.partition("=")
             if flag == "--config" and (name := value if equals else following):
@@ -225,6 +225,25 @@ def _with_values(args: Sequence[str], flags: Mapping[str, Action]) -> list[str]:
         else:
             joined.append(argument)
     return joined
+
+
+def _with_lists(args: Sequence[str], flags: Mapping[str, Action]) -> list[str]:
+    """Give each value after a flag for a list the flag of its own: `--text a b` is `--text+=a --text+=b`."""
+    single, name = list[str](), ""
+    for argument, following in pairwise([*args, "--"]):
+        flag, equals, value = argument.partition("=")
+        if f"{flag}+" in flags and not value.startswith("["):
+            name = flag
+            if equals:
+                single.append(f"{flag}+={value}")
+            elif following.startswith(("--", "[")):  # without a value, or with a list
+                single.append(flag)
+        elif name and not argument.startswith(("--", "[")):
+            single.append(f"{name}+={argument}")
+        else:
+            single.append(argument)
+            name = ""
+    return single
 
 
 def _nearest(message: str, flags: Mapping[str, Action]) -> str:

@@ -45,7 +45,15 @@ def unreadable(path: Path, error: BaseException) -> UserError:
 def jsonl_texts(path: Path) -> Iterator[str]:
     """Yield the text of every line that is not blank.
 
-    Raises UserError, naming file and line, if the file cannot be read or a line is not a JSON object with a text.
+    Raises UserError as `jsonl_rows`, or if a line is not a JSON object with a text.
+    """
+    yield from (_text_of(row, where) for row, where in jsonl_rows(path))
+
+
+def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield the data of every line that is not blank, and where it stands.
+
+    Raises UserError, naming file and line, if the file cannot be read or a line is not JSON.
     """
     try:
         with opened(path) as file:  # lines end with \\n only: JSON strings may contain U+2028
@@ -53,7 +61,7 @@ def jsonl_texts(path: Path) -> Iterator[str]:
                 if len(line) == MOST_LINE:
                     raise UserError(f"{path}, line {number} must have less than {MOST_LINE:,} bytes.")
                 if line.strip():
-                    yield _text_of(_parsed(line, path, f", line {number}"), f"{path}, line {number}")
+                    yield _parsed(line, path, f", line {number}"), f"{path}, line {number}"
     except DAMAGED as error:
         raise unreadable(path, error) from None
 

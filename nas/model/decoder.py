@@ -114,7 +114,14 @@ class Decoder(nn.Module):
     def step(self, tokens: Tensor, position: int, past: list[list[Tensor]]) -> Tensor:
         """Return the logits after one more token of each sequence, batch x vocab, and add it to the past.
 
-        tokens: batch, at the same position. past: keys and values of each layer (`SelfAttention.step`).
+        tokens: batch, at the same position. Else as `continued`.
+        """
+        return self.logits_of(self.continued(tokens[:, None], position, past))[:, 0]
+
+    def continued(self, tokens: Tensor, position: int, past: list[list[Tensor]]) -> Tensor:
+        """Return the input of the vocabulary projection for more tokens of each sequence, and add them to the past.
+
+        tokens: batch x T, from the same position on. past: keys and values of each layer (`SelfAttention.step`).
 
         Raises UserError beyond the context, or for a shaped block, which has no keys and values to keep.
         """
@@ -122,10 +129,10 @@ class Decoder(nn.Module):
             raise UserError(
                 f"block {self.architecture.block!r} keeps no keys and values, so it cannot continue a text."
             )
-        stream = self.embedded(tokens[:, None], position)
+        stream = self.embedded(tokens, position)
         for layer, its_past in zip(self.layers, past, strict=True):
             stream, _ = layer(stream, False, its_past)
-        return self.logits_of(self.read_out(stream))[:, 0]
+        return self.read_out(stream)
 
     def embedded(self, tokens: Tensor, first: int = 0) -> Tensor:
         """Return the input of the first layer; else as `forward`. first: the position of the first token."""
@@ -179,7 +186,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the stream after the layer and the entropies, of 0 heads without attention.
 
-        past: for a single token, keys and values of the tokens before it; there are no entropies then.
+        past: keys and values of the tokens before these; there are no entropies then.
         """
         if self.attention is None:
             joined, entropy = stream, stream.new_zeros(len(stream), 0, stream.shape[1]) if with_entropy else None

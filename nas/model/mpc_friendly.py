@@ -91,7 +91,7 @@ def normalised_attention(
     return Attended(output.to(values.dtype), torch.minimum(entropy.clamp(min=0.0), upper))
 
 
-def last_row(
+def last_rows(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -101,14 +101,21 @@ def last_row(
     cap: float | None,
     temperature: Tensor | None,
 ) -> Tensor:
-    """Return the attention of the last token alone, which sees all keys: batch x heads x 1 x head_dim.
+    """Return the attention of the last tokens alone, batch x heads x rows x head_dim; the last one sees all keys.
 
-    queries: batch x heads x 1 x head_dim; keys, values: batch x heads x T x head_dim; temperature: heads x 1.
+    queries: batch x heads x rows x head_dim; keys, values: batch x heads x T x head_dim; temperature: heads x rows.
     """
     if form not in FORMS:
-        return _scores(queries, keys, temperature, cap).softmax(dim=-1) @ values
+        scores = _scores(queries, keys, temperature, cap)
+        return scores.masked_fill(~_seen(scores), -math.inf).softmax(dim=-1) @ values
     positive = positive_scores(queries, keys, form, bound, temperature, cap)
     return positive / (positive.sum(dim=-1, keepdim=True) + FORMS[form][1]) @ values
+
+
+def _seen(scores: Tensor) -> Tensor:
+    """Return the causal mask of scores whose queries are those of the last tokens: queries x keys."""
+    length, total = scores.shape[-2:]
+    return torch.ones(length, total, dtype=torch.bool, device=scores.device).tril(total - length)
 
 
 def _scores(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None) -> Tensor:
@@ -128,11 +135,11 @@ def positive_scores(
 
     The queries are those of the last tokens.
     """
-    scores, length, total = _scores(queries, keys, temperature, cap), queries.shape[-2], keys.shape[-2]
-    seen = torch.ones(length, total, dtype=torch.bool, device=scores.device).tril(total - length)
+    scores = _scores(queries, keys, temperature, cap)
+    seen = _seen(scores)
     scores = scores if bound is None else scores - bound.weight[:, None, None]
     positive = FORMS[form][0](scores).masked_fill(~seen, 0.0)
-    if form == "power8" and length == total:
+    if form == "power8" and queries.shape[-2] == keys.shape[-2]:
         positive[..., 0, 0] = 1.0  # alone in its row, and its power may be almost 0
     return positive
 

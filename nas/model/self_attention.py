@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from costmodel.rotary import RotaryScaling, rotary_rates
-from nas.model.mpc_friendly import attention_of, bound_of, last_row
+from nas.model.mpc_friendly import attention_of, bound_of, last_rows
 from nas.model.norms import inner_norm
 from search_spaces.architecture import (
     Architecture,
@@ -43,7 +43,7 @@ class SelfAttention(nn.Module):
         self.bound = bound_of(self.num_heads, form)
         cap = score_cap(architecture, layer)
         self.attend = attention_of(form, self.bound, cap)
-        self.attend_last = partial(last_row, form=form, bound=self.bound, cap=cap)
+        self.attend_last = partial(last_rows, form=form, bound=self.bound, cap=cap)
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = [width, key_width, key_width]
         if architecture.block_facts.packs_qkv:
@@ -69,7 +69,7 @@ class SelfAttention(nn.Module):
         return made if self.norm is None else self.norm(made), entropy
 
     def step(self, source: Tensor, past: list[Tensor]) -> Tensor:
-        """Return the attention of one more token, batch x 1 x d_model, and add its key and value to the past.
+        """Return the attention of more tokens, batch x tokens x d_model, and add their keys and values to the past.
 
         past: keys and values of the tokens before it, each batch x heads x T x head_dim; empty before the first.
         """
@@ -78,7 +78,7 @@ class SelfAttention(nn.Module):
         if past:
             keys, values = (torch.cat(pair, dim=-2) for pair in zip(past, (keys, values), strict=True))
         past[:] = [keys, values]
-        temperature = None if self.temperature is None else self.temperature(first + 1)[:, first:]
+        temperature = None if self.temperature is None else self.temperature(first + source.shape[1])[:, first:]
         mixed = self.attend_last(queries, *past, temperature=temperature)
         made: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return made if self.norm is None else self.norm(made)

@@ -1,0 +1,1 @@
+"""Judges a model by its parent: unseen text, tasks, and what both write."""

