@@ -15,3 +15,14 @@ class InfeasibleError(UserError):
 
 class StoppedError(RuntimeError):
     """A command started and cannot go on (disk full, no completed trial, engine crash). Exit code 1."""
+
+
+class OutOfRangeError(UserError):
+    """What an engine's fixed point does not hold: op, numbers and limits.
+
+    with_fewer_bits: whether fewer fraction bits could hold it.
+    """
+
+    def __init__(self, line: str, *, with_fewer_bits: bool = False) -> None:
+        super().__init__(line)
+        self.with_fewer_bits = with_fewer_bits

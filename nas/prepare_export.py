@@ -149,7 +149,7 @@ def _prepared(
     trained, weights, left = deployable(candidate, last, bounding_tokens(corpus, tokens))
     architecture, folding = at_dimensions(trained, candidate.architecture) if left else candidate.architecture, None
     if fold:
-        form = fold_as_far_as(trained, weights, tokens)
+        form = fold_as_far_as(trained, weights, tokens, pricer.protocol)
         trained, weights = form.folded.architecture, form.folded.weights
         architecture = at_dimensions(trained, architecture)
         folding = Fold(

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import costmodel.__main__
 import nas.export
@@ -23,6 +25,7 @@ from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.user_files import MOST_LEVELS
 from costmodel.errors import UserError
 from nas.conversion.huggingface import _require_files_of_its_own
+from nas.conversion.parent import load_initial
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import given_encoder, kept_tokenizer
@@ -221,6 +224,38 @@ def test_hostile_text_is_refused(tmp_path, name, kind):
     place(tmp_path / name, kind, {})
     with pytest.raises(UserError):
         open_source(str(tmp_path / name.partition("/")[0]))
+
+
+STATES: dict[str, tuple[Callable[[str, Any], tuple[str, Any]], str]] = {  # of each weight, by name
+    "zero embedding": (lambda name, value: (name, value * ("embed" not in name)), "must have an embedding"),
+    "weights of 1e30": (lambda name, value: (name, value * 1e30), "must be at most 2^45"),
+    "no numbers": (lambda name, value: (name, value / 0), "must be finite"),
+    "eight bits": (lambda name, value: (name, value.to(torch.float8_e4m3fn)), "must be finite floating-point"),
+    "integers": (lambda name, value: (name, value.long()), "must be finite floating-point"),
+    "another shape": (lambda name, value: (name, value[..., :3].contiguous()), "lacks or misshapes"),
+    **{
+        f"wrapped in {prefix}": (
+            lambda name, value, prefix=prefix: (prefix + name, value),
+            f"begin with '{prefix}', so",
+        )
+        for prefix in ("_orig_mod.", "module.", "base_model.")
+    },
+}
+
+
+@pytest.mark.needs_hf
+@pytest.mark.parametrize("kind", STATES)
+def test_hostile_weights_are_refused_in_one_line(tmp_path, kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
+    model.save_pretrained(tmp_path)
+    change, why = STATES[kind]
+    state = dict(change(name, value.clone()) for name, value in model.state_dict().items())
+    save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=why.replace("^", r"\^")) as error:
+        load_initial(str(tmp_path))
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.needs_hf

@@ -30,6 +30,7 @@ class EngineProtocol:
         matrix_work: Return the work of the matrix products among calls, by unit.
         is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
         deals_ahead: Whether a dealer prepares the next ops while the parties compute.
+        fraction_bits: Choices, of which a run takes the most that hold a model; those of the setting if there are none.
     """
 
     engine: str = "spu"
@@ -42,6 +43,7 @@ class EngineProtocol:
     matrix_work: Callable[[Calls], dict[str, int]] = matrix_work
     is_slow: bool = False
     deals_ahead: bool = False
+    fraction_bits: tuple[int, ...] = ()
 
     def walk(self, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
         """Return the cost of each op in a fresh run of all of them, in order."""
@@ -99,5 +101,6 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
         comm=crypten.comm,
         num_shares=1,
         deals_ahead=True,
+        fraction_bits=(16, 15, 14, 13),  # with fewer, an exponential has too few digits
     ),
 }

@@ -13,12 +13,12 @@ import numpy as np
 
 from costmodel import ops
 from costmodel.deployment.deploy import Deployment
+from costmodel.errors import OutOfRangeError
 from costmodel.execution import interpreter
-from costmodel.execution.arithmetic import Arithmetic, OutOfRangeError, arithmetic_of
+from costmodel.execution.arithmetic import Arithmetic, arithmetic_of
 from costmodel.execution.memory import last_readers
 from costmodel.execution.op_functions import Array, Weights, evaluate, numpy_library
 from costmodel.ops import OpGraph
-from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.verified_fold import MARGIN, Tokens, check_tokens
@@ -27,9 +27,10 @@ from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
-FRACTION_BITS = {"crypten": (16, 15, 14, 13)}  # choices; with fewer, an exponential has too few digits
 NUM_TOKENS = 128
 SEEDS = (1, 2)  # of random sequences
+REPEATED = 16  # times that a sequence repeats each of its tokens
+EXTREME = 2  # sequences of extreme tokens, which may be of no use, so that only their range counts
 MAX_ERROR = 0.1  # of a logit, relative to the largest
 MIN_AGREEMENT = 0.9  # share of positions with the same most likely token, of which there must be ENOUGH
 ENOUGH = 30
@@ -44,19 +45,36 @@ class Both(NamedTuple):
 
 
 def check_sequences(table: Array, corpus: Corpus | None, length: int, begin: BeginOfText | None = None) -> Tokens:
-    """Return sequences x length; the last has the tokens of extreme rows of the embedding table, vocab x features.
+    """Return sequences x length; the last have the tokens of extreme rows of the embedding table, vocab x features.
 
     begin: as in `check_tokens`.
     """
     _, text = check_tokens(corpus, len(table), length, begin)
     random = [np.random.default_rng(seed).integers(len(table), size=length) for seed in SEEDS]
-    squares, few = np.square(table).mean(axis=-1), max(1, length // 4)
-    extreme = [np.argsort(rank)[:few] for rank in (-np.abs(table).max(axis=-1), -squares, squares, table.var(axis=-1))]
-    drawn = np.stack([*random, np.resize(list(dict.fromkeys(np.stack(extreme, axis=1).flat)), length)])
+    extreme = np.resize(_extreme(table, max(1, length // 4)), length)
+    drawn = np.stack([*random, extreme, extreme[: -(-length // REPEATED)].repeat(REPEATED)[:length]])
     if begin := begin if corpus is None else corpus.begin_of_text:
         drawn[:, 1:] = drawn[:, :-1].copy()
         begin.set_in(drawn)
     return np.concatenate([text[:1], drawn])
+
+
+def _extreme(table: Array, few: int) -> list[int]:
+    """Return the rows of a table with the largest and smallest numbers, a few by each measure, the first ones first."""
+    squares = np.square(table).mean(axis=-1)
+    ranks = (-np.abs(table).max(axis=-1), -squares, squares, table.var(axis=-1))
+    return list(dict.fromkeys(np.stack([np.argsort(rank)[:few] for rank in ranks], axis=1).flat))
+
+
+def _with_extreme_positions(weights: Weights, length: int) -> Weights:
+    """Return weights of which the last positions within a length are the extreme ones beyond it."""
+    table = weights.get("position.weight")
+    if table is None or len(table) <= length:
+        return weights
+    table = table.copy()
+    late = _extreme(table[length:], length // 8)[: length // 2]
+    table[length - len(late) : length] = table[length:][late]
+    return {**weights, "position.weight": table}
 
 
 def fitting(
@@ -76,16 +94,20 @@ def fitting(
     """
     num_sequences, length = sequences.shape
     batch = Deployment(batch=num_sequences)
-    graph, tokens = graph_of(length, batch), sequences.T.reshape(-1)
+    graph, tokens, weights = graph_of(length, batch), sequences.T.reshape(-1), _with_extreme_positions(weights, length)
     inputs = {"tokens": tokens} if inputs_of is None else inputs_of(tokens, batch)
-    choices = FRACTION_BITS.get(protocol, (setting.fraction_bits,)) if fraction_bits is None else (fraction_bits,)
+    choices = ENGINE_PROTOCOLS[protocol].fraction_bits or (setting.fraction_bits,)
+    choices = choices if fraction_bits is None else (fraction_bits,)
     for bits in choices:
         chosen = replace(setting, fraction_bits=bits)
         arithmetic = arithmetic_of(protocol, chosen, margin=MARGIN, num_sequences=num_sequences)
+        arithmetic.num_extreme = EXTREME
         try:
             runs = both(graph, weights, inputs, arithmetic)
-            exact, fixed = (logits.reshape(length, num_sequences, -1)[:, :-1] for logits in (runs.exact, runs.fixed))
-            require_accuracy(runs._replace(exact=exact, fixed=fixed))  # a token of an extreme row may be of no use
+            exact, fixed = (
+                logits.reshape(length, num_sequences, -1)[:, :-EXTREME] for logits in (runs.exact, runs.fixed)
+            )
+            require_accuracy(runs._replace(exact=exact, fixed=fixed))
             return chosen
         except OutOfRangeError as error:
             if not error.with_fewer_bits or bits == choices[-1]:
@@ -99,7 +121,7 @@ def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: C
     of_engines: dict[str, dict[str, Any]] = {}
     for protocol, facts in ENGINE_PROTOCOLS.items():
         if facts.engine not in of_engines:
-            setting, failure = CryptenSetting() if protocol == "crypten" else EngineSetting(), None
+            setting, failure = facts.setting(), None
             try:
                 setting = fitting(protocol, setting, partial(lower, architecture), weights, sequences)
             except OutOfRangeError as error:

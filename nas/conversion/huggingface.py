@@ -8,10 +8,12 @@ import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -57,6 +59,7 @@ PROBES = (
     "U\u0308nicode \u00dc\u65e5\u672c \U0001f600",
     "\n def f(x):\r\n",
 )
+FLOATS = ("F64", "F32", "F16", "BF16")
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -101,7 +104,15 @@ def load_pretrained(path: str) -> Pretrained:
 
 
 def _require_files_of_its_own(path: str) -> None:
-    """Raise UserError if a list of the weights' files names one outside the folder."""
+    """Raise UserError if a list of the weights' files names one outside the folder, or weights are of other numbers.
+
+    transformers would turn integers, or numbers of 8 bits without their scales, into single precision.
+    """
+    for file in Path(path).glob("*.safetensors"):
+        with read_foreign(what_is_asked(path), partial(safe_open, file, framework="pt")) as held:
+            kinds = {name: held.get_slice(name).get_dtype() for name in held.keys() if name.endswith(".weight")}  # noqa: SIM118
+        if other := [name for name, kind in kinds.items() if kind not in FLOATS]:
+            raise UserError(f"weights must be finite floating-point numbers, but {other[0]!r} of {path!r} is not.")
     for index in Path(path).glob("*.index.json"):
         data = read_json(index)
         files = data.get("weight_map") if isinstance(data, dict) else None

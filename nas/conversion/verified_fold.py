@@ -6,7 +6,8 @@ The steps inside an op are exact here, for both models.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from costmodel import ops
 from costmodel.execution import interpreter
-from costmodel.execution.arithmetic import arithmetic_of
+from costmodel.execution.arithmetic import ARITHMETICS, Arithmetic
 from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library
 from costmodel.ops import SoftmaxForm
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from nas.conversion.fold import Folded, fold
 from nas.conversion.stream_scale import factor_for, with_stream_scale
 from nas.corpus.corpus import Corpus
@@ -105,10 +106,15 @@ class VerifiedFold(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """An arithmetic: how it rounds operands and results."""
+    """An arithmetic: how it rounds operands and results, and in fixed point that of the engine, whose range is checked.
+
+    unit: the smallest number.
+    """
 
     operand: Callable[[Array], Array]
     result: Callable[[Array], Array]
+    engine: Callable[[], Arithmetic] | None = None
+    unit: float = 0.0
 
 
 def _single(value: Array) -> Array:
@@ -116,10 +122,23 @@ def _single(value: Array) -> Array:
 
 
 DOUBLE, SINGLE = _Numbers(np.asarray, np.asarray), _Numbers(_single, _single)
-FIXED = _Numbers(
-    operand=lambda value: np.round(np.asarray(value) / RESOLUTION) * RESOLUTION,
-    result=lambda value: np.floor(value / RESOLUTION) * RESOLUTION,
-)
+
+
+def _fixed_points(protocol: str) -> list[_Numbers]:
+    """Return the fixed point of a protocol with every choice of its fraction bits, the most first."""
+    facts = ENGINE_PROTOCOLS.get(protocol, ENGINE_PROTOCOLS["semi2k"])  # no engine here runs the others
+    usual = facts.setting()
+    settings = [replace(usual, fraction_bits=bits) for bits in facts.fraction_bits or (usual.fraction_bits,)]
+    return [_fixed(partial(ARITHMETICS[facts.engine], setting), 2.0**-setting.fraction_bits) for setting in settings]
+
+
+def _fixed(engine: Callable[[], Arithmetic], unit: float) -> _Numbers:
+    return _Numbers(
+        operand=lambda value: np.round(np.asarray(value) / unit) * unit,
+        result=lambda value: np.floor(value / unit) * unit,
+        engine=engine,
+        unit=unit,
+    )
 
 
 class _Run(NamedTuple):
@@ -141,17 +160,20 @@ class _Run(NamedTuple):
         return self.is_held and self.largest < LIMIT and self.square_share < 1 and self.sums_share <= 1
 
 
-def fold_as_far_as(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> VerifiedFold:
+def fold_as_far_as(
+    architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, protocol: str = "semi2k"
+) -> VerifiedFold:
     """Fold as far as precision allows: while a check fails, the worst-conditioned step of the stream is left unfolded.
 
-    tokens: sequences x T. If nothing is left to unfold, the last attempt is returned even if its check fails: gains of
-        norms cannot be left unfolded, and small ones cost bits of the weights that take them up.
+    tokens: sequences x T. protocol: whose fixed point must hold the model, if an engine here runs it. If nothing is
+        left to unfold, the last attempt is returned even if its check fails: gains of norms cannot be left unfolded,
+        and small ones cost bits of the weights that take them up.
     """
-    trained = Reference.of(architecture, weights, tokens)
+    trained = Reference.of(architecture, weights, tokens, protocol)
     architecture, weights = trained.architecture, trained.weights
     folded = fold(architecture, weights)
     while True:
-        fixed = _run(folded.architecture, folded.weights, trained.few, FIXED)
+        fixed = _run(folded.architecture, folded.weights, trained.few, trained.numbers)
         check = trained.check(folded, quick=True, fixed=fixed)
         if check.keeps_precision and (check := trained.check(folded, fixed=fixed)).keeps_precision:
             return VerifiedFold(folded, check)
@@ -181,7 +203,10 @@ def check_tokens(
 
 
 class Reference(NamedTuple):
-    """A trained model with a scaled stream. single: logits of all tokens; exact, fixed: those of `few` sequences."""
+    """A trained model with a scaled stream. single: logits of all tokens; exact, fixed: those of `few` sequences.
+
+    numbers: fixed point with the most fraction bits that hold the model, or else the fewest.
+    """
 
     architecture: Architecture
     weights: Mapping[str, Tensor]
@@ -190,23 +215,29 @@ class Reference(NamedTuple):
     single: Array
     exact: Array
     fixed: Array
+    numbers: _Numbers
 
     @classmethod
-    def of(cls, architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens) -> "Reference":
+    def of(
+        cls, architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, protocol: str = "semi2k"
+    ) -> "Reference":
         if architecture.tied_embeddings:
             weights = {"logits.weight": weights["embed.weight"], **weights}
         few = tokens[: -(-FIXED_POSITIONS // tokens.shape[1])]
         single = _run(architecture, weights, tokens, SINGLE)
         if (factor := factor_for(single.square_share * MARGIN)) < 1:
             architecture, weights = with_stream_scale(architecture, weights, factor)
-        exact, fixed = (_run(architecture, weights, few, numbers).logits for numbers in (DOUBLE, FIXED))
-        return cls(architecture, weights, tokens, few, single.logits, exact, fixed)
+        exact = _run(architecture, weights, few, DOUBLE).logits
+        for numbers in _fixed_points(protocol):
+            if (fixed := _run(architecture, weights, few, numbers)).is_held:
+                break
+        return cls(architecture, weights, tokens, few, single.logits, exact, fixed.logits, numbers)
 
     def check(self, folded: Folded, *, quick: bool = False, fixed: _Run | None = None) -> FoldCheck:
         """Compare a folded model. quick: on the few sequences only. fixed: its fixed-point run on them, if known."""
         tokens, largest = self.few if quick else self.tokens, float(np.abs(self.exact).max())
         ours, theirs = _run(folded.architecture, folded.weights, tokens, SINGLE).logits, self.single[: tokens.size]
-        fixed = fixed or _run(folded.architecture, folded.weights, self.few, FIXED)
+        fixed = fixed or _run(folded.architecture, folded.weights, self.few, self.numbers)
         return FoldCheck(
             positions=len(ours),
             float_error=_difference(ours, theirs) / largest,
@@ -214,7 +245,7 @@ class Reference(NamedTuple):
             fixed_error=_difference(fixed.logits, self.exact) / largest,
             trained_fixed_error=_difference(self.fixed, self.exact) / largest,
             fixed_divergence=_divergence(self.exact, fixed.logits),
-            resolution=RESOLUTION / largest,
+            resolution=self.numbers.unit / largest,
             fits=fixed.fits,
         )
 
@@ -236,7 +267,7 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
     last_reader = {name: node.name for node in graph for name in node.inputs}
     known: dict[str, list[Array]] = {}  # node -> output of every sequence
     largest, square_share, sums_share, is_held = 0.0, 0.0, 0.0, True
-    engine = arithmetic_of("semi2k", EngineSetting(), num_sequences=len(tokens)) if numbers is FIXED else None
+    engine = None if numbers.engine is None else numbers.engine()
     for node in graph:
         operands = {suffix: numbers.operand(value) for suffix, value in interpreter.operands(node, arrays).items()}
         if isinstance(node.op, ops.TokenEmbedding):  # equal to a product with one-hot vectors
@@ -253,7 +284,13 @@ def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Toke
         for name in {name for name in node.inputs if last_reader[name] == node.name}:
             known.pop(name, None)  # tokens are not in it
         largest = max(largest, *(float(np.abs(value).max()) for value in known[node.name]))
-    return _Run(np.concatenate(known[graph.nodes[-1].name]), largest, square_share, sums_share, is_held)
+    return _Run(
+        np.concatenate(known[graph.nodes[-1].name]),
+        largest,
+        square_share,
+        sums_share,
+        is_held and (engine is None or engine.is_right(len(tokens))),
+    )
 
 
 def _square_share(norm: ops.LayerNorm | ops.RmsNorm, source: Array) -> float:

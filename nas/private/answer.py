@@ -12,8 +12,7 @@ from costmodel.engine.greedy import ClearRun, PrivateToken, generate
 from costmodel.engine.plan import Plan
 from costmodel.engine.predicted import Prediction
 from costmodel.engine.session import Ready, Session
-from costmodel.errors import StoppedError
-from costmodel.execution.arithmetic import OutOfRangeError
+from costmodel.errors import OutOfRangeError, StoppedError
 from nas.conversion.fixed_point_check import MAX_ERROR
 from nas.private.in_range import prompt_arithmetic
 from nas.private.prompt import Prompt

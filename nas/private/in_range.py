@@ -7,8 +7,8 @@ import numpy as np
 
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine.greedy import ClearRun, ClientLayers
-from costmodel.errors import UserError
-from costmodel.execution.arithmetic import Arithmetic, OutOfRangeError, arithmetic_of
+from costmodel.errors import OutOfRangeError, UserError
+from costmodel.execution.arithmetic import Arithmetic, arithmetic_of
 from costmodel.execution.interpreter import Array
 from costmodel.ops import OpGraph
 from nas.conversion.fixed_point_check import NUM_TOKENS, both, check_sequences, fitting, require_accuracy

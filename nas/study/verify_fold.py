@@ -26,15 +26,15 @@ from nas.training.outcome import Agreement, VerifiedForm
 from search_spaces.architecture import Architecture
 
 
-def verified_form(candidate: Candidate, corpus: Corpus, folder: Path) -> VerifiedForm:
-    """Fold the last checkpoint of a completed trial as far as its logits stay the same.
+def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: str) -> VerifiedForm:
+    """Fold the last checkpoint of a completed trial as far as its logits stay the same in a protocol's fixed point.
 
     Raises UserError if there is no whole checkpoint.
     """
     latest, trained = _latest(candidate, folder, "fold"), candidate.trained
     _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
     model = deployable(candidate, latest, bounding_tokens(corpus, tokens))
-    folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
+    folded, check = fold_as_far_as(model.architecture, model.weights, tokens, protocol)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
         left=(*model.left, *folded.left),

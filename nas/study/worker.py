@@ -112,11 +112,12 @@ def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], 
             records.close()  # frees the training's memory, since checking a fold takes as much
             release_freed_memory()
             whole, second, folds = measured.status == "completed", setting.second, trial.record.deployed is not None
+            protocol = trial.record.protocol
             yield trial.ended(
                 measured.status,
                 measured.reason,
                 measured=measured,
-                verified=verified_form(candidate, setting.corpus, trial.folder) if whole and folds else None,
+                verified=verified_form(candidate, setting.corpus, trial.folder, protocol) if whole and folds else None,
                 second=second_documents(candidate, second, trial.folder, setting.device) if whole and second else (),
                 agreement=_agreement(trial) if whole else None,
             )

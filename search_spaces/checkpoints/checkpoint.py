@@ -13,6 +13,7 @@ from costmodel.config.schema import decode
 from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture
+from search_spaces.checkpoints.families import FAMILIES
 from search_spaces.checkpoints.gguf_head import gguf_settings, is_gguf
 from search_spaces.checkpoints.known_settings import require_sound
 from search_spaces.checkpoints.settings import NoBlockError, architecture_of
@@ -26,19 +27,21 @@ OUR_TYPE = "private-inference-decoder"  # `model_type` of what `nas.export --for
 class Checkpoint(NamedTuple):
     """The model of a checkpoint: an `Architecture`, or a torch module on the device `meta`, without weights.
 
-    unlike: why the model has no `Architecture`, if it is a module.
+    unlike: why the model has no `Architecture`, if it is a module. is_variant: whether others of its type have one.
     """
 
     name: str
     model: Any
     unlike: str | None = None
+    is_variant: bool = False
 
     @property
     def told(self) -> str:
         """A sentence on how its op graph is obtained: lowered or traced."""
         if isinstance(self.model, Architecture):
             return f"block {self.model.block}"
-        return f"traced from {type(self.model).__name__}"
+        why = f", since {self.unlike}".rstrip(".") if self.is_variant else ""
+        return f"traced from {type(self.model).__name__}{why}"
 
 
 def is_checkpoint(name: str) -> bool:
@@ -64,7 +67,7 @@ def read_checkpoint(name: str) -> Checkpoint:
         make = transformers_library().AutoModelForCausalLM.from_config
         with torch.device("meta"):  # shapes but no values
             module = read_foreign(what_is_asked(name), lambda: make(config, trust_remote_code=False))
-        return Checkpoint(name, module, str(error))
+        return Checkpoint(name, module, str(error), config.model_type in {family.model_type for family in FAMILIES})
 
 
 def read_config(name: str) -> Any:

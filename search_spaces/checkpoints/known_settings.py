@@ -6,10 +6,12 @@ from typing import Any
 
 from costmodel.errors import UserError
 from search_spaces.bases import MAX_LAYERS
-from search_spaces.checkpoints.families import Family
+from search_spaces.checkpoints.families import FAMILIES, Family
 
 LARGEST = 2**31  # of any size; several times the longest context
 LAYER_COUNTS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+WHOLE = ("num_layers", "num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context")
+COUNTS = {name for family in FAMILIES for name, ours in family.sizes.items() if ours in WHOLE}
 # Settings of positions, which `settings` reads if the family's configuration class has them.
 POSITIONS = frozenset(
     (
@@ -51,7 +53,7 @@ HARMLESS = frozenset(
 
 
 def require_sound(settings: Mapping[str, Any], path: str) -> None:
-    """Raise UserError if a model of these settings would be endless: too many layers, huge integers or NaN.
+    """Raise UserError if a model of these settings would be endless or none: too many layers, sizes below 1, NaN.
 
     Checked before transformers reads them, whose own lists have an entry for each layer.
     """
@@ -61,6 +63,9 @@ def require_sound(settings: Mapping[str, Any], path: str) -> None:
                 f"{path!r} must have the settings of a model that can be made, but: the number of layers must be from "
                 f"1 to {MAX_LAYERS}, but is {shortened(value)}."
             )
+        if name in COUNTS and value is not None and not (_is_integer(value) and value >= 1):
+            rule = "at least 1" if _is_integer(value) else "a whole number"
+            raise UserError(f"`{name}` of {path!r} must be {rule}, but is {shortened(value)}.")
         if name not in HARMLESS and isinstance(value, int) and abs(value) > LARGEST:
             raise UserError(f"`{name}` of {path!r} must be at most {LARGEST}, but is {shortened(value)}.")
         if isinstance(value, float) and math.isnan(value):

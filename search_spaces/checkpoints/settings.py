@@ -10,7 +10,7 @@ from costmodel.rotary import RotaryScaling
 from search_spaces.architecture import Architecture, Positions, canonical, gelu_form, rotary_dim
 from search_spaces.block import BLOCKS, QUERIES_KEYS_VALUES
 from search_spaces.checkpoints.families import ATTENTION, FAMILIES, FFN, Family, Number
-from search_spaces.checkpoints.known_settings import number, require_meaning, shortened
+from search_spaces.checkpoints.known_settings import WHOLE, number, require_meaning, shortened
 
 FULL, SLIDING = "full_attention", "sliding_attention"  # types of layers in transformers
 # Features that no block has, with the settings that show them if they are neither missing nor 0.
@@ -33,7 +33,6 @@ ROPE_NUMBERS = (
 KINDS = {str: "a name", bool: "true or false"}
 PACKED = ("attention.qkv",)
 OPTIONAL = ("num_kv_heads", "head_size", "d_ff", "score_scale", "score_cap", "logit_cap")
-WHOLE = ("num_layers", "num_heads", "num_kv_heads", "head_size", "d_model", "d_ff", "vocab_size", "context")
 
 
 class NoBlockError(UserError):
@@ -83,6 +82,7 @@ def family_of(config: Any, path: str) -> Family:
     if not families:
         raise NoBlockError(_unknown(settings, path))
     family = min(families, key=lambda family: len(_unlike(family, settings)))  # the first of several alike
+    _fields(family, settings, path)  # before a model unlike it is traced
     for name, value in _unlike(family, settings).items():
         raise NoBlockError(
             f"`{name}` of {path!r} must be {value!r}, but is {shortened(settings[name])}; it cannot be imported."

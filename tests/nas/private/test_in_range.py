@@ -12,13 +12,15 @@ import torch
 import nas.private.__main__ as main
 from costmodel.config.strict_yaml import dump
 from costmodel.engine import spu
+from costmodel.errors import OutOfRangeError
 from costmodel.execution import interpreter
-from costmodel.execution.arithmetic import OutOfRangeError, arithmetic_of
+from costmodel.execution.arithmetic import arithmetic_of
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.fixed_point_check import MAX_ERROR, both, check_sequences, fitting, recorded, require_accuracy
 from nas.conversion.fold import fold
 from nas.conversion.pretrained import Pretrained, write_pretrained
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.model.weights import deployed_weights
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -71,8 +73,11 @@ MODELS: list[tuple[Any, str, str, Change, bool, str | None]] = [
     (LLAMA, GATED, "embed.weight", times(1e4), False, "norm1 products"),
     (GPT2, PLAIN, "embed.weight", ONE, False, "norm1 products"),
     (LLAMA, GATED, "embed.weight", ONE, False, "norm1 products"),
-    (GPT2, PLAIN, "embed.weight|position.weight", times(1e-4), False, None),
-    (LLAMA, GATED, "embed.weight", times(1e-4), False, None),
+    (GPT2, PLAIN, "embed.weight|position.weight", times(1e-2), False, None),
+    (LLAMA, GATED, "embed.weight", times(1e-2), False, None),
+    (GPT2, PLAIN, "embed.weight|position.weight", times(1e-4), False, "results of a sequence would be wrong"),
+    (LLAMA, GATED, "embed.weight", times(1e-4), False, "results of a sequence would be wrong"),
+    (LLAMA, GATED, "norm.*weight", times(1e-5), False, "logits are off"),
     (GPT2, PLAIN, "norm.*weight", times(3e3), True, "exponentials|products"),
     (LLAMA, GATED, "norm.*weight", times(3e3), True, "exponentials|products"),
     (LLAMA, GATED, "norm.*weight", times(1e-6), True, "logits are off"),
@@ -103,16 +108,44 @@ def made(base, name, changed, change, is_folded):
     return architecture, weights
 
 
-def refusal(protocol, architecture, weights):
+def refusal(protocol, architecture, weights, length=None):
     """Return why a model or PROMPT is refused, and the setting otherwise."""
     try:
-        sequences = check_sequences(weights["embed.weight"], None, architecture.context)
+        sequences = check_sequences(weights["embed.weight"], None, length or architecture.context)
         setting = fitting(protocol, SETTINGS[protocol], partial(lower, architecture), weights, sequences)
         graph = lower(architecture, len(PROMPT))
         require_accuracy(both(graph, weights, {"tokens": PROMPT}, arithmetic_of(protocol, setting)))
     except OutOfRangeError as error:
         return str(error), None
     return None, setting
+
+
+@pytest.mark.parametrize(("factor", "bits"), [(1, 16), (1e6, 15), (4e6, 14)])
+def test_crypten_keeps_as_many_bits_as_loud_logits_allow(factor, bits):
+    architecture, weights = made(GPT2, PLAIN, "logits.weight", times(factor), False)
+    _, setting = refusal("crypten", architecture, weights)
+    assert setting.fraction_bits == bits
+    sequences = check_sequences(weights["embed.weight"], None, architecture.context)
+    fits = partial(fitting, "crypten", CryptenSetting(), partial(lower, architecture), weights, sequences)
+    assert fits(fraction_bits=bits).fraction_bits == bits
+    if bits < 16:
+        with pytest.raises(OutOfRangeError, match=r"with 16 fraction bits, .* would be wrong, most in logits: numbers"):
+            fits(fraction_bits=16)
+
+
+def test_positions_beyond_the_sequences_of_a_check_are_tried():
+    base = base_architecture("tiny", Dimensions(vocab=40, context=160))
+    found, _ = refusal("semi2k", *made(base, PLAIN, "position.weight", only(slice(150, 151), 1e4), False), length=128)
+    assert re.search("norm1 products", found)
+
+
+def test_a_fold_is_checked_in_the_fixed_point_of_its_protocol():
+    """Scores 300 apart hold under SPU, and not under CrypTen, whose exponential is 1 again at -256."""
+    architecture, weights = made(GPT2, PLAIN, QKV, queries_and_keys(6.5), False)
+    tensors = {key: torch.from_numpy(value).float() for key, value in weights.items()}
+    _, tokens = check_tokens(None, architecture.vocab_size, architecture.context)
+    fits = {name: fold_as_far_as(architecture, tensors, tokens[:4], name).check.fits for name in (*SETTINGS, "sigma")}
+    assert fits == {"semi2k": True, "crypten": False, "sigma": True}
 
 
 @pytest.mark.parametrize(("base", "name", "changed", "change", "is_folded", "why"), MODELS)

@@ -1,5 +1,6 @@
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,21 @@ def test_a_family_that_is_no_block_of_ours_is_traced_without_weights_and_no_arch
 
     with pytest.raises(costmodel.UserError, match="'phi'.* It is only priced, by `python -m costmodel estimate`"):
         resolve(saved("Phi", tmp_path), BASES["gpt2-small"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "activation_function": "silu"},
+         "the activation of .* must be one of gelu_new, .*, but is 'silu'"),
+        ({"model_type": "llama", **SIZES, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}},
+         "`rope_type` of .* must be 'default', 'linear' or 'llama3', but is 'yarn' .YaRN.; it cannot be imported"),
+    ],
+)  # fmt: skip
+def test_a_variant_of_a_known_family_is_traced_and_says_why(tmp_path: Path, settings: Any, why: str) -> None:
+    priced = costmodel.price(written(tmp_path, settings), protocol="semi2k", seq_len=16)
+    assert re.search(rf"\(traced from \w+, since {why}\), T=16$", priced.asked.heading)
+    assert priced.sent_bytes > 0
 
 
 def test_a_model_of_any_size_takes_no_memory(tmp_path: Path) -> None:
@@ -161,6 +177,23 @@ def test_the_settings_of_published_models_are_all_known(tmp_path: Path, name: st
         ({"n_embd": 0}, "`n_embd` of .* must be at least 1, but is 0"),
         ({"n_head": 0}, "`n_head` of .* must be at least 1, but is 0"),
         ({"n_embd": "32"}, "n_embd"),
+        ({"n_embd": True}, "`n_embd` of .* must be a whole number, but is True"),
+        ({"n_head": [4]}, "n_head"),
+        ({"n_embd": 0, "activation_function": "silu"}, "`n_embd` of .* must be at least 1, but is 0"),
+        ({"n_positions": -1, "scale_attn_by_inverse_layer_idx": True}, "`n_positions` of .* must be at least 1"),
+        *(
+            (
+                {"model_type": kind, "hidden_size": value},
+                "`hidden_size` of .* must be (at least 1|a whole number), but is",
+            )
+            for kind in ("phi", "llama", "gemma2", "opt", "gpt_neox")
+            for value in (0, -3, "32", 2.5, True)
+        ),
+        *(
+            ({"model_type": kind, "vocab_size": value}, "vocab_size")
+            for kind in ("phi", "qwen2")
+            for value in (math.inf, 2**40, {"a": "b"})
+        ),
         ({"activation_function": 3}, "activation_function"),
         ({"activation_function": ["relu"]}, "activation_function"),
         ({"layer_norm_epsilon": math.nan}, "`layer_norm_epsilon` of .* must be a number, but is nan"),
