@@ -189,7 +189,7 @@ def evaluated(feasible, proposal):
 
 
 @pytest.mark.parametrize("kept", [0, 3, 7, 16])
-def test_looks_go_on_under_their_index_whatever_arrives_first(feasible, kept):
+def test_evaluated_candidates_are_promoted_under_their_index_whatever_arrives_first(feasible, kept):
     told = partial(evaluated, feasible)
     whole = run_schedule(looking(feasible), told, lambda count: 0)
     assert run_schedule(looking(feasible), told, lambda count: count - 1) == whole
@@ -201,7 +201,7 @@ def test_looks_go_on_under_their_index_whatever_arrives_first(feasible, kept):
     assert run_schedule(looking(feasible, known=whole[:kept]), told, lambda count: 0) == whole
 
 
-def test_what_stands_at_a_look_is_known_with_its_deviation_until_it_ends(feasible):
+def test_an_evaluation_has_its_deviation_until_the_final_training_ends(feasible):
     plan = looking(feasible)
     run_schedule(plan, partial(evaluated, feasible), lambda count: 0)
     trained = plan.trained()
