@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -267,12 +266,12 @@ def test_a_searcher_of_ones_own_is_loaded_and_what_is_none_is_refused(feasible):
 
 
 @cache
-def priced(space: str, cost_of: CostForm, kept: Sequence[Layer]) -> PricedSpace:
+def priced(space: str, cost_of: CostForm, kept: tuple[Layer, ...]) -> PricedSpace:
     return price_space(with_first_layers(load_space(space), kept), load_pricer(), 128, cost_of)
 
 
 def begun(
-    space: str, minutes: float, cost_of: CostForm = "folded", kept: Sequence[Layer] = ()
+    space: str, minutes: float, cost_of: CostForm = "folded", kept: tuple[Layer, ...] = ()
 ) -> tuple[FeasibleSpace, list[Member]]:
     feasible = within_budget(priced(space, cost_of, kept), Budget(latency_s=60 * minutes))
     return feasible, anchors(feasible, published_members(feasible.space))
