@@ -30,7 +30,7 @@ TEXTS = load_mapping(Path(__file__).with_name("told.yaml"))
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_what_is_told(run, snapshot, tmp_path, name):
+def test_output_is_that_of_the_snapshot(run, snapshot, tmp_path, name):
     link = "{name: '[b]a[/b]:warning:', bandwidth_bits_per_s: 1000000000.0, rtt_s: 0.001, source: a test}"
     (tmp_path / "link.yaml").write_text(link)  # brackets are printed as they are
     code, out, err = run(*shlex.split(TEXTS[name]))

@@ -49,7 +49,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_what_is_told(capsys, snapshot, name):
+def test_output_is_that_of_the_snapshot(capsys, snapshot, name):
     code, out, err = run(capsys, *TEXTS[name].split())
     assert code == (3 if "no member of space" in err else 0)
     snapshot(name, out + err)

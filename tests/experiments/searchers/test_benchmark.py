@@ -78,7 +78,7 @@ def test_one_that_diverged_is_not_scored(problem, entries):
     assert set(curve.best) - {None} <= {entries[kept].point[1]}
 
 
-def test_looks_cost_their_share_and_the_rest_when_they_go_on(problem, entries):
+def test_evaluations_cost_their_share_of_the_tokens_and_promotions_the_rest(problem, entries):
     curve = replay("trellis", problem, entries, num_trials=6, seed=0)
     spent = [after - before for before, after in pairwise((0, *curve.tokens))]
     assert (spent.count(25), spent.count(75)) == (12, 3)

@@ -100,7 +100,8 @@ def test_results_of_other_prices_or_data_are_never_mixed(tmp_path, make_run, mak
     with pytest.raises(UserError, match="`corpus` of .*, but is c; .* start a new run"):
         checked_meta(replace(run, meta=make_meta(cost_model_id="0")), config, feasible, corpus)
     known = make_meta(cost_model_id="0", corpus=corpus.fingerprint, tokenizer=corpus.tokenizer)
-    expected = replace(known, reference=(300.0, known.reference[1]), num_feasible=feasible.num_feasible)
+    expected = replace(known, reference=(240.0, known.reference[1]), num_feasible=feasible.num_feasible)
+    config = replace(config, budget_latency="4min")
     assert checked_meta(replace(run, meta=known), config, feasible, corpus) == expected
 
 

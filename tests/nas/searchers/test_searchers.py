@@ -1,4 +1,3 @@
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import pairwise
@@ -189,7 +188,7 @@ def evaluated(feasible, proposal):
 
 
 @pytest.mark.parametrize("kept", [0, 3, 7, 16])
-def test_looks_go_on_under_their_index_whatever_arrives_first(feasible, kept):
+def test_evaluated_candidates_are_promoted_under_their_index_whatever_arrives_first(feasible, kept):
     told = partial(evaluated, feasible)
     whole = run_schedule(looking(feasible), told, lambda count: 0)
     assert run_schedule(looking(feasible), told, lambda count: count - 1) == whole
@@ -201,7 +200,7 @@ def test_looks_go_on_under_their_index_whatever_arrives_first(feasible, kept):
     assert run_schedule(looking(feasible, known=whole[:kept]), told, lambda count: 0) == whole
 
 
-def test_what_stands_at_a_look_is_known_with_its_deviation_until_it_ends(feasible):
+def test_an_evaluation_has_its_deviation_until_the_final_training_ends(feasible):
     plan = looking(feasible)
     run_schedule(plan, partial(evaluated, feasible), lambda count: 0)
     trained = plan.trained()
@@ -267,12 +266,12 @@ def test_a_searcher_of_ones_own_is_loaded_and_what_is_none_is_refused(feasible):
 
 
 @cache
-def priced(space: str, cost_of: CostForm, kept: Sequence[Layer]) -> PricedSpace:
+def priced(space: str, cost_of: CostForm, kept: tuple[Layer, ...]) -> PricedSpace:
     return price_space(with_first_layers(load_space(space), kept), load_pricer(), 128, cost_of)
 
 
 def begun(
-    space: str, minutes: float, cost_of: CostForm = "folded", kept: Sequence[Layer] = ()
+    space: str, minutes: float, cost_of: CostForm = "folded", kept: tuple[Layer, ...] = ()
 ) -> tuple[FeasibleSpace, list[Member]]:
     feasible = within_budget(priced(space, cost_of, kept), Budget(latency_s=60 * minutes))
     return feasible, anchors(feasible, published_members(feasible.space))

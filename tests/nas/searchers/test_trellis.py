@@ -131,7 +131,7 @@ def test_what_was_observed_of_a_member_itself_counts_beyond_its_features(feature
     assert any(np.allclose(mean, m, atol=1e-6) and np.allclose(deviation**2, v, atol=1e-8) for m, v in posteriors)
 
 
-def test_what_is_left_out_is_predicted_from_the_rest(features, problem):
+def test_left_out_results_are_predicted_from_the_others(features, problem):
     rng = np.random.default_rng(2)
     members = [sample(problem.feasible.space, rng) for _ in range(20)]
     losses = np.array([loss_of(member) for member in members])
@@ -220,7 +220,7 @@ def front_of(problem, strategy, num_generations, seed):
     return hypervolume(points, (40.0, 6.0))
 
 
-def test_it_finds_more_than_draws_over_prices_do(problem):
+def test_the_searcher_finds_a_larger_front_than_stratified_draws(problem):
     draws = Draws(problem.feasible)
     listed = [member for member in problem.feasible.members() if draws.place_of(member).slice is not None]
     whole = hypervolume([(end.latency_s, end.log_perplexity) for end in trained(problem, listed)], (40.0, 6.0))
@@ -230,7 +230,7 @@ def test_it_finds_more_than_draws_over_prices_do(problem):
     assert np.mean(ours) > np.mean(theirs)
 
 
-def test_an_end_comes_first_then_looks_keep_pace_and_the_best_of_them_go_on(problem):
+def test_a_final_training_comes_first_and_of_later_evaluations_the_best_are_promoted(problem):
     """With four looks for each end after the first; ends were looked at before, and are good for their price."""
     proxy_evals, ends = list[Member](), list[Member]()
     for suggestion, known in asked_one_by_one(problem, RemainingBudget(proxy_evals=12, final_trainings=4, per_end=4.0)):
@@ -243,14 +243,14 @@ def test_an_end_comes_first_then_looks_keep_pace_and_the_best_of_them_go_on(prob
     assert hypervolume([points[member] for member in ends], (40.0, 6.0)) > 0.97 * whole
 
 
-def test_more_looks_for_each_end_do_not_put_the_ends_off(problem):
+def test_more_evaluations_for_each_final_training_do_not_delay_it(problem):
     asked = asked_one_by_one(problem, RemainingBudget(proxy_evals=40, final_trainings=5, per_end=10.0))
     is_proxy = [suggestion.is_proxy for suggestion, _ in islice(asked, 17)]
     assert is_proxy[0] is False
     assert 10 <= is_proxy.index(False, 1) - 1 <= 15
 
 
-def test_what_goes_on_is_not_asked_for_again(problem):
+def test_a_promoted_candidate_is_not_asked_for_again(problem):
     strategy, rng = Trellis(problem), np.random.default_rng(0)
     members = [sample(problem.feasible.space, rng) for _ in range(6)]
     members = [member for member in dict.fromkeys(members) if problem.feasible.fits(member)]
@@ -271,7 +271,7 @@ def most_expensive(problem) -> Member:
     return member
 
 
-def test_what_is_in_training_counts_as_if_it_had_come_out(problem):
+def test_a_member_in_training_counts_at_its_predicted_loss(problem):
     draws = Draws(problem.feasible)
     members = [member for member in problem.feasible.members() if draws.place_of(member).slice is not None]
     strategy, rng = Trellis(problem), np.random.default_rng

@@ -127,7 +127,7 @@ def end(at_rung: float, at_end: float) -> Observation:
     return Observation(member=MEMBER, latency_s=1.0, log_perplexity=at_end, rung_losses=(at_rung, at_end))
 
 
-def test_without_results_the_prior_says_it_and_from_scratch_the_best_look():
+def test_without_final_results_the_prior_predicts_losses_from_those_of_evaluations():
     (known, expected) = losses_after_proxies([end(2.5, 2.1), look(2.5)][1:] * 2, 1.9)
     assert known == expected
     assert known.mean == pytest.approx(1.9 + FROM_PARENT.mean[0] + FROM_PARENT.mean[1] * 0.6)
@@ -140,7 +140,7 @@ def test_without_results_the_prior_says_it_and_from_scratch_the_best_look():
     assert losses_after_proxies([failed], 1.9) == [None]
 
 
-def test_it_is_the_normal_distribution_given_the_results():
+def test_predicted_losses_are_those_of_the_normal_distribution_given_final_results():
     """By the block formula for conditional normals."""
     pairs = np.array([(2.4, 2.2), (2.9, 2.5), (3.3, 2.6)])
     terms = np.column_stack([np.ones(4), [*(pairs[:, 0] - 1.9), 2.6 - 1.9]])

@@ -16,7 +16,7 @@ from nas.run.folder import ParentResult
 from nas.searchers.strategy import Suggestion
 from nas.study.open_trials import open_trials, proposals_of, search_problem
 from search_spaces.budget.feasible import FeasibleSpace, within_budget
-from search_spaces.budget.priced_space import price_space
+from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.notation import parse, placement
 from search_spaces.space import load_space
 from tests.conftest import ToyPricer
@@ -57,9 +57,16 @@ def test_every_setting_reaches_the_trials_and_the_schedule(study, tmp_path: Path
     assert (schedule.reference, schedule.parent_loss) == ((60.0, 6.0), 2.5)
 
 
-def test_baselines_are_published_rows_over_the_budget_but_for_the_parent(study) -> None:
-    for distillation, expected in ((None, ["12xLSLGo", "12xLSLRo"]), (FROM_PARENT, ["12xLSLRo"])):
-        proposals = open_trials(study(distillation)).schedule.proposals
+def test_baselines_are_published_rows_over_the_budget_but_for_the_parent(study, ladder) -> None:
+    relu = price_of(ladder.priced, parse("12xLSLRo", ladder.space.base))
+    wide = within_budget(ladder.priced, Budget(latency_s=relu.latency_s))
+    for distillation, feasible, expected in (
+        (None, ladder, ["12xLSLGo", "12xLSLRo"]),
+        (FROM_PARENT, ladder, ["12xLSLRo"]),
+        (None, wide, ["12xLSLGo"]),
+    ):
+        (given := study(distillation)).feasible = feasible
+        proposals = open_trials(given).schedule.proposals
         assert {proposal.role for proposal in proposals} == {"baseline"}
         assert sorted(placement(proposal.member.architecture) for proposal in proposals) == expected
 

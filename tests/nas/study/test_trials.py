@@ -16,7 +16,7 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.ledger import Record
 from nas.searchers import trellis
-from nas.study.schedule import GENERATION_SIZE
+from nas.study.schedule import GENERATION_SIZE, LAG
 from nas.study.trials import MAX_LOSSES, Trial, Trials
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 
@@ -146,7 +146,7 @@ def test_a_run_that_is_killed_anywhere_trains_the_same(trials_in, tmp_path, conf
         assert ends(killed.path) == ends(whole.path)
 
 
-def test_what_was_looked_at_goes_on_as_the_same_trial_and_is_told_from_an_end(trials_in, tmp_path):
+def test_an_evaluated_candidate_is_promoted_as_the_same_trial(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=LOOKING)
     handed = run_until(trials)
     looks, (first, second) = (
@@ -162,7 +162,7 @@ def test_what_was_looked_at_goes_on_as_the_same_trial_and_is_told_from_an_end(tr
     assert all(proposal.expected_loss is not None for proposal in proposed)
 
 
-def test_a_look_stands_where_its_end_failed(trials_in, tmp_path):
+def test_an_evaluation_stands_where_its_final_training_failed(trials_in, tmp_path):
     trials = trials_in(tmp_path, config=LOOKING)
     while True:
         trial = next_trial(trials, rung, lambda trial: (evaluated if trial.record.is_proxy else failed)(trial))
@@ -255,6 +255,13 @@ def test_a_failure_that_later_proposals_depend_on_is_final(trials_in, tmp_path):
     run_until(trials, 9)  # the eighth is of generation 2, proposed knowing that the first had failed
     resumed = run_until(trials_in(tmp_path, ledger.read(trials.path), config=config))
     assert {trial.record.index for trial in resumed} == {8, 9, 10, 11}
+
+
+def test_a_failure_is_final_once_a_generation_was_proposed_that_sees_it(trials_in, tmp_path, make_record):
+    failure = make_record(0, status="failed", generation=3)
+    for later in range(3, 7):
+        last = make_record(1, event="proposed", status="proposed", generation=later)
+        assert trials_in(tmp_path, (failure, last))._is_retried(failure) == (later < 3 + LAG)
 
 
 def test_a_halt_records_no_end_so_the_trial_is_resumable(trials_in, tmp_path):

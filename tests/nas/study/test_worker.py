@@ -50,7 +50,7 @@ def test_a_training_has_the_seed_of_its_record_and_is_gone_before_a_fold_is_chec
     assert seeds == [5]
 
 
-def test_a_look_pauses_at_the_first_rung_and_ends_as_if_it_had_not(trial, tmp_path):
+def test_an_evaluation_pauses_at_the_first_rung_and_ends_as_a_training_in_one_go(trial, tmp_path):
     whole = list(run_trial(replace(trial, setting=replace(trial.setting, folder=tmp_path / "whole"))))
     look = replace(trial, record=replace(trial.record, is_proxy=True))
     records = list(run_trial(look))

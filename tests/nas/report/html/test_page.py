@@ -113,7 +113,7 @@ def test_the_front_has_the_prices_of_the_ledger_and_its_layers(whole_page: Page,
     assert [tag for tag, _ in whole_page.tags].count("svg") == 2
 
 
-def test_it_loads_and_runs_nothing_and_is_small(run_folder: Path) -> None:
+def test_the_page_loads_and_runs_nothing_and_is_small(run_folder: Path) -> None:
     path = write_report(Run.read(run_folder))
     page = Page(path.read_text(encoding="utf-8"))
     assert path.read_bytes() == write_report(Run.read(run_folder), run_folder / "again.html").read_bytes()
