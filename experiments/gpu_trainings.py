@@ -33,7 +33,7 @@ from nas.training.distillation.teacher import teacher_of
 from nas.training.memory import CONTEXT_BYTES, training_memory
 from nas.training.trainer import TrainingRun
 from search_spaces.architecture import Architecture
-from search_spaces.forms import FFNS
+from search_spaces.forms import FFNS, Ffn
 from search_spaces.notation import placement
 from search_spaces.resolve import resolve
 
@@ -163,7 +163,7 @@ def from_parent(place: Place) -> None:
     with TemporaryDirectory(prefix="nas-library-") as folder:
         own = parent.model.architecture
         # eighth powers in softmax's place, and quadratics in that of the activations
-        quadratics = ("quadglu" if FFNS[layer.ffn].is_gated else "square" for layer in own.layers)
+        quadratics: list[Ffn] = ["quadglu" if FFNS[layer.ffn].is_gated else "square" for layer in own.layers]
         layers = zip(own.layers, quadratics, strict=True)
         replaced = replace(own, layers=tuple(replace(layer, attention="power8", ffn=ffn) for layer, ffn in layers))
         taught = RecipeChanges(distillation=DistillationChanges(blockwise_tokens=sizes.blockwise_tokens))

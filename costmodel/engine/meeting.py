@@ -141,7 +141,12 @@ class _Meeting:
                 if lines:
                     raise UserError(next(iter(lines.values())))
                 if missing := self.others - met.keys():
-                    raise UserError(self._absent(min(missing)))
+                    peer = min(missing)
+                    raise UserError(
+                        f"party {peer} ({shown(self.addresses[peer])}) must come within {format_seconds(self.wait_s)}, "
+                        f"but did not ({self.why[peer]}); start it with --party {peer} and the same --peers"
+                        f"{'' if self.keys is None else ', and --certificates'}."
+                    )
             except UserError:
                 for channel in met.values():
                     channel.close()
@@ -264,13 +269,6 @@ class _Meeting:
         while not self.arrived.empty():
             if not isinstance(late := self.arrived.get(), UserError):
                 late[1].close()
-
-    def _absent(self, peer: int) -> str:
-        address = shown(self.addresses[peer])
-        return (
-            f"party {peer} ({address}) must come within {format_seconds(self.wait_s)}, but did not ({self.why[peer]}); "
-            f"start it with --party {peer} and the same --peers{'' if self.keys is None else ', and --certificates'}."
-        )
 
 
 def _is_hello(header: dict[str, Any], expected: set[int]) -> bool:

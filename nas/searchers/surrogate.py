@@ -289,20 +289,6 @@ class PredictiveDistribution(NamedTuple):
         return mean, deviation
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Fit:
-    """A fitted surrogate. losses: of the observations. errors: of predicting each from all others."""
-
-    posterior: Posterior
-    losses: Floats
-    errors: Floats
-
-    def r2(self) -> float:
-        """Return the leave-one-out R^2: one minus the squared errors over the squared deviations from the mean."""
-        around = self.losses - self.losses.mean()
-        return float(1 - self.errors @ self.errors / max(around @ around, 1e-12))
-
-
 class _Whitened(NamedTuple):
     """Observations in terms of z, with weights = mean + root @ z and z standard normal.
 
@@ -315,8 +301,8 @@ class _Whitened(NamedTuple):
     constant: float
 
 
-def fit(features: Features, known: Observations) -> Fit:
-    """Fit the posterior of the weights. The algebra is by features, because a long search has more observations."""
+def fit(features: Features, known: Observations) -> Posterior:
+    """Return the posterior of the weights. The algebra is by features, because a long search has more observations."""
     apart, root = known.losses - known.rows @ features.mean, features.root
     rows = csr_array(known.rows)
     whitened = {
@@ -329,14 +315,7 @@ def fit(features: Features, known: Observations) -> Fit:
     factor = _precision_factor(inner, scales[worth])
     root = solve_triangular(factor, scaled.T, lower=True).T
     explained = root @ solve_triangular(factor, scales[worth] * seen, lower=True)
-    variances = discrepancy**2 + known.variances
-    rooted = known.rows @ root
-    left = (1 - (rooted**2).sum(axis=1) / variances) / variances  # diagonal of the inverse of their covariance
-    return Fit(
-        posterior=Posterior(features.mean + explained, root, discrepancy),
-        losses=known.losses,
-        errors=(apart - known.rows @ explained) / variances / left,
-    )
+    return Posterior(features.mean + explained, root, discrepancy)
 
 
 def _whitened(rows: csr_array, root: Floats, apart: Floats, variances: Floats) -> _Whitened:

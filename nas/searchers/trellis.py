@@ -22,7 +22,7 @@ from scipy.special import expit, ndtr
 from nas.run.pareto import Point
 from nas.searchers.draws import Draws
 from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem, Strategy, Suggestion, points_of
-from nas.searchers.surrogate import SEED_NOISE, Fit, Observations, PredictiveDistribution, features_of, fit
+from nas.searchers.surrogate import SEED_NOISE, Observations, Posterior, PredictiveDistribution, features_of, fit
 from search_spaces.notation import Member
 from search_spaces.optima.optima import frontier, member_of_optimum
 from search_spaces.optima.stages import Floats, stages_of
@@ -73,11 +73,11 @@ class Trellis(Strategy):
         observed = self._observed(trained)
         rows = self.features.rows(list(observed)) if observed else np.zeros((0, len(self.features.mean)))
         losses, variances = np.array(list(observed.values()), dtype=float).reshape(-1, 2).T
-        fitted = fit(self.features, Observations(rows, losses, variances))
+        posterior = fit(self.features, Observations(rows, losses, variances))
         begun = {training.member: training for training in trained}
         standing = [training.member for training in trained if training.deviation is not None and not training.promoted]
         standing = [member for member in standing if self.draws.place_of(member).fits]
-        new = self._new(fitted, rng, seen, max(1, size - len(standing)))
+        new = self._new(posterior, rng, seen, max(1, size - len(standing)))
         if not new and not standing:
             return []
         pending = [member for member in seen if member not in begun or begun[member].promoted]
@@ -86,7 +86,7 @@ class Trellis(Strategy):
         batch = AcquisitionBatch(
             members=members,
             latency_s=[self.draws.place_of(member).latency_s for member in members],
-            predicted=fitted.posterior.predict(self.features.rows(members)),
+            predicted=posterior.predict(self.features.rows(members)),
             observed=observed,
             completes=self._completion(members, trained),
             ended=[point for _, point in points_of([training for training in trained if training.deviation is None])],
@@ -105,13 +105,15 @@ class Trellis(Strategy):
                 observed[training.member] = Observed(mean, 1 / precision)
         return observed
 
-    def _new(self, fitted: Fit, rng: np.random.Generator, seen: Collection[Member], least: int) -> list[Member]:
+    def _new(
+        self, posterior: Posterior, rng: np.random.Generator, seen: Collection[Member], least: int
+    ) -> list[Member]:
         """Return members that may be trained, one per folded form; only anchors while there are `least` of them."""
         members = self.draws.new_of(self.problem.anchors, seen)
         if len(members) >= least:
             return self._drawn(members)
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
-        for weights in (fitted.posterior.mean, *fitted.posterior.draws(NUM_DRAWS, rng)):
+        for weights in (posterior.mean, *posterior.draws(NUM_DRAWS, rng)):
             around = (rng.random((depth, 2)) < rng.random(2)).astype(float)
             recipe = recipes[int(rng.integers(len(recipes)))]
             for _ in range(NUM_SOLVED):

@@ -61,7 +61,7 @@ def test_a_member_of_every_family_costs_what_its_op_graph_costs_and_is_counted(n
 GEMMA = {"vocab_size": 262144, "hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 18}
 GEMMA |= {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "query_pre_attn_scalar": 256}
 DEPTHS = {"Qwen3-0.6B": (16, 18, 22), "Llama-3.2-1B": (18, 22, 28), "OLMo-2-0425-1B": (18, 22, 28)}  # and their own
-SHAPES = ["gemma-3-270m", *sorted(path.name for path in DATA / "families".iterdir())]
+SHAPES = ["gemma-3-270m", *sorted(path.name for path in (DATA / "families").iterdir())]
 SHAPES += [f"{name} of {depth}" for name, depths in DEPTHS.items() for depth in depths]
 PROTOCOLS = ("semi2k", "aby3", "cheetah", "sigma", "crypten", "semi2k,crypten")
 BUDGETS = (("latency_s",), ("latency_s", "sent_bytes"))
