@@ -267,7 +267,7 @@ def test_a_killed_evaluation_continues(there, tmp_path, capsys, monkeypatch):
         ("parent --versus parent --text prose --output there.md", "--output there.md is no evaluation"),
         ("unlike --versus parent --text prose", "must have the tokenizer of parent, since"),
         ("begins --versus parent --text prose", "one begins a text with '<s>' and the other with None"),
-        ("absent --versus parent --text prose", "absent"),
+        ("absent.gguf --versus parent --text prose", "absent"),
     ],
 )
 def test_bad_input_is_refused_in_a_line(there, tmp_path, monkeypatch, capsys, args, message):
@@ -289,6 +289,7 @@ def test_bad_input_is_refused_in_a_line(there, tmp_path, monkeypatch, capsys, ar
         ('{"text": "prose"}', "line 1 must be a request with `doc_id`"),
         ('{"request": {"context": "a", "continuation": " "}, "doc_id": 0, "idx": 0}', "must have a continuation"),
         ('{"request": {"context": "a", "continuation": "b"}, "doc_id": 0, "idx": 0}', "must have choices from `idx` 0"),
+        ('{"request": {"context": "\\ud800", "continuation": "b"}, "doc_id": 0, "idx": 0}', "must be a request with"),
         ("", "must have a request, but has none"),
     ],
 )
