@@ -235,7 +235,7 @@ def test_a_killed_evaluation_continues(there, tmp_path, capsys, monkeypatch):
     table, kept = (tmp_path / "new/out.md").read_text(), tmp_path / "new/out.jsonl"
     assert out == table
     assert "[8/8] writing, model: done" in err
-    assert "left out, since they are not judged by accuracy: code/bpb" in err
+    assert "left out 1 tasks that are not judged by accuracy, such as code/bpb" in err
     assert "quiz/rc_0shot: 1 of 5 items lost the beginning of their context" in table
     assert "quiz/rc_5shot" not in table
     whole = kept.read_bytes()
