@@ -88,8 +88,8 @@ def evaluate(
     chosen, others = ([], []) if tasks is None else read_tasks(tasks, only or [], items)
     documents = {folder: second_source(folder).documents for folder in folders}
     asked = _asked(find_judged(versus), find_judged(model), documents, chosen, text_tokens)
-    if others:
-        _say(f"left out, since they are not judged by accuracy: {', '.join(others)}")
+    if others and not only:
+        _say(f"left out {len(others)} tasks that are not judged by accuracy, such as {others[0]}")
     output.parent.mkdir(parents=True, exist_ok=True)
     lines = _evaluated(asked, parts)
     replace_file(output, "\n".join(lines) + "\n")

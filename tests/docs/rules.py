@@ -88,6 +88,7 @@ RULES = (
     Rule("python -m nas.private runs/my-model --prompt", more="--new-tokens 2"),
     Rule("python -m nas.private runs/my-model --perplexity", more="--perplexity 32"),
     parsed("python -m nas.private", OTHER_ENGINE_RUN),
+    parsed("python -m nas.evaluate", "needs tasks and a parent of its tokenizer"),
     parsed("python -m nas.search --parent runs/smollm2-tuned", "needs the model"),
     parsed("python -m nas.train SM+RMS+SwiGLU --parent", "needs the model"),
     parsed("python -m nas.export runs/tuned", "needs the model"),
