@@ -64,7 +64,9 @@ def links(text: str) -> list[str]:
 def anchors(text: str) -> set[str]:
     """Anchors of terms, and of headings as Markdown is shown: lower case, hyphens, no punctuation."""
     headings = _HEADING.findall(_FENCED.sub("", text))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | {*_ANCHOR.findall(text)}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | {
+        *_ANCHOR.findall(text)
+    }
 
 
 def missing_links(page: Path, text: str) -> list[str]:
