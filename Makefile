@@ -22,6 +22,11 @@ $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --no-deps crypten==0.4.1
 	touch $(VENV)/.installed $@
 
+# The package with what builds the site, if the test tools are not there.
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	[ -e $(VENV)/.installed-dev ] || $(BIN)/python -m pip install --quiet --upgrade-strategy only-if-needed --editable '.[docs]'
+	touch $@
+
 search: setup
 	$(BIN)/python -m nas.search --budget-latency 5min --time-budget 14min
 
@@ -32,7 +37,7 @@ check: $(VENV)/.installed-dev
 	$(BIN)/lint-imports
 
 # The site of the pages and the API reference, in build/site; a dead link or a name that is not there fails.
-docs: $(VENV)/.installed-dev
+docs: $(VENV)/.installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 test: check docs tests

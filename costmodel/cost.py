@@ -2,7 +2,8 @@
 
 - round: one wait of a party for a message, on the program's critical path.
 - message: one send of an engine.
-- sent_bytes: bytes on the wire, online and offline, summed over all parties, of which a dealer is none.
+- sent_bytes: bytes on the wire, online and offline, summed over the computing parties; under `crypten` also the bytes
+  of its dealer.
 
 Everything is in SI base units (bytes, seconds); minutes and GB (1e9 bytes) exist only in parsing and printing. None
 means not known, never zero: a sum with an unknown part is unknown.

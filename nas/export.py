@@ -74,7 +74,7 @@ def _fold_lines(made: Export, fold: Fold) -> list[str]:
     outside = describe(cost.extrapolated)
     failed = "the check failed with nothing left to unfold: do not rely on this model"
     return [
-        f"folded: {facts.candidate.name} is deployed as {name_of(facts.architecture)} at "
+        f"folded: {facts.candidate.name} becomes {name_of(facts.architecture)} at "
         f"{format_seconds(cost.total.latency_s)} a token ({facts.workload.words}, {cost.protocol})"
         f"{outside and f'; {outside}'}",
         f"on {check['positions']:,} {fold.tokens} tokens its logits move by {check['float_error']:.1e} of "

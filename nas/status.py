@@ -32,6 +32,11 @@ def status(run: str) -> None:
         console.print(f"warning: {warning.message}")
     console.print(f"run {folder}: space {config.space}, budget {format_budget(config.budget)}, scale {config.scale}")
     console.print(f"perplexities are of {meta.tokenizer}, {meta.split}")
+    if shown.is_proxy:
+        console.print(
+            f"costs are those of width {shown.base.d_model}; perplexities, of models trained at width "
+            f"{shown.completed[0].width}, only rank candidates (docs/priced-trained-run.md)"
+        )
     for text in (*summary.ngram_lines(meta.ngrams), *summary.parent_lines(shown)):
         console.print(text)
     live = is_running(folder)
@@ -56,18 +61,20 @@ def _front_table(run: Run) -> Table:
     title = ["Pareto front", f"~ {summary.IN_NOISE}", "* its price range crosses the budget"]
     title[1:1] = filter(None, [summary.spread_words(run.front)])
     table = Table(title="; ".join(title))
-    headings = ["arch_id", "architecture", "runs as", "perplexity", "latency", "sent", "tokens"]
+    headings = ["arch_id", "architecture", "folded", "perplexity", "latency", "sent", "tokens"]
     second = run.meta.second
     on_second = [] if second is None else [f"on {second.data}"]
     keys = ["keys"] * any(member.key_bytes is not None for member in run.front)
     others = run.config.protocols[1:]
-    for heading in headings + keys + [f"under {name}" for name in others] + on_second + ["floor"] * any(marks):
+    for heading in (
+        headings + keys + [f"under {name}" for name in others] + on_second + ["against n-grams"] * any(marks)
+    ):
         table.add_column(heading, overflow="fold")
     for member, inside, marked in zip(run.front, in_noise(run.front), marks, strict=True):
         table.add_row(
             member.arch_id,
             member.notation,
-            member.deployed or "as written",
+            member.deployed or "unchanged",
             summary.perplexity_text(member) + (" ~" if inside else ""),
             format_seconds(member.latency_s) + (" *" if crosses(member, run.budget) else ""),
             format_bytes(member.sent_bytes),

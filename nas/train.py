@@ -84,9 +84,9 @@ class TrainConfig:
             parent:temperature=0.8,tokens=200000,seed=1).
         begin_of_text: the token with which each sequence begins, which it does not predict: tokenizer, as that of the
             given weights says; none; or a token such as <s>. Prices count it as one of --seq-len.
-        init_from: start from these weights, at their width: a folder of save_pretrained, a model id on the Hugging Face
-            hub (GPT-2 or GPT-NeoX), a folder of nas.export or nas.train, or `latest` for the last training. Norms and
-            FFNs that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
+        init_from: start from these weights, at their width: a folder of save_pretrained, a .gguf file, an id on the
+            Hugging Face hub, a folder of nas.export or nas.train, or `latest` for the last training. Norms and FFNs
+            that ARCH lacks are dropped, and a fused FFN starts as the product of two linears.
         parent: like --init-from, or builtin, but components that ARCH lacks are removed gradually, and ARCH learns from
             the parent's predictions (from the text alone, if it has the parent's own layers). The scale's width must be
             the parent's. The default is none: train from scratch.

@@ -116,7 +116,7 @@ def _feasible(space: str, *, cost_of: CostForm | None = None, **options: Any) ->
     Args:
         space: a shipped space or a .yaml file.
         cost_of: costs of the folded architecture or of the unfolded one, as the papers price;
-            by default deployed, but written for a space that lists its members.
+            by default folded, but unfolded for a space that lists its members.
         options: fields of `BudgetOptions`.
     """
     given, loaded = BudgetOptions(**options), load_space(space)

@@ -120,7 +120,7 @@ def parse_deployed(text: str, base: Architecture) -> Architecture:
     """
     num_layers = sum(count for count, _ in _groups(_final_norm(text)[0]))
     if not num_layers:
-        raise UserError(f"a deployed architecture must be a placement like 6xLSLGo-6xoSoFs, but got {text!r:.80}.")
+        raise UserError(f"a folded architecture must be a placement like 6xLSLGo-6xoSoFs, but got {text!r:.80}.")
     places = base.layer_positions if num_layers == base.num_layers else ()
     sized = replace(base, layers=base.layers[:1] * num_layers, layer_positions=places)
     return with_folded_settings(parse(text, sized).architecture)

@@ -117,7 +117,7 @@ def typical_seconds(protocol: str, repeats: Sequence[float]) -> float:
 def seconds_by_size(
     protocol: str, series: Series, timing: Timing, setting: EngineSetting, batch_s: float
 ) -> list[float]:
-    """Return the seconds of every op of a series, with its share of cheetah's preprocessing."""
+    """Return one time per size. Under cheetah each includes its share of OT batches, `batch_s` seconds each."""
     repeats = series.by_size(timing.seconds)
     if not counts_batches(protocol, setting):
         return [typical_seconds(protocol, seconds) for seconds in repeats]

@@ -19,8 +19,7 @@ def estimate(
 ) -> None:
     """Price an architecture: total, per layer and per op, embedding and vocabulary projection included.
 
-    The costs are those of the unfolded model; the folded model that would be deployed and its cost are shown beside
-    them.
+    The costs are those of the unfolded model; the folded model and its cost are shown beside them.
 
     Args:
         arch: a checkpoint (a folder of save_pretrained, its config.json, a .gguf file, or OWNER/NAME of the Hugging

@@ -32,8 +32,8 @@ from costmodel.trust import Trust, described
 from search_spaces.architecture import arch_id
 from search_spaces.notation import placement
 
-UNCHECKED = "that costs grow with these as counts do is assumed, and no error is known"
-WIDER = "these do so many times more than what was measured, and the range is wider for it"
+UNCHECKED = "costs are assumed to grow with these as counts do, with an unknown error"
+WIDER = "these ops are so many times larger than any that was measured, so the range is wider"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,25 +262,29 @@ class PricedModel:
         asked = unusual(self._ops, self.setting, asdict(self.asked.deployment))
         lines = [
             f"{self.asked.heading}, protocol {priced.protocol}{on_network}{asked}",
-            f"latency {format_seconds(self.latency_s)}, communication {format_bytes(self.sent_bytes)}",
+            f"latency: {format_seconds(self.latency_s)}",
         ]
+        if self.total.network_s is not None:
+            compute_s, network_s = self.total.compute_s or 0.0, self.total.network_s
+            lines[-1] += f" (compute {format_seconds(compute_s)} + network {format_seconds(network_s)})"
+        if priced.latency_s_range is not None:
+            low, high = map(format_seconds, priced.latency_s_range)
+            lines.append(f"latency range: {low} to {high} ({priced.range_over})")
+        lines.append(f"communication: {format_bytes(self.sent_bytes)}")
+        if self.total.network_s is not None:
+            dealt = "from the dealer" if priced.protocol == "crypten" else "the dealer's material is not counted"
+            dealer = f"; {dealt}" * self.trust.dealer
+            lines[-1] += f" (of which set-up {format_bytes(self.total.setup_bytes or 0)}{dealer})"
+            lines.append(f"rounds: {self.total.rounds:,}")
         if tokens is not None:
             lines.append(tokens_line(tokens))
         if priced.extrapolated:
             lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.network_s is None else WIDER}")
-        if self.total.network_s is not None:
-            unpaid = " between them, what a dealer makes not counted" if self.trust.dealer else ""
-            lines.append(
-                f"of it computing {format_seconds(self.total.compute_s or 0.0)}, on the network "
-                f"{format_seconds(self.total.network_s)}, one after the other; {self.total.rounds:,} rounds, "
-                f"set-up {format_bytes(self.total.setup_bytes or 0)}"
-                f"{' from the dealer' if priced.protocol == 'crypten' else unpaid}"
-            )
         if self.keys is not None:
             lines.append(
-                f"keys {format_bytes(self.keys.party_bytes)} a party for this run alone, from the dealer beforehand: "
-                f"{format_bytes(self.keys.sent_bytes)} to send, {format_seconds(self.keys.network_s)} on the network, "
-                "in no other number"
+                f"dealer's keys: {format_bytes(self.keys.party_bytes)} a party for this run alone, sent beforehand "
+                f"({format_bytes(self.keys.sent_bytes)} in all, {format_seconds(self.keys.network_s)} on the network, "
+                "not counted elsewhere)"
             )
         if self.memory is not None:
             lines.append(_memory_line(self.memory))
@@ -293,10 +297,7 @@ class PricedModel:
             )
         lines.append(f"trust: {described(self.trust)}{self.asked.whose}")
         if self.setting is not None:
-            lines.append(f"formulas and seconds of {self.setting.formulas_of}")
-        if priced.latency_s_range is not None:
-            low, high = map(format_seconds, priced.latency_s_range)
-            lines.append(f"latency range, {priced.range_over}: {low} to {high}")
+            lines.append(f"source: formulas and seconds of {self.setting.formulas_of}")
         if self.deployed is not None:
             lines.append(_deployed_line(self.deployed))
         return (
@@ -318,9 +319,9 @@ class PricedModel:
 def _memory_line(memory: PeakMemory) -> str:
     beyond = f", {memory.extrapolation:.1f}x beyond what was measured" if memory.extrapolation > 1 else ""
     return (
-        f"peak memory of a party {format_bytes(memory.party_bytes)}, of the first one, which also prepares the run, "
-        f"{format_bytes(memory.client_bytes)}; shares of it {format_bytes(memory.held_bytes)} "
-        f"(held-out error {memory.held_out_error:.0%}{beyond})"
+        f"peak memory of a party: {format_bytes(memory.party_bytes)}, of which shares "
+        f"{format_bytes(memory.held_bytes)}; of the first party, which also prepares the run, "
+        f"{format_bytes(memory.client_bytes)} (held-out error {memory.held_out_error:.0%}{beyond})"
     )
 
 
@@ -329,4 +330,4 @@ def _deployed_line(deployed: PricedModel) -> str:
     placed, outside = placement(deployed.asked.architecture), describe(deployed.estimate.extrapolated)
     layers = "" if deployed.name == placed else f" ({placed})"
     price = f"{format_seconds(deployed.latency_s)}, {format_bytes(deployed.sent_bytes)}"
-    return f"deployed: {deployed.name}{layers}, {price}{outside and f'; {outside}'}"
+    return f"folded: {deployed.name}{layers}, {price}{outside and f'; {outside}'}"

@@ -32,7 +32,7 @@ def opened(elements: int) -> Comm:
 
 
 def dealt(words: int) -> Comm:
-    """So many numbers for the client from the dealer, in the one message of an op that it sends ahead."""
+    """Return the cost of `words` numbers that the dealer sends the client ahead, in the one message of an op."""
     return Comm(rounds=0, messages=0, online_bytes=0, setup_bytes=WORD_BYTES * words, waited_bytes=0)
 
 
@@ -50,12 +50,12 @@ def square(elements: int) -> Comm:
 
 
 def quotient(elements: int) -> Comm:
-    """Exact quotients by a public number. `crypten_functions`."""
+    """Quotients by a public number, off by at most 2 units in the last place. Source: `crypten_functions`."""
     return total_comm([dealt(2 * elements), opened(elements)])
 
 
 def mean_square(rows: int, length: int) -> Comm:
-    """Mean squares of rows; their sums are divided exactly. `crypten_functions`."""
+    """Mean squares of rows, whose sums are divided by `quotient`. Source: `crypten_functions`."""
     return total_comm([square(rows * length), quotient(rows)])
 
 

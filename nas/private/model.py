@@ -117,7 +117,7 @@ def _of_prepared(source: str, export: Export) -> PrivateModel:
     fold = export.facts.fold
     assert fold is not None
     return PrivateModel(
-        name=f"{export.facts.candidate.name} of {source}, deployed as {name_of(export.trained)}",
+        name=f"{export.facts.candidate.name} of {source}, folded: {name_of(export.trained)}",
         architecture=export.trained,
         weights=_arrays(export.weights),
         tokenizer=kept_tokenizer(export.tokenizer, "bpe"),

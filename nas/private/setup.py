@@ -130,11 +130,11 @@ def resolve_setup(
         rtt: round-trip time of that network with a unit, such as 4ms, instead of its own.
         begin_of_text: the token with which a prompt begins: tokenizer, as that of the model says; none; or a token such
             as <s>. A prompt's length includes it.
-        gelu: tanh, exact or piecewise instead of the form in training, also in plaintext; see --perplexity for the
-            error of tanh.
+        gelu: tanh, exact or piecewise instead of the form in training, also in plaintext; --perplexity measures what
+            fixed point costs each of them.
         public_layers: layers whose weights are not secret and go to all parties in plaintext, such as 0-5,7 or embed.
         client_layers: number of first layers that the client computes in plaintext, with the embedding.
-        public_checkpoint: checkpoint of these layers, given as RUN is. Weights that are here must be equal to the bit,
+        public_checkpoint: checkpoint of these layers, named as RUN is. Weights that are here must be equal to the bit,
             up to the power of two by which folding scaled the stream. A run searched with such layers uses these and
             its parent by default.
     """

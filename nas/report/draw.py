@@ -145,7 +145,7 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.set_ylabel("validation perplexity (log scale)")
     axes.tick_params(axis="y", which="both", labelsize=8)
     axes.set_xlabel(
-        "predicted latency per token, as deployed (minutes)\n"
+        "predicted latency per token, folded model (minutes)\n"
         "horizontal bar: over all coefficients consistent with the data"
     )
     axes.grid(alpha=0.2)

@@ -112,7 +112,7 @@ def spread_words(trained: Sequence[TrainedMember]) -> str:
     documents = any(member.document_error is not None for member in trained)
     over = " and ".join(["seeds"] * seeds + ["validation documents"] * documents)
     words = over and f"± two standard errors over {over}" + ("" if seeds else "; seeds not repeated")
-    return words + "; differences, document by document, are known better" * documents
+    return words + "; differences are paired by document, and have smaller errors" * documents
 
 
 def compared(member: TrainedMember, other: TrainedMember) -> str:
@@ -185,7 +185,9 @@ def _seeds(trained: Sequence[TrainedMember]) -> str:
     seeds = "one seed" if most == 1 else f"1 to {most} seeds"
     if not (words := spread_words(trained)):
         return f"{seeds}, which shows no difference"
-    return f"{seeds} ({words}; better and worse: by more than two of the difference, paired by document)"
+    return (
+        f"{seeds} ({words}); compare models by the paired differences: better or worse means beyond two standard errors"
+    )
 
 
 def infeasible_lines(run: Run) -> list[str]:
@@ -208,9 +210,9 @@ def _how_far(record: Record) -> str:
 
 
 def _described(member: TrainedMember) -> str:
-    runs_as = f" runs as {member.deployed}" if member.deployed not in (None, member.first.placement) else ""
+    folded = f" (folded: {member.deployed})" if member.deployed not in (None, member.first.placement) else ""
     return (
-        f"{member.arch_id} {member.notation}{runs_as}: perplexity {perplexity_text(member)}, "
+        f"{member.arch_id} {member.notation}{folded}: perplexity {perplexity_text(member)}, "
         f"{format_seconds(member.latency_s)}, {sent_text(member)}"
     )
 

@@ -52,7 +52,7 @@ class StudyConfig(BudgetOptions):
             papers.
         searcher: how candidates are chosen: trellis, evolution, stratified, uniform, nsga2, tpe, gp, optuna:NAME for
             another sampler, or module:Class of your own.
-        generation_size: candidates chosen at a time; two generations are in training at once. The default is 4, or half
+        generation_size: candidates chosen at a time; two generations are in training at once. The default is 2, or half
             of what the cores or GPUs can train at a time when the run begins, at most a quarter of the trials.
         num_trials: number of candidates that get the final training, without baselines.
         num_proxy_evals: number of candidates that get a low-fidelity evaluation, by searchers that use it; by default 3

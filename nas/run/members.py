@@ -113,7 +113,7 @@ class TrainedMember:
 
     @property
     def deployed(self) -> str | None:
-        """Folded form of the most expensive seed."""
+        """Placement of the folded model, of the most expensive seed."""
         return self.most_expensive.deployed
 
     @property
@@ -133,7 +133,7 @@ class TrainedMember:
 
     @property
     def key_bytes(self) -> float | None:
-        """Bytes of keys that a dealer sends each party per token, ahead of a run; None without a dealer."""
+        """Bytes of keys that a dealer sends each party per token, ahead of a run; None except under sigma."""
         return self.most_expensive.key_bytes
 
     @property

@@ -109,7 +109,8 @@ def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> N
             ray.shutdown()
             if SLOW not in str(error).lower() or not num_left:
                 where = "on this machine" if address is None else f"at {address}"
-                raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}") from error
+                load = "; this machine is too busy to start it; try again later" if SLOW in str(error).lower() else ""
+                raise RunHaltedError(f"Ray cannot be reached {where}: {described(error)}{load}") from error
             _log.info("waiting for Ray, whose processes take long to start on this busy machine; starting them again")
 
 

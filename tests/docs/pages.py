@@ -12,6 +12,7 @@ LANGUAGES = ("sh", "python", "yaml", "text")
 _FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 _INLINE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
+_ANCHOR = re.compile(r'<a id="([^"]+)"></a>')  # of a term
 _HEADING = re.compile(r"^#+ (.+)$", flags=re.MULTILINE)
 _FILE_NAME = re.compile(r"^# (\w+\.py)\n")  # a block of Python that is a file of the reader's
 
@@ -61,9 +62,11 @@ def links(text: str) -> list[str]:
 
 
 def anchors(text: str) -> set[str]:
-    """Anchors of the headings, as Markdown is shown: lower case, hyphens, no punctuation."""
+    """Anchors of terms, and of headings as Markdown is shown: lower case, hyphens, no punctuation."""
     headings = _HEADING.findall(_FENCED.sub("", text))
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings} | {
+        *_ANCHOR.findall(text)
+    }
 
 
 def missing_links(page: Path, text: str) -> list[str]:

@@ -44,4 +44,5 @@ def test_pictures_are_small():
 def test_a_broken_link_is_found():
     text = "# A b, `c`: d\n[a](search.md#names) [b](nowhere.md) [c](search.md#nowhere) [d](https://example.org)"
     assert anchors(text) == {"a-b-c-d"}
+    assert anchors('<a id="kv-cache"></a>**KV cache**: kept') == {"kv-cache"}
     assert missing_links(INDEX, text) == ["nowhere.md", "search.md#nowhere"]

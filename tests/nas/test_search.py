@@ -321,7 +321,7 @@ def test_a_folded_export_says_what_was_measured(finished, tmp_path, monkeypatch,
     folder, _ = finished
     export.export(str(folder), pick="best", fold=True, output_dir=str(tmp_path / "out"))
     printed = capsys.readouterr().out
-    assert " is deployed as " in printed
+    assert " becomes " in printed
     assert re.search(r"on 4,096 validation tokens its logits move by \d\.\de[+-]0\d of the largest", printed)
     assert "agrees on 100.00%" in printed
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))

@@ -105,7 +105,7 @@ def test_estimates_have_the_memory_of_engines_alone(run):
     assert predicted is not None
     assert memory == asdict(predicted)
     assert json.loads(run(*flags, "--format=json")[1])["memory"] is None
-    assert "peak memory of a party 2" in run(*flags, "--protocol=aby3")[1]
+    assert "peak memory of a party: 2" in run(*flags, "--protocol=aby3")[1]
     rows = list(csv.DictReader(io.StringIO(run(*flags, "--protocol=aby3", "--format=csv")[1])))
     assert max(int(row["held_bytes"]) for row in rows) == predicted.held_bytes
     longer = json.loads(run(*flags, "--protocol=aby3", "--format=json", "--new-tokens=50")[1])["memory"]
