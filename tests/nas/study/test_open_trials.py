@@ -47,7 +47,8 @@ def study(ladder, make_meta, tmp_path):
 def test_every_setting_reaches_the_trials_and_the_schedule(study, tmp_path: Path) -> None:
     given = study()
     trials = open_trials(given)
-    setting, schedule = trials.setting, trials.schedule
+    setting: Any = trials.setting
+    schedule = trials.schedule
     assert (setting.config, setting.recipe, setting.folder) == (CONFIG, given.meta.recipe, tmp_path)
     assert (setting.corpus, setting.second, setting.versions) == ("first", "second", versions())
     devices = [open_trials(study(config=replace(CONFIG, gpus_per_trial=share))).setting.device for share in (0.0, 1.0)]
@@ -90,6 +91,7 @@ def test_a_searcher_knows_the_parent_and_the_loss_to_beat(study, ngrams) -> None
         (at_own_size, trigram, 2.5 + math.log(1.5), 2.5),
     ):
         problem = search_problem(config, taught.feasible, meta)
-        assert (problem.reference_loss, problem.parent_loss) == (pytest.approx(loss), parent_loss)
+        assert problem.reference_loss == pytest.approx(loss)
+        assert problem.parent_loss == parent_loss
         assert problem.short_finetune == (config is at_own_size) == (problem.anchors == ())
         assert (problem.parent and placement(problem.parent)) == (None if meta is scratch else "12xLSLGo")

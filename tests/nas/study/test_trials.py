@@ -218,7 +218,8 @@ def test_a_trial_that_lost_its_worker_goes_on_until_it_has_lost_too_many(trials_
 def test_whether_a_verified_cost_is_within_the_budget_reaches_the_schedule(trials_in, tmp_path):
     trials = trials_in(tmp_path)
     for latency_s in (25.0, 25.1):
-        trial = next_trial(trials, lambda trial, latency_s=latency_s: replace(done(trial), latency_s=latency_s))
+        trial = next_trial(trials)
+        trials.happened(replace(done(trial), latency_s=latency_s))
         assert trials.schedule.results[trial.key].feasible == (latency_s == 25.0)
 
 
