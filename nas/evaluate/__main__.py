@@ -170,7 +170,7 @@ def _evaluated(asked: Asked, parts: Parts) -> list[str]:
             )
             for role, each in (("parent", parent), ("model", model))
         ]  # fmt: skip
-        lines += writing_lines(*both, num_new)
+        lines += writing_lines(both[0], both[1], num_new)
     return lines
 
 

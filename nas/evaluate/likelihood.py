@@ -136,12 +136,12 @@ def _read(
     targets = [torch.tensor(requests[index].continuation) for index in indices]
     rows = torch.cat([part[-len(target) :] for part, target in zip(features, targets, strict=True)])
     scores, are_likely = [], []
-    for some, wanted in zip(rows.split(ROWS_AT_A_TIME), torch.cat(targets).split(ROWS_AT_A_TIME), strict=True):
+    for some, wanted in zip(*(torch.split(part, ROWS_AT_A_TIME) for part in (rows, torch.cat(targets))), strict=True):
         logits = model.logits_of(some).float()
         scores.append(-functional.cross_entropy(logits, wanted, reduction="none").double())
         are_likely.append(logits.argmax(dim=-1) == wanted)
     sizes = [len(target) for target in targets]
-    split = zip(torch.cat(scores).split(sizes), torch.cat(are_likely).split(sizes), strict=True)
+    split = zip(*(torch.split(torch.cat(part), sizes) for part in (scores, are_likely)), strict=True)
     return {
         index: Likelihood(float(score.sum()), bool(likely.all()))
         for index, (score, likely) in zip(indices, split, strict=True)

@@ -1,7 +1,7 @@
 """How a model predicts text next to its parent: losses, divergence and agreement, by document."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,10 +46,10 @@ def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, conte
             begin = window[0] if encoder.begin is None else encoder.begin.id
             windows.append((number, place, (begin, *window[1:])))
     kept, left = list[tuple[int, int, tuple[int, ...]]](), most_tokens
-    for window in sorted(windows):
+    for each in sorted(windows):
         if left > 0:
-            kept.append(window)
-            left -= len(window[2]) - 1
+            kept.append(each)
+            left -= len(each[2]) - 1
     if not kept:
         raise UserError(f"--text {name} must have text of at least two tokens, but has none.")
     return Text(name, tuple(tokens for *_, tokens in kept), tuple(place for _, place, _ in kept))
@@ -72,7 +72,7 @@ def compared(
     model: Decoder, parent: Decoder, text: Text, on_done: Callable[[int], None] = lambda done: None
 ) -> list[Compared]:
     """Return the comparison of each document. on_done: called with the number of windows that are done."""
-    sums: dict[int, np.ndarray] = {}
+    sums: dict[int, Any] = {}
     order, done = sorted(range(len(text.windows)), key=lambda index: -len(text.windows[index])), 0
     while order:
         length = len(text.windows[order[0]])
@@ -84,7 +84,10 @@ def compared(
             document = text.documents[index]
             sums[document] = sums.get(document, 0.0) + row
         on_done(done := done + len(alike))
-    return [Compared(int(row[0]), *map(float, row[1:4]), int(row[4])) for _, row in sorted(sums.items())]
+    return [
+        Compared(int(row[0]), float(row[1]), float(row[2]), float(row[3]), int(row[4]))
+        for _, row in sorted(sums.items())
+    ]
 
 
 def _measured(model: Decoder, parent: Decoder, tokens: Tensor) -> Tensor:
@@ -92,7 +95,7 @@ def _measured(model: Decoder, parent: Decoder, tokens: Tensor) -> Tensor:
     ours, theirs = (each.features(tokens[:, :-1], with_entropies=False)[0].flatten(0, 1) for each in (model, parent))
     targets = tokens[:, 1:].flatten()
     parts = []
-    for some in torch.arange(len(targets)).split(ROWS_AT_A_TIME):
+    for some in torch.split(torch.arange(len(targets)), ROWS_AT_A_TIME):
         mine = model.logits_of(ours[some]).float().log_softmax(dim=-1)
         wanted = parent.logits_of(theirs[some]).float().log_softmax(dim=-1)
         losses = [-each.gather(1, targets[some, None])[:, 0].double() for each in (wanted, mine)]
