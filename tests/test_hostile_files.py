@@ -5,6 +5,7 @@ import os
 import resource
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +227,10 @@ def test_hostile_text_is_refused(tmp_path, name, kind):
         open_source(str(tmp_path / name.partition("/")[0]))
 
 
+def _wrapped(prefix: str, name: str, value: Any) -> tuple[str, Any]:
+    return prefix + name, value
+
+
 STATES: dict[str, tuple[Callable[[str, Any], tuple[str, Any]], str]] = {  # of each weight, by name
     "zero embedding": (lambda name, value: (name, value * ("embed" not in name)), "must have an embedding"),
     "weights of 1e30": (lambda name, value: (name, value * 1e30), "must be at most 2^45"),
@@ -234,10 +239,7 @@ STATES: dict[str, tuple[Callable[[str, Any], tuple[str, Any]], str]] = {  # of e
     "integers": (lambda name, value: (name, value.long()), "must be finite floating-point"),
     "another shape": (lambda name, value: (name, value[..., :3].contiguous()), "lacks or misshapes"),
     **{
-        f"wrapped in {prefix}": (
-            lambda name, value, prefix=prefix: (prefix + name, value),
-            f"begin with '{prefix}', so",
-        )
+        f"wrapped in {prefix}": (partial(_wrapped, prefix), f"begin with '{prefix}', so")
         for prefix in ("_orig_mod.", "module.", "base_model.")
     },
 }

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 transformers = pytest.importorskip("transformers")
 
+from costmodel.errors import UserError  # noqa: E402
+from nas.corpus.second import second_source  # noqa: E402
 from nas.evaluate import __main__ as command  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
 from nas.evaluate.models import find_judged  # noqa: E402
+from nas.evaluate.parts import Parts  # noqa: E402
 from nas.evaluate.table import sums_of, task_columns, task_lines, text_lines, writing_lines  # noqa: E402
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
 from nas.evaluate.texts import compared, windows_of  # noqa: E402
@@ -29,7 +33,7 @@ ITEMS = [
     ("Question: what barks?\nAnswer:", (" a tree", " a dog"), 1),
     ("".join(map(chr, range(33, 123))) + "\nAnswer:", (" yes", " no, it is not"), 0),
 ]
-SETTINGS = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SETTINGS: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 SETTINGS |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.5}
 
 
@@ -103,7 +107,7 @@ def theirs(folder: Path, context: str, continuation: str) -> tuple[float, bool]:
 def test_likelihoods_are_those_of_transformers(there: Path, name: str) -> None:
     judged = find_judged(str(there / name))
     pairs = [(context, text) for context, texts, _ in ITEMS for text in texts]
-    requests = [request_of(judged.encoder, *pair, 64) for pair in pairs]
+    requests = [request for pair in pairs if (request := request_of(judged.encoder, *pair, 64))]
     assert [request.is_cut for request in requests] == [False] * 10 + [True] * 2
     expected = [theirs(there / name, *pair) for pair in pairs]
     found = likelihoods(judged.decoder, requests)
@@ -136,7 +140,7 @@ def test_the_words_of_a_continuation(there: Path) -> None:
 
 def test_text_is_compared_by_document(there: Path) -> None:
     model, parent = (find_judged(str(there / name)) for name in ("model", "parent"))
-    documents = command.second_source(str(there / "prose")).documents
+    documents = second_source(str(there / "prose")).documents
     text = windows_of("prose", documents, parent.encoder, 16, 120)
     assert text.num_tokens >= 120
     found = compared(model.decoder, parent.decoder, text)
@@ -240,9 +244,9 @@ def test_a_killed_evaluation_continues(there, tmp_path, capsys, monkeypatch):
     assert "quiz/rc_5shot" not in table
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-20])  # a part is torn
-    done = []
+    done: list[Any] = []
     monkeypatch.setattr(command, "likelihoods", None)
-    monkeypatch.setattr(command, "written", lambda *args, **rest: done.append(1) or written(*args, **rest))
+    monkeypatch.setattr(command, "written", lambda *args, **rest: (done.append(args), written(*args, **rest))[1])
     assert evaluated(*args) == 0
     assert (tmp_path / "new/out.md").read_text() == table
     assert kept.read_bytes() == whole
@@ -297,24 +301,24 @@ def test_requests_of_another_format_are_refused(tmp_path, line, message):
     write_task(tmp_path / "quiz", "acc_raw", ITEMS)
     (tmp_path / "quiz/requests.jsonl.gz").unlink()
     (tmp_path / "quiz/requests.jsonl").write_text(line)
-    with pytest.raises(command.UserError, match=message):
+    with pytest.raises(UserError, match=message):
         read_tasks(str(tmp_path), [], 5)
 
 
 def test_labels_configurations_and_kept_parts_of_another_format_are_refused(tmp_path):
     write_task(tmp_path / "a/quiz", "acc_raw", [("a", (" b", " c"), 2)])
-    with pytest.raises(command.UserError, match="must have a `label` from 0 to 1, but has 2"):
+    with pytest.raises(UserError, match="must have a `label` from 0 to 1, but has 2"):
         read_tasks(str(tmp_path / "a"), [], 5)
     (tmp_path / "a/quiz/config.json").write_text('{"metric": "acc"}')
-    with pytest.raises(command.UserError, match="must name the task_name and primary_metric"):
+    with pytest.raises(UserError, match="must name the task_name and primary_metric"):
         read_tasks(str(tmp_path / "a"), [], 5)
     write_task(tmp_path / "b/quiz", "logits_per_byte", ITEMS)
-    with pytest.raises(command.UserError, match="must have a single continuation"):
+    with pytest.raises(UserError, match="must have a single continuation"):
         read_tasks(str(tmp_path / "b"), [], 5)
     for content in ("my notes", '{"text": "a row"}\n'):
         (tmp_path / "kept.jsonl").write_text(content)
-        with pytest.raises(command.UserError, match="name another --output"):
-            command.Parts(tmp_path / "kept.jsonl")
+        with pytest.raises(UserError, match="name another --output"):
+            Parts(tmp_path / "kept.jsonl")
 
 
 def test_the_form_with_the_fewest_examples_is_run_and_a_sample_is_even(there):

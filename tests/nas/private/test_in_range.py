@@ -135,7 +135,8 @@ def test_crypten_keeps_as_many_bits_as_loud_logits_allow(factor, bits):
 
 def test_positions_beyond_the_sequences_of_a_check_are_tried():
     base = base_architecture("tiny", Dimensions(vocab=40, context=160))
-    found, _ = refusal("semi2k", *made(base, PLAIN, "position.weight", only(slice(150, 151), 1e4), False), length=128)
+    architecture, weights = made(base, PLAIN, "position.weight", only(slice(150, 151), 1e4), False)
+    found, _ = refusal("semi2k", architecture, weights, length=128)
     assert re.search("norm1 products", found)
 
 
