@@ -8,7 +8,10 @@ fewer levels, a bootstrap is decrypted and encrypted by the holder of the secret
 import importlib
 import time
 from collections import Counter, defaultdict
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import cycle
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +19,7 @@ from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array
 
 PACKAGE, VERSION = "desilofhe", "2.0.0"
+Value: TypeAlias = list[Any]
 
 
 def load_library() -> Any:
@@ -30,9 +34,10 @@ def load_library() -> Any:
 
 
 class Library:
-    """Ciphertexts of a key pair of its own; `counts` and `seconds` (of CPU) are by primitive.
+    """The machine of steps, under a key pair of its own; `counts` and `seconds` (of CPU) are by primitive.
 
-    levels: of a fresh or bootstrapped ciphertext. is_bootstrapped: whether bootstraps are real.
+    A value is a list of ciphertexts; a shorter list is used again for every set. levels: of a fresh or bootstrapped
+    ciphertext. is_bootstrapped: whether bootstraps are real. named: what returns the plaintexts of a name.
     """
 
     def __init__(self, levels: int, *, is_bootstrapped: bool) -> None:
@@ -49,6 +54,7 @@ class Library:
             self.bootstrap_keys = self.product_key, engine.create_conjugation_key(key), self.rotations, small
         self.counts: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.named: Callable[..., Any] = lambda name, *given: None
 
     def _timed(self, primitive: str, call: Any, *given: Any) -> Any:
         started = time.process_time()
@@ -60,49 +66,75 @@ class Library:
     def encrypted(self, slots: Array, level: int | None = None) -> Any:
         return self.engine.encrypt(_turned(slots), self.public_key, self.levels if level is None else level)
 
-    def decrypted(self, value: Any) -> Array:
-        return _turned(np.asarray(self.engine.decrypt(value, self.secret_key)).real)
+    def decrypted(self, part: Any) -> Array:
+        return _turned(np.asarray(self.engine.decrypt(part, self.secret_key)).real)
 
-    def rotation(self, value: Any, left: int) -> Any:
-        """Rotate by a power of two, to the left or, with a key of its own, to the right."""
-        if left > 0:
-            return self._timed("rotation", self.engine.roll, value, self.rotations, left)
-        if left not in self.right:
-            self.right[left] = self.engine.create_fixed_rotation_key(self.secret_key, -left)
-        return self._timed("rotation", self.engine.rotate, value, self.right[left])
-
-    def plain_product(self, value: Any, slots: Array) -> Any:
-        """Encode and multiply; the result is to be rescaled."""
-        return self._timed("plain_product", self.engine.multiply, value, _turned(slots))
-
-    def product(self, a: Any, b: Any) -> Any:
-        """Multiply; the result is to be relinearised and rescaled."""
-        level = min(a.level, b.level)
-        return self._timed("product", self.engine.multiply, self.lowered(a, level), self.lowered(b, level))
-
-    def relinearised(self, value: Any) -> Any:
-        return self._timed("relinearisation", self.engine.relinearize, value, self.product_key)
-
-    def rescaled(self, value: Any) -> Any:
-        return self._timed("rescale", self.engine.rescale, value)
-
-    def bootstrapped(self, value: Any) -> Any:
+    def bootstrapped(self, value: Value) -> Value:
         """Return the value at the highest level; its slots must be from -1 to 1."""
         if self.is_bootstrapped:
-            return self._timed("bootstrap", self.engine.bootstrap, self.lowered(value, 0), *self.bootstrap_keys)
-        return self._timed("bootstrap", lambda: self.encrypted(self.decrypted(value)))
+            lowered = self.lowered(value, 0)
+            return [self._timed("bootstrap", self.engine.bootstrap, part, *self.bootstrap_keys) for part in lowered]
+        return [self._timed("bootstrap", lambda one: self.encrypted(self.decrypted(one)), part) for part in value]
 
-    def lowered(self, value: Any, level: int) -> Any:
-        return value if value.level == level else self.engine.level_down(value, level)
+    def lowered(self, value: Value, level: int) -> Value:
+        return [part if part.level == level else self.engine.level_down(part, level) for part in value]
 
-    def summed(self, a: Any, b: Any) -> Any:
-        return self.engine.add(a, b)
+    def _aligned(self, values: Sequence[Value]) -> list[Value]:
+        level = min(part.level for value in values for part in value)
+        return [self.lowered(value, level) for value in values]
 
-    def shifted(self, value: Any, slots: Array) -> Any:
-        return self.engine.add(value, _turned(slots))
+    def rotation(self, value: Value, left: int) -> Value:
+        """Rotate by a power of two, to the left or, with a key of its own, to the right."""
+        if left > 0:
+            return [self._timed("rotation", self.engine.roll, part, self.rotations, left) for part in value]
+        if left not in self.right:
+            self.right[left] = self.engine.create_fixed_rotation_key(self.secret_key, -left)
+        return [self._timed("rotation", self.engine.rotate, part, self.right[left]) for part in value]
 
-    def negated(self, value: Any) -> Any:
-        return self.engine.negate(value)
+    def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
+        """Encode and multiply; the result is to be rescaled. into: ciphertexts that all products are added up to."""
+        if into:
+            of = self.named(*slots)
+            rows = [self.plain(value, [of(row, at) for at in range(len(value))]) for row in range(into)]
+            return [reduce(self.engine.add, row) for row in rows]
+        pairs = zip(value, self._slots(slots, len(value)), strict=True)
+        return [self._timed("plain_product", self.engine.multiply, part, _turned(by)) for part, by in pairs]
+
+    def rescaled(self, value: Value) -> Value:
+        return [self._timed("rescale", self.engine.rescale, part) for part in value]
+
+    def inner(self, pairs: Sequence[tuple[Value, Value]]) -> Value:
+        """Return the sum of products, relinearised and rescaled."""
+        terms = []
+        for a, b in (self._aligned(pair) for pair in pairs):
+            both = zip(a, cycle(b), strict=False)
+            terms.append([self._timed("product", self.engine.multiply, one, other) for one, other in both])
+        total = self.summed(*terms)
+        return self.rescaled(
+            [self._timed("relinearisation", self.engine.relinearize, x, self.product_key) for x in total]
+        )
+
+    def product(self, a: Value, b: Value) -> Value:
+        return self.inner([(a, b)])
+
+    def combined(self, values: Sequence[Value], factors: Sequence[Any], number: Any = 0.0) -> Value:
+        terms = [self.plain(value, by) for value, by in zip(self._aligned(values), factors, strict=True)]
+        return self.shifted(self.rescaled(self.summed(*terms)), number)
+
+    def summed(self, *values: Value) -> Value:
+        return [reduce(self.engine.add, parts) for parts in zip(*self._aligned(values), strict=True)]
+
+    def shifted(self, value: Value, number: Any) -> Value:
+        pairs = zip(value, self._slots(number, len(value)), strict=True)
+        return [self.engine.add(part, _turned(slots)) for part, slots in pairs]
+
+    def negated(self, value: Value) -> Value:
+        return [self.engine.negate(part) for part in value]
+
+    def _slots(self, plaintexts: Any, num: int) -> Sequence[Array]:
+        """Return the slots of each ciphertext's plaintext: of a list, a name, or a number in all of them."""
+        given = self.named(*plaintexts) if isinstance(plaintexts, tuple) else plaintexts
+        return given if isinstance(given, list) else [np.full(self.slots, given)] * num
 
 
 def _turned(slots: Array) -> Array:

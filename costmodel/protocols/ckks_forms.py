@@ -1,6 +1,6 @@
 """Nonlinear functions under `ckks`: polynomials with their degree, range and error, as programs over a machine.
 
-A machine multiplies and adds. `Tally` counts what a program asks of it, level by level; `costmodel.engine.ckks_machine`
+A machine multiplies and adds. `Tally` counts what a program asks of it, level by level; `costmodel.engine.ckks_library`
 asks a library; tests ask numpy, which is how the errors below were found.
 
 Sources: Chebyshev series by baby and giant steps, Chen et al. 2018, https://eprint.iacr.org/2018/1043; inverse by
@@ -17,6 +17,7 @@ Primitive = Literal["rotation", "plain_product", "product", "relinearisation", "
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 # how often each primitive runs, by it and the levels that are already used up since the step began
 Work: TypeAlias = Counter[tuple[Primitive, int]]
+Value: TypeAlias = list[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,28 +52,50 @@ FORMS = {
 
 @dataclass
 class Tally:
-    """Counts the primitives of a program on one ciphertext; a value is the levels used up so far."""
+    """The machine that counts: a value is a list with the levels that each of its ciphertexts has used up so far.
+
+    Numbers and the names of plaintexts are not read.
+    """
 
     work: Work = field(default_factory=Counter)
 
-    def product(self, a: int, b: int) -> int:
-        used = max(a, b)
-        self.work.update({("product", used): 1, ("relinearisation", used): 1, ("rescale", used): 1})
-        return used + 1
+    def _count(self, primitive: Primitive, value: Value, times: int = 1) -> None:
+        self.work[primitive, max(value)] += times * len(value)
 
-    def combined(self, values: Sequence[int], factors: Sequence[float], number: float = 0.0) -> int:
-        """Values times numbers, added up, plus a number."""
-        used = max(values)
-        self.work.update({("plain_product", used): len(factors), ("rescale", used): 1})
-        return used + 1
-
-    def summed(self, *values: int) -> int:
-        return max(values)
-
-    def shifted(self, value: int, number: float) -> int:
+    def rotation(self, value: Value, left: int) -> Value:
+        self._count("rotation", value)
         return value
 
-    def negated(self, value: int) -> int:
+    def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
+        self._count("plain_product", value, into or 1)
+        return [max(value)] * (into or len(value))
+
+    def rescaled(self, value: Value) -> Value:
+        self._count("rescale", value)
+        return [max(value) + 1] * len(value)
+
+    def inner(self, pairs: Sequence[tuple[Value, Value]]) -> Value:
+        used = [max(*pairs[0][0], *pairs[0][1])] * len(pairs[0][0])
+        self._count("product", used, len(pairs))
+        self._count("relinearisation", used)
+        return self.rescaled(used)
+
+    def product(self, a: Value, b: Value) -> Value:
+        return self.inner([(a, b)])
+
+    def combined(self, values: Sequence[Value], factors: Sequence[Any], number: Any = 0.0) -> Value:
+        """Values times numbers, added up, plus a number."""
+        used = self.summed(*values)
+        self._count("plain_product", used, len(factors))
+        return self.rescaled(used)
+
+    def summed(self, *values: Value) -> Value:
+        return [max(map(max, values))] * len(values[0])
+
+    def shifted(self, value: Value, number: Any) -> Value:
+        return value
+
+    def negated(self, value: Value) -> Value:
         return value
 
 
@@ -106,7 +129,7 @@ def _split(m: Any, powers: dict[int, Any], coefficients: tuple[float, ...], baby
     return m.summed(m.product(quotient, powers[giant]), _split(m, powers, tuple(low), baby))
 
 
-def inverse(m: Any, x: Any, gain: float = 1.0) -> Any:
+def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
     """Return gain / x for x up to 1; with a = 1 - x it is the product of all 1 + a^(2^k)."""
     rest = m.shifted(m.negated(x), 1.0)
     result = m.combined([rest], [gain], gain)
@@ -133,8 +156,15 @@ def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
     return m.product(x, m.summed(low, m.product(high, m.product(square, square))))
 
 
-def counted(program: Any, *operands: Any, inputs: int = 1) -> tuple[Work, int]:
-    """Return the work of a program on one ciphertext and the levels that it uses."""
+def folded(m: Any, value: Any, slots: int, times: int) -> Any:
+    """Add a value to itself, turned by so many slots, then by twice as many, and so on."""
+    for fold in range(times):
+        value = m.summed(value, m.rotation(value, slots << fold))
+    return value
+
+
+def counted(program: Any, *given: Any, sizes: Sequence[int] = (1,)) -> tuple[Work, Value]:
+    """Return the work of a program on values of so many ciphertexts, and the levels that its result has used up."""
     tally = Tally()
-    depth = program(tally, *[0] * inputs, *operands)
-    return tally.work, depth
+    result = program(tally, *([0] * size for size in sizes), *given)
+    return +tally.work, result
