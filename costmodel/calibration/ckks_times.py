@@ -12,10 +12,8 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import yaml
 
-from costmodel.engine.ckks_library import PACKAGE, VERSION, Library
-from costmodel.engine.ckks_run import check, run
+from costmodel.engine.ckks_library import PACKAGE, VERSION, Library, check, run
 from costmodel.engine.compare import SEED, drawn_tokens, drawn_weights
-from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array
 from costmodel.ops import OpGraph
@@ -59,7 +57,7 @@ def _one_of_each(library: Library, slots: Array, level: int) -> dict[str, float]
     before = dict(library.seconds)
     value = library.rotation([library.encrypted(slots, level)], 1)
     library.rescaled(library.plain(value, [slots]))
-    library.product(value, value)
+    library.relinearised(library.multiplied(value, value))
     return {name: library.seconds[name] - before.get(name, 0.0) for name in PRIMITIVES}
 
 

@@ -28,8 +28,9 @@ from costmodel.estimate import Pricer
 from costmodel.network import Network, load_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.ckks_forms import PRIMITIVES, Primitive
+from costmodel.protocols.ckks_packing import packing_of
 from costmodel.protocols.ckks_placement import Placement, place_by_layer
-from costmodel.protocols.ckks_steps import packing_of, steps_of
+from costmodel.protocols.ckks_steps import steps_of
 from costmodel.protocols.derived import on_grid
 from costmodel.protocols.identity import cost_model_id
 from costmodel.trust import Trust
@@ -42,8 +43,6 @@ TESTBEDS = Path(__file__).parents[1] / "testbeds"
 # published machines, by their names for --testbed
 CARDS = {"rtx-pro-6000": "ckks.yaml", "a100": "ckks-a100.yaml", "ant-ace-cpu": "ckks-ant-ace-cpu.yaml"}
 DEFAULT_CARD = "rtx-pro-6000"
-
-
 # of the client's keys for rotations by powers of two, either way, products and conjugation. A key has one part for each
 # of four digits of the modulus, of two polynomials in the modulus and a special one: 256 MB in DESILO's library. A
 # bootstrap rotates by other distances too, as several powers of two.

@@ -50,47 +50,61 @@ FORMS = {
 }
 
 
-@dataclass
-class Tally:
-    """The machine that counts: a value is a list with the levels that each of its ciphertexts has used up so far.
+class Machine:
+    """What programs do beyond the primitives that `Tally` has; a value is a list of ciphertexts."""
 
-    Numbers and the names of plaintexts are not read.
-    """
+    def product(self: Any, a: Any, b: Any) -> Any:
+        return self.inner([(a, b)])
+
+    def inner(self: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+        """Return the sum of products."""
+        terms = [self.multiplied(*self.aligned(pair)) for pair in pairs]
+        return self.rescaled(self.relinearised(self.summed(*terms)))
+
+    def combined(self: Any, values: Sequence[Any], factors: Sequence[Any], number: Any = 0.0) -> Any:
+        """Return values times numbers, added up, plus a number."""
+        terms = [self.plain(value, by) for value, by in zip(self.aligned(values), factors, strict=True)]
+        return self.shifted(self.rescaled(self.summed(*terms)), number)
+
+    def folded(self: Any, value: Any, slots: int, times: int) -> Any:
+        """Add a value to itself, turned by so many slots, then by twice as many, and so on."""
+        for fold in range(times):
+            value = self.summed(value, self.rotation(value, slots << fold))
+        return value
+
+
+@dataclass
+class Tally(Machine):
+    """Counts; a ciphertext is the number of levels that it has used up so far. Plaintexts are not read."""
 
     work: Work = field(default_factory=Counter)
 
-    def _count(self, primitive: Primitive, value: Value, times: int = 1) -> None:
-        self.work[primitive, max(value)] += times * len(value)
-
-    def rotation(self, value: Value, left: int) -> Value:
-        self._count("rotation", value)
+    def _counted(self, primitive: Primitive, value: Value, times: int = 1) -> Value:
+        self.work[primitive, value[0]] += times * len(value)
         return value
 
+    def aligned(self, values: Sequence[Value]) -> list[Value]:
+        used = max(map(max, values))
+        return [[used] * len(value) for value in values]
+
+    def rotation(self, value: Value, left: int) -> Value:
+        return self._counted("rotation", value)
+
     def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
-        self._count("plain_product", value, into or 1)
-        return [max(value)] * (into or len(value))
+        """Count products with plaintexts. into: ciphertexts that products of all others are added up to."""
+        return self._counted("plain_product", value, into or 1)[:1] * (into or len(value))
+
+    def multiplied(self, a: Value, b: Value) -> Value:
+        return self._counted("product", a)
+
+    def relinearised(self, value: Value) -> Value:
+        return self._counted("relinearisation", value)
 
     def rescaled(self, value: Value) -> Value:
-        self._count("rescale", value)
-        return [max(value) + 1] * len(value)
-
-    def inner(self, pairs: Sequence[tuple[Value, Value]]) -> Value:
-        used = [max(*pairs[0][0], *pairs[0][1])] * len(pairs[0][0])
-        self._count("product", used, len(pairs))
-        self._count("relinearisation", used)
-        return self.rescaled(used)
-
-    def product(self, a: Value, b: Value) -> Value:
-        return self.inner([(a, b)])
-
-    def combined(self, values: Sequence[Value], factors: Sequence[Any], number: Any = 0.0) -> Value:
-        """Values times numbers, added up, plus a number."""
-        used = self.summed(*values)
-        self._count("plain_product", used, len(factors))
-        return self.rescaled(used)
+        return [used + 1 for used in self._counted("rescale", value)]
 
     def summed(self, *values: Value) -> Value:
-        return [max(map(max, values))] * len(values[0])
+        return self.aligned(values)[0]
 
     def shifted(self, value: Value, number: Any) -> Value:
         return value
@@ -156,15 +170,8 @@ def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
     return m.product(x, m.summed(low, m.product(high, m.product(square, square))))
 
 
-def folded(m: Any, value: Any, slots: int, times: int) -> Any:
-    """Add a value to itself, turned by so many slots, then by twice as many, and so on."""
-    for fold in range(times):
-        value = m.summed(value, m.rotation(value, slots << fold))
-    return value
-
-
 def counted(program: Any, *given: Any, sizes: Sequence[int] = (1,)) -> tuple[Work, Value]:
-    """Return the work of a program on values of so many ciphertexts, and the levels that its result has used up."""
+    """Return the work of a program on values of so many ciphertexts, and the levels that each of its result used up."""
     tally = Tally()
     result = program(tally, *([0] * size for size in sizes), *given)
     return +tally.work, result

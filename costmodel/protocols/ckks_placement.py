@@ -108,11 +108,17 @@ def place_by_layer(steps: Sequence[Step], top: int) -> Placement:
     handed = {name for step in steps for name in step.inputs if layer_of.get(name, step.node.layer) != step.node.layer}
     fresh = max(BOUNDARY, top - sum(step.depth for step in steps if step.node.layer == "embed"))
     bootstraps, levels = list[tuple[int, str]](), list[int]()
+    known: dict[str, tuple[Placement, list[str]]] = {}  # layers repeat; with the names in order
     for layer, group in groupby(steps, key=lambda step: step.node.layer):
         part = list(group)
-        read = {name for step in part for name in step.inputs if layer_of.get(name, layer) != layer}
+        names = list(dict.fromkeys(name for step in part for name in (*step.inputs, step.name)))
+        begins = fresh if layer == 0 else BOUNDARY
+        start = {name: begins for name in names if layer_of.get(name, layer) != layer}
         kept = {step.name: fresh if layer == "embed" else BOUNDARY for step in part if step.name in handed}
-        placed = place(part, top, dict.fromkeys(read, fresh if layer == 0 else BOUNDARY), kept)
-        bootstraps += [(len(levels) + index, name) for index, name in placed.bootstraps]
+        shape = [(step.depth, step.ciphertexts, step.work, *map(names.index, step.inputs)) for step in part]
+        if (key := repr((shape, [(start.get(name), kept.get(name)) for name in names]))) not in known:
+            known[key] = place(part, top, start, kept), names
+        placed, its_names = known[key]
+        bootstraps += [(len(levels) + index, names[its_names.index(name)]) for index, name in placed.bootstraps]
         levels += placed.levels
     return Placement(steps=tuple(steps), bootstraps=tuple(bootstraps), levels=tuple(levels))
