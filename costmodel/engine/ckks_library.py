@@ -153,11 +153,9 @@ def check(placement: Placement, clear: Mapping[str, Array]) -> None:
                 "a library runs attention by eighth powers alone, gates of squares, rotary positions and linears, but "
                 f"{step.node.name!r} has the step {step.kind.replace('_', ' ')}; only `estimate` it."
             )
-    for _, step in placement.bootstrapped:
-        if step and lasts[step.node.name] is step and (size := float(np.abs(clear[step.node.name]).max())) > 1:
-            raise UserError(
-                f"a bootstrap holds from -1 to 1, but {step.node.name!r} has {size:.3g}; scale its weights."
-            )
+    for _, of in placement.bootstrapped:
+        if of and lasts[of.node.name] is of and (size := float(np.abs(clear[of.node.name]).max())) > 1:
+            raise UserError(f"a bootstrap holds from -1 to 1, but {of.node.name!r} has {size:.3g}; scale its weights.")
 
 
 def run(
@@ -270,8 +268,8 @@ class Plaintexts:
         is_first = np.arange(num_heads * self._window) % self._window < op.rotary_dim // 2
         halves = [np.tile(half.astype(float), (op.rows, 1)) for half in (is_first, ~is_first)]
         first, second = (evaluate(op, numpy_library(), {}, half) for half in halves)
-        table = ((is_first, first, second), (is_first, second, 0), (is_first, 0, first))[which]
-        return packed(np.where(*table)[:, : output.width], self.packing) * min(output.parts, 2)
+        table: Array = np.where(is_first, *((first, second), (second, 0), (0, first))[which])
+        return packed(table[:, : output.width], self.packing) * min(output.parts, 2)
 
     def scores(self, distance: int) -> Array:
         op: Any = self.step.node.op

@@ -324,7 +324,7 @@ def _frozen_norm(steps: Steps, op: Any, x: Value) -> Value:
     window = steps.packing.period(x.width)
 
     def program(m: Any, x: list[Any]) -> Any:
-        mean = [steps.row_total(m, x, window)] if op.centred else []
+        mean = [steps.row_total(m, x, window) * len(x)] if op.centred else []
         return m.combined([x, *mean], [1.0] * (1 + op.centred))
 
     return steps.add("frozen_norm", program, x)
