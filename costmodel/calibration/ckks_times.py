@@ -12,16 +12,14 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 import yaml
 
-from costmodel.engine.ckks_library import PACKAGE, VERSION, Library
-from costmodel.engine.ckks_machine import Run, run
+from costmodel.engine.ckks_library import PACKAGE, VERSION, Library, check, run
 from costmodel.engine.compare import SEED, drawn_tokens, drawn_weights
-from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array
 from costmodel.ops import OpGraph
 from costmodel.protocols.ckks import CkksTestbed, placed_by_layer
 from costmodel.protocols.ckks_forms import PRIMITIVES
-from costmodel.protocols.ckks_placement import num_ciphertexts, place
+from costmodel.protocols.ckks_placement import place
 
 NUM_LEVELS, NUM_RUNS = 5, 2
 SMALLER = 0.4  # of drawn embeddings
@@ -39,7 +37,7 @@ def measured(library: Library, bootstrap_s: float | None = None) -> CkksTestbed:
     times = [[_one_of_each(library, slots, level) for _ in range(NUM_RUNS)] for level in levels]
     if bootstrap_s is None:
         before = library.seconds["bootstrap"]
-        library.bootstrapped(library.encrypted(slots, 0))
+        library.bootstrapped([library.encrypted(slots, 0)])
         bootstrap_s = float(f"{library.seconds['bootstrap'] - before:.4g}")
     return CkksTestbed(
         protocol="ckks",
@@ -57,9 +55,9 @@ def measured(library: Library, bootstrap_s: float | None = None) -> CkksTestbed:
 
 def _one_of_each(library: Library, slots: Array, level: int) -> dict[str, float]:
     before = dict(library.seconds)
-    value = library.rotation(library.encrypted(slots, level), 1)
-    library.rescaled(library.plain_product(value, slots))
-    library.relinearised(library.product(value, value))
+    value = library.rotation([library.encrypted(slots, level)], 1)
+    library.rescaled(library.plain(value, [slots]))
+    library.relinearised(library.multiplied(value, value))
     return {name: library.seconds[name] - before.get(name, 0.0) for name in PRIMITIVES}
 
 
@@ -95,25 +93,19 @@ def compare(graph: OpGraph, library: Library, weights: Mapping[str, Array] | Non
         drawn[name] *= SMALLER if name.partition(".")[0] in ("embed", "position") else 1.0
     used = drawn if weights is None else weights
     clear = interpreter.values(graph, used, tokens)
-    lasts = {step.node.name: step for step in placed.steps}
-    for _, step in placed.bootstrapped:
-        if step and lasts[step.node.name] is step and (size := float(np.abs(clear[step.node.name]).max())) > 1:
-            raise UserError(
-                f"a bootstrap holds from -1 to 1, but {step.node.name!r} has {size:.3g}; scale its weights."
-            )
+    check(placed, clear)
     first = measured(library)
     library.counts.clear()
     library.seconds.clear()
-    job = Run(graph=graph, weights=used, clear=clear, packing=placed.packing, library=library)
-    result = run(placed.steps, placed.placement, job, interpreter.inputs(graph, tokens))
+    result = run(placed, library, graph, used, clear, interpreter.inputs(graph, tokens))
     counts, seconds = +library.counts, dict(library.seconds)
     again = measured(library, first.bootstrap_s[0]).primitives
     least = {name: tuple(map(min, values, again[name])) for name, values in first.primitives.items()}
     return CkksComparison(
         predicted=placed.counts,
         measured=counts,
-        predicted_s=placed.seconds(replace(first, primitives=least)),
+        predicted_s=replace(first, primitives=least).seconds(placed),
         measured_s=seconds,
-        saved=placed.counts["bootstrap"] - num_ciphertexts(placed.steps, place(placed.steps, library.levels)),
+        saved=placed.counts["bootstrap"] - place(placed.steps, library.levels).counts["bootstrap"],
         logits_max_abs_error=float(np.abs(result - clear[graph.nodes[-1].name]).max()),
     )

@@ -4,7 +4,7 @@
 
 Counts are of `ckks_steps`, from shapes alone, and bootstraps of `ckks_placement`, layer by layer. The client sends one
 batch of ciphertexts, on the highest level, and waits once: for the answer, on the lowest. Its evaluation keys are sent
-once and serve every run, so they are in no byte of a run; `evaluation_key_bytes` has their size. The server's weights
+once and serve every run, so they are in no byte of a run; `EVALUATION_KEY_BYTES` has their size. The server's weights
 are plaintexts; a product with one includes encoding it.
 
 Ring: N = 2^16 with 31 levels, of which a bootstrap takes 14, and 128 bits of security: the parameters of DESILO's
@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
+
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.cost import Price
@@ -26,8 +28,9 @@ from costmodel.estimate import Pricer
 from costmodel.network import Network, load_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.ckks_forms import PRIMITIVES, Primitive
+from costmodel.protocols.ckks_packing import packing_of
 from costmodel.protocols.ckks_placement import Placement, place_by_layer
-from costmodel.protocols.ckks_steps import Packing, Step, log2, packing_of, steps_of
+from costmodel.protocols.ckks_steps import steps_of
 from costmodel.protocols.derived import on_grid
 from costmodel.protocols.identity import cost_model_id
 from costmodel.trust import Trust
@@ -40,23 +43,15 @@ TESTBEDS = Path(__file__).parents[1] / "testbeds"
 # published machines, by their names for --testbed
 CARDS = {"rtx-pro-6000": "ckks.yaml", "a100": "ckks-a100.yaml", "ant-ace-cpu": "ckks-ant-ace-cpu.yaml"}
 DEFAULT_CARD = "rtx-pro-6000"
-
-
-def evaluation_key_bytes(slots: int) -> int:
-    """Return the bytes of the client's keys for rotations by powers of two, either way, products and conjugation.
-
-    A key has one part for each of four digits of the modulus, of two polynomials in the modulus and a special one:
-    256 MB in DESILO's library. A bootstrap rotates by other distances too, as several powers of two.
-    """
-    digits, residues = 4, 31 + 1 + 8
-    return (2 * log2(slots) + 2) * digits * 2 * RING_DIMENSION * residues * WORD_BYTES
-
-
+# of the client's keys for rotations by powers of two, either way, products and conjugation. A key has one part for each
+# of four digits of the modulus, of two polynomials in the modulus and a special one: 256 MB in DESILO's library. A
+# bootstrap rotates by other distances too, as several powers of two.
+EVALUATION_KEY_BYTES = (2 * 15 + 2) * 4 * 2 * RING_DIMENSION * (31 + 1 + 8) * WORD_BYTES
 TRUST = Trust(
     num_parties=2,
     randomness=(
         "none; the client alone can decrypt, the server learns shapes and no number, and the client learns the answer "
-        f"and nothing else of the weights than it tells. Evaluation keys of {evaluation_key_bytes(2**15) / 1e9:.1f} GB "
+        f"and nothing else of the weights than it tells. Evaluation keys of {EVALUATION_KEY_BYTES / 1e9:.1f} GB "
         "are sent once; decrypted numbers must stay at the client, as their noise tells of its key"
     ),
     dealer=False,
@@ -87,8 +82,6 @@ class CkksTestbed:
     error: float
 
     def __post_init__(self) -> None:
-        if set(self.primitives) != set(PRIMITIVES):
-            raise UserError(f"`primitives` must be {', '.join(PRIMITIVES)}, but got {', '.join(self.primitives)}.")
         if not 1 <= self.levels <= MOST_LEVELS:
             raise UserError(
                 f"`levels` must be from 1 to {MOST_LEVELS}, which N = {RING_DIMENSION} leaves after a bootstrap at "
@@ -97,7 +90,7 @@ class CkksTestbed:
         if self.slots & (self.slots - 1) or not 1 <= self.slots <= RING_DIMENSION // 2:
             raise UserError(f"`slots` must be a power of two up to {RING_DIMENSION // 2}, but got {self.slots}.")
         for name, places, values in (
-            *((name, self.at_levels, values) for name, values in self.primitives.items()),
+            *((name, self.at_levels, self.primitives.get(name, ())) for name in PRIMITIVES),
             ("bootstrap", self.at_slots, self.bootstrap_s),
         ):
             is_rising = list(places) == sorted(set(places)) and len(places) == len(values) > 0
@@ -107,15 +100,24 @@ class CkksTestbed:
                     f"{values} at {places}."
                 )
 
-    def primitive_s(self, primitive: Primitive, level: int) -> float:
-        return max(0.0, _interpolated(self.at_levels, self.primitives[primitive], level))
+    def seconds(self, placement: Placement, by_node: bool = False) -> dict[str, float]:
+        """Return the seconds of each primitive and of bootstraps, or of each node with the bootstraps it reads."""
+        total: dict[str, float] = defaultdict(float)
+        by_level = {
+            name: [max(0.0, _on_line(self.at_levels, values, level)) for level in range(self.levels + 1)]
+            for name, values in self.primitives.items()
+        }
+        for step, level in zip(placement.steps, placement.levels, strict=True):
+            for (primitive, used), count in step.work.items():
+                total[step.node.name if by_node else primitive] += count * by_level[primitive][level - used]
+        for reader, of in placement.bootstrapped:
+            size, distinct = (of.ciphertexts, of.distinct) if of else (1, self.slots)
+            a_bootstrap_s = float(np.interp(math.log2(distinct), np.log2(self.at_slots), self.bootstrap_s))
+            total[reader.node.name if by_node else "bootstrap"] += size * a_bootstrap_s
+        return total
 
-    def a_bootstrap_s(self, distinct: int) -> float:
-        places = [math.log2(slots) for slots in self.at_slots]
-        return _interpolated(places, self.bootstrap_s, min(max(math.log2(distinct), places[0]), places[-1]))
 
-
-def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -> float:
+def _on_line(places: Sequence[float], values: Sequence[float], at: float) -> float:
     """Return the value at a place, on the line through the two nearest ones on either side or, at an end, on one."""
     if len(places) == 1:
         return values[0]
@@ -124,47 +126,9 @@ def _interpolated(places: Sequence[float], values: Sequence[float], at: float) -
     return values[right - 1] + slope * (at - places[right - 1])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
-    """Steps of an op graph, with their placement."""
-
-    packing: Packing
-    steps: tuple[Step, ...]
-    placement: Placement
-
-    @property
-    def bootstrapped(self) -> list[tuple[int, Step | None]]:
-        """The index of the step ahead of which, and the step of which, values are bootstrapped; None for an input."""
-        known = {step.name: step for step in self.steps}
-        return [(index, known.get(name)) for index, name in sorted(self.placement.bootstraps)]
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How often each primitive runs, and bootstraps."""
-        total = Counter({"bootstrap": sum(step.ciphertexts if step else 1 for _, step in self.bootstrapped)})
-        for step in self.steps:
-            for (primitive, _), count in step.work.items():
-                total[primitive] += count
-        return +total
-
-    def seconds(self, testbed: CkksTestbed, by_node: bool = False) -> dict[str, float]:
-        """Return the seconds of each primitive and of bootstraps, or of each node with the bootstraps it reads."""
-        total: dict[str, float] = defaultdict(float)
-        for step, level in zip(self.steps, self.placement.levels, strict=True):
-            for (primitive, used), count in step.work.items():
-                total[step.node.name if by_node else primitive] += count * testbed.primitive_s(primitive, level - used)
-        for index, of in self.bootstrapped:
-            reader = self.steps[index].node.name
-            size, distinct = (of.ciphertexts, of.distinct) if of else (1, testbed.slots)
-            total[reader if by_node else "bootstrap"] += size * testbed.a_bootstrap_s(distinct)
-        return total
-
-
-def placed_by_layer(nodes: Sequence[Node], slots: int, levels: int) -> Placed:
+def placed_by_layer(nodes: Sequence[Node], slots: int, levels: int) -> Placement:
     """Return the steps of an op graph with bootstraps, placed layer by layer."""
-    packing = packing_of(nodes, slots)
-    steps = steps_of(nodes, packing)
-    return Placed(packing=packing, steps=tuple(steps), placement=place_by_layer(steps, levels))
+    return place_by_layer(steps_of(nodes, packing_of(nodes, slots)), levels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -186,17 +150,24 @@ class Ckks(Pricer):
         """Return the cost of an op by itself, which begins at the highest level, without bytes."""
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
         placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])
-        return self._price(sum(placed.seconds(self.testbed).values()), 0, is_answer=False)
+        return self._price(sum(self.testbed.seconds(placed).values()), 0, is_answer=False)
 
-    def placed(self, nodes: Sequence[Node]) -> Placed:
+    def placed(self, nodes: Sequence[Node]) -> Placement:
         return placed_by_layer(nodes, self.testbed.slots, self.testbed.levels)
 
     def prices(self, nodes: Sequence[Node], price_node: object = None) -> list[Price]:
         """Return the costs of nodes, each with the bootstraps of what it reads; there is no cost of an op by itself."""
         if not nodes:
             return []
-        placed = self.placed(nodes)
-        seconds, sent, answer = placed.seconds(self.testbed, by_node=True), self._bytes(placed), nodes[-1].name
+        placed, sent = self.placed(nodes), Counter[str]()
+        num, known = packing_of(nodes, self.testbed.slots).num, {step.name for step in placed.steps}
+        for step in placed.steps:
+            for name, shape in zip(step.node.inputs, step.node.op.input_shapes, strict=False):
+                if name in step.inputs and name not in known:
+                    sent[step.node.name] += num(shape[-1]) * ciphertext_bytes(self.testbed.levels)
+                    known.add(name)
+        sent[answer := nodes[-1].name] += placed.steps[-1].ciphertexts * ciphertext_bytes(0)
+        seconds = self.testbed.seconds(placed, by_node=True)
         return [self._price(seconds[node.name], sent[node.name], is_answer=node.name == answer) for node in nodes]
 
     def _price(self, compute_s: float, num_bytes: int, *, is_answer: bool) -> Price:
@@ -212,17 +183,6 @@ class Ckks(Pricer):
             compute_s=computed,
             network_s=waited,
         )
-
-    def _bytes(self, placed: Placed) -> Counter[str]:
-        """Return the bytes of ciphertexts that the client sends a node, and of the answer of the last one."""
-        steps, made, sent = placed.steps, {step.name for step in placed.steps}, Counter[str]()
-        for step in steps:
-            for name, shape in zip(step.node.inputs, step.node.op.input_shapes, strict=False):
-                if name in step.inputs and name not in made:
-                    sent[step.node.name] += placed.packing.num(shape[-1]) * ciphertext_bytes(self.testbed.levels)
-                    made.add(name)
-        sent[steps[-1].node.name] += steps[-1].ciphertexts * ciphertext_bytes(0)
-        return sent
 
     def latency_s_range(self, graph: Iterable[Node]) -> tuple[float, float]:
         prices = self.prices(tuple(graph))

@@ -1,6 +1,6 @@
 """Nonlinear functions under `ckks`: polynomials with their degree, range and error, as programs over a machine.
 
-A machine multiplies and adds. `Tally` counts what a program asks of it, level by level; `costmodel.engine.ckks_machine`
+A machine multiplies and adds. `Tally` counts what a program asks of it, level by level; `costmodel.engine.ckks_library`
 asks a library; tests ask numpy, which is how the errors below were found.
 
 Sources: Chebyshev series by baby and giant steps, Chen et al. 2018, https://eprint.iacr.org/2018/1043; inverse by
@@ -17,6 +17,7 @@ Primitive = Literal["rotation", "plain_product", "product", "relinearisation", "
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 # how often each primitive runs, by it and the levels that are already used up since the step began
 Work: TypeAlias = Counter[tuple[Primitive, int]]
+Value: TypeAlias = list[int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,30 +50,66 @@ FORMS = {
 }
 
 
+class Machine:
+    """What programs do beyond the primitives that `Tally` has; a value is a list of ciphertexts."""
+
+    def product(self: Any, a: Any, b: Any) -> Any:
+        return self.inner([(a, b)])
+
+    def inner(self: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+        """Return the sum of products."""
+        terms = [self.multiplied(*self.aligned(pair)) for pair in pairs]
+        return self.rescaled(self.relinearised(self.summed(*terms)))
+
+    def combined(self: Any, values: Sequence[Any], factors: Sequence[Any], number: Any = 0.0) -> Any:
+        """Return values times numbers, added up, plus a number."""
+        terms = [self.plain(value, by) for value, by in zip(self.aligned(values), factors, strict=True)]
+        return self.shifted(self.rescaled(self.summed(*terms)), number)
+
+    def folded(self: Any, value: Any, slots: int, times: int) -> Any:
+        """Add a value to itself, turned by so many slots, then by twice as many, and so on."""
+        for fold in range(times):
+            value = self.summed(value, self.rotation(value, slots << fold))
+        return value
+
+
 @dataclass
-class Tally:
-    """Counts the primitives of a program on one ciphertext; a value is the levels used up so far."""
+class Tally(Machine):
+    """Counts; a ciphertext is the number of levels that it has used up so far. Plaintexts are not read."""
 
     work: Work = field(default_factory=Counter)
 
-    def product(self, a: int, b: int) -> int:
-        used = max(a, b)
-        self.work.update({("product", used): 1, ("relinearisation", used): 1, ("rescale", used): 1})
-        return used + 1
-
-    def combined(self, values: Sequence[int], factors: Sequence[float], number: float = 0.0) -> int:
-        """Values times numbers, added up, plus a number."""
-        used = max(values)
-        self.work.update({("plain_product", used): len(factors), ("rescale", used): 1})
-        return used + 1
-
-    def summed(self, *values: int) -> int:
-        return max(values)
-
-    def shifted(self, value: int, number: float) -> int:
+    def _counted(self, primitive: Primitive, value: Value, times: int = 1) -> Value:
+        self.work[primitive, value[0]] += times * len(value)
         return value
 
-    def negated(self, value: int) -> int:
+    def aligned(self, values: Sequence[Value]) -> list[Value]:
+        used = max(map(max, values))
+        return [[used] * len(value) for value in values]
+
+    def rotation(self, value: Value, left: int) -> Value:
+        return self._counted("rotation", value)
+
+    def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
+        """Count products with plaintexts. into: ciphertexts that products of all others are added up to."""
+        return self._counted("plain_product", value, into or 1)[:1] * (into or len(value))
+
+    def multiplied(self, a: Value, b: Value) -> Value:
+        return self._counted("product", a)
+
+    def relinearised(self, value: Value) -> Value:
+        return self._counted("relinearisation", value)
+
+    def rescaled(self, value: Value) -> Value:
+        return [used + 1 for used in self._counted("rescale", value)]
+
+    def summed(self, *values: Value) -> Value:
+        return self.aligned(values)[0]
+
+    def shifted(self, value: Value, number: Any) -> Value:
+        return value
+
+    def negated(self, value: Value) -> Value:
         return value
 
 
@@ -106,7 +143,7 @@ def _split(m: Any, powers: dict[int, Any], coefficients: tuple[float, ...], baby
     return m.summed(m.product(quotient, powers[giant]), _split(m, powers, tuple(low), baby))
 
 
-def inverse(m: Any, x: Any, gain: float = 1.0) -> Any:
+def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
     """Return gain / x for x up to 1; with a = 1 - x it is the product of all 1 + a^(2^k)."""
     rest = m.shifted(m.negated(x), 1.0)
     result = m.combined([rest], [gain], gain)
@@ -133,8 +170,8 @@ def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
     return m.product(x, m.summed(low, m.product(high, m.product(square, square))))
 
 
-def counted(program: Any, *operands: Any, inputs: int = 1) -> tuple[Work, int]:
-    """Return the work of a program on one ciphertext and the levels that it uses."""
+def counted(program: Any, *given: Any, sizes: Sequence[int] = (1,)) -> tuple[Work, Value]:
+    """Return the work of a program on values of so many ciphertexts, and the levels that each of its result used up."""
     tally = Tally()
-    depth = program(tally, *[0] * inputs, *operands)
-    return tally.work, depth
+    result = program(tally, *([0] * size for size in sizes), *given)
+    return +tally.work, result

@@ -1,385 +1,366 @@
-"""What an op graph is under `ckks`: steps, each with its levels and primitives, from shapes alone.
+"""What an op graph is under `ckks`: steps, each a program that `Tally` counts, from shapes alone, and a library runs.
 
-Packing: a ciphertext holds columns of `tokens` slots, a token each, one column behind the other; a matrix with more
-columns than fit takes several ciphertexts, and one with fewer is repeated until the slots are full. So a rotation by a
-column moves the features of all tokens. A linear multiplies generalised diagonals by baby and giant steps, both as
-chains of one rotation each, so that two keys serve it. Scores are kept by the distance between query and key: column
-`d` of a head's window has its scores of keys `d` tokens back, so that later keys are those that wrap around.
-
-Sources: Pang et al. 2024, BOLT, https://eprint.iacr.org/2023/1893, section 4 (columns); Halevi and Shoup 2018,
-https://eprint.iacr.org/2018/244 (diagonals); Juvekar et al. 2018, Gazelle, arXiv 1801.05507 (fewer outputs than
-inputs); Kim et al. 2022, ARK, arXiv 2205.00922 (chains of one rotation).
+A plaintext is a name, as `("scores", 3)`, whose numbers a run knows. What no library runs is only counted: coefficients
+are 1 there, and products with whole numbers, which are free, are left out.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from costmodel import ops
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Node, Op
 from costmodel.protocols import ckks_forms as forms
 from costmodel.protocols.ckks_forms import FORMS, Work, counted
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Layout:
-    """How a value lies in ciphertexts.
-
-    sections: columns of each part that starts in a ciphertext of its own, such as queries, keys and values.
-    sets: ciphertexts per ciphertext of a section, of scores over more keys than a head's window has columns.
-    window: columns of a head of scores; 0 for other values.
-    """
-
-    sections: tuple[int, ...]
-    sets: int = 1
-    window: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Packing:
-    """tokens: slots of a column, a power of two. slots: of a ciphertext."""
-
-    tokens: int
-    slots: int
-
-    @property
-    def columns(self) -> int:
-        return self.slots // self.tokens
-
-    def period(self, width: int) -> int:
-        """The columns after which a section of so many is repeated."""
-        return min(power_of_two(width), self.columns)
-
-    def num(self, width: int) -> int:
-        """The ciphertexts of a section."""
-        return -(-width // self.columns)
-
-    def ciphertexts(self, layout: Layout) -> int:
-        return layout.sets * sum(map(self.num, layout.sections))
-
-    def linear(self, in_width: int, out_width: int) -> tuple[int, int, int]:
-        """The baby steps, giant steps and rotations that add up parts, of a product with a matrix."""
-        read, written = self.period(in_width), self.period(out_width)
-        diagonals, a, b = min(read, written), self.num(in_width), self.num(out_width)
-        baby = min(
-            (1 << k for k in range(diagonals.bit_length())), key=lambda n: a * (n - 1) + b * (diagonals // n - 1)
-        )
-        return baby, diagonals // baby, log2(max(1, read // written))
+from costmodel.protocols.ckks_packing import Packing, Value, log2, power_of_two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """A part of an op that runs without a bootstrap inside.
 
-    kind: what it does; `costmodel.engine.ckks_machine` runs it by this name. inputs: names of steps or graph inputs.
-    depth: levels between the lowest input and the output; 0 where values are only moved and added.
-    ciphertexts, distinct: of its output, and the slots of each before it repeats itself.
+    inputs: names of steps or graph inputs. depth: levels between the lowest input and the output; 0 where values are
+    only moved and added. ciphertexts, distinct: of its output, and the slots of each before it repeats itself.
     """
 
     name: str
     node: Node
     kind: str
     inputs: tuple[str, ...]
+    program: Callable[..., list[Any]]
     depth: int
     work: Work
-    layout: Layout
+    output: Value
     ciphertexts: int
     distinct: int
 
 
-Part: TypeAlias = tuple[str, tuple[int, ...], int, Work, Layout]  # kind, operands, depth, work, output
-Program: TypeAlias = Callable[[Any, list[Layout], Packing], list[Part]]
+@dataclass
+class Steps:
+    """The steps of nodes so far, up to `node`. wanted: width and parts that a linear writes apart, by its name."""
 
+    packing: Packing
+    wanted: dict[str, tuple[int, int]]
+    node: Node = field(init=False)
+    done: list[Step] = field(default_factory=list)
+    counted: dict[object, tuple[Work, list[int]]] = field(default_factory=dict)  # layers repeat
 
-def power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()
+    def num(self, value: Value) -> int:
+        return value.sets * value.parts * self.packing.num(value.width)
 
-
-def log2(power: int) -> int:
-    return power.bit_length() - 1
-
-
-def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
-    """Return the packing of a graph, by its longest matrix of tokens; a UserError is raised if that does not fit."""
-    of_tokens = ops.TokenEmbedding, ops.Linear, ops.VocabProjection, ops.LayerNorm, ops.RmsNorm, ops.Add
-    rows = max((node.op.output_shape[0] for node in nodes if isinstance(node.op, of_tokens)), default=1)
-    if (tokens := power_of_two(rows)) > slots:
-        raise UserError(
-            f"protocol ckks packs a column of tokens in the {slots} slots of a ciphertext, but got {rows} tokens at "
-            "once, of which not even a vocabulary projection fits; use a shorter prompt or a smaller batch."
+    def add(
+        self,
+        kind: str,
+        program: Callable[..., list[Any]],
+        *read: Value,
+        out: Value | None = None,
+        sizes: tuple[int, ...] | None = None,
+    ) -> Value:
+        """Add a step. out: layout of its output, that of the first input if None. sizes: ciphertexts of its inputs."""
+        node, layout, sizes = self.node, replace(out or read[0], name=""), sizes or tuple(map(self.num, read))
+        if (key := (node.op, kind, layout, sizes)) not in self.counted:
+            self.counted[key] = counted(program, sizes=sizes)
+        work, used = self.counted[key]
+        output = replace(layout, name=f"{node.name}#{kind}{len(self.done)}")
+        step = Step(
+            name=output.name,
+            node=node,
+            kind=kind,
+            inputs=tuple(value.name for value in read),
+            program=program,
+            depth=max(used),
+            work=work,
+            output=output,
+            ciphertexts=len(used),
+            distinct=self.packing.tokens * self.packing.period(layout.width),
         )
-    return Packing(tokens=tokens, slots=slots)
+        self.done.append(step)
+        return output
+
+    def product(self, a: Value, b: Value) -> Value:
+        """Add a product; if the other value has fewer ciphertexts, all sets or a whole row share it."""
+        return self.add("product", lambda m, x, y: m.product(x, y), a, b)
+
+    def times(self, kind: str, *read: Value) -> Value:
+        """Add products of every input with numbers of the server, added up."""
+        return self.add(kind, lambda m, *values: m.combined(values, [1.0] * len(values)), *read)
+
+    def series(self, form: str, x: Value) -> Value:
+        coefficients = [1.0] * (FORMS[form].degree + 1)
+        return self.add(form, lambda m, x: forms.series(m, x, coefficients, -1.0, 1.0), x)
+
+    def row_total(self, m: Any, x: list[Any], window: int) -> Any:
+        """Run the sum of all columns on a machine."""
+        return m.folded(m.summed(*([part] for part in x)), self.packing.tokens, log2(window))
 
 
 def steps_of(nodes: Sequence[Node], packing: Packing) -> list[Step]:
     """Return the steps of an op graph, in order; a UserError is raised for an op without a form or packing."""
-    wanted, layouts, last = _sections(nodes), dict[str, Layout](), dict[str, str]()
-    steps: list[Step] = []
+    steps, known = Steps(packing=packing, wanted=_written_apart(nodes)), dict[str, Value]()
     for node in nodes:
         shapes = zip(node.inputs, node.op.input_shapes, strict=False)  # a mix may read a packed value
-        read = [layouts.get(name) or _external(shape, packing) for name, shape in shapes]
-        names = [last.get(name, name) for name in node.inputs]
+        read = [known.get(name) or _external(name, shape, packing) for name, shape in shapes]
+        steps.node = node
         try:
-            parts = _parts(node, read, packing, wanted.get(node.name))
+            if node.op.public:
+                raise _unpriced(node.op, "no layer is public, as weights are never encrypted", "weights of the server")
+            if type(node.op) not in PROGRAMS:
+                raise _unpriced(node.op, "its rows or columns have no packing", "TakeRows and PackHeads")
+            known[node.name] = PROGRAMS[type(node.op)](steps, node.op, *read)
         except UserError as error:
             raise type(error)(f"op {node.name!r} must have a price: {error}") from None
-        for kind, operands, depth, work, layout in parts:
-            step = Step(
-                name=f"{node.name}#{kind}{len(steps)}",
-                node=node,
-                kind=kind,
-                inputs=tuple(names[operand] for operand in operands),
-                depth=depth,
-                work=+work,
-                layout=layout,
-                ciphertexts=packing.ciphertexts(layout),
-                distinct=packing.tokens * max(map(packing.period, layout.sections)),
-            )
-            steps.append(step)
-            names.append(step.name)
-            layouts[node.name], last[node.name] = layout, step.name
-    return steps
+    return steps.done
 
 
-def _external(shape: tuple[int, ...], packing: Packing) -> Layout:
-    """The layout of what no node makes: rows of features, or scores by themselves."""
+def _external(name: str, shape: tuple[int, ...], packing: Packing) -> Value:
+    """Return what no node makes: rows of features, or scores by themselves."""
     if len(shape) < 3:
-        return Layout(sections=(shape[-1],))
+        return Value(name=name, width=shape[-1])
     window = min(packing.columns, power_of_two(shape[2]))
-    return Layout(sections=(shape[0] * window,), sets=-(-shape[2] // window), window=window)
+    return Value(name=name, width=shape[0] * window, sets=-(-shape[2] // window), window=window)
 
 
-def _sections(nodes: Sequence[Node]) -> dict[str, tuple[int, ...]]:
-    """Return the widths of queries, keys and values that linears write apart, each key head once per query head."""
-    by_name, widths = {node.name: node for node in nodes}, dict[str, tuple[int, ...]]()
-
-    def mark(name: str, parts: tuple[int, ...]) -> None:
-        node = by_name.get(name)
-        if node is None:
-            return
-        if isinstance(node.op, ops.PackHeads):
-            for source, part in zip(node.inputs, parts, strict=True):
-                mark(source, (part,))
-        elif isinstance(node.op, (ops.Rotary, ops.RepeatHeads, ops.RmsNorm, ops.LayerNorm)):
-            mark(node.inputs[0], parts)
-        elif isinstance(node.op, ops.Linear):
-            widths[name] = parts
-
+def _written_apart(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
+    """Return the width and number of queries, keys and values in a node, each key head once per query head."""
     mixed = {name for node in nodes if isinstance(node.op, ops.AttentionMix) for name in node.inputs}
-    for node in nodes:
+    found: dict[str, tuple[int, int]] = {}
+    for node in reversed(nodes):
         if isinstance(op := node.op, ops.AttentionScores):
-            width = op.heads // op.sequences * op.head_dim
-            mark(node.inputs[0], (width,) * (3 if node.inputs[0] in mixed else 2))
-    return widths
-
-
-def _parts(node: Node, read: list[Layout], packing: Packing, wanted: tuple[int, ...] | None) -> list[Part]:
-    op = node.op
-    if op.public:
-        raise _unpriced(op, "no layer is public, as weights are never encrypted", "weights of the server")
-    if type(op) not in PROGRAMS:
-        raise _unpriced(op, "its rows or columns have no packing", "TakeRows and PackHeads")
-    if isinstance(op, ops.Linear) and wanted is not None:
-        return _linear(read[0].sections[0], wanted, packing)
-    return PROGRAMS[type(op)](op, read, packing)
+            found[node.inputs[0]] = op.heads // op.sequences * op.head_dim, 3 if node.inputs[0] in mixed else 2
+        elif node.name in found and isinstance(op, ops.PackHeads):
+            found.update(dict.fromkeys(node.inputs, (found[node.name][0], 1)))
+        elif node.name in found and isinstance(op, (ops.Rotary, ops.RepeatHeads, ops.RmsNorm, ops.LayerNorm)):
+            found[node.inputs[0]] = found[node.name]
+    return found
 
 
 def _unpriced(op: Op, why: str, instead: str) -> UnpricedOpError:
     return UnpricedOpError(
-        f"protocol ckks has no form for {type(op).__name__}: {why}; there are forms for {instead}, or choose protocol "
-        "semi2k, aby3 or cheetah."
+        f"protocol ckks has no form for {type(op).__name__}: {why}; there are forms for {instead}, or choose "
+        "protocol semi2k, aby3 or cheetah."
     )
 
 
-def _linear(in_width: int, sections: tuple[int, ...], packing: Packing) -> list[Part]:
-    work: Work = Counter()
-    for width in sections:
-        baby, giant, folds = packing.linear(in_width, width)
-        a, b = packing.num(in_width), packing.num(width)
-        work.update({("plain_product", 0): a * b * baby * giant, ("rescale", 0): b, ("rotation", 1): b * folds})
-        work[("rotation", 0)] += a * (baby - 1) + b * (giant - 1)
-    return [("linear", (0,), 1, work, Layout(sections=sections))]
+def _linear(steps: Steps, op: Any, x: Value) -> Value:
+    """Products of diagonals by baby and giant steps, then sums of what is left of a row."""
+    if isinstance(op, ops.TokenEmbedding) and op.encoding != "one-hot":
+        raise _unpriced(op, "with `encoding` lookup, secret tokens are compared with the vocabulary", "one-hot")
+    packing, in_width = steps.packing, op.vocab if isinstance(op, ops.TokenEmbedding) else x.width
+    width, parts = op.output_shape[-1], 1
+    if isinstance(op, ops.Linear):
+        width, parts = steps.wanted.get(steps.node.name, (width, parts))
+    baby, giant, folds = packing.linear(in_width, width)
+
+    def program(m: Any, x: list[Any]) -> list[Any]:
+        results = []
+        for part in range(parts):
+            turned = [x]
+            for _ in range(1, baby):
+                turned.append(m.rotation(turned[-1], packing.tokens))
+            read, total = [ciphertext for value in turned for ciphertext in value], None
+            for first in reversed(range(0, baby * giant, baby)):
+                term = m.plain(read, ("diagonals", part, first), packing.num(width))
+                total = term if total is None else m.summed(m.rotation(total, baby * packing.tokens), term)
+            whole = m.folded(m.rescaled(total), packing.period(width) * packing.tokens, folds)
+            results += m.shifted(whole, ("bias", part))
+        return results
+
+    return steps.add("linear", program, x, out=Value(name="", width=width, parts=parts))
 
 
-def _program(kind: str, operands: tuple[int, ...], out: Layout, packing: Packing, program: Any, *given: Any) -> Part:
-    """A program on every ciphertext; an operand with fewer is shared by all sets, or by a whole row."""
-    work, depth = counted(program, *given, inputs=len(operands))
-    num = packing.ciphertexts(out)
-    return kind, operands, depth, Counter({key: count * num for key, count in work.items()}), out
+def _added(steps: Steps, op: Any, x: Value) -> Value:
+    return steps.add("moved", lambda m, x: m.shifted(x, ("added",)), x)
 
 
-def _product(a: int, b: int, out: Layout, packing: Packing) -> Part:
-    return _program("product", (a, b), out, packing, lambda m, x, y: m.product(x, y))
-
-
-def _squared(out: Layout, packing: Packing) -> Part:
-    return _program("square", (0,), out, packing, lambda m, x: m.product(x, x))
-
-
-def _series(form: str, out: Layout, packing: Packing) -> Part:
-    return _program(form, (0,), out, packing, forms.series, [1.0] * (FORMS[form].degree + 1), -1.0, 1.0)
-
-
-def _scaled(op: Op, read: list[Layout], packing: Packing) -> list[Part]:
-    """Products of every input with numbers of the server, added up."""
-    return [_times(type(op).__name__, tuple(range(len(read))), read[0], packing)]
-
-
-def _times(kind: str, operands: tuple[int, ...], out: Layout, packing: Packing) -> Part:
-    num = packing.ciphertexts(out)
-    return kind, operands, 1, Counter({("plain_product", 0): num * len(operands), ("rescale", 0): num}), out
-
-
-def _moved(op: Op, read: list[Layout], packing: Packing) -> list[Part]:
-    """What moves or adds numbers needs no product. Packed heads are sections; linears have repeated key heads."""
-    out = read[0]
-    if isinstance(op, ops.PackHeads):
-        out = Layout(sections=tuple(width for layout in read for width in layout.sections))
-    if isinstance(op, ops.RepeatHeads) and len(out.sections) != 3:
+def _moved(steps: Steps, op: Any, *read: Value) -> Value:
+    """What moves or adds numbers needs no product; linears have repeated key heads."""
+    if isinstance(op, ops.RepeatHeads) and read[0].parts != 3:
         raise _unpriced(op, "its heads do not come from linears", "heads of a linear or of three")
-    return [("moved", tuple(range(len(read))), 0, Counter(), out)]
+    kind = "taken" if isinstance(op, ops.TakeRows) else "moved"
+    return steps.add(kind, lambda m, *values: m.summed(*values), *read)
 
 
-def _rotary(op: ops.Rotary, read: list[Layout], packing: Packing) -> list[Part]:
+def _pack_heads(steps: Steps, op: Any, *read: Value) -> Value:
+    out = replace(read[0], parts=len(read))
+    return steps.add("moved", lambda m, *values: [part for value in values for part in value], *read, out=out)
+
+
+def _rotary(steps: Steps, op: Any, x: Value) -> Value:
     """Queries and keys times cosines, plus either half turned the other way times sines."""
-    num = sum(map(packing.num, read[0].sections[:2]))
-    work: Work = Counter({("rotation", 0): 2 * num, ("plain_product", 0): 3 * num, ("rescale", 0): num})
-    return [("rotary", (0,), 1, work, read[0])]
+    num, half = min(x.parts, 2) * steps.packing.num(x.width), op.rotary_dim // 2 * steps.packing.tokens
+
+    def program(m: Any, x: list[Any]) -> list[Any]:
+        turned = x[:num], m.rotation(x[:num], half), m.rotation(x[:num], -half)
+        return [*m.combined(turned, [("angles", which) for which in range(3)]), *x[num:]]
+
+    return steps.add("rotary", program, x)
 
 
-def _heads(op: Any, packing: Packing) -> tuple[int, int, int]:
-    """Return the ciphertexts of all heads, those times keys, and sets; an error is raised for what has no packing."""
+def _heads(steps: Steps, op: Any) -> tuple[int, Value]:
+    """Return the ciphertexts of all heads, and their scores; an error is raised for what has no packing."""
     if op.queries != op.keys:
         raise _unpriced(op, f"{op.queries} queries with {op.keys} keys have no packing", "whole prompts")
     if op.head_dim != power_of_two(op.head_dim):
         raise _unpriced(op, f"a head of {op.head_dim} features has no packing", "powers of two")
-    if op.head_dim > packing.columns:
+    if op.head_dim > steps.packing.columns:
+        tokens, slots = steps.packing.tokens, steps.packing.slots
         raise UserError(
-            f"protocol ckks packs a head's {op.head_dim} features of {packing.tokens} tokens in {packing.slots} slots, "
-            f"which hold {packing.slots // op.head_dim} tokens at most; use a shorter prompt."
+            f"protocol ckks packs a head's {op.head_dim} features of {tokens} tokens in {slots} slots, "
+            f"which hold {slots // op.head_dim} tokens at most; use a shorter prompt."
         )
-    num = packing.num(op.heads // op.sequences * op.head_dim)
-    return num, num * op.keys, -(-op.keys // op.head_dim)
+    width = op.heads // op.sequences * op.head_dim
+    return steps.packing.num(width), Value(name="", width=width, sets=-(-op.keys // op.head_dim), window=op.head_dim)
 
 
-def _causal(op: Any) -> None:
-    if not op.causal:
+def _check_causal(op: Op) -> None:
+    if not getattr(op, "causal", True):
         raise _unpriced(op, "scores of later keys wrap around", "causal attention")
 
 
-def _scores(op: ops.AttentionScores, read: list[Layout], packing: Packing) -> list[Part]:
+def _scores(steps: Steps, op: Any, x: Value) -> Value:
     """For each distance: queries times turned keys, added up over a head, one column of it kept and moved in place."""
-    _causal(op)
-    num, each, sets = _heads(op, packing)
-    work: Work = Counter({("rotation", 0): each - num, ("product", 0): each, ("relinearisation", 0): each})
-    work.update({("rescale", 0): each, ("rotation", 1): each * log2(op.head_dim) + each - num * sets})
-    work.update({("plain_product", 1): each, ("rescale", 1): sets * num})
-    out = Layout(sections=(op.heads // op.sequences * op.head_dim,), sets=sets, window=op.head_dim)
-    return [("scores", (0,), 2, work, out)]
+    _check_causal(op)
+    (num, out), tokens, keys = _heads(steps, op), steps.packing.tokens, op.output_shape[-1]
+
+    def program(m: Any, packed: list[Any]) -> list[Any]:
+        query, key, kept = packed[:num], packed[num : 2 * num], list[Any]()
+        for distance in range(keys):
+            key = m.rotation(key, -1) if distance else key
+            total = m.folded(m.product(query, key), tokens, log2(out.window))
+            kept.append(m.plain(total, ("scores", distance)))
+        results = []
+        for first in range(0, keys, out.window):
+            total, *others = reversed(kept[first : first + out.window])
+            for other in others:
+                total = m.summed(m.rotation(total, -tokens), other)
+            results += m.rescaled(total)
+        return results
+
+    return steps.add("scores", program, x, out=out, sizes=(2 * num,))
 
 
-def _mix(op: ops.AttentionMix, read: list[Layout], packing: Packing) -> list[Part]:
+def _mix(steps: Steps, op: Any, attention: Value, values: Value) -> Value:
     """For each distance: its column of attention spread over a head, times the turned values."""
-    num, each, sets = _heads(op, packing)
-    work: Work = Counter({("rotation", 0): 2 * each - num * (sets + 1), ("plain_product", 0): each})
-    work.update({("rescale", 0): each, ("rotation", 1): each * log2(op.head_dim), ("product", 1): each})
-    work.update({("relinearisation", 1): num, ("rescale", 1): num})
-    return [("mix", (0, 1), 2, work, Layout(sections=(op.heads // op.sequences * op.head_dim,)))]
+    (num, scores), tokens = _heads(steps, op), steps.packing.tokens
+
+    def program(m: Any, attention: list[Any], packed: list[Any]) -> Any:
+        value, weight, pairs = packed[-num:], list[Any](), []
+        for distance in range(op.keys):
+            at, is_next = divmod(distance, op.head_dim)
+            value = m.rotation(value, -1) if distance else value
+            weight = m.rotation(weight, tokens) if is_next else attention[at * num : (at + 1) * num]
+            column = m.rescaled(m.plain(weight, ("attention", distance)))
+            pairs.append((m.folded(column, -tokens, log2(op.head_dim)), value))
+        return m.inner(pairs)
+
+    out = Value(name="", width=scores.width)
+    return steps.add("mix", program, attention, values, out=out, sizes=(num * scores.sets, num))
 
 
-def _softmax(op: ops.Softmax, read: list[Layout], packing: Packing) -> list[Part]:
+def _softmax(steps: Steps, op: Any, x: Value) -> Value:
     """Numbers that are not negative, then their sums over a row, inverted, and the products of both.
 
     The maximum of `exact` is a public bound, which the function does not depend on.
     """
-    _causal(op)
-    scores, row = read[0], replace(read[0], sets=1)
+    _check_causal(op)
     if op.form == "2quad":
-        parts = [_squared(scores, packing)]
+        x = steps.add("square", lambda m, x: m.product(x, x), x)
     elif op.form == "power8":
-        parts = [_program("eighth_power", (0,), scores, packing, forms.eighth_power)]
+        x = steps.add("eighth_power", forms.eighth_power, x)
     elif op.form == "relu":
-        parts = _relu(op, read, packing)
+        x = _relu(steps, op, x)
     else:  # what the mask hides becomes 0
-        parts = [_series("exponential", scores, packing), _times("hidden", (1,), scores, packing)]
-    at, num = len(parts), packing.ciphertexts(row)
-    folds = num * log2(scores.window)
-    work: Work = Counter(
-        {("rotation", 0): folds, ("plain_product", 0): num, ("rescale", 0): num, ("rotation", 1): folds}
-    )
-    inverted = _program("inverse", (at + 1,), row, packing, forms.inverse)
-    return [*parts, ("row_sum", (at,), 1, work, row), inverted, _product(at, at + 2, scores, packing)]
+        x = steps.times("hidden", steps.series("exponential", x))
+    row, tokens, folds = replace(x, sets=1), steps.packing.tokens, log2(x.window)
+    num = steps.num(row)
+
+    def row_sum(m: Any, x: list[Any]) -> Any:
+        total = m.summed(*(x[first : first + num] for first in range(0, len(x), num)))
+        total = m.combined([m.folded(total, tokens, folds)], [("row",)])
+        return m.shifted(m.folded(total, -tokens, folds), ("no_row",))
+
+    total = steps.add("row_sum", row_sum, x, out=row)
+    inverse = steps.add("inverse", lambda m, x: forms.inverse(m, x, ("least_sum",)), total)
+    return steps.product(x, inverse)
 
 
-def _relu(op: Op, read: list[Layout], packing: Packing) -> list[Part]:
+def _relu(steps: Steps, op: Any, x: Value) -> Value:
     """x times a line of the sign of x, which is composed of polynomials; a slope is in the line."""
-    num = forms.SIGN_G + forms.SIGN_F
-    parts = [_program("sign", (at,), read[0], packing, forms.sign_part, forms.G3) for at in range(num)]
-    return [*parts, _times("line", (num,), read[0], packing), _product(0, num + 1, read[0], packing)]
+    sign = x
+    for _ in range(forms.SIGN_G + forms.SIGN_F):
+        sign = steps.add("sign", lambda m, x: forms.sign_part(m, x, forms.G3), sign)
+    return steps.product(x, steps.times("line", sign))
 
 
-def _norm(op: Any, read: list[Layout], packing: Packing) -> list[Part]:
+def _norm(steps: Steps, op: Any, x: Value) -> Value:
     """Mean squares of a row or of each group of it, inverse roots of these, and products."""
-    out, groups = read[0], getattr(op, "groups", 1)
-    window = packing.period(out.sections[0]) if groups == 1 else op.features // groups
+    groups, tokens = getattr(op, "groups", 1), steps.packing.tokens
+    window = steps.packing.period(x.width) if groups == 1 else op.features // groups
     if window != power_of_two(window):
         raise _unpriced(op, f"a group of {window} features has no packing", "groups of a power of two")
-    num, folds = packing.ciphertexts(out), log2(window)
-    centred = [("centred", (0,), 1, _centring(num, folds, 1), out)] if isinstance(op, ops.LayerNorm) else []
-    at, sums = len(centred), out if groups > 1 else Layout(sections=(window,))
-    work, depth = Counter(_squared(out, packing)[3]), 1
-    work[("rotation", 1)] = packing.ciphertexts(sums) * folds
-    if groups > 1:  # the first column of each group has its sum, and is spread over the group
-        work.update({("plain_product", 1): num, ("rescale", 1): num, ("rotation", 2): num * folds})
-        depth = 2
-    root = _program("inverse_root", (at + 1,), sums, packing, forms.inverse_root, [1.0] * (forms.ROOT_DEGREE + 1))
-    gained = [_times("gained", (at + 3,), out, packing)] if op.affine else []
-    return [*centred, ("mean_square", (at,), depth, work, sums), root, _product(at, at + 2, out, packing), *gained]
+
+    def centre(m: Any, x: list[Any]) -> Any:  # (n x - the sum of x) / n
+        return m.combined([m.summed(x, m.negated(steps.row_total(m, x, window)))], [1.0])
+
+    def mean_square(m: Any, x: list[Any]) -> Any:
+        squares = m.product(x, x)
+        if groups == 1:
+            return steps.row_total(m, squares, window)
+        # the first column of each group has its sum, and is spread over the group
+        first = m.combined([m.folded(squares, tokens, log2(window))], [1.0])
+        return m.folded(first, -tokens, log2(window))
+
+    centred = steps.add("centred", centre, x) if isinstance(op, ops.LayerNorm) else x
+    out = x if groups > 1 else Value(name="", width=window)
+    mean = steps.add("mean_square", mean_square, centred, out=out)
+    coefficients = [1.0] * (forms.ROOT_DEGREE + 1)
+    root = steps.add("inverse_root", lambda m, x: forms.inverse_root(m, x, coefficients), mean)
+    normed = steps.product(centred, root)
+    return steps.times("gained", normed) if op.affine else normed
 
 
-def _centring(num: int, folds: int, terms: int) -> Work:
-    return Counter({("rotation", 0): folds, ("plain_product", 0): num * terms, ("rescale", 0): num})
+def _frozen_norm(steps: Steps, op: Any, x: Value) -> Value:
+    window = steps.packing.period(x.width)
+
+    def program(m: Any, x: list[Any]) -> Any:
+        mean = [steps.row_total(m, x, window) * len(x)] if op.centred else []
+        return m.combined([x, *mean], [1.0] * (1 + op.centred))
+
+    return steps.add("frozen_norm", program, x)
 
 
-def _frozen_norm(op: ops.FrozenNorm, read: list[Layout], packing: Packing) -> list[Part]:
-    folds = log2(packing.period(read[0].sections[0])) if op.centred else 0
-    work = _centring(packing.ciphertexts(read[0]), folds, 1 + op.centred)
-    return [("frozen_norm", (0,), 1, work, read[0])]
-
-
-def _gelu(op: ops.Gelu, read: list[Layout], packing: Packing) -> list[Part]:
-    if op.form == "piecewise":
+def _gelu(steps: Steps, op: Any, x: Value) -> Value:
+    if getattr(op, "form", None) == "piecewise":
         raise _unpriced(op, "`form` piecewise compares with thresholds", "tanh and exact, by a series")
-    return [_series("gelu", read[0], packing)]
+    return steps.series("gelu", x)
 
 
-def _embed(op: ops.TokenEmbedding, read: list[Layout], packing: Packing) -> list[Part]:
-    if op.encoding != "one-hot":
-        raise _unpriced(op, "with `encoding` lookup, secret tokens are compared with the vocabulary", "one-hot")
-    return _linear(op.vocab, (op.features,), packing)
+def _square(steps: Steps, op: Any, x: Value) -> Value:
+    return steps.add("square", lambda m, x: m.shifted(m.product(x, x), ("added",)), x)
 
 
-# op type -> its parts; an absent type is an error
-PROGRAMS: dict[type, Program] = {
-    ops.TokenEmbedding: _embed,
-    **dict.fromkeys((ops.PositionEmbedding, ops.PackHeads, ops.RepeatHeads, ops.ScoreBound), _moved),
-    **dict.fromkeys((ops.Add, ops.TakeRows), _moved),
-    **dict.fromkeys((ops.Temperature, ops.ShapedAttention, ops.Scale, ops.ScaledAdd), _scaled),
+# op type -> what adds its steps; an absent type is an error
+PROGRAMS: dict[type, Callable[..., Value]] = {
+    **dict.fromkeys((ops.TokenEmbedding, ops.Linear, ops.VocabProjection), _linear),
+    **dict.fromkeys((ops.PositionEmbedding, ops.ScoreBound), _added),
+    **dict.fromkeys((ops.Add, ops.TakeRows, ops.RepeatHeads), _moved),
+    ops.PackHeads: _pack_heads,
+    **dict.fromkeys(
+        (ops.Temperature, ops.ShapedAttention, ops.Scale, ops.ScaledAdd),
+        lambda steps, op, *read: steps.times("scaled", *read),
+    ),
     **dict.fromkeys((ops.LayerNorm, ops.RmsNorm), _norm),
     **dict.fromkeys((ops.Relu, ops.LeakyRelu), _relu),
     ops.FrozenNorm: _frozen_norm,
-    ops.Linear: lambda op, read, packing: _linear(read[0].sections[0], (op.out_features,), packing),
     ops.Rotary: _rotary,
     ops.AttentionScores: _scores,
     ops.Softmax: _softmax,
     ops.AttentionMix: _mix,
     ops.Gelu: _gelu,
-    ops.Square: lambda op, read, packing: [_squared(read[0], packing)],
-    ops.Silu: lambda op, read, packing: [_series("silu", read[0], packing)],
-    ops.Sigmoid: lambda op, read, packing: [_series("sigmoid", read[0], packing)],
-    ops.Tanh: lambda op, read, packing: [_series("tanh", read[0], packing)],
-    ops.Multiply: lambda op, read, packing: [_product(0, 1, read[0], packing)],
-    ops.VocabProjection: lambda op, read, packing: _linear(read[0].sections[0], (op.vocab,), packing),
+    ops.Square: _square,
+    ops.Silu: lambda steps, op, x: steps.series("silu", x),
+    ops.Sigmoid: lambda steps, op, x: steps.series("sigmoid", x),
+    ops.Tanh: lambda steps, op, x: steps.series("tanh", x),
+    ops.Multiply: lambda steps, op, a, b: steps.product(a, b),
 }

@@ -19,11 +19,13 @@ from costmodel.ops import Node
 from costmodel.protocols import ckks, load_pricer
 from costmodel.protocols import ckks_forms as forms
 from costmodel.protocols.ckks_forms import FORMS
-from costmodel.protocols.ckks_placement import BOUNDARY, num_ciphertexts, place, place_by_layer
-from costmodel.protocols.ckks_steps import Layout, Packing, Step, packing_of, steps_of
+from costmodel.protocols.ckks_packing import Packing, Value, packing_of
+from costmodel.protocols.ckks_placement import BOUNDARY, place, place_by_layer
+from costmodel.protocols.ckks_steps import Step, steps_of
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
+from tests.costmodel.protocols import ckks_rows
 
 
 def gpt2_small(num_tokens):
@@ -94,9 +96,9 @@ def test_every_form_has_its_stated_error_on_its_range_and_needs_all_of_it(name):
 
 def test_levels_of_forms():
     # an even power of 3 products; a series: one level to its range, T_32 of 5 more, a leaf, and the last product
-    assert forms.counted(forms.eighth_power)[1] == 3
-    assert forms.counted(forms.series, [1.0] * 64, -1.0, 1.0)[1] == 8
-    assert forms.counted(forms.inverse)[1] == 1 + forms.INVERSE_STEPS
+    assert forms.counted(forms.eighth_power)[1] == [3]
+    assert forms.counted(forms.series, [1.0] * 64, -1.0, 1.0)[1] == [8]
+    assert forms.counted(forms.inverse)[1] == [1 + forms.INVERSE_STEPS]
 
 
 PACKING = Packing(tokens=128, slots=2**15)  # 256 columns
@@ -144,8 +146,9 @@ def chain(depths, sizes, edges):
     """Steps that read the given earlier ones, or `in`."""
     return [
         Step(name=f"s{index}", node=Node(name=f"s{index}", layer=index // 3, op=linear(1, 1, 1), inputs=("tokens",)),
-             kind="any", inputs=tuple("in" if at < 0 else f"s{at}" for at in read), depth=depth,
-             work=Counter({("rotation", 0): size}), layout=Layout(sections=(1,)), ciphertexts=size, distinct=1)
+             kind="any", inputs=tuple("in" if at < 0 else f"s{at}" for at in read), program=list, depth=depth,
+             work=Counter({("rotation", 0): size}), output=Value(name=f"s{index}", width=1), ciphertexts=size,
+             distinct=1)
         for index, (depth, size, read) in enumerate(zip(depths, sizes, edges, strict=True))
     ]  # fmt: skip
 
@@ -178,7 +181,7 @@ def test_placement_is_that_of_brute_force(seed):
     steps = chain(depths, sizes, edges)
     placement = place(steps, 4)
     assert_has_levels(steps, placement, 4)
-    assert num_ciphertexts(steps, placement) == least_by_brute_force(steps, 4)
+    assert placement.counts["bootstrap"] == least_by_brute_force(steps, 4)
 
 
 def assert_has_levels(steps, placement, top):
@@ -194,7 +197,7 @@ def test_placement_by_layer_adds_up_and_is_never_better_than_over_the_whole():
     graph = gpt2_small(128)
     steps = steps_of(graph.nodes, packing_of(graph.nodes, 2**15))
     by_layer, whole = (find(steps, 17) for find in (place_by_layer, place))
-    assert num_ciphertexts(steps, whole) == 132 <= num_ciphertexts(steps, by_layer) == 135
+    assert whole.counts["bootstrap"] == 132 <= by_layer.counts["bootstrap"] == 135
     for placement in (by_layer, whole):
         assert_has_levels(steps, placement, 17)
     handed = [step for step in steps if step.kind == "moved" and step.node.name.endswith("ffn.residual")]
@@ -207,10 +210,25 @@ def test_a_price_sums_over_ops_and_has_one_round_and_the_bytes_of_its_ciphertext
     assert total.sent_bytes == 2 * 18 * 2**20 + 2 * 2**20
     assert (total.rounds, total.messages, total.key_bytes) == (1, 2, None)
     placed = pricer.placed(graph.nodes)
-    assert total.compute_s == pytest.approx(sum(placed.seconds(pricer.testbed).values()), rel=1e-3)
+    assert total.compute_s == pytest.approx(sum(pricer.testbed.seconds(placed).values()), rel=1e-3)
     assert placed.counts["bootstrap"] == 60
     low, high = pricer.latency_s_range(graph)
     assert low < total.latency_s < high
+
+
+@pytest.mark.parametrize("name", ["rtx-pro-6000", "a100"])
+def test_committed_cards_are_the_fit_of_the_fitted_rows(name):
+    assert ckks_rows.fitted_testbed(name, gpt2_small(1).nodes) == ckks.load(testbed=Path(name)).testbed
+
+
+def test_held_out_rows_are_not_fitted_and_within_15_percent():
+    rows = ckks_rows.ckks_rows()
+    fitted = [row for row in rows if row["use"] == "fitted"]
+    found = ckks_rows.fit("rtx-pro-6000", rows)
+    assert found == ckks_rows.fit("rtx-pro-6000", fitted)
+    held_out = [row for row in rows if row["use"] == "held out"]
+    assert len(held_out) == 2
+    assert all(abs(found(int(row["bootstraps"])) / float(row["seconds"]) - 1) <= 0.15 for row in held_out)
 
 
 def nodes_of(notation, seq_len=8, base="gpt2-small", **dimensions):

@@ -33,7 +33,12 @@ ITEMS = [
     ("Question: what barks?\nAnswer:", (" a tree", " a dog"), 1),
     ("".join(map(chr, range(33, 123))) + "\nAnswer:", (" yes", " no, it is not"), 0),
 ]
-SETTINGS: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SETTINGS: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+}
 SETTINGS |= {"num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.5}
 
 
