@@ -251,7 +251,12 @@ def test_a_killed_evaluation_continues(there, tmp_path, capsys, monkeypatch):
     kept.write_bytes(whole[:-20])  # a part is torn
     done: list[Any] = []
     monkeypatch.setattr(command, "likelihoods", None)
-    monkeypatch.setattr(command, "written", lambda *args, **rest: (done.append(args), written(*args, **rest))[1])
+
+    def counted(*args: Any, **rest: Any) -> Any:
+        done.append(args)
+        return written(*args, **rest)
+
+    monkeypatch.setattr(command, "written", counted)
     assert evaluated(*args) == 0
     assert (tmp_path / "new/out.md").read_text() == table
     assert kept.read_bytes() == whole
