@@ -74,7 +74,6 @@ GROUPS = {
 # The groups and these files are run first, so that the processes end together: each takes a tenth of a minute or more.
 LONG = (
     "costmodel/test_main.py",
-    "experiments/test_smollm2.py",
     "nas/attention/test_cuda_triton.py",
     "nas/conversion/test_huggingface.py",
     "nas/conversion/test_parent.py",
