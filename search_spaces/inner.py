@@ -4,7 +4,6 @@ A block may have them, and the choices `inner1` and `inner2` of a layer say whic
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from costmodel.errors import UserError
@@ -32,14 +31,6 @@ def require_inner(architecture: "Architecture") -> None:
                 f"`{name}` of a layer must be one of {', '.join(offered)}, since block {architecture.block!r} has no "
                 f"other norms or caps to change, but got {min(odd)!r}."
             )
-
-
-def with_cheapest_inner(architecture: "Architecture", layer: "Layer") -> "Layer":
-    """Return the layer with the fewest inner norms and caps that it can have in training."""
-    inner1, inner2 = (offered[-1] for offered in inner_choices(architecture).values())
-    return replace(
-        layer, inner1=inner1 if layer.attention != "none" else "own", inner2=inner2 if layer.ffn != "none" else "own"
-    )
 
 
 def inner_norms(architecture: "Architecture", layer: "Layer") -> dict[str, Norm]:

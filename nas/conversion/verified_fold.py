@@ -36,7 +36,6 @@ MAX_FIXED_RATIO = 2.0  # folding may cost one bit of the engine's precision
 MAX_DIVERGENCE = 1e-3  # nats per token: 0.1 % of perplexity, too little to show
 CHECK_POSITIONS = 4096  # enough to tell 99.9 % from 100 %
 CHECK_LOGITS = 1 << 26  # at most this many are compared, to limit memory
-RESOLUTION = 2.0**-FRACTION_BITS
 # Allowed range of the logarithm of a row's sum if no maximum keeps it near 0. A small sum has few digits, and each of a
 # hundred terms has an error in the last; the inverse of a large sum has few digits. At the ends of the range the error
 # is at most a twentieth. One row in a thousand may be outside, by up to BEYOND, where the error is a third.

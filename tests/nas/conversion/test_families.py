@@ -31,12 +31,13 @@ from nas.recipe.distillation import fitted_parts  # noqa: E402
 from nas.run.config import StudyConfig  # noqa: E402
 from nas.run.own_space import own_space  # noqa: E402
 from nas.study.priced_study import price_study  # noqa: E402
+from search_spaces.architecture import Architecture, Layer  # noqa: E402
 from search_spaces.budget.priceable import priceable  # noqa: E402
 from search_spaces.budget.priced_space import price_of, price_space  # noqa: E402
 from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
 from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
 from search_spaces.deployed import deployed  # noqa: E402
-from search_spaces.inner import with_cheapest_inner  # noqa: E402
+from search_spaces.inner import inner_choices  # noqa: E402
 from search_spaces.lower import lower  # noqa: E402
 from search_spaces.notation import FFN_LETTERS, NORM_LETTERS, name_of, parse  # noqa: E402
 from search_spaces.space import member_of  # noqa: E402
@@ -102,6 +103,14 @@ ODD: dict[str, tuple[str, dict[str, Any]]] = {  # what few models have: sizes of
     "opt-bias": ("OPT", {"ffn_dim": 20, "word_embed_proj_dim": 24, "enable_bias": False}),
 }
 FAMILIES |= ODD
+
+
+def with_cheapest_inner(architecture: Architecture, layer: Layer) -> Layer:
+    """The layer with the fewest inner norms and caps that it can have in training."""
+    inner1, inner2 = (offered[-1] for offered in inner_choices(architecture).values())
+    return replace(
+        layer, inner1=inner1 if layer.attention != "none" else "own", inner2=inner2 if layer.ffn != "none" else "own"
+    )
 
 
 def their_model(name: str, **changes: Any) -> Any:
