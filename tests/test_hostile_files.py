@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from safetensors.torch import save_file
 import costmodel.__main__
 import nas.export
 import nas.plot
+import nas.private.__main__
 import nas.report.__main__
 import nas.search
 import nas.status
@@ -99,6 +101,8 @@ COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {  # what reads a YAML fil
     "searched space": (nas.search.main, "--dry-run --budget-latency 5min --space {}"),
     "search": (nas.search.main, "--dry-run --config {}"),
     "trained architecture": (nas.train.main, "{} --scale smoke"),
+    "compared network": (costmodel.__main__.main, "compare SM --seq-len 4 --network {}"),
+    "private answer": (nas.private.__main__.main, "--config {}"),
 }
 READERS: dict[str, Callable[..., Any]] = {
     "run.yaml": nas.status.main,
@@ -258,6 +262,34 @@ def test_hostile_weights_are_refused_in_one_line(tmp_path, kind):
     with pytest.raises(UserError, match=why.replace("^", r"\^")) as error:
         load_initial(str(tmp_path))
     assert "\n" not in str(error.value)
+
+
+def named(name: str, kind: int, value: bytes) -> bytes:
+    """A setting of a GGUF file."""
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<I", kind) + value
+
+
+MANY = struct.pack("<Q", 1 << 60)
+GGUFS = {  # numbers of tensors and of settings, settings, and what is said of them
+    "many tensors": (MANY, 0, b"", "must be a whole GGUF file"),
+    "many settings": (0, MANY, b"", "must be a whole GGUF file"),
+    "a long text": (0, 1, named("general.architecture", 8, MANY), "must be a model of type"),
+    "a long name": (0, 1, MANY, "must be a whole GGUF file"),
+    "a long array": (0, 1, named("a", 9, struct.pack("<I", 4) + MANY), "more than the file has bytes"),
+    "an array of no kind": (0, 1, named("a", 9, struct.pack("<I", 77) + struct.pack("<Q", 1)), "whole GGUF file"),
+    "a setting of no kind": (0, 1, named("a", 77, b""), "must be a whole GGUF file"),
+    "no settings": (0, 0, b"", "must be a model of type"),
+    "parts": (0, 1, named("split.count", 2, struct.pack("<H", 5)), "is one of 5 parts; join them"),
+}
+
+
+@pytest.mark.parametrize("kind", GGUFS)
+def test_a_hostile_gguf_file_is_refused_in_one_line(tmp_path, capfd, kind):
+    pytest.importorskip("gguf")
+    tensors, settings, content, why = GGUFS[kind]
+    counts = [count if isinstance(count, bytes) else struct.pack("<Q", count) for count in (tensors, settings)]
+    (path := tmp_path / "x.gguf").write_bytes(b"GGUF" + struct.pack("<I", 3) + b"".join(counts) + content + bytes(64))
+    assert why in refused(costmodel.__main__.main, ["estimate", str(path)], capfd)
 
 
 @pytest.mark.needs_hf

@@ -131,7 +131,7 @@ def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
     family = next((family for family in FAMILIES if family.model_type == type_), None)
     if family is None:
         known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
-        raise UserError(f"{path!r} must be a model of type {known}, but is of {settings.family!r}.")
+        raise UserError(f"{path!r} must be a model of type {known}, but is of {settings.family!r:.80}.")
     if "token_embd.weight" not in tensors:
         raise UserError(f"{path!r} must hold all weights of its settings, but lacks 'token_embd.weight'.")
     heads, d_model, num_layers = (own(KEYS[name]) for name in ("num_heads", "d_model", "num_layers"))
