@@ -17,7 +17,7 @@ COMMANDS = (
     "costmodel",
     "search_spaces",
     "experiments",
-    *(f"nas.{name}" for name in ["search", "status", "plot", "report", "export", "train", "private"]),
+    *(f"nas.{name}" for name in ["search", "status", "plot", "report", "export", "train", "private", "evaluate"]),
 )
 
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.cost import Price
@@ -112,7 +110,8 @@ class CkksTestbed:
                 total[step.node.name if by_node else primitive] += count * by_level[primitive][level - used]
         for reader, of in placement.bootstrapped:
             size, distinct = (of.ciphertexts, of.distinct) if of else (1, self.slots)
-            a_bootstrap_s = float(np.interp(math.log2(distinct), np.log2(self.at_slots), self.bootstrap_s))
+            at = min(max(distinct, self.at_slots[0]), self.at_slots[-1])
+            a_bootstrap_s = _on_line([math.log2(slots) for slots in self.at_slots], self.bootstrap_s, math.log2(at))
             total[reader.node.name if by_node else "bootstrap"] += size * a_bootstrap_s
         return total
 

@@ -189,9 +189,7 @@ class Trials:
         while (suggestion := self.schedule.ask()) is not None:
             self._log_proposals()
             record = self._index.end_of((suggestion.index, self._seed(suggestion)), is_proxy=suggestion.is_proxy)
-            # a failed trial, which says nothing of its candidate, is repeated unless later proposals depend on it
-            latest = self._index.last_generation
-            if record is None or (record.status == "failed" and latest < record.generation + LAG):
+            if record is None or self._is_retried(record):
                 if self.has_time_for(suggestion):
                     return self._handed_out(self._trial(suggestion))
                 self.schedule.skip(suggestion)
@@ -308,6 +306,10 @@ class Trials:
 
     def _seed(self, suggestion: Suggestion) -> int:
         return self.setting.config.seed + suggestion.replicate
+
+    def _is_retried(self, record: Record) -> bool:
+        """Repeat a failed trial, which says nothing about the candidate, unless later proposals depend on it."""
+        return record.status == "failed" and self._index.last_generation < record.generation + LAG
 
     def _observation(self, member: Member, record: Record) -> Observation:
         is_measured = record.status in ("completed", "paused")

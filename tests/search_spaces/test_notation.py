@@ -190,5 +190,5 @@ def test_what_is_not_a_name_is_refused(text, message):
 
 def test_what_is_not_a_placement_has_no_number_of_layers():
     for text in ("SM+LN+G", "", "-L", "0xLSLGo", "HH(LSoGo-oSoGo)"):
-        with pytest.raises(ValueError, match="a deployed architecture must be a placement like 6xLSLGo-6xoSoFs, but"):
+        with pytest.raises(ValueError, match="a folded architecture must be a placement like 6xLSLGo-6xoSoFs, but"):
             parse_deployed(text, BASES["tiny"])
