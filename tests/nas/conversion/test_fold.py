@@ -15,7 +15,7 @@ from costmodel import ops
 from costmodel.execution import interpreter
 from nas.conversion.change_of_basis import Basis, balanced
 from nas.conversion.fold import fold
-from nas.conversion.verified_fold import FIXED_POSITIONS, RESOLUTION, FoldCheck, Reference, fold_as_far_as
+from nas.conversion.verified_fold import FIXED_POSITIONS, FRACTION_BITS, FoldCheck, Reference, fold_as_far_as
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
 from search_spaces.architecture import Architecture, Layer, default_final_norm
@@ -274,7 +274,7 @@ def test_a_well_conditioned_model_is_folded_as_the_rule_says() -> None:
     assert check == Reference.of(architecture, weights, SEQUENCES).check(folded)
     assert check.positions == SEQUENCES.size > FIXED_POSITIONS
     assert 0 < check.float_error < 1e-5
-    assert RESOLUTION / 100 < check.trained_fixed_error < 1e-3
+    assert 2.0**-FRACTION_BITS / 100 < check.trained_fixed_error < 1e-3
 
 
 def test_folding_goes_back_until_fixed_point_holds_it() -> None:
