@@ -267,12 +267,14 @@ def device_of(config: StudyConfig) -> str:
 
 
 def memory_lines(priced: PricedStudy) -> list[str]:
-    """Estimate the memory of a study's largest training, on a CPU and on a GPU in the precision it has there."""
+    """Estimate the memory of a study's largest training, on a CPU and, if there is one, on a GPU in its precision."""
     config, run = priced.config, priced.run
     recipe = run.meta.recipe if run is not None else study_recipe(config, priced.parent and priced.parent.distillation)
     largest = Candidate(architecture=priced.feasible.space.base, recipe=recipe)
-    on_gpu = largest if run is not None else lowered(largest, "cuda", config.recipe)
-    memories = {"CPU": training_memory(largest), f"GPU, {on_gpu.recipe.precision}": training_memory(on_gpu, "cuda")}
+    memories = {"CPU": training_memory(largest)}
+    if config.gpus_per_trial or config.ray_address or torch.cuda.is_available():
+        on_gpu = largest if run is not None else lowered(largest, "cuda", config.recipe)
+        memories[f"GPU, {on_gpu.recipe.precision}"] = training_memory(on_gpu, "cuda")
     return [f"{memory.line}, each trial at most about that on a {device}" for device, memory in memories.items()]
 
 
