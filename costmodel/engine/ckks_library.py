@@ -198,7 +198,7 @@ def packed(matrix: Array, packing: Packing) -> list[Array]:
 
 @dataclass(frozen=True, kw_only=True)
 class Plaintexts:
-    """What the server multiplies by and adds in a step: a method for each name that programs give it.
+    """The server's plaintexts in a step: masks, weights and biases. Programs name each one by the method that makes it.
 
     clear: outputs of all nodes in the clear.
     """

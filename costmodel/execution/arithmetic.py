@@ -58,19 +58,22 @@ class Arithmetic:
     """The library of an engine for ops, with functions of its own for some of them.
 
     margin: how many times too large numbers may be; those of other text are larger. num_sequences: in the numbers.
+    num_extreme: the last of these, whose tokens may be of no use, so that small numbers may be imprecise there.
     wrong: how many results of each op are expected to be wrong, as an engine may be with a small probability.
     """
 
     numpy = np
-    num_extreme = 0  # of the sequences, the last, whose tokens may be of no use: small numbers may be imprecise there
     exp: Callable[[Array], Array]
     tanh: Callable[[Array], Array]
     logistic: Callable[[Array], Array]
     divide: Callable[[Array, Array], Array]
     is_exact: Callable[[float], bool]
 
-    def __init__(self, setting: EngineSetting, *, margin: float = 1.0, num_sequences: int = 1) -> None:
-        self.setting, self.margin, self.num_sequences = setting, margin, num_sequences
+    def __init__(
+        self, setting: EngineSetting, *, margin: float = 1.0, num_sequences: int = 1, num_extreme: int = 0
+    ) -> None:
+        self.setting, self.margin = setting, margin
+        self.num_sequences, self.num_extreme = num_sequences, num_extreme
         self.unit = 2.0**-setting.fraction_bits
         self.most = 2.0 ** (setting.ring_bits - 2 - setting.fraction_bits)
         self.op, self.scale = "", 1
@@ -121,10 +124,8 @@ class Arithmetic:
     def check_wrong(self) -> None:
         """Raise OutOfRangeError if too many results are expected to be wrong."""
         if not self.is_right(self.num_sequences):
-            total, worst = (
-                sum(self.wrong.values()) / self.num_sequences,
-                max(self.wrong, key=lambda name: self.wrong[name]),
-            )
+            total = sum(self.wrong.values()) / self.num_sequences
+            worst = max(self.wrong, key=lambda name: self.wrong[name])
             why = f"{total:.2g} results of a sequence would be wrong, most in {worst}: numbers are too large or small"
             raise OutOfRangeError(why, with_fewer_bits=True)
 
@@ -300,7 +301,7 @@ class CryptenArithmetic(Arithmetic):
 
     EXPONENTS = (-240.0, 15.0)  # of (1 + u + u^2 / 2)^128 with u = x / 128, which is 1 again at -256
     LOGITS = 240.0
-    INVERTED, ROOTED = (2.0**-12, 2.0**17), (2.0**-13, 2.0**17)  # `inverse_root` is off by 0.0007 at 2^-13
+    INVERTED = (2.0**-12, 2.0**17)  # well within those of `reciprocal` and `inverse_root`
     MOST_OF_ERF = 1.5  # where its Taylor series of 8 terms is off by 0.003; by 0.24 at 2
 
     def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
@@ -343,7 +344,7 @@ class CryptenArithmetic(Arithmetic):
 
     def rsqrt(self, source: Array) -> Array:
         source = source.view(np.ndarray)
-        self.require("mean squares", source, *self.ROOTED)
+        self.require("mean squares", source, *self.INVERTED)
         return self.number(self.rounded(1 / np.sqrt(source), ROOT_SCALE), ROOT_SCALE)
 
     def mean_square(self, source: Array) -> Array:

@@ -41,9 +41,9 @@ TESTBEDS = Path(__file__).parents[1] / "testbeds"
 # published machines, by their names for --testbed
 CARDS = {"rtx-pro-6000": "ckks.yaml", "a100": "ckks-a100.yaml", "ant-ace-cpu": "ckks-ant-ace-cpu.yaml"}
 DEFAULT_CARD = "rtx-pro-6000"
-# of the client's keys for rotations by powers of two, either way, products and conjugation. A key has one part for each
-# of four digits of the modulus, of two polynomials in the modulus and a special one: 256 MB in DESILO's library. A
-# bootstrap rotates by other distances too, as several powers of two.
+# The client's keys are for rotations by powers of two in both directions, for products, and for conjugation. A key has
+# a part for each of the modulus's four digits: two polynomials, in the modulus and a special one. In DESILO's library a
+# key has 256 MB. A bootstrap rotates by other distances as well, each as several powers of two.
 EVALUATION_KEY_BYTES = (2 * 15 + 2) * 4 * 2 * RING_DIMENSION * (31 + 1 + 8) * WORD_BYTES
 TRUST = Trust(
     num_parties=2,

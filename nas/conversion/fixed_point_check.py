@@ -100,8 +100,7 @@ def fitting(
     choices = choices if fraction_bits is None else (fraction_bits,)
     for bits in choices:
         chosen = replace(setting, fraction_bits=bits)
-        arithmetic = arithmetic_of(protocol, chosen, margin=MARGIN, num_sequences=num_sequences)
-        arithmetic.num_extreme = EXTREME
+        arithmetic = arithmetic_of(protocol, chosen, margin=MARGIN, num_sequences=num_sequences, num_extreme=EXTREME)
         try:
             runs = both(graph, weights, inputs, arithmetic)
             exact, fixed = (

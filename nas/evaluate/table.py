@@ -15,17 +15,10 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nas.evaluate.tasks import DIVISORS, GREEDY, Item, Task
+from nas.evaluate.tasks import METRICS, Item, Task
 from nas.evaluate.writing import LONGEST_CYCLE, TAIL, collapses, first_difference
 
 SAMPLES = 2000
-METRICS = {  # how a choice is made
-    "acc_raw": "by likelihood",
-    "acc_per_char": "per character",
-    "acc_per_byte": "per byte",
-    "acc_per_token": "per token",
-    GREEDY: "greedy match",
-}
 Numbers: TypeAlias = NDArray[np.float64]
 Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greediness and tokens of each choice
 
@@ -87,7 +80,7 @@ def _choice(task: Task, item: Item, answers: Answers) -> int | None:
     if task.is_greedy:
         return 0 if answers[0][1] else None
     divided = [
-        score / DIVISORS[task.metric](text, num_tokens)
+        score / METRICS[task.metric].divisor(text, num_tokens)
         for (_, text), (score, _, num_tokens) in zip(item.choices, answers, strict=True)
     ]
     return divided.index(max(divided))
@@ -99,7 +92,9 @@ def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
     all_sums = {task: sums_of(rows) for task, rows in columns.items()}
     shares = [Sums(sums.whole / sums.whole[0], sums.samples / sums.samples[:, :1]) for sums in all_sums.values()]
     mean = Sums(*(np.mean(parts, axis=0) for parts in zip(*shares, strict=True)))
-    named = [(f"{task.name}, {METRICS[task.metric]}", f"{sums.whole[0]:,.0f}", sums) for task, sums in all_sums.items()]
+    named = [
+        (f"{task.name}, {METRICS[task.metric].words}", f"{sums.whole[0]:,.0f}", sums) for task, sums in all_sums.items()
+    ]
     for name, num_items, sums in (*named, *([("mean over tasks", "", mean)] if len(named) > 1 else [])):
         parents_low = interval((sums.samples[:, 2] - sums.samples[:, 1]) / sums.samples[:, 0])[0]
         cells = [

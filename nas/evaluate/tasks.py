@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -29,14 +29,21 @@ CONFIG = "config.json"
 UNCONDITIONAL = 1_000_000  # from this doc_id on, requests are those of an answer without its question
 GREEDY = "logits_per_byte"  # the metric of tasks with a single continuation, which is judged by its tokens
 
-# metric -> what divides the log-likelihood of a continuation, by its text and number of tokens. The space before an
-# answer counts as a character, as in OLMES (Gu et al. 2024, arXiv 2406.08446).
-DIVISORS: dict[str, Callable[[str, int], int]] = {
-    "acc_raw": lambda text, num_tokens: 1,
-    "acc_per_char": lambda text, num_tokens: len(text),
-    "acc_per_byte": lambda text, num_tokens: len(text.encode()),
-    "acc_per_token": lambda text, num_tokens: num_tokens,
-    GREEDY: lambda text, num_tokens: 1,
+
+class Metric(NamedTuple):
+    """How a choice is made, in words, and what divides the log-likelihood of a continuation, by its text and tokens."""
+
+    words: str
+    divisor: Callable[[str, int], int]
+
+
+# The space before an answer counts as a character, as in OLMES (Gu et al. 2024, arXiv 2406.08446).
+METRICS = {
+    "acc_raw": Metric("by likelihood", lambda text, num_tokens: 1),
+    "acc_per_char": Metric("per character", lambda text, num_tokens: len(text)),
+    "acc_per_byte": Metric("per byte", lambda text, num_tokens: len(text.encode())),
+    "acc_per_token": Metric("per token", lambda text, num_tokens: num_tokens),
+    GREEDY: Metric("greedy match", lambda text, num_tokens: 1),
 }
 
 
@@ -50,7 +57,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A task. metric: a key of DIVISORS. num_items: in its file, of which `items` are a sample."""
+    """A task. metric: a key of METRICS. num_items: in its file, of which `items` are a sample."""
 
     name: str
     metric: str
@@ -92,14 +99,14 @@ def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[
     if not folders:
         raise UserError(f"--tasks {folder} must have a task, a folder with {' or '.join(REQUESTS)}, but has none.")
     forms = [_form(path, root) for path in folders]
-    judged = [form for form in forms if form.metric in DIVISORS]
+    judged = [form for form in forms if form.metric in METRICS]
     chosen = [form for form in judged if any(_is_named(form, name) for name in only)] if only else _fewest(judged)
     unknown = [name for name in only if not any(_is_named(form, name) for form in judged)]
     if unknown or not chosen:
-        metrics = ", ".join(DIVISORS)
+        metrics = ", ".join(METRICS)
         which = f"named {unknown[0]}" if unknown else f"in {folder}"
         raise UserError(f"there must be a task {which} whose metric is one of {metrics}, but there is none.")
-    return [_task(form, most_items) for form in chosen], [form.name for form in forms if form.metric not in DIVISORS]
+    return [_task(form, most_items) for form in chosen], [form.name for form in forms if form.metric not in METRICS]
 
 
 def _fewest(forms: Iterable[Form]) -> list[Form]:

@@ -100,28 +100,42 @@ def private(
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return
-    taking_part = ranks(asked.protocol)
+    linked = _links(party, peers, protocol, wait_s, idle_limit, certificates, is_protected=protected_links)
+    if party in (None, CLIENT):
+        _print_answer(asked, given_text(prompt, prompt_file), new_tokens, linked, party, as_json=as_json)
+    else:
+        _serve(asked, party, linked)
+
+
+def _links(
+    party: int | None,
+    peers: str | None,
+    protocol: str,
+    wait_s: float,
+    idle_limit: str,
+    certificates: str | None,
+    *,
+    is_protected: bool,
+) -> Linked:
+    """Return what adds the links that flags ask for to an assignment."""
+    taking_part = ranks(protocol)
     if party is not None and party not in taking_part:
-        raise UserError(f"--party must be from 0 to {taking_part[-1]} under {asked.protocol}, but got {party}.")
+        raise UserError(f"--party must be from 0 to {taking_part[-1]} under {protocol}, but got {party}.")
     addresses = () if peers is None else parse_peers(peers, len(taking_part))
     away = [host for host, _ in addresses if not is_loopback(host)]
-    if away and certificates is None and not protected_links:
+    if away and certificates is None and not is_protected:
         raise UserError(
             f"links must be protected by other means to peers on other machines, such as {away[0]}, since they are not "
             f"encrypted; set up a tunnel, and say so with --protected-links true, or give --certificates."
         )
     if (idle_s := parse_seconds(idle_limit, "--idle-limit")) < LEAST_IDLE_S:
         raise UserError(f"--idle-limit must be at least {LEAST_IDLE_S:g}s, but got {idle_limit}.")
-    linked: Linked = partial(replace, idle_s=idle_s)
-    if party is not None:
+    if addresses:
         folder = None if certificates is None else Path(certificates).resolve()
-        linked = partial(replace, addresses=addresses, wait_s=wait_s, idle_s=idle_s, certificates=folder)
-    elif certificates is not None:
+        return partial(replace, addresses=addresses, wait_s=wait_s, idle_s=idle_s, certificates=folder)
+    if certificates is not None:
         raise UserError("--certificates is for links between --party and --peers; drop it.")
-    if party in (None, CLIENT):
-        _print_answer(asked, given_text(prompt, prompt_file), new_tokens, linked, party, as_json=as_json)
-    else:
-        _serve(asked, party, linked)
+    return partial(replace, idle_s=idle_s)
 
 
 def _check_flags(

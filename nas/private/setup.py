@@ -112,13 +112,12 @@ def resolve_setup(
     client_layers: int | None = None,
     public_checkpoint: str | None = None,
 ) -> Setup:
-    """Return the set-up that flags ask for. Raise UserError if flags contradict each other, or as `load_model`.
+    """Return the set-up that flags ask for; run, pick and protocol are those of `private`.
+
+    Raise UserError if flags contradict each other, or as `load_model`.
 
     Args:
-        run: as in `load_model`.
-        pick: as in `load_model`.
         party: the only party that runs here, or None for all; only None and the server need the weights.
-        protocol: as in `private`.
         weights: secret-shared by the server before the run, or held only by the server.
         weight_masks: under semi2k, new masks for every token, or the masks of the first token kept.
         ring_bits: bits of a secret-shared integer.
@@ -138,14 +137,30 @@ def resolve_setup(
             up to the power of two by which folding scaled the stream. A run searched with such layers uses these and
             its parent by default.
     """
-    if protocol not in RUN:
-        raise UserError(f"no engine of private answers runs protocol {protocol!r}; choose one of {', '.join(RUN)}.")
     setting = _setting(protocol, ring_bits, fraction_bits, weights, weight_masks, device)
     if (public_layers is None and client_layers is None) != (public_checkpoint is None):
         raise UserError(
             "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
         )
     model = load_model(run, pick, weights_here=party in (None, SERVER), begin_of_text=begin_of_text)
+    return Setup(
+        protocol=protocol,
+        setting=setting,
+        network=link(network, bandwidth, rtt) or load_network("loopback"),
+        model=with_gelu(model, gelu),
+        **_public(model, pick, party, public_layers, client_layers, public_checkpoint),
+    )
+
+
+def _public(
+    model: PrivateModel,
+    pick: str,
+    party: int | None,
+    public_layers: str | None,
+    client_layers: int | None,
+    public_checkpoint: str | None,
+) -> dict[str, Any]:
+    """Return the fields of `Setup` on layers whose weights others than the server know; the model's own by default."""
     if public_checkpoint is None and model.known is not None:
         public_layers, client_layers, public_checkpoint = model.known
     client_weights = model.weights
@@ -154,15 +169,7 @@ def resolve_setup(
         checkpoint = load_model(public_checkpoint, pick)
         require_public(model, public_layers, client_layers, checkpoint)
         client_weights = client_weights or checkpoint.weights
-    return Setup(
-        protocol=protocol,
-        setting=setting,
-        network=link(network, bandwidth, rtt) or load_network("loopback"),
-        model=with_gelu(model, gelu),
-        public_layers=public_layers,
-        client_layers=client_layers,
-        client_weights=client_weights,
-    )
+    return {"public_layers": public_layers, "client_layers": client_layers, "client_weights": client_weights}
 
 
 def _setting(
@@ -173,6 +180,8 @@ def _setting(
     weight_masks: WeightMasks,
     device: Literal["cpu", "cuda"],
 ) -> EngineSetting:
+    if protocol not in RUN:
+        raise UserError(f"no engine of private answers runs protocol {protocol!r}; choose one of {', '.join(RUN)}.")
     if protocol == "crypten":
         check_device(device)
         given = {} if fraction_bits is None else {"fraction_bits": fraction_bits}

@@ -45,8 +45,7 @@ def test_command_runs(command, workspace, tmp_path, monkeypatch, capfd):
     words = small(shlex.split(command), rule.more.replace("NEW", str(tmp_path / "new")).split())
     code = run(*module_and_args(words))
     out, err = capfd.readouterr()
-    # the logits of a model that was hardly trained nearly tie, so a private token may be another one, which is code 1
-    assert code in (0, None) or (code == 1 and rule.begins.startswith("python -m nas.private")), err
+    assert code in (0, None), out + err
     assert out
 
 
