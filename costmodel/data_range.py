@@ -16,10 +16,10 @@ MARGIN = 0.01  # relative; a fit does not resolve smaller differences
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataRange:
-    """The range of the models in the data; all prompts were run whole, and all their tokens projected.
+    """The range of the models in the data; all their prompts were run whole, and logits computed for all tokens.
 
     `dimensions` has every value in the data, ascending, by the names of `dimensions`; `op_types` are the types of op in
-    the data and those that only move numbers.
+    the data, and the types that only move numbers.
     """
 
     dimensions: dict[str, tuple[int, ...]]
@@ -61,10 +61,10 @@ def _batch(graph: Iterable[Node]) -> int:
 
 
 def dimensions(graph: Iterable[Node]) -> dict[str, set[int]]:
-    """Return the dimensions of a model from its ops: a set of values each, empty if no op has one.
+    """Return the dimensions of a model from its ops: a set of values for each, empty if no op has it.
 
-    `seq_len` and `num_heads` are of one sequence. `d_ff` is the input width of linears that lead back to d_model and
-    are not attention's.
+    `seq_len` and `num_heads` are those of one sequence. `d_ff` is the input width of linears that lead back to d_model,
+    except attention's.
     """
     values: dict[str, set[int]] = {name: set() for name in ("d_model", "d_ff", "num_heads", "vocab_size", "seq_len")}
     batch = _batch(graph)

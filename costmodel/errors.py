@@ -6,7 +6,7 @@ class UserError(ValueError):
 
 
 class UnpricedOpError(UserError):
-    """An op, or a form of one, for which a protocol has no formula."""
+    """A protocol has no formula for an op, or for one of its forms."""
 
 
 class InfeasibleError(UserError):
@@ -18,9 +18,9 @@ class StoppedError(RuntimeError):
 
 
 class OutOfRangeError(UserError):
-    """What an engine's fixed point does not hold: op, numbers and limits.
+    """Numbers leave an engine's fixed-point range: the op, the numbers and the limits.
 
-    with_fewer_bits: whether fewer fraction bits could hold it.
+    with_fewer_bits: whether fewer fraction bits could bring them into range.
     """
 
     def __init__(self, line: str, *, with_fewer_bits: bool = False) -> None:

@@ -88,7 +88,7 @@ def load_network(name_or_path: str | Network | None) -> Network:
 
 
 def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) -> Network | None:
-    """Return the network of the flags: a named or given one with another bandwidth or RTT; None without any flag.
+    """Return the network of the flags: `named` or the default, with its bandwidth or RTT replaced; None without flags.
 
     `bandwidth` and `rtt` have units, such as `1Gbps` and `4ms`. A UserError is raised for an unknown network, a
     bandwidth that is not positive or an RTT below 0.

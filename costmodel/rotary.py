@@ -10,9 +10,10 @@ from costmodel.errors import UserError
 class RotaryScaling:
     """Slower angles, so that positions of a longer context look like those of a shorter one.
 
-    factor: what the slow pairs turn less by. context: tokens of the shorter context; 0 has every pair slow (linear).
-    low, high: a pair is slow that turns less than `low` times within that context, and as fast as it was from `high`
-        times on; between the two its rate is interpolated.
+    factor: what the rates of slow pairs are divided by. context: tokens of the shorter context; 0 makes every pair slow
+        (linear).
+    low, high: a pair is slow if it makes fewer than `low` turns within that context; from `high` turns on, its rate is
+        not changed; between the two its rate is interpolated.
 
     Raises UserError for numbers that are not finite or in this order.
 
@@ -34,7 +35,7 @@ class RotaryScaling:
 
 
 def rotary_rates(rotary_dim: int, base: float, scaling: RotaryScaling | None = None) -> list[float]:
-    """What each of the rotary_dim / 2 pairs turns by from one position to the next, in radians.
+    """Return the angle by which each of the rotary_dim / 2 pairs turns from one position to the next, in radians.
 
     Source: Su et al. 2021, arXiv 2104.09864, equation 15.
     """

@@ -34,7 +34,7 @@ def facts(trust: Trust) -> dict[str, Any]:
 
 
 def shown(public_layers: str | None, client_layers: int | None = None) -> str:
-    """Describe layers whose weights are public or at the client, as a continuation of `described`."""
+    """Describe which layers have public weights or are the client's, to follow the text of `described`."""
     words = ""
     if public_layers is not None:
         words += (

@@ -101,8 +101,8 @@ class Run(PlainRun):
     ) -> Self:
         """Continue the run, as `nas.Study.run` does, and return it in its new state.
 
-        changes: of `RESUMABLE`: num_trials (more), budgets, limits and where it runs. Under another budget, finished
-            trainings are kept; the front and new proposals respect the new one.
+        changes: new values of fields in `RESUMABLE`: more trials, other budgets, limits, and where it runs. Under
+            another budget, finished trainings are kept; the front and new proposals respect the new one.
 
         Raises UserError for another change, or if the costs or data differ from those of the run; else as
         `nas.Study.run` does.
@@ -119,12 +119,12 @@ class RepricedRun:
 
     @property
     def lines(self) -> list[str]:
-        """The changes, one line each."""
+        """Describe what changes, one line for each change."""
         return what_if_lines(self.what_if)
 
     @property
     def table(self) -> TextTable:
-        """Every member of either front, its status, and both costs."""
+        """Return a table of every member of either front, its status, and both costs."""
         return what_if_table(self.what_if)
 
 
@@ -153,7 +153,7 @@ class Callback:
 
 
 class Calls:
-    """Calls callbacks. One that raises is named in a warning and not called again, so that it cannot end the run."""
+    """Calls the callbacks. A callback that raises is named in a warning and not called again; the run continues."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = list(callbacks)

@@ -32,7 +32,7 @@ def release_freed_memory() -> None:
 
 
 def free_bytes() -> int | None:
-    """Return the memory that programs may still take, in the machine and its containers; None if nothing is said."""
+    """Return the memory that is still free in the machine and its containers; None if the system does not say."""
     free = []
     if MEMINFO.is_file():
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text(encoding="ascii").splitlines())
@@ -48,7 +48,7 @@ def free_bytes() -> int | None:
 
 
 def num_cores() -> int:
-    """Return the cores that this process may use: those of its affinity, or of its containers' quotas, at least one."""
+    """Return the cores that this process may use, at least one: by its CPU affinity and its containers' quotas."""
     shares = [float(len(os.sched_getaffinity(0)))]
     for group in _cgroups():
         quotas = (_numbers(group / "cpu.max"), _numbers(group / "cpu.cfs_quota_us", group / "cpu.cfs_period_us"))

@@ -40,9 +40,9 @@ from search_spaces.workload import Workload
 class Export:
     """A trained architecture, its weights by node of the op graph, and facts about them.
 
-    tokenizer: its folder: the parent's, or the corpus's, which exists as long as that is in the cache. run: None for a
-        model of `nas.train`. windows: of all training text of the weights, if known. fixed_point: whether it holds
-        there, by protocol.
+    tokenizer: folder of the parent's tokenizer, or of the corpus's as long as the cache has it. run: None for a
+        model of `nas.train`. windows: hashes of the weights' training text, if known. fixed_point: whether it stays in
+        range there, by protocol.
     """
 
     trained: Architecture

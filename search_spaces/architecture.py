@@ -285,7 +285,7 @@ def num_heads(architecture: Architecture, layer: Layer) -> int:
 
 
 def has_bias(architecture: Architecture, layer: Layer, linear: str) -> bool:
-    """Whether a linear of a layer, such as `ffn.up`, has a bias; those that a polynomial is fitted into always have."""
+    """Whether a linear of a layer, such as `ffn.up`, has a bias; linears fitted to a polynomial always have one."""
     fitted = ("ffn.gate",) if layer.ffn in POLYNOMIAL_GATES else ("ffn.up", "ffn.down")
     is_polynomial = layer.ffn in POLYNOMIALS and linear in fitted
     named = (*architecture.biases, *architecture.block_facts.biases)
@@ -301,7 +301,7 @@ def positions_of(architecture: Architecture, index: int) -> Positions:
 
 
 def with_layers(architecture: Architecture, layers: Iterable[Layer], places: Iterable[int]) -> Architecture:
-    """Return the architecture with other layers, whose positions are those of the former layers at `places`."""
+    """Return the architecture with other layers; they take the positions of its own layers at `places`."""
     layers = tuple(layers)
     kept = [architecture.layer_positions[place] for place in places] if architecture.layer_positions else []
     return replace(architecture, layers=layers, layer_positions=tuple(kept))
@@ -347,7 +347,7 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """Return the architecture as plain data, without a GELU form that no layer uses and without defaults of `SINCE`."""
+    """Return the architecture as plain data, without a GELU form that no layer uses and the defaults in `SINCE`."""
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
         del data["gelu"]

@@ -66,9 +66,9 @@ class Dimensions:
         layers: number of layers, instead of the base's.
         heads: attention heads per layer, instead of the base's.
         kv_heads: heads of keys and of values that those share, instead of the base's.
-        head_size: features of a head, instead of the base's (d_model / heads unless that says otherwise).
+        head_size: features of a head, instead of the base's (d_model / heads unless the base has its own).
         d_model: features of the residual stream, instead of the base's.
-        d_ff: features inside the FFN (as many times d_model as the base has unless given: 4, GPT-2).
+        d_ff: features inside the FFN (by default the base's multiple of d_model, which is 4 for GPT-2).
         vocab: tokens in the vocabulary, instead of the base's.
         context: tokens that the model reads, instead of the base's.
         gelu: the form of every GELU, instead of the base's.

@@ -35,7 +35,7 @@ class Block:
     has_centred_norms: whether norms may subtract the mean; folding their biases gives every linear a bias.
     keeps_final_norm: whether a model with norms in its layers also has a final one, unless its name says otherwise.
     wrapper: text that notation puts around names of its placements, for a block that no base model has.
-    first_norm: norm before layer 0's attention, whatever a paper's name says; None for what the name says.
+    first_norm: norm before layer 0's attention, even if a name from the papers says otherwise; None to follow the name.
     branch_gain: initial gain of an FFN's output.
     """
 
@@ -53,8 +53,10 @@ class Block:
 
     @property
     def is_shaped(self) -> bool:
-        """Whether values are slices of the stream itself: then no head can be removed, the only possible change of
-        basis is a multiple of the identity, and queries start at 0.
+        """Whether values are slices of the stream itself.
+
+        Then no head can be removed, the only possible change of basis is a multiple of the identity, and queries start
+        at 0.
         """
         return self.join == "shaped"
 

@@ -109,7 +109,7 @@ def load_definition(name_or_path: str) -> Definition:
 
 
 def alphabet(choices: Choices) -> list[Layer]:
-    """Return every distinct layer; removing a sub-layer also removes all that is about it."""
+    """Return every distinct layer; a removed sub-layer has no norm, stabiliser or inner norm of its own."""
     layers = [
         Layer(
             norm1="none" if attention == "none" else norm1,

@@ -79,7 +79,7 @@ def with_folded_settings(architecture: Architecture) -> Architecture:
 
 
 def deploys_biases(architecture: Architecture) -> bool:
-    """Whether every linear has a bias after folding: if norms may have one, or linears have, except the block's own."""
+    """Whether every linear has a bias after folding: if norms or linears, except the block's own, may have one."""
     return architecture.bias or bool(architecture.biases) or architecture.block_facts.has_centred_norms
 
 

@@ -87,7 +87,7 @@ class FfnForm(NamedTuple):
 
 
 class InnerForm(NamedTuple):
-    """The norms of queries and keys, those after a sub-layer, and the cap of its scores, where the block has them.
+    """What a layer keeps of the block's inner norms (of queries and keys, and after a sub-layer) and of its score cap.
 
     Attributes:
         letter: its layer code.

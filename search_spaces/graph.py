@@ -31,9 +31,9 @@ SINK: Literal["sink"] = "sink"
 class Boundary:
     """The point before layer `depth`, or after the last layer.
 
-    `state` is the rank of the highest norm so far; 1 once a live norm has read the residual stream; 1 once the stream
-    was read without subtracting its mean, as long as that matters to the final norm; 1 once the cap of logits stays,
-    since a layer keeps that of its scores; then the states of the constraints.
+    `state` has, in this order: the rank of the highest norm so far; 1 once a live norm has read the residual stream; 1
+        once the stream was read without subtracting its mean, as long as that matters to the final norm; 1 once a layer
+        has a score cap, so that the cap of logits stays; then the states of the constraints.
     """
 
     depth: int
@@ -102,8 +102,8 @@ def free_graph(
 def listed_graph(block: Block, members: Iterable[tuple[Layer, ...]], *, has_caps: bool = False) -> nx.DiGraph:
     """Return the graph of exactly the given placements, all of one length; repeated ones count once.
 
-    The state is the number of the set of possible endings, so that placements share common ends. A UserError is raised
-    if there is no placement, or their lengths differ.
+    A state is the number of a set of possible endings, so that placements share common ends. A UserError is raised if
+    there is no placement, or their lengths differ.
     """
     words = list(dict.fromkeys(members))
     if len({len(word) for word in words}) != 1:

@@ -81,7 +81,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """The papers' name, or a placement."""
+        """The papers' name, or layer codes."""
         return name_of(self.architecture, entropy_regularised=self.entropy_regularised)
 
 

@@ -41,7 +41,7 @@ class SearchSpace:
 
     @property
     def recipes(self) -> tuple[bool, ...]:
-        """Whether members are trained with the entropy regulariser: (False,), (True,) or both."""
+        """Whether members are trained without (False) or with (True) the entropy regulariser, or both."""
         return self.definition.entropy_regularisation
 
     @property

@@ -28,9 +28,9 @@ SECONDS_BAR = 0.25
 
 
 def measured(library: Library, bootstrap_s: float | None = None) -> CkksTestbed:
-    """Return a testbed: the fastest of two runs of each primitive at levels from 1 to the highest.
+    """Return a testbed: the fastest of two runs of each primitive, at levels from 1 to the highest.
 
-    bootstrap_s: seconds of a bootstrap that are known, as it takes minutes.
+    bootstrap_s: seconds of a bootstrap, if known; measuring it takes minutes.
     """
     slots = np.random.default_rng(SEED).uniform(-1, 1, library.slots)
     levels = sorted({round(level) for level in np.linspace(1, library.levels, NUM_LEVELS)})

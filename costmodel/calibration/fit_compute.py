@@ -105,7 +105,7 @@ def paired(plan: Iterable[Series], timings: Sequence[Timing]) -> list[tuple[Seri
 
 
 def counts_batches(protocol: str, setting: EngineSetting) -> bool:
-    """Return whether it is known which runs make batches of OTs; with several threads, each makes its own."""
+    """Whether it is known which runs make batches of OTs; with several threads it is not: each thread makes its own."""
     return protocol == "cheetah" and setting.threads == 1
 
 

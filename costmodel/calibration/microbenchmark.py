@@ -83,7 +83,7 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds of the runs of a series: a warm-up (`start_s`), then every later run. `kind` is the series' name."""
+    """Seconds of the runs of a series: the warm-up (`start_s`), then every later run. `kind` is the series' name."""
 
     kind: str
     start_s: float
@@ -91,7 +91,10 @@ class Timing:
 
 
 def plan(protocol: str) -> tuple[Series, ...]:
-    """Return a series for every kind that the protocol prices; with weights two, shared and held by the server."""
+    """Return a series for every kind of op that the protocol prices.
+
+    An op with weights has two series: with weights that are secret-shared, and with weights that the server holds.
+    """
     sizes = [_sizes(op_type, forms) for op_type in OP_TYPES for forms in _forms(op_type)]
     secret = [_series(protocol, "secret", ops_of_kind) for ops_of_kind in sizes]
     server = [_series(protocol, "server", ops_of_kind) for ops_of_kind in sizes if ops_of_kind[0].weights == "hidden"]
@@ -173,7 +176,7 @@ def measure(
 
 
 def fastest(passes: Sequence[Sequence[Timing]]) -> list[Timing]:
-    """Return the least seconds of every run over several passes of one plan."""
+    """Return the least seconds of every run over several passes of the same plan."""
     return [
         Timing(
             kind=timings[0].kind,

@@ -41,8 +41,8 @@ BATCH_PROBE, PROBE_REPEATS = ops.Relu(rows=128, features=256), 8
 def model_plan(graphs: Iterable[OpGraph], protocol: str, setting: EngineSetting) -> tuple[Series, ...]:
     """Return a series for each distinct op of the graphs, preceded by series that measure start-up and OT batches.
 
-    The first op of a graph is measured in new sessions (`cold`), because in use it runs at the start of a session. An
-    op that the graph repeats is not, and none is where OT batches are counted.
+    The first op of a graph is measured in new sessions (`cold`), because in use it runs at the start of a session;
+    but not if the graph repeats it, or if OT batches are counted.
     """
     repeats = MORE_REPEATS[ENGINE_PROTOCOLS[protocol].is_slow]
     probe = {BATCH_PROBE: PROBE_REPEATS} if counts_batches(protocol, setting) else {}

@@ -13,7 +13,7 @@ PIPE_WIDTH = 160  # columns of a table that is not printed to a terminal
 
 
 def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
-    """Print lines, then tables, each after an empty line."""
+    """Print lines, then tables, each table after an empty line."""
     to = console()
     for line in lines:
         to.print(line)

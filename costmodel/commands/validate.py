@@ -61,7 +61,7 @@ class PrintedFigure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrintedRow:
-    """The figures of one printed row by what they are; `use` is whether it was fitted or held out."""
+    """The figures of one printed row, by name; `use` says whether the row was fitted or held out."""
 
     name: str
     use: str
@@ -147,7 +147,7 @@ def _cell(figure: PrintedFigure | None) -> str:
 
 
 def errors_table(rows: Sequence[PrintedRow]) -> Table:
-    """Tabulate the errors of each quantity, over the rows of one use, and whether all of them pass."""
+    """Tabulate the errors of each quantity, over the fitted or the held-out rows, and whether all of them pass."""
     groups: dict[tuple[str, str], list[PrintedFigure]] = {}
     for row in rows:
         for what, figure in row.figures.items():

@@ -26,7 +26,7 @@ LEAST_SECRET = 4  # characters of a prompt that is also replaced in the text of 
 
 
 class BugError(RuntimeError):
-    """A bug that is already reported: the text is the line for the user, the cause the original exception."""
+    """A bug that is already reported: its text is the line for the user, its cause the original exception."""
 
 
 def default_cache_dir() -> Path:

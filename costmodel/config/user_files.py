@@ -63,7 +63,7 @@ def read_json(path: Path, rule: str = "must be JSON") -> Any:
 
 
 def plain_json(text: str | bytes, rule: str) -> Any:
-    """Return JSON as plain data; a UserError that begins with the rule is raised if it is none or nests too deep."""
+    """Return JSON as plain data; a UserError that begins with the rule is raised for other text or too deep nesting."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

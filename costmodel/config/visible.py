@@ -13,7 +13,7 @@ def visible(text: str) -> str:
 
 
 class VisibleStream:
-    """A text stream that escapes control characters; `stream` takes the text."""
+    """A text stream that escapes control characters and passes the text on to `stream`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

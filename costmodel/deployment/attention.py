@@ -9,7 +9,7 @@ from costmodel.ops import Input, Node, OnRows, OnScores, Op, OpGraph
 
 
 class Attention(NamedTuple):
-    """One attention: its ops from scores to mix, and the nodes with its queries and keys, and its values."""
+    """One attention: its ops from scores to mix, the nodes with its queries and keys, and the node with its values."""
 
     nodes: tuple[Node, ...]
     packed: str

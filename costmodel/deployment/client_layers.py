@@ -7,7 +7,7 @@ from costmodel.ops import Input, OpGraph, output_shapes
 
 
 class Halves(NamedTuple):
-    """A graph cut in two: the last node of `client` is the hidden states, which `private` reads as an input."""
+    """A graph cut in two: the last node of `client` gives the hidden states, which `private` reads as an input."""
 
     client: OpGraph
     private: OpGraph

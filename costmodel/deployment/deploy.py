@@ -114,7 +114,7 @@ def in_batch(graph: OpGraph, batch: int) -> OpGraph:
 
 
 def check_new_tokens(new_tokens: int, deployment: Deployment) -> None:
-    """Check the number of new tokens; a UserError is raised if it is below 1, or above 1 in phase decode."""
+    """Raise UserError if the number of new tokens is below 1, or above 1 in phase decode."""
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")
     if new_tokens > 1 and deployment.phase == "decode":
@@ -129,8 +129,9 @@ def generation(
     deployment: Deployment,
     context: int | None = None,
 ) -> list[OpGraph]:
-    """Return the op graph of each new token's run. The last token is not read again, so it needs no place in the
-    context.
+    """Return the op graph of each new token's run.
+
+    The last new token is not read again, so it needs no place in the context.
 
     Args:
         whole: Return the graph of a prompt of a number of tokens, before deployment.

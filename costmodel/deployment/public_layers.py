@@ -29,7 +29,7 @@ def public_layers(text: str) -> frozenset[LayerId]:
 
 
 def with_public_layers(graph: OpGraph, layers: frozenset[LayerId]) -> OpGraph:
-    """Return the graph with all weights of these layers public; a UserError is raised for a layer that it lacks."""
+    """Return the graph with all weights of these layers public; a UserError is raised if the model lacks a layer."""
     last = max((node.layer for node in graph if isinstance(node.layer, int)), default=-1)
     if missing := layers - {node.layer for node in graph} - {*range(last)}:  # a layer in between may have no ops left
         raise UserError(

@@ -63,7 +63,10 @@ class Assignment:
 
 
 def part_of(client: Assignment, rank: int) -> Assignment:
-    """Return one party's assignment, given a client with all data. The server gets the weights, the client the plan."""
+    """Return one party's assignment, given the client's with all data.
+
+    Only the server gets the weights, and only the client the plan.
+    """
     return replace(
         client,
         rank=rank,
@@ -84,7 +87,7 @@ def role(rank: int, protocol: str) -> str:
 
 
 def holds(rank: int, protocol: str, setting: EngineSetting) -> str:
-    """Describe what a party knows, and of what it has only shares."""
+    """Describe what a party knows, and what it has only shares of."""
     at_server = setting.weights == "server"
     by_role = {
         "client": f"has the prompt and the new tokens, sees the logits; {'nothing' if at_server else 'a share'} of the "

@@ -33,7 +33,7 @@ Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
 
 
 class Connection(Protocol):
-    """What a channel needs of a socket, or of a TLS connection that is used like one."""
+    """The methods that a channel needs of a socket, or of a TLS connection that is used like a socket."""
 
     @property
     def family(self) -> int: ...
@@ -45,7 +45,7 @@ class Connection(Protocol):
 
 
 class Frame(NamedTuple):
-    """A message: a header of plain data, and blobs of bytes that go with it."""
+    """A message: a header of plain data, and the blobs of bytes that belong to it."""
 
     header: dict[str, Any]
     blobs: tuple[Blob, ...] = ()
@@ -56,7 +56,7 @@ class GoneError(ConnectionError):
 
 
 class BrokenError(GoneError):
-    """The peer is silent, or sends something other than frames; the text is what it does, such as "is silent"."""
+    """The peer is silent or sends something that is not a frame; the text says which, such as "is silent"."""
 
 
 class Channel:
@@ -88,14 +88,14 @@ class Channel:
             self.sent_bytes += size
 
     def beat(self) -> None:
-        """Tell the peer that this party is alive; after the farewell, which is the last frame, do nothing."""
+        """Tell the peer that this party is alive; do nothing after the farewell, which is the last frame."""
         head = json.dumps({"kind": ALIVE, "sizes": []}).encode()
         with self._sending:
             if not self._has_parted:
                 self._connection.sendall(_LENGTH.pack(len(head)) + head)
 
     def receive(self, *, until_s: float = math.inf, idle_s: float = math.inf) -> Frame:
-        """Return the next frame that says more than that the peer is alive.
+        """Return the next frame, except those that only say that the peer is alive.
 
         Raise GoneError if none has come by the time `until_s` of the monotonic clock, or the peer has left; BrokenError
         if no byte comes for `idle_s`, or something other than a frame comes.
@@ -154,8 +154,8 @@ class Channel:
 class Peers:
     """The other parties, as one party sees them: channels by rank, each read by its own thread as frames come.
 
-    So no party waits for one that is gone. `on_gone` is called at once, in that thread, with the rank of a peer that
-    left without a farewell, that nothing was heard of for `idle_s`, or that sent what is no frame, and with the reason.
+    So no party waits for a peer that is gone. `on_gone` is called at once, in that thread, with the rank and the reason
+    if a peer left without a farewell, was silent for `idle_s`, or sent something that is not a frame.
     Other threads tell every peer that this party is alive, while `is_awake` says so.
     """
 

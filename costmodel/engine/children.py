@@ -48,13 +48,13 @@ _idle: ContextVar["dict[int, list[Child]] | None"] = ContextVar("idle", default=
 
 
 def read_all(file: int, start: int = 0) -> bytes:
-    """Return the content of a file from a position on, without moving the position of those who write it."""
+    """Return the content of a file from a position on; the position of processes that write to it does not change."""
     return os.pread(file, max(0, os.fstat(file).st_size - start), start)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """The name of the op that a party runs, in a file that its parent reads too; empty if it runs none."""
+    """The name of the op that a party runs, in a file that its parent process also reads; empty if it runs none."""
 
     file: int
 
@@ -63,14 +63,14 @@ class Progress:
 
     @property
     def at(self) -> str:
-        """The op that is run, or was run when the process ended, in words; empty if it is unknown."""
+        """The op that runs, or ran when the process ended, in words; empty if it is unknown."""
         op = os.pread(self.file, MOST_NAME, 0).rstrip(b"\0").decode(errors="replace")
         return f" in op {op!r}" if op else ""
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Child:
-    """A child process. `channel` leads to it, `ending` ends it, and `is_free` is whether it waits for a job.
+    """A child process. `channel` leads to it, `ending` ends it, and `is_free` says whether it waits for a job.
 
     `output` is the file with its output, and `commands` are frames that are still to be sent to it.
     """
@@ -104,7 +104,7 @@ class Child:
         self.tell("begin", assignment, weights)
 
     def tell(self, kind: str, *contents: object, **header: Any) -> None:
-        """Send a command soon, without waiting for a child that is stopped; one that has ended is noticed elsewhere."""
+        """Queue a command, without waiting for a child that is stopped; a child that has ended is noticed elsewhere."""
         self.commands.put(({"kind": kind, **header}, list(map(pickle.dumps, contents))))
 
 
@@ -195,7 +195,7 @@ def _send(commands: SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None], c
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment of a child. It can import what this process can, since jobs refer to functions by name."""
+    """Return the environment of a child, which can import what this process can, since jobs name functions."""
     return os.environ | {
         THREAD_LIMIT: str(threads),
         TUNABLES: ":".join(filter(None, (*KEPT_MEMORY, os.environ.get(TUNABLES)))),
@@ -232,7 +232,7 @@ def parent_is_awake() -> bool:
 
 
 def last_words(log: str) -> str:
-    """Return the line of an error, or else the last line of the log that is not part of the profile."""
+    """Return the line of a log that reports an error, or else its last line that is not part of the profile."""
     lines = [line.strip() for line in log.splitlines() if line.strip() and "[info]" not in line]
     errors = [line for line in lines if re.search(r"Enforce fail|Error\b|error:", line)]
     return f"{(errors or lines or ['no output'])[-1]:.300}"

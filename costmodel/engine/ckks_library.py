@@ -50,8 +50,8 @@ def load_library() -> Any:
 class Library(Machine):
     """The machine of steps, under a key pair of its own; `counts` and `seconds` (of CPU) are by primitive.
 
-    A value is a list of ciphertexts; a shorter list is used again for every set. levels: of a fresh or bootstrapped
-    ciphertext. is_bootstrapped: whether bootstraps are real. named: what returns the plaintexts of a name.
+    A value is a list of ciphertexts; a shorter list is used again for every set. levels: levels of a fresh or
+    bootstrapped ciphertext. is_bootstrapped: whether bootstraps are real. named: returns the plaintexts of a name.
     """
 
     def __init__(self, levels: int, *, is_bootstrapped: bool) -> None:
@@ -106,7 +106,7 @@ class Library(Machine):
         return [self._timed("rotation", self.engine.rotate, part, self.right[left]) for part in value]
 
     def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
-        """Encode and multiply; the result is to be rescaled. into: ciphertexts that all products are added up to."""
+        """Encode and multiply plaintexts; the caller rescales. into: ciphertexts that the products are added up to."""
         if into:
             of = self.named(*slots)
             rows = [self.plain(value, [of(row, at) for at in range(len(value))]) for row in range(into)]
@@ -213,7 +213,7 @@ class Plaintexts:
         return getattr(self, name)(*given)
 
     def diagonals(self, part: int, first: int) -> Callable[[int, int], Array]:
-        """Return the slots for an output and an input, which are `baby steps` times the ciphertexts of a row."""
+        """Return a function from an output and an input (`baby steps` x the ciphertexts of a row) to its slots."""
         table, columns = self._table(part)[:-1], self.packing.columns
         (in_width, width), at_columns = table.shape, np.arange(columns)
         num, period = self.packing.num(in_width), self.packing.period
@@ -262,7 +262,7 @@ class Plaintexts:
         return [part for one in windows for part in packed(np.concatenate(list(one), axis=1), self.packing)]
 
     def angles(self, which: int) -> list[Array]:
-        """Return cosines, or the sines of the first or the second half of a head, which the other half is turned to."""
+        """Return cosines (0), or the sines in the slots of a head's first half (1) or second half (2), 0 elsewhere."""
         op: Any = self.step.node.op
         num_heads, output = op.heads + 2 * (op.key_heads or op.heads), self.step.output
         is_first = np.arange(num_heads * self._window) % self._window < op.rotary_dim // 2
@@ -286,16 +286,16 @@ class Plaintexts:
         return np.outer(np.arange(self.packing.columns) % self._window == 0, seen * factor).reshape(-1)
 
     def row(self) -> list[Array]:
-        """Return what scales the sums of a row to at most 1."""
+        """Return factors that scale the sums of a row to at most 1."""
         return [self._first(0, 1 / self._sums[1]) * (1 - unused) for unused in self.no_row()]
 
     def no_row(self) -> list[Array]:
-        """Return 1 for each slot without a row, whose inverse is taken too."""
+        """Return 1 in every slot without a row, since the inverse of those slots is taken too, else 0."""
         num_heads, num_queries, _ = self.step.node.op.output_shape
         return [1 - used for used in packed(np.ones((num_queries, num_heads * self._window)), self.packing)]
 
     def least_sum(self) -> float:
-        """Return the least sum over the greatest, so that inverses of scaled sums times it are at most 1."""
+        """Return least sum / greatest sum: inverses of scaled sums, times this, are at most 1."""
         return self._sums[0] / self._sums[1]
 
     @property

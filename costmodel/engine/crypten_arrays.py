@@ -142,7 +142,10 @@ class Secret:
 
 
 class Scaled(Secret):
-    """A secret, held times `scale`. The functions of ops only add public numbers to it, or multiply a secret by it."""
+    """A secret that is stored as `scale` times its value.
+
+    The functions of ops only add public numbers to it, or multiply a secret by it.
+    """
 
     def __init__(self, tensor: Any, scale: int) -> None:
         super().__init__(tensor)
@@ -175,7 +178,7 @@ class SecretNumpy:
 
     @staticmethod
     def where(condition: Array, chosen: Any, other: Any) -> Secret:
-        """Choose by a public mask, or by secret bits if `other` is 0."""
+        """Select by a public mask, or by secret bits if `other` is 0."""
         if isinstance(condition, Secret):
             assert other == 0
             return condition.__mul__(chosen)

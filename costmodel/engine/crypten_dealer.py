@@ -34,7 +34,7 @@ AHEAD = 2  # ops that the dealer may be ahead of the client, which bounds the me
 
 
 class Product(NamedTuple):
-    """What the dealer makes of masks: its kind, the shapes of the masks, and further arguments of its function."""
+    """A product of masks that the dealer makes: its kind, the masks' shapes, and further arguments of its function."""
 
     kind: str
     shapes: tuple[Sequence[int], ...]
@@ -42,7 +42,10 @@ class Product(NamedTuple):
 
 
 class Draws:
-    """Random words from a seed, the same on every machine. Source: FIPS 202, SHAKE-128, a call for each draw."""
+    """Random words from a seed, equal on every machine.
+
+    Each draw is one call of SHAKE-128. Source: FIPS 202.
+    """
 
     device = torch.device("cpu")
 
@@ -57,7 +60,7 @@ class Draws:
 
 
 def draws_at(place: Place, seed: Blob) -> Draws | CardDraws:
-    """Return the random numbers of a seed, from ChaCha20 where a GPU is used or emulated, else from SHAKE-128."""
+    """Return the random generator of a seed: ChaCha20 where a GPU is used or emulated, else SHAKE-128."""
     return CardDraws(bytes(seed), place.device) if place.as_on_card else Draws(bytes(seed))
 
 
@@ -73,10 +76,11 @@ def from_blob(blob: Blob, shape: Sequence[int], device: torch.device) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correlation:
-    """Masks, and what the dealer makes of them.
+    """Masks and the products that the dealer makes of them.
 
-    opened: combines the two shares of a mask. function: is applied to masks and further arguments. corrected: gives the
-    client's share of its result, from the result and the server's share.
+    opened: combines the two shares of a mask. function: computes the product from masks and further arguments.
+        corrected:
+        returns the client's share of the product, from the product and the server's share.
     """
 
     opened: Callable[[Tensor, Tensor], Tensor]
@@ -164,7 +168,7 @@ class Masks(Provider):
 
 
 class Zeros(Provider):
-    """Masks of 0; it records which products are asked for."""
+    """Masks of 0, which record the products that ops ask for."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -177,7 +181,7 @@ class Zeros(Provider):
 
 
 class Dealer:
-    """The dealer, which draws what both parties draw, in the same order."""
+    """The dealer, which draws the same masks as both parties, in the same order."""
 
     def __init__(self, place: Place, peers: Peers) -> None:
         self.peers, self.ahead = peers, 0
@@ -187,7 +191,7 @@ class Dealer:
             peers.send(rank, {"kind": "seed"}, [seed])
 
     def deal(self, products: Sequence[Product]) -> Traffic:
-        """Send the client all that the products of an op take, in one message."""
+        """Send the client, in one message, what it needs for the products of an op."""
         if self.ahead == AHEAD:
             self.peers.receive(CLIENT)
         else:

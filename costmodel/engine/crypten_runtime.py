@@ -67,7 +67,7 @@ class Link(Alone):
 
 
 class CryptenRuntime(Runtime):
-    """The runtime of a party that computes, or of the dealer."""
+    """The runtime of a computing party or of the dealer."""
 
     def __init__(self, assignment: Assignment, peers: Peers) -> None:
         self.rank, self.peers, self.setting = assignment.rank, peers, assignment.setting
@@ -140,7 +140,7 @@ class CryptenRuntime(Runtime):
         return Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value).to(self.place.device)))
 
     def start(self) -> None:
-        """Have the dealer find out what every op needs, so that no step waits for it."""
+        """Let the dealer find out what every op needs, so that no step has to wait for it."""
         for node in (node for graph in self.steps for node in graph if self.dealer is not None):
             self._products(node)
 
@@ -187,7 +187,7 @@ class CryptenRuntime(Runtime):
         return done
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory; on a GPU, that since the party began."""
+        """Return the peak memory; on a GPU, since the party began."""
         on_card = self.place.device.type == "cuda"
         return torch.cuda.max_memory_allocated(self.place.device) if on_card else super().peak_bytes()
 

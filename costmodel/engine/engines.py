@@ -13,7 +13,11 @@ from costmodel.protocols.primitives import Comm, EngineSetting
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """package: its name. link: what its parties talk by. counts_rounds: else they are measured by delays."""
+    """An MPC engine.
+
+    package: its name. link: the connections between its parties. counts_rounds: whether it counts rounds; if not, they
+        are measured by adding delays.
+    """
 
     package: str
     link: str
@@ -30,7 +34,7 @@ ENGINES = {
 
 
 def engine_of(protocol: str) -> Engine:
-    """Raises UserError for a protocol that no engine runs here."""
+    """Return the engine of a protocol. Raises UserError for a protocol that no engine runs here."""
     if protocol in ENGINE_PROTOCOLS:
         return ENGINES[ENGINE_PROTOCOLS[protocol].engine]
     known = ", ".join(ENGINE_PROTOCOLS)
@@ -40,7 +44,7 @@ def engine_of(protocol: str) -> Engine:
 
 
 def walk(protocol: str, some: Sequence[Op], setting: EngineSetting) -> tuple[Comm, ...]:
-    """The cost of each op in a run of all of them, in order.
+    """Return the cost of each op in a run of all of them, in order.
 
     Raises UserError for a protocol without engine, a setting that the protocol does not have, or an op without formula.
     """

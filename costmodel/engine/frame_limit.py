@@ -13,7 +13,7 @@ LEAST_BYTES = 1 << 16  # whatever the graph: seeds, headers of arrays
 
 
 def most_bytes(steps: tuple[OpGraph, ...], protocol: str, setting: EngineSetting) -> int:
-    """Return a limit that every frame keeps: a share of any array, all programs, or what crypten sends for an op."""
+    """Return a limit that no frame exceeds: a share of any array, all programs, or what crypten sends for an op."""
     nodes = [node for graph in steps for node in graph]
     some = {node.op for node in nodes}
     largest = max(  # elements of an array that an op reads or makes

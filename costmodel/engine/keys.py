@@ -41,7 +41,7 @@ class Sealed:
         super(ssl.SSLSocket, self._connection).shutdown(how)
 
     def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
-        """Receive what is there. Raise BlockingIOError if that is nothing, RefusedError if the peer refuses us."""
+        """Receive the bytes that have come. Raise BlockingIOError if there are none, RefusedError if we are refused."""
         try:
             with self._lock:
                 return self._connection.recv_into(buffer, nbytes)
@@ -112,7 +112,7 @@ class Keys:
         self._as_server, self._as_client = contexts
 
     def called(self, connection: socket.socket, peer: int, until_s: float) -> Sealed:
-        """Return the TLS connection to a party that was called. Raise UserError if somebody else answers."""
+        """Return the TLS connection to a party that this party called. Raise UserError if somebody else answers."""
         _limit(connection, until_s)
         try:
             made = self._as_client.wrap_socket(connection)
@@ -124,7 +124,7 @@ class Keys:
         return Sealed(made)
 
     def accepted(self, connection: socket.socket, until_s: float) -> tuple[Sealed, int]:
-        """Return the TLS connection to a party that calls, and its rank. Raise OSError if it is not a party."""
+        """Return the TLS connection to a party that called, and its rank. Raise OSError if the caller is no party."""
         _limit(connection, until_s)
         made = self._as_server.wrap_socket(connection, server_side=True)
         peer = self.pinned.get(made.getpeercert(binary_form=True) or b"", self.rank)

@@ -20,16 +20,16 @@ UNHINDERED = 0.0  # seconds that a message is held
 
 
 def refuse_delay(delay_s: float) -> None:
-    """The delays of a link that only carries. Raises UserError for any other than none."""
+    """Raise UserError for any delay other than none, on a link that cannot delay messages."""
     if delay_s != UNHINDERED:
         raise UserError(f"this link does not delay messages, but got {delay_s} s.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Wiring:
-    """Addresses of every rank (column) as each rank (row) knows them; its own is where it listens.
+    """The addresses of every rank (column) as each rank (row) knows them; a rank's own is where it listens.
 
-    set_delay: of every message, one way, in seconds; between passes only.
+    set_delay: sets the one-way delay of every message, in seconds; only between passes.
     """
 
     addresses: tuple[tuple[str, ...], ...]
@@ -47,7 +47,7 @@ def tcp(num_parties: int) -> Iterator[Wiring]:
 
 @contextmanager
 def delayed(num_parties: int) -> Iterator[Wiring]:
-    """Yield a wiring as `tcp` does, but a relay can delay every connection, in both directions."""
+    """Yield a wiring as `tcp` does, in which a relay can delay every connection, in both directions."""
     addresses = free_addresses(num_parties)
     with closing(Relay()) as relay:
         # what a rank knows: its own address, and a port of the relay for every other rank
@@ -61,7 +61,7 @@ def delayed(num_parties: int) -> Iterator[Wiring]:
 
 
 def tunnelled(relay: Relay, addresses: Sequence[str], keys: Keys) -> tuple[str, ...]:
-    """Return addresses of this machine that lead to those of all parties by TLS; its own is where to listen for them.
+    """Return addresses of this machine that lead to all parties by TLS; this party listens at its own.
 
     The relay takes the place of this party at its own address.
     """

@@ -26,7 +26,7 @@ WARM_UPS = 2  # for one-time set-up, and for batches that the first pass almost 
 class MeasuredRounds:
     """Rounds of every op, in order: the slope of its seconds over the one-way delay.
 
-    `seconds` are those of all ops, by delay. `residual_s` is their largest distance from the fitted line.
+    `seconds` are the seconds of all ops, by delay. `residual_s` is their largest distance from the fitted line.
     """
 
     by_op: tuple[float, ...]
@@ -40,7 +40,7 @@ class MeasuredRounds:
 
 
 def check_delays(delays_s: Sequence[float]) -> None:
-    """Raise UserError for fewer than three different delays, or a negative one."""
+    """Raise UserError unless there are at least three different delays, none of them negative."""
     if len(set(delays_s)) < LEAST_DELAYS or min(delays_s) < 0:
         raise UserError(
             f"rounds are a slope over at least {LEAST_DELAYS} different one-way delays, but got {list(delays_s)} s; "

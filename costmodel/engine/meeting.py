@@ -109,9 +109,9 @@ def meet(
 ) -> dict[int, Channel]:
     """Return a channel to every other party, by rank, once their `terms` equal `ours`.
 
-    Raise UserError, in one line, if a port is in use, a party does not come in time, or terms differ. Somebody else who
-    connects is dropped, and does not delay the parties. Who may be somebody else (without keys, on another machine) and
-    has other terms is told so, and is the reason if no other party comes.
+    Raise UserError, in one line, if a port is in use, a party does not come in time, or terms differ. A caller that is
+    no party is dropped, and does not delay the parties. A caller that may be no party (without keys, from another
+    machine) and has other terms is told so; the error names it if no other party comes.
     """
     return _Meeting(rank, addresses, ours, wait_s, keys).channels()
 

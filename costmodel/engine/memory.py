@@ -8,7 +8,7 @@ RESET_PEAK = "5"  # proc_pid_clear_refs(5): the resident memory becomes the peak
 
 
 def give_back() -> None:
-    """Return freed memory to the system if the C library can do so, because it would count as resident."""
+    """Return freed memory, which would count as resident, to the system, if the C library can do so."""
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 

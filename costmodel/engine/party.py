@@ -42,9 +42,10 @@ PARTING_S = 0.5  # time for peers to find the same difference, and report it ins
 
 
 class OpCost(NamedTuple):
-    """Cost of an op to one party. `start_s`, `end_s`: by its machine's monotonic clock; `peak_bytes`: during the op.
+    """The cost of an op to one party.
 
-    `rounds` is how many it waited for; None if the engine does not count them.
+    `start_s`, `end_s`: times on its machine's monotonic clock. `peak_bytes`: peak memory during the op. `rounds`: how
+        many it waited for; None if the engine does not count them.
     """
 
     sent_bytes: int
@@ -77,7 +78,7 @@ class Answers:
 
 @dataclass(kw_only=True, slots=True)
 class Party:
-    """A party that has met the others and holds its shares, and so is ready to run. `spent` is from `_spent`."""
+    """A party that has met the others and has its shares, so that it is ready to run. `spent` is from `_spent`."""
 
     assignment: Assignment
     steps: tuple[OpGraph, ...]

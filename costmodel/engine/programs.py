@@ -26,7 +26,7 @@ MASKED = (ops.TokenEmbedding, ops.Linear, ops.VocabProjection)  # their weights 
 
 
 class Operand(NamedTuple):
-    """An operand in the form that the first node to read it takes, and the variable that holds it."""
+    """An operand in the form that the first node to read it needs, and the variable that stores it."""
 
     variable: str
     node: Node
@@ -84,7 +84,10 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Compiled:
-    """The programs of each step, in order, the logits' last; `keepers` run once before, to keep weight masks."""
+    """The programs of each step, in order, the last of which computes logits.
+
+    `keepers` run once before all steps, to make weight masks that are reused.
+    """
 
     steps: tuple[tuple[Program, ...], ...]
     keepers: tuple[Program, ...]

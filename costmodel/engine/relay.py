@@ -28,16 +28,16 @@ def plain(connection: socket.socket) -> End:
 
 
 class Relay:
-    """A relay of connections. delay_s: the delay, in both directions, of what is read from now on."""
+    """A relay of connections. delay_s: delay, in both directions, of bytes that are read from now on."""
 
     def __init__(self) -> None:
         self.delay_s = 0.0
         self._servers: list[socket.socket] = []
 
     def forward(self, host: str, target: str, *, port: int = 0, near: Handshake = plain, far: Handshake = plain) -> str:
-        """The address, on a port of `host` (free, by default), that now leads to `target`, an address too.
+        """Return the address, on a port of `host` (free, by default), that now leads to the address `target`.
 
-        near, far: make the ends of every connection out of sockets, that which was accepted and that to the target.
+        near, far: turn the accepted socket, and the socket to the target, into the two ends of a connection.
         """
         server = socket.create_server((host, port))
         self._servers.append(server)
@@ -45,7 +45,7 @@ class Relay:
         return f"{host}:{server.getsockname()[1]}"
 
     def close(self) -> None:
-        """Takes no more connections; those that there are last until their ends close them."""
+        """Accept no more connections; existing ones stay until one of their ends closes them."""
         while self._servers:
             with self._servers.pop() as server:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts

@@ -11,7 +11,7 @@ from costmodel.ops import Node, Op, OpGraph
 
 
 class Traffic(NamedTuple):
-    """What a party sent in an op, and the rounds that it waited for; None if the engine does not count them."""
+    """What a party sent in an op, and the rounds for which it waited; None if the engine does not count rounds."""
 
     sent_bytes: int
     messages: int
@@ -35,7 +35,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def opened(self, shares: Sequence[Any]) -> Array:
-        """Return the array that the shares of all computing parties make up."""
+        """Return the array that the shares of all computing parties reconstruct."""
 
     @abstractmethod
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
@@ -51,7 +51,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Do what all steps need once; the weights are stored by then, and no step has run."""
+        """Do once what all steps need; the weights are stored by then, and no step has run."""
 
     @abstractmethod
     def run(self, step: int, index: int, node: Node) -> None:

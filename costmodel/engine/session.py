@@ -32,7 +32,7 @@ PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start fail
 class StepRun:
     """The cost of a step, op by op for every party, and its logits (projected tokens x vocab).
 
-    `seconds` are the client's, from sharing the tokens until it has the logits.
+    `seconds` is the client's time, from sharing the tokens until it has the logits.
     """
 
     by_party: tuple[tuple[OpCost, ...], ...]
@@ -146,7 +146,7 @@ class Session:
 
 @contextmanager
 def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
-    """Yield a session with a process per party until the block ends; without addresses, all of them are these.
+    """Yield a session with one process per party until the block ends; without addresses, they are all the parties.
 
     Raise UserError if the engine is not installed, or TMPDIR is too deep for sockets.
     """

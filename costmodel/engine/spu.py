@@ -161,7 +161,7 @@ def run(
 def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tuple[Measured, ...]:
     """Measure each op by itself on random numbers, for calibration and to check formulas.
 
-    Preprocessing that the engine does once, at the first op that needs it, is part of that op's cost. Errors are as for
+    Preprocessing that the engine does once is part of the cost of the first op that needs it. Errors are as for
     `passes`.
     """
     (only,), _ = passes(ops_job(ops, protocol=protocol, setting=setting), tcp, [UNHINDERED])
@@ -169,10 +169,11 @@ def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tupl
 
 
 def passes(job: Job, link: Link, delays_s: Sequence[float]) -> tuple[tuple[Pass, ...], Array]:
-    """The same job several times by the same parties, each time under a delay of the link; and the last result.
+    """Run the same job several times by the same parties, each time under one delay of the link.
 
-    Raises UserError for an unknown protocol, a weight that does not fit, an engine that is not installed, or a
-    delay that the link does not have; StoppedError, in one line, if the engine fails.
+    Returns the passes and the last result. Raises UserError for an unknown protocol, a weight that does not fit, an
+    engine that is not installed, or a delay that the link does not have; StoppedError, in one line, if the engine
+    fails.
     """
     runs = []
     with on_this_machine(job.client, link) as (session, _):

@@ -30,7 +30,7 @@ CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties do not start at the s
 
 
 def configuration(protocol: str, setting: EngineSetting) -> Any:
-    """Return the engine's defaults with the profile on and the setting's threads; cheetah preprocesses for each."""
+    """Return the engine's configuration for a protocol and setting, with its profile on."""
     from spu import libspu
 
     made = libspu.RuntimeConfig(
@@ -88,7 +88,7 @@ class Log:
 
 
 class SpuRuntime(Runtime):
-    """The runtime of a party under SecretFlow-SPU; `progress` gets the name of an op that is compiled."""
+    """The runtime of a party under SecretFlow-SPU; `progress` gets the name of each op while it is compiled."""
 
     def __init__(self, assignment: Assignment, peers: Peers, progress: Progress) -> None:
         import_module("spu.api")  # takes a second, so all parties do it at the same time
@@ -104,7 +104,7 @@ class SpuRuntime(Runtime):
         return make_shares(self.protocol, self.setting, value, op)
 
     def packed(self, share: Any) -> list[bytes]:
-        """What it is a share of, then its chunks."""
+        """Return what the share is a share of, then its chunks."""
         return [share.meta, *share.share_chunks]
 
     def unpacked(self, parts: Sequence[Blob]) -> Any:
@@ -171,7 +171,7 @@ class SpuRuntime(Runtime):
         return self.log.traffic(num_ops)
 
     def stop(self) -> None:
-        """Wait until the other links have stopped too. This one stays open: a party may await its last receipt."""
+        """Wait until the other links have stopped too. This link stays open, since a party may await a last receipt."""
         self.runtime = None
         gc.collect()
         self.link.stop_link()

@@ -39,7 +39,7 @@ SCALED = (ops.Linear, ops.VocabProjection)  # under CrypTen their matrix is held
 
 
 class Number(np.ndarray[Any, Any]):
-    """Secrets as doubles, of which `arithmetic` computes products and functions; they are held times `scale`."""
+    """Secrets as doubles, stored as `scale` times their values; `arithmetic` computes their products and functions."""
 
     arithmetic: Any = None
     scale = 1
@@ -55,11 +55,11 @@ class Number(np.ndarray[Any, Any]):
 
 
 class Arithmetic:
-    """The library of an engine for ops, with functions of its own for some of them.
+    """An engine's fixed point, emulated as a library for ops, with its own functions for some of them.
 
-    margin: how many times too large numbers may be; those of other text are larger. num_sequences: in the numbers.
-    num_extreme: the last of these, whose tokens may be of no use, so that small numbers may be imprecise there.
-    wrong: how many results of each op are expected to be wrong, as an engine may be with a small probability.
+    margin: factor by which numbers must be within the limits, because other text has larger ones. num_sequences: number
+    of sequences in the data. num_extreme: how many of them, the last ones, have rare tokens and so may be imprecise.
+    wrong: how many results of each op are expected to be wrong, because an engine errs with a small probability.
     """
 
     numpy = np
@@ -97,9 +97,9 @@ class Arithmetic:
         }
 
     def evaluate(self, node: Node, operands: Weights, *inputs: Array) -> Array:
-        """Return the output of an op, given its operands and inputs as doubles or as numbers.
+        """Return the output of an op, given operands and inputs as doubles or as numbers.
 
-        Raise OutOfRangeError if the engine does not hold it, and UserError without a function.
+        Raise OutOfRangeError if numbers leave the engine's range, and UserError for an op without a function.
         """
         self.op, own = node.name, self.of_ops.get(type(node.op), evaluate)
         with np.errstate(all="ignore"):  # what is not finite is out of range
@@ -110,7 +110,7 @@ class Arithmetic:
         return output
 
     def holds(self, node: Node, operands: Weights, *inputs: Array) -> bool:
-        """Return whether the engine holds an op."""
+        """Return whether all numbers of an op stay within the engine's range."""
         try:
             self.evaluate(node, operands, *inputs)
         except OutOfRangeError:
@@ -130,7 +130,7 @@ class Arithmetic:
             raise OutOfRangeError(why, with_fewer_bits=True)
 
     def number(self, value: Array, scale: int = 1) -> Array:
-        """Return an array of this arithmetic, of what is rounded already."""
+        """Return values that are rounded already as an array of this arithmetic."""
         made = np.asarray(value).view(Number)
         made.arithmetic, made.scale = self, scale
         return made
@@ -142,12 +142,12 @@ class Arithmetic:
         return np.rint(value * (scale / self.unit)) * (self.unit / scale)
 
     def truncated(self, value: Array) -> Array:
-        """Return products as engines truncate them: to one of both neighbours, at random, so that the mean is right."""
+        """Return products as engines truncate them: to one of the two nearest numbers, at random, with a right mean."""
         drawn = self.digits.random(np.shape(value), dtype=np.float32)
         return np.floor(value * (1 / self.unit) + drawn) * self.unit
 
     def encoded(self, node: Node, value: Array) -> Array:
-        """Return a weight as it is shared."""
+        """Return a weight as the engine encodes it before it is shared."""
         self.require("weights", value, -self.most, self.most)
         return self.number(self.rounded(value))
 
@@ -175,7 +175,7 @@ class Arithmetic:
         return result if isinstance(result, Number) else self.number(result, self.scale if ufunc is np.add else 1)
 
     def require(self, what: str, value: Array, least: float, most: float, *, with_fewer_bits: bool = False) -> None:
-        """Raise OutOfRangeError unless all numbers are within limits; those away from 0 have a margin."""
+        """Raise OutOfRangeError unless all numbers are within the limits, which `margin` tightens except at 0."""
         low, high = (float(limit) for limit in (np.min(value.view(np.ndarray)), np.max(value.view(np.ndarray))))
         least, most = least / self.margin if least < 0 else least, most / self.margin
         if not (least <= low and high <= most):
@@ -189,7 +189,7 @@ class Arithmetic:
         raise NotImplementedError
 
     def may_fail(self, expected: float) -> None:
-        """Add to the results that are expected to be wrong."""
+        """Add to the number of results that are expected to be wrong."""
         self.wrong[self.op] = self.wrong.get(self.op, 0.0) + expected
 
     def embed(self, op: ops.TokenEmbedding, library: Any, weights: Weights, tokens: Array) -> Array:
@@ -197,7 +197,7 @@ class Arithmetic:
         return weights["weight"][tokens.argmax(axis=-1) if tokens.ndim == 2 else tokens.astype(np.int64)]
 
     def softmax(self, op: ops.Softmax, library: Any, weights: Weights, scores: Array) -> Array:
-        """Return attention; what the mask hides may be wrong, and so may the eighth power of a score that is alone."""
+        """Return attention weights; masked scores, and the eighth power of a row's only score, may be wrong."""
         seen = np.tri(op.queries, op.keys, op.keys - op.queries if op.causal else op.keys, dtype=bool)
         scores = np.where(seen, scores, scores[..., :1])
         if op.form == "power8":
@@ -205,7 +205,7 @@ class Arithmetic:
         return FUNCTIONS[ops.Softmax](op, self, weights, scores)
 
     def gelu(self, op: ops.Gelu, library: Any, weights: Weights, source: Array) -> Array:
-        """Return GELU; powers in the piecewise form that overflow cancel."""
+        """Return GELU; in the piecewise form, powers of large inputs may overflow, because they cancel."""
         if op.form != "piecewise":
             return FUNCTIONS[ops.Gelu](op, self, weights, source)
         plain = source.view(np.ndarray)
@@ -214,7 +214,7 @@ class Arithmetic:
 
 
 class SpuArithmetic(Arithmetic):
-    """The fixed point of SecretFlow-SPU 0.9.5, the same under each of its protocols.
+    """The fixed point of SecretFlow-SPU 0.9.5, which is the same under each of its protocols.
 
     Source of the limits: tests/costmodel/execution/test_arithmetic.py measures them. A product of ring - 2 bits is
     wrong, and the inverse or root of a number from 2^(f - 1) on is 0, for f fraction bits.
@@ -232,11 +232,11 @@ class SpuArithmetic(Arithmetic):
         self.overflowed = 8 / self.most_product
 
     def encoded(self, node: Node, value: Array) -> Array:
-        """Return a weight as it is shared, which drops its digits after the last bit."""
+        """Return a weight as the engine encodes it, which cuts off the digits after the last bit."""
         return super().encoded(node, np.trunc(value / self.unit) * self.unit)
 
     def is_exact(self, factor: float) -> bool:
-        """Whether a factor is 1, or so small that it is multiplied by a power of two (`constant_product`)."""
+        """Whether a factor is so small that the engine multiplies by a power of two instead (`constant_product`)."""
         return abs(factor) < VERY_SMALL_UNITS * self.unit
 
     def product(self, value: Array) -> Array:
@@ -255,7 +255,7 @@ class SpuArithmetic(Arithmetic):
         return self.inverse(source)
 
     def inverse(self, source: Array) -> Array:
-        """Return inverses; that of 0 is 0 under the engine."""
+        """Return inverses; the inverse of 0 is 0 under the engine."""
         return self.rounded(np.divide(1.0, source, out=np.zeros_like(source), where=source != 0))
 
     def rsqrt(self, source: Array) -> Array:
@@ -282,7 +282,7 @@ class SpuArithmetic(Arithmetic):
         )
 
     def logistic(self, source: Array) -> Array:
-        """Return 1 / (1 + exp(-x)). An exponential that overflows is random, so its inverse is hardly ever not 0."""
+        """Return 1 / (1 + exp(-x)). An exponential that overflows is random, and its inverse is nearly always 0."""
         source = source.view(np.ndarray)
         self.require("arguments of logistic functions", source, self.LOWEST_LOGIT, -self.LOWEST_EXPONENT)
         overflowed = source < -self.highest_exponent
@@ -314,17 +314,17 @@ class CryptenArithmetic(Arithmetic):
         return super().evaluate(node, operands, *inputs)
 
     def encoded(self, node: Node, value: Array) -> Array:
-        """Return a weight as it is shared; matrices of linears are held times WEIGHT_SCALE."""
+        """Return a weight as the engine encodes it; matrices of linears are stored times WEIGHT_SCALE."""
         if isinstance(node.op, SCALED) and value.ndim == 2:
             return self.number(self.rounded(value, WEIGHT_SCALE))
         return super().encoded(node, value)
 
     def is_exact(self, factor: float) -> bool:
-        """Whether a factor is one over an integer, by which numbers are divided."""
+        """Whether a factor is 1 / an integer, for which the engine divides exactly."""
         return bool(factor) and abs((divisor := 1 / factor) - round(divisor)) < 1e-9
 
     def truncates(self, total: float) -> None:
-        """Count truncations of numbers whose magnitudes add up to a total."""
+        """Count truncations of numbers whose magnitudes sum to `total`."""
         self.may_fail(total * self.share)
 
     def product(self, value: Array) -> Array:
@@ -368,7 +368,7 @@ class CryptenArithmetic(Arithmetic):
         return self.number(self.rounded(1 / (np.exp(-source) + 1)))
 
     def gelu(self, op: ops.Gelu, library: Any, weights: Weights, source: Array) -> Array:
-        """Return GELU; the tanh form is right for any input."""
+        """Return GELU. The tanh form needs no check of its range, since it is right for any input."""
         plain = source.view(np.ndarray)
         if op.form != "tanh":
             self.truncates(sum(_sum(plain**power) for power in (2, 3, 4, 6)))

@@ -77,7 +77,7 @@ def inputs(graph: OpGraph, tokens: Array | None, caches: Mapping[str, Array] | N
 
 
 def encoded(graph: OpGraph, tokens: Array) -> Array:
-    """Return the tokens one-hot encoded (tokens x vocab), or as they are if the graph looks them up."""
+    """Return the tokens one-hot encoded (tokens x vocab), or unchanged if the graph looks them up."""
     op = next(node.op for node in graph if isinstance(node.op, ops.TokenEmbedding))
     tokens = np.asarray(tokens)
     if tokens.shape != (op.tokens,):
@@ -103,7 +103,7 @@ def model_weights(graph: OpGraph) -> dict[str, tuple[Op, str]]:
 
 
 def operands(node: Node, weights: Weights) -> dict[str, Array]:
-    """Return a node's operands by suffix, as its function takes them: cut to its tokens, and transposed or inverted.
+    """Return a node's operands by suffix, in the form that its function takes: sliced, and transposed or inverted.
 
     Raise UserError if a weight is missing or has another shape.
     """

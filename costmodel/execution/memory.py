@@ -43,11 +43,12 @@ class MemoryFit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryTestbed:
-    """A fit on the peaks of processes that ran whole models, with one process per party.
+    """Fitted peak memory of processes that ran whole models, with one process per party.
 
     client: the first party, which also shares everything beforehand and, under SPU, compiles the ops. party: each other
-        process, including the dealer of crypten.
-    greatest: most bytes of each feature in any model of the fit; num_points: number of these models.
+        process, including the dealer of crypten. greatest: largest value of each feature, in bytes, in any fitted
+        model.
+        num_points: number of these models.
     """
 
     protocol: str
@@ -63,7 +64,7 @@ class MemoryTestbed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakMemory:
-    """Most bytes that are resident at once, in the process of the first party (the client) and of each other party.
+    """Peak resident bytes of the process of the first party (the client), and of each other party's process.
 
     held_bytes: shares of weights, inputs and outputs among them, which are exact. held_out_error: error of the fit.
     extrapolation: the largest ratio of a feature to its greatest value in the fit, at least 1.
@@ -83,7 +84,7 @@ def load_memory(protocol: str) -> MemoryTestbed:
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:
-    """Peaks of a run of one thread; None with kept masks of weights, another ring or a card: nobody measured them."""
+    """Return the peaks of a run of one thread; None with reused masks, another ring or a GPU (not measured)."""
     is_measured = setting.weight_masks == "fresh" and setting.threads == 1 and setting.device == "cpu"
     if not is_measured or setting.ring_bits != testbed.ring_bits:
         return None

@@ -10,7 +10,7 @@ from costmodel.rotary import RotaryScaling
 class PackHeads(Op):
     """Lays queries, keys and values of separate linears side by side (local).
 
-    query_features, key_features: of one token's queries, and of its keys as of its values.
+    query_features: features of one token's queries. key_features: features of its keys, and of its values.
     """
 
     is_rowwise = True
@@ -35,7 +35,7 @@ class Rotary(Op):
 
     key_heads: heads of the keys, and of the values behind them, where there are fewer than of the queries.
     base, scaling: of the angles; without scaling pair f of a head turns by position x base^(-2 f / rotary_dim).
-    It reads heads of any width, and its shapes are those of the least; `output_shapes` of a graph knows the others.
+    It reads heads of any width. Its own shapes are for the smallest; `output_shapes` of a graph has the real ones.
 
     Local where products with public numbers are; in a fixed-point engine each costs a truncation.
     """
@@ -162,8 +162,9 @@ class Temperature(OnScores):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreBound(OnScores):
-    """Takes a learned, public number of each head from its scores (local): in the place of every row's maximum, or so
-    that an even power grows with the score.
+    """Subtracts a learned, public number per head from its scores (local).
+
+    It replaces every row's maximum, or makes an even power grow with the score.
     """
 
     label = "bound"

@@ -11,7 +11,7 @@ USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # what an op s
 
 
 def shape(op: Op) -> dict[str, int]:
-    """The dimensions of an op by name; flags, forms, offsets of 0 and a single sequence left out."""
+    """The dimensions of an op by name, without flags, forms, offsets of 0 and a single sequence."""
     values = {field.name: getattr(op, field.name) for field in fields(op)}
     return {name: value for name, value in values.items() if type(value) is int and USUAL.get(name) != value}
 
@@ -20,7 +20,7 @@ def shape(op: Op) -> dict[str, int]:
 class Node:
     """One op of a graph.
 
-    name: unique in its graph, e.g. `layers.3.ffn.up`. What follows an `@` tells parts of one op of the model apart.
+    name: unique in its graph, e.g. `layers.3.ffn.up`; after an `@` comes the part of an op that is split.
     inputs: names of the nodes or graph inputs that it reads, in operand order; `tokens` is the model's input.
     """
 
@@ -45,7 +45,7 @@ class Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpGraph:
-    """Nodes in execution order; the last one holds the logits. inputs: what it reads beside `tokens`.
+    """Nodes in execution order; the output of the last one is the logits. inputs: inputs beside `tokens`.
 
     Raises UserError for a repeated name, an input that no earlier node produces, or a dimension below 1.
     """
@@ -74,7 +74,7 @@ class OpGraph:
 
 
 def output_shapes(graph: OpGraph) -> dict[str, Shape]:
-    """The shape of every node's output, by name; a rotation's is that of what it reads."""
+    """Return the shape of every node's output, by name; a rotation's is that of its input."""
     shapes: dict[str, Shape] = {}
     for node in graph:
         shapes[node.name] = shapes[node.inputs[0]] if isinstance(node.op, Rotary) else node.op.output_shape

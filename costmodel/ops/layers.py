@@ -11,8 +11,8 @@ from costmodel.ops.op import RMSNORM_EPSILON, Encoding, GeluForm, OnRows, Op, Sh
 class TokenEmbedding(Op):
     """One-hot tokens (`tokens x vocab`) times the embedding table (`vocab x features`).
 
-    encoding: `one-hot`, by the client in the clear; `lookup`, under the protocol, from tokens shared as integers.
-    scale: what the table's owner multiplies it by before a run.
+    encoding: `one-hot`, by the client in plaintext; `lookup`, under the protocol, from tokens shared as integers.
+    scale: factor by which the table's owner multiplies it before a run.
     """
 
     label = "embedding"
@@ -112,7 +112,7 @@ class RmsNorm(OnRows):
 
     @property
     def num_roots(self) -> int:
-        """Mean squares that a root is taken of."""
+        """Number of mean squares of which a root is taken."""
         return self.rows * self.groups
 
     @property
@@ -234,11 +234,11 @@ class Multiply(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scale(OnRows):
-    """Every element times one public number, `factor`, that is in the architecture and not learned.
+    """Every element times one public number, `factor`, that is part of the architecture and not learned.
 
     Local where products with public numbers are; in a fixed-point engine each costs a truncation.
 
-    Raises UserError for a factor that leaves nothing to do, or nothing of its operand: 1, 0 or one that is not finite.
+    Raises UserError for a factor of 1, of 0, or that is not finite.
     """
 
     factor: float
@@ -311,7 +311,7 @@ class TakeColumns(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinRows(OnRows):
-    """Parts of `rows x features` of `part` rows each, the last of what is left, one below the other (local)."""
+    """Concatenates blocks of `part` rows each (the last may be smaller) to `rows x features` (local)."""
 
     batched = ("rows", "part")
     is_rowwise = False
@@ -326,7 +326,7 @@ class JoinRows(OnRows):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JoinColumns(OnRows):
-    """Parts of `rows x features` of `part` columns each, the last of what is left, side by side (local)."""
+    """Concatenates blocks of `part` columns each (the last may be smaller) to `rows x features` (local)."""
 
     is_rowwise = False
     is_local = True
@@ -342,7 +342,7 @@ class JoinColumns(OnRows):
 class VocabProjection(OnRows):
     """`rows x features` times the output table (`features x vocab`): the logits.
 
-    whole: entries of the table, where only `vocab` of them, from `first` on, are projected onto; None for all.
+    whole: entries of the table, if only `vocab` of them, from `first` on, are computed here; None for all.
     """
 
     label = "vocabulary"

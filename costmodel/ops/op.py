@@ -16,21 +16,23 @@ ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Op(ABC):
-    """One operation. Its fields are its dimensions and forms; class attributes hold of every op of its type.
+    """One operation. Its fields are its dimensions and forms; class attributes are the same for every op of its type.
 
-    label: what figures call it; its own name if empty.
-    weights: `hidden` from all parties but their owner; `public`; or `none`. public: whether a deployment shows hidden
-        ones to all parties.
-    transposed: weights that are turned before a run: an engine that keeps a weight's mask keeps that of an array, not
-        of a view. inverted: weights that their owner inverts before, as a division is dear where a product is not.
+    label: its name in figures; the class name if empty.
+    weights: `hidden` from all parties but their owner; `public`; or `none`. public: whether hidden weights are shown to
+        all parties in this deployment.
+    transposed: weights that are transposed before a run, because an engine that keeps a weight's mask keeps the mask of
+        an array, not of a view. inverted: weights that their owner inverts before a run, because a division costs more
+        than a product.
     has_longer_table: whether its weight is learned for the whole context and may be longer than what `read` needs.
-    weight_std: of a drawn matrix of weights; of a transposed one, times the square root of its columns.
-    num_inputs: how many it reads where each is shaped as its output is.
-    batched: the dimensions of which several sequences have so many times more.
-    is_rowwise: whether a row of its output is computed from the same row of what it reads.
-    is_product: whether it is a matrix product: one kernel, and so one fit of seconds, whatever the op.
-    is_local: whether it only moves or adds up what it reads, so that the parties need not talk.
-    works_on_rows: whether it also has something to do per row, such as an inverse root.
+    weight_std: standard deviation of a randomly drawn weight matrix; for a transposed one, times the square root of its
+        columns.
+    num_inputs: number of inputs, if each has the shape of the output.
+    batched: the dimensions that a batch multiplies by its number of sequences.
+    is_rowwise: whether a row of its output depends only on the same row of its inputs.
+    is_product: whether it is a matrix product; all matrix products have one kernel, and so one fit of seconds.
+    is_local: whether it only moves or adds up its inputs, so that the parties send nothing.
+    works_on_rows: whether it also has work per row, such as an inverse root.
     """
 
     label: ClassVar[str] = ""
@@ -60,43 +62,43 @@ class Op(ABC):
 
     @property
     def input_shapes(self) -> tuple[Shape, ...]:
-        """The shapes of what it reads from other ops."""
+        """The shapes of the inputs that other ops produce."""
         return (self.output_shape,) * self.num_inputs
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
-        """The shapes of its deployed weights by suffix to the node's name; of a longer table, as long as it needs."""
+        """The shapes of its deployed weights, by suffix to the node's name; a longer table has the needed length."""
         return {}
 
     @property
     def read(self) -> tuple[int, range] | None:
-        """The axis of its weight of which it reads a part, and which entries; None where it reads all."""
+        """The axis along which it reads a part of its weight, and the entries of that part; None if it reads all."""
         return None
 
     @property
     def work(self) -> dict[str, int]:
-        """How much of what its seconds grow with, by unit, beside what matrix products do."""
+        """The amounts of work that its seconds grow with, by unit, except for matrix products."""
         if self.is_product:
             return {}
         rows = {"rows": prod(self.output_shape[:-1])} if self.works_on_rows else {}
         return rows | {"elements": prod(self.output_shape)}
 
     def of_rows(self, first: int, taken: int) -> Self:
-        """A row-wise op on rows `first` to `first + taken` of its own; if it knows its position, so many tokens on."""
+        """Return a row-wise op for its rows `first` to `first + taken` only; positions are moved on by `first`."""
         values: dict[str, Any] = {self.batched[0]: taken}
         if hasattr(self, "past_len"):
             values["past_len"] = self.past_len + first
         return replace(self, **values)
 
     def in_batch(self, batch: int) -> Self:
-        """The op for so many sequences at once, which it tells apart if it has `sequences`."""
+        """Return the op for `batch` sequences at once."""
         names = (*self.batched, *(["sequences"] if hasattr(self, "sequences") else []))
         return replace(self, **{name: getattr(self, name) * batch for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnRows(Op):
-    """An op on `rows x features`, of which its output has as many unless it says otherwise; here each row by itself."""
+    """An op on `rows x features` with an output of the same shape and row by row, unless a subclass says otherwise."""
 
     is_rowwise = True
 
@@ -114,7 +116,7 @@ class OnRows(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnScores(Op):
-    """An op on `heads x queries x keys`, which its output has too."""
+    """An op on `heads x queries x keys` with an output of the same shape."""
 
     batched = ("heads",)
 

@@ -50,7 +50,7 @@ class ModelSpec:
     """A model that a user asked for, with its name in output and its deployment.
 
     `architecture` is None for an op graph that was passed or traced from a torch module; `how` says where the op graph
-    of a checkpoint comes from. `whole` returns the op graph of a prompt of a number of tokens, before deployment.
+    of a checkpoint comes from. `whole` returns the op graph for a given number of prompt tokens, before deployment.
     """
 
     name: str
@@ -63,7 +63,7 @@ class ModelSpec:
 
     @cached_property
     def graph(self) -> OpGraph:
-        """The deployed op graph of a prompt of `seq_len` tokens; a UserError is raised if it cannot be deployed so."""
+        """The op graph of a prompt of `seq_len` tokens in this deployment; a UserError is raised if there is none."""
         return deploy(self.whole(self.seq_len), self.deployment)
 
     @property
@@ -95,7 +95,7 @@ class ModelSpec:
 
     @property
     def answering(self) -> "ModelSpec":
-        """The same model, projecting only the last token of the prompt, as for new tokens.
+        """The same model, computing logits of the last prompt token only, as it does to generate new tokens.
 
         A UserError is raised for phase decode, which reads no prompt.
         """

@@ -230,7 +230,8 @@ class PricedModel:
     def to_records(self) -> list[dict[str, Any]]:
         """Return one record per op, or per new token, with the keys of `--format csv`; costs sum to the total.
 
-        `held_bytes` of an op is the bytes of shares that a party holds meanwhile; None if no engine runs the protocol.
+        `held_bytes` of an op is the bytes of shares that a party stores while it runs; None if no engine runs the
+        protocol.
         """
         if self.tokens is not None:
             return token_records(self.tokens)

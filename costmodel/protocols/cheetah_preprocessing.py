@@ -58,7 +58,7 @@ def triple_batches(count: float) -> Comm:
 
 @dataclass(kw_only=True, slots=True)
 class Use:
-    """The preprocessing that calls consume, and the time at which they are done.
+    """The preprocessing that calls consume, and when they are done.
 
     Attributes:
         clocks: Clock of each party, in rounds.
@@ -74,22 +74,22 @@ class Use:
     matrix_keys: bool = False
 
     def deliver(self, sender: int) -> None:
-        """Send a message that the other party waits for."""
+        """Count a message of `sender` that the other party waits for."""
         self.clocks[1 - sender] = max(self.clocks[1 - sender], self.clocks[sender] + 1)
 
     def exchange(self) -> None:
-        """Send a message from each party, both before either waits."""
+        """Count a message from each party, both sent before either waits."""
         first, second = self.clocks
         self.clocks = [max(first, second + 1), max(second, first + 1)]
 
     def advance(self, sender: int, sender_clock: int, other_clock: int) -> None:
-        """Move both clocks forward, never back."""
+        """Move the clocks of the sender and of the other party to these times, but never back."""
         moved = [other_clock, sender_clock] if sender == 1 else [sender_clock, other_clock]
         self.clocks = [max(old, new) for old, new in zip(self.clocks, moved, strict=True)]
 
     @property
     def share(self) -> Comm:
-        """The consumed share of all batches, to whole bytes and messages, without keys and the first OTs."""
+        """The cost of the consumed share of all batches, to whole bytes and messages, without keys and first OTs."""
         return total_comm([ot_batches(sum(self.ots) / (BATCH - KEPT)), triple_batches(self.triples / TRIPLES)])
 
 

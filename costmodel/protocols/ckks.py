@@ -58,13 +58,14 @@ TRUST = Trust(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CkksTestbed:
-    """Seconds of a machine.
+    """Measured seconds of one machine.
 
     Attributes:
-        slots: Of a ciphertext. levels: Levels after a bootstrap.
-        at_levels, primitives: Seconds of each primitive at each of these levels, between and beyond which they are on a
-            line.
-        at_slots, bootstrap_s: Seconds of a bootstrap of so many distinct slots, interpolated over their logarithm.
+        slots: Slots of a ciphertext.
+        levels: Levels after a bootstrap.
+        at_levels, primitives: Seconds of each primitive at each of these levels; others are on a line through two of
+            them.
+        at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots, interpolated over its logarithm.
         error: Relative error to expect of a whole model's seconds.
     """
 
@@ -99,7 +100,7 @@ class CkksTestbed:
                 )
 
     def seconds(self, placement: Placement, by_node: bool = False) -> dict[str, float]:
-        """Return the seconds of each primitive and of bootstraps, or of each node with the bootstraps it reads."""
+        """Return the seconds by primitive and of bootstraps, or by node with the bootstraps of its inputs."""
         total: dict[str, float] = defaultdict(float)
         by_level = {
             name: [max(0.0, _on_line(self.at_levels, values, level)) for level in range(self.levels + 1)]
@@ -146,7 +147,7 @@ class Ckks(Pricer):
         return TRUST
 
     def price(self, op: Op) -> Price:
-        """Return the cost of an op by itself, which begins at the highest level, without bytes."""
+        """Return the cost of a single op that begins at the highest level, without bytes."""
         inputs = tuple(f"input {index}" for index in range(len(op.input_shapes)))
         placed = self.placed([Node(name="op", layer=0, op=op, inputs=inputs)])
         return self._price(sum(self.testbed.seconds(placed).values()), 0, is_answer=False)
@@ -155,7 +156,7 @@ class Ckks(Pricer):
         return placed_by_layer(nodes, self.testbed.slots, self.testbed.levels)
 
     def prices(self, nodes: Sequence[Node], price_node: object = None) -> list[Price]:
-        """Return the costs of nodes, each with the bootstraps of what it reads; there is no cost of an op by itself."""
+        """Return the costs of nodes, each with the bootstraps of its inputs; `price_node` is not used."""
         if not nodes:
             return []
         placed, sent = self.placed(nodes), Counter[str]()
@@ -191,7 +192,7 @@ class Ckks(Pricer):
 
 
 def ciphertext_bytes(level: int) -> int:
-    """Return the bytes of two polynomials with a residue for each level and one more."""
+    """Return the bytes of a ciphertext at a level: two polynomials with `level` + 1 residues."""
     return 2 * RING_DIMENSION * (level + 1) * WORD_BYTES
 
 

@@ -22,7 +22,7 @@ Value: TypeAlias = list[int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """A polynomial in place of a function: degree, the range that it holds on, and its greatest error there.
+    """A polynomial in place of a function: its degree, its range, and its greatest error on that range.
 
     The error is relative for inverse and inverse root, and absolute for others.
     """
@@ -51,7 +51,7 @@ FORMS = {
 
 
 class Machine:
-    """What programs do beyond the primitives that `Tally` has; a value is a list of ciphertexts."""
+    """Operations that programs compose of the primitives, which `Tally` has; a value is a list of ciphertexts."""
 
     def product(self: Any, a: Any, b: Any) -> Any:
         return self.inner([(a, b)])
@@ -67,7 +67,7 @@ class Machine:
         return self.shifted(self.rescaled(self.summed(*terms)), number)
 
     def folded(self: Any, value: Any, slots: int, times: int) -> Any:
-        """Add a value to itself, turned by so many slots, then by twice as many, and so on."""
+        """Add a value to itself rotated by `slots`, the sum to itself rotated by 2 `slots`, and so on for `times`."""
         for fold in range(times):
             value = self.summed(value, self.rotation(value, slots << fold))
         return value
@@ -75,7 +75,10 @@ class Machine:
 
 @dataclass
 class Tally(Machine):
-    """Counts; a ciphertext is the number of levels that it has used up so far. Plaintexts are not read."""
+    """Counts primitives instead of running them; a ciphertext is the number of levels that it has used up.
+
+    Plaintexts are not read.
+    """
 
     work: Work = field(default_factory=Counter)
 
@@ -91,7 +94,7 @@ class Tally(Machine):
         return self._counted("rotation", value)
 
     def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
-        """Count products with plaintexts. into: ciphertexts that products of all others are added up to."""
+        """Count products with plaintexts. into: number of ciphertexts that they are added up to; 0 for no sums."""
         return self._counted("plain_product", value, into or 1)[:1] * (into or len(value))
 
     def multiplied(self, a: Value, b: Value) -> Value:
@@ -154,7 +157,7 @@ def inverse(m: Any, x: Any, gain: Any = 1.0) -> Any:
 
 
 def inverse_root(m: Any, x: Any, coefficients: Sequence[float]) -> Any:
-    """Return 1 / sqrt(x) from a series that is near enough for Newton: y becomes y (3 - x y^2) / 2."""
+    """Return 1 / sqrt(x): a series, refined by Newton steps, in which y becomes y (3 - x y^2) / 2."""
     y = series(m, x, coefficients, FORMS["inverse root"].low, FORMS["inverse root"].high)
     half = m.combined([x], [0.5])
     for _ in range(NEWTON_STEPS):
@@ -171,7 +174,7 @@ def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
 
 
 def counted(program: Any, *given: Any, sizes: Sequence[int] = (1,)) -> tuple[Work, Value]:
-    """Return the work of a program on values of so many ciphertexts, and the levels that each of its result used up."""
+    """Return the work of a program, and the levels used up by each result; `sizes` are the inputs' ciphertexts."""
     tally = Tally()
     result = program(tally, *([0] * size for size in sizes), *given)
     return +tally.work, result

@@ -21,7 +21,7 @@ from costmodel.ops import Node
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """tokens: slots of a column, a power of two. slots: of a ciphertext."""
+    """How a matrix of tokens lies in ciphertexts. tokens: slots of a column, a power of two. slots: of a ciphertext."""
 
     tokens: int
     slots: int
@@ -31,15 +31,15 @@ class Packing:
         return self.slots // self.tokens
 
     def period(self, width: int) -> int:
-        """The columns after which so many are repeated."""
+        """The number of columns after which a matrix of this width is repeated in a ciphertext."""
         return min(power_of_two(width), self.columns)
 
     def num(self, width: int) -> int:
-        """The ciphertexts of so many columns."""
+        """The number of ciphertexts of a matrix of this width."""
         return -(-width // self.columns)
 
     def linear(self, in_width: int, out_width: int) -> tuple[int, int, int]:
-        """The baby steps, giant steps and rotations that add up parts, of a product with a matrix."""
+        """The numbers of baby steps, of giant steps, and of rotations that add up parts, in a product with a matrix."""
         read, written = self.period(in_width), self.period(out_width)
         diagonals, a, b = min(read, written), self.num(in_width), self.num(out_width)
         baby = min(
@@ -53,7 +53,7 @@ class Value:
     """The output of a step, or an input of the graph, and how it lies in ciphertexts.
 
     width: columns of a part. parts: such as queries, keys and values, each of which starts in a ciphertext of its own.
-    sets: ciphertexts per ciphertext, of scores over more keys than a head's window has columns.
+    sets: groups of ciphertexts, for scores over more keys than a head's window has columns.
     window: columns of a head of scores; 0 for other values.
     """
 

@@ -23,7 +23,7 @@ Bootstraps: TypeAlias = tuple[tuple[int, str], ...]  # before which step, of whi
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Steps with their bootstraps, and the least level that what each step reads may have."""
+    """Steps with their bootstraps, and the lowest level that each step's inputs may have."""
 
     steps: tuple[Step, ...]
     bootstraps: Bootstraps
@@ -31,13 +31,13 @@ class Placement:
 
     @property
     def bootstrapped(self) -> list[tuple[Step, Step | None]]:
-        """The step ahead of which, and the step of which, values are bootstrapped; None for an input of the graph."""
+        """The step that reads each bootstrapped value, and the step that makes it; None for an input of the graph."""
         known = {step.name: step for step in self.steps}
         return [(self.steps[index], known.get(name)) for index, name in self.bootstraps]
 
     @property
     def counts(self) -> Counter[str]:
-        """How often each primitive runs, and bootstraps."""
+        """The number of runs of each primitive, and of bootstraps."""
         total = Counter(bootstrap=sum(of.ciphertexts if of else 1 for _, of in self.bootstrapped))
         for step in self.steps:
             for (primitive, _), count in step.work.items():
@@ -48,7 +48,7 @@ class Placement:
 def place(
     steps: Sequence[Step], top: int, start: Mapping[str, int] | None = None, kept: Mapping[str, int] | None = None
 ) -> Placement:
-    """Return the placement of fewest bootstrapped ciphertexts.
+    """Return the placement with the fewest bootstrapped ciphertexts.
 
     top: levels after a bootstrap, and of inputs that `start` does not name. kept: least levels of outputs.
     A UserError is raised for a step that needs more levels than there are.
@@ -99,10 +99,10 @@ def _least_levels(steps: Sequence[Step], bootstraps: Bootstraps, wanted: Mapping
 
 
 def place_by_layer(steps: Sequence[Step], top: int) -> Placement:
-    """Return the placement where every layer is placed by itself, between the same levels.
+    """Return the placement in which every layer is placed separately, from and to the same levels.
 
-    Layer 0 begins below the top by the embedding's level, and what a layer hands on has at least `BOUNDARY` levels; no
-    bootstrap is at its end.
+    Layer 0 begins below the top by the embedding's depth, and each layer's output has at least `BOUNDARY` levels; there
+    is no bootstrap at the end of a layer.
     """
     layer_of = {step.name: step.node.layer for step in steps}
     handed = {name for step in steps for name in step.inputs if layer_of.get(name, step.node.layer) != step.node.layer}

@@ -21,7 +21,7 @@ class Step:
     """A part of an op that runs without a bootstrap inside.
 
     inputs: names of steps or graph inputs. depth: levels between the lowest input and the output; 0 where values are
-    only moved and added. ciphertexts, distinct: of its output, and the slots of each before it repeats itself.
+    only moved and added. ciphertexts: number in its output. distinct: slots of one before its content repeats.
     """
 
     name: str
@@ -38,7 +38,7 @@ class Step:
 
 @dataclass
 class Steps:
-    """The steps of nodes so far, up to `node`. wanted: width and parts that a linear writes apart, by its name."""
+    """The steps of nodes so far, up to `node`. wanted: width and parts that a linear's output must have, by name."""
 
     packing: Packing
     wanted: dict[str, tuple[int, int]]
@@ -83,7 +83,7 @@ class Steps:
         return self.add("product", lambda m, x, y: m.product(x, y), a, b)
 
     def times(self, kind: str, *read: Value) -> Value:
-        """Add products of every input with numbers of the server, added up."""
+        """Add products of every input with plaintexts of the server, and their sum."""
         return self.add(kind, lambda m, *values: m.combined(values, [1.0] * len(values)), *read)
 
     def series(self, form: str, x: Value) -> Value:
@@ -91,7 +91,7 @@ class Steps:
         return self.add(form, lambda m, x: forms.series(m, x, coefficients, -1.0, 1.0), x)
 
     def row_total(self, m: Any, x: list[Any], window: int) -> Any:
-        """Run the sum of all columns on a machine."""
+        """Return the sum of all columns of x, computed on the machine m."""
         return m.folded(m.summed(*([part] for part in x)), self.packing.tokens, log2(window))
 
 

@@ -44,10 +44,10 @@ NUM_PIECES = 3  # thresholds of the piecewise GELU
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CryptenSetting(EngineSetting):
-    """Numbers modulo 2^64 with so many bits after the point, of a model whose weights are secret-shared.
+    """Numbers modulo 2^64 with `fraction_bits` bits after the point, for a model whose weights are secret-shared.
 
     fraction_bits: 16, `precision_bits` of its configs/default.yaml.
-    device: what parties compute on; `emulated` computes on the CPU as a card does, for tests.
+    device: what parties compute on; `emulated` computes on the CPU as a GPU does, for tests.
 
     Raises UserError for another ring, a fraction that it cannot encode, weights that one party holds, masks of weights
     that are kept, or several threads.
@@ -60,7 +60,7 @@ class CryptenSetting(EngineSetting):
 
     @property
     def of_testbed(self) -> dict[str, int]:
-        """No step depends on the bits after the point."""
+        """What seconds depend on; the bits after the point change no step."""
         return {"threads": self.threads, "ring_bits": self.ring_bits}
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ Formula: TypeAlias = Callable[[Any, CryptenSetting], Comm]
 
 
 def comm(op: Op, setting: CryptenSetting) -> Comm:
-    """Rounds, messages and bytes of one op. Raises UserError for an op or a form that it has no formula for.
+    """Return the rounds, messages and bytes of one op. Raises UserError for an op or a form without a formula.
 
     The dealer sends the client all that an op takes in one message, while the parties open numbers to each other.
     """

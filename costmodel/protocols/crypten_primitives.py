@@ -26,7 +26,10 @@ WEIGHT_SCALE = 8  # of matrices of linears, as weights are smaller than inputs
 
 
 def opened(elements: int) -> Comm:
-    """Both parties send their shares of so many numbers, at once. Source: communicator.py, all_reduce."""
+    """Return the cost of opening numbers: both parties send their shares at once.
+
+    Source: communicator.py, all_reduce.
+    """
     sent = WORD_BYTES * elements
     return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * sent, waited_bytes=sent)
 
@@ -37,7 +40,7 @@ def dealt(words: int) -> Comm:
 
 
 def product(left: int, right: int, result: int | None = None) -> Comm:
-    """A product of factors of so many elements, by element or, with a result of so many, of matrices.
+    """Return the cost of a product of `left` and `right` elements: by element, or of matrices if `result` is given.
 
     Source: beaver.py, __beaver_protocol and AND.
     """
@@ -45,27 +48,30 @@ def product(left: int, right: int, result: int | None = None) -> Comm:
 
 
 def square(elements: int) -> Comm:
-    """Source: beaver.py, square."""
+    """Return the cost of squares. Source: beaver.py, square."""
     return total_comm([dealt(elements), opened(elements)])
 
 
 def quotient(elements: int) -> Comm:
-    """Quotients by a public number, off by at most 2 units in the last place. Source: `crypten_functions`."""
+    """Return the cost of quotients by a public number, off by at most 2 units in the last place.
+
+    Source: `crypten_functions`.
+    """
     return total_comm([dealt(2 * elements), opened(elements)])
 
 
 def mean_square(rows: int, length: int) -> Comm:
-    """Mean squares of rows, whose sums are divided by `quotient`. Source: `crypten_functions`."""
+    """Return the cost of mean squares of rows, whose sums are divided by `quotient`. Source: `crypten_functions`."""
     return total_comm([square(rows * length), quotient(rows)])
 
 
 def from_bit(elements: int) -> Comm:
-    """A number of a bit that is shared as one. Source: beaver.py, B2A_single_bit."""
+    """Return the cost of converting bits from boolean to arithmetic shares. Source: beaver.py, B2A_single_bit."""
     return total_comm([dealt(elements), opened(elements)])
 
 
 def is_negative(elements: int) -> Comm:
-    """The sign: both shares as bits, added by a tree of carries; and back from a bit.
+    """Return the cost of signs: both shares become bits, are added by a tree of carries, and the sign is turned back.
 
     Source: mpc.py, _ltz; converters.py; circuit.py, add and __SPK_circuit.
     """
@@ -74,40 +80,46 @@ def is_negative(elements: int) -> Comm:
 
 
 def is_zero(elements: int) -> Comm:
-    """Whether all bits of both shares are equal. Source: mpc.py, _eqz_2PC; circuit.py, __P_circuit."""
+    """Return the cost of comparisons with 0, over all bits of both shares.
+
+    Source: mpc.py, _eqz_2PC; circuit.py, __P_circuit.
+    """
     return total_comm([*[product(elements, elements)] * CARRY_LEVELS, from_bit(elements)])
 
 
 def positive_part(elements: int) -> Comm:
-    """Source: logic.py, relu."""
+    """Return the cost of max(x, 0). Source: logic.py, relu."""
     return total_comm([is_negative(elements), product(elements, elements)])
 
 
 def exponential(elements: int) -> Comm:
-    """(1 + u + u^2 / 2)^(2^7), u = x / 2^7. `crypten_functions`, in place of CrypTen's (1 + x / 2^8)^(2^8)."""
+    """Return the cost of (1 + u + u^2 / 2)^(2^7), u = x / 2^7.
+
+    `crypten_functions` computes this in place of CrypTen's (1 + x / 2^8)^(2^8).
+    """
     return total_comm([square(elements)] * (1 + EXPONENTIAL_SQUARINGS))
 
 
 def reciprocal(elements: int) -> Comm:
-    """Reciprocals of positive numbers, scaled to 1/4 to 1 by a power of 4 that comparisons choose, by Newton-Raphson.
+    """Return the cost of 1 / x for x > 0: scaled to 1/4 to 1 by comparisons with powers of 4, then Newton-Raphson.
 
-    `crypten_functions`, in place of CrypTen's own from an exponential.
+    `crypten_functions` computes this in place of CrypTen's reciprocal, which uses an exponential.
     """
     products = 2 * RECIPROCAL_ITERATIONS + 2  # two of them by the power of 4
     return total_comm([is_negative(len(RECIPROCAL_POWERS) * elements), *[product(elements, elements)] * products])
 
 
 def inverse_root(elements: int) -> Comm:
-    """Reciprocals of roots, as `reciprocal`, but scaled exactly. `crypten_functions`."""
+    """Return the cost of 1 / sqrt(x), computed as `reciprocal` but with exact scaling. Source: `crypten_functions`."""
     products = 3 * ROOT_ITERATIONS + 2  # two of them by powers
     comparisons = is_negative(len(ROOT_POWERS) * elements)
     return total_comm([comparisons, quotient(elements), *[product(elements, elements)] * products])
 
 
 def logistic(elements: int, *, bounded: bool = False) -> Comm:
-    """r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. `crypten_functions`.
+    """Return the cost of r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. Source: `crypten_functions`.
 
-    bounded: of numbers beyond the range of the exponential, by another comparison, at once, and a product.
+    bounded: whether numbers may exceed the range of the exponential, which takes another comparison and a product.
     """
     pair = product(elements, elements)
     sign = [is_negative(2 * elements), pair] if bounded else [is_negative(elements)]
@@ -116,7 +128,7 @@ def logistic(elements: int, *, bounded: bool = False) -> Comm:
 
 
 def maximum(rows: int, length: int) -> Comm:
-    """The maximum of each row, by halves. `crypten_functions`."""
+    """Return the cost of the maximum of each row, by halving. Source: `crypten_functions`."""
     parts, left = [], length
     while left > 1:
         parts.append(positive_part(rows * (left // 2)))

@@ -24,7 +24,7 @@ class EngineProtocol:
         setting: The class of its settings.
         trust: Whom you must trust; its number of parties is the engine's.
         comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
-        in_order: Return those of each op in a fresh run, where they depend on the ops before it; None if they do not.
+        in_order: Return the same for each op in a fresh run, if it depends on the ops before it; else None.
         num_shares: Words that a party holds of one element.
         keeps_masks: Whether masks of weights can be reused between runs.
         matrix_work: Return the work of the matrix products among calls, by unit.

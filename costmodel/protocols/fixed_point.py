@@ -30,34 +30,37 @@ EQUAL: Calls = (Call(primitive="equal", elements=1),)
 
 
 def truncate(setting: EngineSetting) -> Calls:
-    """Return a number to `fraction_bits` after a product."""
+    """Return the calls that truncate a product to `fraction_bits`."""
     return (Call(primitive="truncate", elements=1, bits=setting.fraction_bits),)
 
 
 def product(setting: EngineSetting) -> Calls:
-    """Multiply two secrets."""
+    """Return the calls that multiply two secrets."""
     return MULTIPLY + truncate(setting)
 
 
 def weight_product(op: Op, setting: EngineSetting) -> Calls:
-    """Multiply a secret by a weight."""
+    """Return the calls that multiply a secret by a weight."""
     if op.public:
         return public_product(setting)
     return (Call(primitive="multiply", elements=1, private=setting.weights == "server"), *truncate(setting))
 
 
 def weight_sum(op: Op, setting: EngineSetting) -> Calls:
-    """Add a weight to a secret; if the server holds the weight, it shares it first. Source: api.cc, add_sv."""
+    """Return the calls that add a weight to a secret; a server that holds the weight shares it first.
+
+    Source: api.cc, add_sv.
+    """
     return (Call(primitive="input", elements=1),) if setting.weights == "server" and not op.public else ()
 
 
 def public_product(setting: EngineSetting) -> Calls:
-    """Multiply a secret by a public number: the product is local, but its truncation is not."""
+    """Return the calls of a product with a public number: the product is local, but its truncation is not."""
     return truncate(setting)
 
 
 def constant_product(factor: float, setting: EngineSetting) -> Calls:
-    """Multiply a secret by a constant of the program: free for 1, and with a wider truncation for a very small number.
+    """Return the calls of a product with a constant: none for 1, and a wider truncation for a very small number.
 
     Below 4 units of the last fraction bit, the engine multiplies by 2^k times the number and truncates k bits more; 2^k
     is the greatest power of two less than the number's inverse. Source: SecretFlow-SPU, libspu/dialect/ring,
@@ -76,23 +79,26 @@ def square(setting: EngineSetting) -> Calls:
 
 
 def maximum(setting: EngineSetting) -> Calls:
-    """Select the larger of two numbers by the sign of their difference."""
+    """Return the calls that select the larger of two numbers by the sign of their difference."""
     return SIGN + SELECT
 
 
 def exponential(setting: EngineSetting) -> Calls:
-    """Compute (1 + x / 2^n)^(2^n). Source: fxp_approx.cc, exp_taylor."""
+    """Return the calls that compute (1 + x / 2^n)^(2^n). Source: fxp_approx.cc, exp_taylor."""
     shrink = Call(primitive="truncate", elements=1, bits=EXPONENTIAL_SQUARINGS)
     return (shrink, *square(setting) * EXPONENTIAL_SQUARINGS)
 
 
 def reciprocal(setting: EngineSetting) -> Calls:
-    """Remove the sign, apply `reciprocal_positive`, restore the sign. Source: fxp_base.cc, reciprocal_goldschmidt."""
+    """Return the calls that remove the sign, apply `reciprocal_positive` and restore the sign.
+
+    Source: fxp_base.cc, reciprocal_goldschmidt.
+    """
     return SIGN + _arithmetic(1) + MULTIPLY + reciprocal_positive(setting) + MULTIPLY
 
 
 def reciprocal_positive(setting: EngineSetting) -> Calls:
-    """Scale x to [1/2, 1) by a power of two, run Goldschmidt's iterations and scale back.
+    """Return the calls that scale x to [1/2, 1) by a power of two, run Goldschmidt's iterations and scale back.
 
     Source: fxp_base.cc, reciprocal_goldschmidt_positive and reciprocal_goldschmidt_normalized_approx.
     """
@@ -104,7 +110,10 @@ def reciprocal_positive(setting: EngineSetting) -> Calls:
 
 
 def reciprocal_square_root(setting: EngineSetting) -> Calls:
-    """Multiply a polynomial on [1/4, 1/2) by a power of sqrt(2). Source: fxp_approx.cc, f_rsqrt."""
+    """Return the calls that multiply a polynomial on [1/4, 1/2) by a power of sqrt(2).
+
+    Source: fxp_approx.cc, f_rsqrt.
+    """
     fraction = setting.fraction_bits
     normalise = _arithmetic(2 * fraction) + product(setting)
     guess = polynomial(RSQRT_DEGREE, setting)
@@ -113,19 +122,25 @@ def reciprocal_square_root(setting: EngineSetting) -> Calls:
 
 
 def tanh(setting: EngineSetting) -> Calls:
-    """Clamp to [-5, 5], scale, and sum weighted Chebyshev polynomials. Source: fxp_approx.cc, tanh_chebyshev."""
+    """Return the calls that clamp to [-5, 5], scale, and sum weighted Chebyshev polynomials.
+
+    Source: fxp_approx.cc, tanh_chebyshev.
+    """
     clamp = maximum(setting) * 2
     terms = square(setting) + product(setting) * (CHEBYSHEV_TERMS - 1)
     return clamp + public_product(setting) + terms + public_product(setting)
 
 
 def sigmoid(setting: EngineSetting) -> Calls:
-    """Compute 1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
+    """Return the calls that compute 1 / (1 + exp(-x)). Source: fxp_approx.cc, sigmoid_real, the engine's default."""
     return exponential(setting) + reciprocal(setting)
 
 
 def error_function(setting: EngineSetting) -> Calls:
-    """Compute 1 - 1 / p(|x|)^4 below 3 and 1 above, with the sign of x. Source: fxp_approx.cc, f_erf."""
+    """Return the calls that compute 1 - 1 / p(|x|)^4 below 3 and 1 above, with the sign of x.
+
+    Source: fxp_approx.cc, f_erf.
+    """
     absolute = SIGN + _arithmetic(1) + MULTIPLY
     fourth_power = square(setting) * 2
     inner = polynomial(ERF_DEGREE, setting) + fourth_power + reciprocal_positive(setting)
@@ -133,7 +148,10 @@ def error_function(setting: EngineSetting) -> Calls:
 
 
 def polynomial(degree: int, setting: EngineSetting) -> Calls:
-    """Sum powers of x with public coefficients, and truncate the sum once. Source: fxp_base.cc, polynomial."""
+    """Return the calls that sum powers of x with public coefficients, and truncate the sum once.
+
+    Source: fxp_base.cc, polynomial.
+    """
     powers: Calls = ()
     known = 1
     while known < degree:
@@ -144,9 +162,10 @@ def polynomial(degree: int, setting: EngineSetting) -> Calls:
 
 
 def highest_bit(setting: EngineSetting) -> Calls:
-    """Keep only the highest set bit, by ORing each bit with all bits above it. Source: ring.cc, _prefix_or.
+    """Return the calls that keep only the highest set bit, by ORing each bit with all bits above it.
 
-    A UserError is raised for a ring of 32 bits, in which the engine cannot divide (integer masks have 64 bits).
+    Source: ring.cc, _prefix_or. A UserError is raised for a ring of 32 bits, in which the engine cannot divide (integer
+        masks have 64 bits).
     """
     if setting.ring_bits < NARROWEST_DIVISION_BITS:
         raise UserError(
@@ -168,7 +187,10 @@ def _arithmetic(bits: int) -> Calls:
 
 
 def reduction(length: int, function: Calls) -> Calls:
-    """Reduce `length` elements by halving; odd elements are added last. Source: hlo/reduce.cc, TreeReduce."""
+    """Return the calls that reduce `length` elements by halving; odd elements are added last.
+
+    Source: hlo/reduce.cc, TreeReduce.
+    """
     calls: Calls = ()
     num_waiting = 0
     while length > 1:

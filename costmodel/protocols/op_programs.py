@@ -40,7 +40,7 @@ def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
 
 
 def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, weights_of: Op | None = None) -> Calls:
-    """Multiply an m x k by a k x n matrix, in tiles where the engine cuts them, and truncate the result once.
+    """Return the calls of an m x k by k x n product, in tiles where the engine cuts it; the result is truncated once.
 
     `weights_of` is the op whose weight is the right factor, or None if that factor is a secret. A UserError is raised
     for more than `MOST_TILES` tiles.
@@ -72,7 +72,7 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """Return the number of scalar products and of operands that the matrix products among calls have."""
+    """Return the number of scalar products and of operands of the matrix products among calls."""
     products = [(call.operands // sum(call.factors)) * call.elements for call in calls if call.factors]
     return {"products": sum(products), "operands": sum(call.operands for call in calls)}
 

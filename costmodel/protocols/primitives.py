@@ -68,7 +68,7 @@ class EngineSetting:
 
     @property
     def of_testbed(self) -> dict[str, int]:
-        """What seconds depend on, so that a testbed is of it, by its fields."""
+        """The fields that seconds depend on, by name, which a testbed must have been measured with."""
         return {"threads": self.threads, "ring_bits": self.ring_bits, "fraction_bits": self.fraction_bits}
 
     def __post_init__(self) -> None:
@@ -180,7 +180,7 @@ def total_comm(parts: Iterable[Comm]) -> Comm:
 
 
 def on(elements: int, calls: Calls) -> Calls:
-    """Scale the calls for one element to an array of `elements` values."""
+    """Scale the calls for one element to `elements` elements."""
     return tuple(replace(call, elements=call.elements * elements) for call in calls)
 
 

@@ -40,7 +40,7 @@ class Correlation:
         elements: Elements of the result.
         bits: Bits of each element; for `and` and `bit`, the number of bits that an element stands for.
         shape: Rows, inner dimension and columns of a matrix product; empty for other kinds.
-        opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is still made.
+        opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is made all the same.
     """
 
     kind: Kind

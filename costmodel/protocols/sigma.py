@@ -85,7 +85,10 @@ class ClassSeconds:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SigmaTestbed:
-    """Fitted seconds by class of op, with the machine and source of the logs and the names of the fitted rows."""
+    """Fitted seconds by class of op, with the machine and source of the logs and the names of the fitted rows.
+
+    Raises UserError unless `classes` has exactly the names in CLASSES.
+    """
 
     protocol: Literal["sigma"]
     machine: str
@@ -156,7 +159,10 @@ class Sigma(ByFormula):
         return error_s_of(op, cost, self.testbed)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
-        """Also report cached keys and values of earlier tokens, which the code does not support."""
+        """Return the parts of a graph outside the fitted data, cached keys and values among them.
+
+        SIGMA's code does not support a cache.
+        """
         nodes = tuple(graph)
         is_cached = any(isinstance(node.op, KeyValueCache) and node.op.past_len for node in nodes)
         return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))

@@ -58,7 +58,7 @@ class SigmaSetting:
 
 
 def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Both parties send their shares of `elements` numbers at once, packed unless a number fills its word.
+    """Return the cost of opening numbers: both parties send their shares at once, packed unless a number fills a word.
 
     Source: gpu_comms.h and sigma_comms.cpp of `utils`, compressMem and getMemSz.
     """
@@ -97,7 +97,7 @@ def comparison_key(elements: int, bits: int) -> int:
 
 
 def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = True) -> Comm:
-    """Look up an entry of a public table of 2^bits numbers; if not `is_opened`, it is left as shares, to be added up.
+    """Return the cost of looking up entries of a public table of 2^bits numbers; if not `is_opened`, they stay shared.
 
     A point function is evaluated everywhere; its sign, then its value are opened. Source: gpu_lut.cu, gpuDpfLUT.
     """
@@ -108,9 +108,10 @@ def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = Tru
 
 
 def truncated(elements: int, bits: int, shift: int) -> Comm:
-    """Remove the `shift` lowest bits, rounding down: first in a smaller ring, then back in the ring of `bits`.
+    """Return the cost of removing the `shift` lowest bits, rounding down.
 
-    Each step opens a carry or a sign, and then the number. Source: gpu_truncate.cu, TrFloor.
+    Numbers are truncated to a smaller ring, and then extended to the ring of `bits`; each step opens a carry or a sign,
+    and then the number. Source: gpu_truncate.cu, TrFloor.
     """
     keys = 4 * HEADER + comparison_key(elements, shift) + comparison_key(elements, bits - shift)
     return total_comm(
@@ -122,13 +123,19 @@ def truncated(elements: int, bits: int, shift: int) -> Comm:
 
 
 def truncated_small(elements: int, shift: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Truncate to a ring of `to_bits`; the ring's highest bit must be free. Source: gpu_truncate.cu, TrWithSlack."""
+    """Return the cost of truncating to a ring of `to_bits`; the ring's highest bit must be free.
+
+    Source: gpu_truncate.cu, TrWithSlack.
+    """
     keys = 4 * HEADER + comparison_key(elements, shift) + packed_bytes(elements) + 3 * word_bits // 8 * elements
     return total_comm([opened(elements, 1), opened(elements, to_bits, word_bits), key(keys)])
 
 
 def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_BITS) -> Comm:
-    """Compute max(x, 0) of numbers of `bits` bits: open the sign, then select x or 0. Source: gpu_relu.cu, gpuRelu."""
+    """Return the cost of max(x, 0) of numbers of `bits` bits: the sign is opened, then x or 0 selected.
+
+    Source: gpu_relu.cu, gpuRelu.
+    """
     keys = 3 * HEADER + comparison_key(elements, bits - 1) + packed_bytes(elements)
     return total_comm(
         [opened(elements, 1), opened(elements, to_bits, word_bits), key(keys + _selection_key(elements, word_bits))]
@@ -136,9 +143,9 @@ def positive_part(elements: int, bits: int, to_bits: int, word_bits: int = WORD_
 
 
 def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) -> Comm:
-    """Compute max(x, 0) minus an entry of a table of |x|: 2^8 entries for GELU, 2^10 for SiLU.
+    """Return the cost of max(x, 0) minus an entry of a table of |x|: 2^8 entries for GELU, 2^10 for SiLU.
 
-    x| has 6 fraction bits and is clipped. Source: gpu_gelu.cu, gpuKeyGenGelu and gpuGelu; sigma.h of `backend`.
+    |x| has 6 fraction bits and is clipped. Source: gpu_gelu.cu, gpuKeyGenGelu and gpuGelu; sigma.h of `backend`.
     """
     bits, word_bits = ring_bits - 2 * fraction_bits + 7, 8 if table_bits <= 8 else 16
     signs = replace(_exchanged(2 * packed_bytes(elements)), key_bytes=HEADER + comparison_key(elements, bits - 1))
@@ -154,25 +161,34 @@ def gated(elements: int, ring_bits: int, fraction_bits: int, table_bits: int) ->
 
 
 def multiplied(elements: int, factors: int, ring_bits: int) -> Comm:
-    """Multiply by Beaver's method, which opens only the products. Source: gpu_mul.cu; gpu_window.cu, windowMul."""
+    """Return the cost of products by Beaver's method, where a key has the masks and only the products are opened.
+
+    Source: gpu_mul.cu; gpu_window.cu, windowMul.
+    """
     return replace(opened(elements, ring_bits), key_bytes=8 * (2 * elements + factors))
 
 
 def squared(elements: int, ring_bits: int, sums: int | None = None) -> Comm:
-    """Square; with `sums`, only that many sums of squares are opened. Source: gpu_layernorm.cu, gpuLayerNorm."""
+    """Return the cost of squares; with `sums`, only that many sums of squares are opened.
+
+    Source: gpu_layernorm.cu, gpuLayerNorm.
+    """
     return replace(opened(elements if sums is None else sums, ring_bits), key_bytes=2 * 8 * elements)
 
 
 def matrix_product(operands: int, outputs: int, ring_bits: int) -> Comm:
-    """Multiply matrices by Beaver's method: the key has both factors, the result is opened. Source: gpu_matmul.cu."""
+    """Return the cost of a matrix product by Beaver's method: the key has both factors, and the result is opened.
+
+    Source: gpu_matmul.cu.
+    """
     return replace(opened(outputs, ring_bits), key_bytes=8 * (operands + outputs))
 
 
 def inverse_root(rows: int, ring_bits: int) -> Comm:
-    """Compute 1/sqrt(x) on the CPU from a table of exponent and mantissa, with 5 openings and 3 empty messages.
+    """Return the cost of 1/sqrt(x) on the CPU, from a table of exponent and mantissa: 5 openings, 3 empty messages.
 
     Source: api.cpp, fixtobfloat16.cpp and src/llama/comms.cpp of ext/sytorch/ext/llama: Rsqrt, F2BF16, LUT_dfpet,
-    reconstructRT and Select.
+        reconstructRT and Select.
     """
     number, narrow, levels = _stored(ring_bits), _stored(ROOT_INPUT_BITS), ROOT_INPUT_BITS - TREE_BITS
     sent = rows * (5 * number + narrow) + _ceil(rows, 8) + 3 * SYNC_BYTES

@@ -22,9 +22,9 @@ KEPT = "if an earlier run has made the masks"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Saving:
-    """Flags that lower a cost together with those of the savings before it, and the cost with all of them.
+    """Flags that lower a cost further than the savings before it, and the cost with all of them together.
 
-    `note` is what they give away or take for granted; empty if nobody learns more.
+    `note` says what they reveal or assume; empty if nobody learns more.
     """
 
     flags: str
@@ -43,10 +43,10 @@ def savings(
     context: int | None = None,
     makes_masks: bool = False,
 ) -> tuple[Saving, ...]:
-    """Return what saves at least `LEAST` of the latency, each on top of those before it, the most first.
+    """Return changes that save at least `LEAST` of the latency, each on top of those before it, the largest first.
 
-    Choices that give something away or take it for granted come last. A choice that the model or protocol does not
-    support is left out. Costs are per new token of one sequence.
+    Choices that reveal or assume something come last. A choice that the model or protocol does not support is left out.
+    Costs are per new token of one sequence.
 
     Args:
         whole, deployment, prompt_len, new_tokens, context: As in `generation`.
@@ -115,7 +115,7 @@ def _with_setting(pricer: Pricer, changes: Mapping[str, Any]) -> Pricer:
 
 
 def savings_line(found: Sequence[Saving], subject: str = "") -> str:
-    """Return the savings in words; empty if there are none. `subject` is the model that they are of."""
+    """Return the savings in words; empty if there are none. `subject` is the model that they are for."""
     parts = [
         f"{format_seconds(each.latency_s)}, {format_bytes(each.sent_bytes)} with {each.flags}"
         f"{' too' if index else ''}{f' ({each.note})' if each.note else ''}"

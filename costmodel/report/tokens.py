@@ -30,7 +30,7 @@ class Tokens:
 
 
 def tokens_document(tokens: Tokens) -> dict[str, Any]:
-    """Return tokens as JSON data: `prompt` and `decode` sum to the total; `by_token` has the cost of each."""
+    """Return tokens as JSON data: `prompt` and `decode` sum to the total; `by_token` has the cost of each token."""
     prompt, *steps = tokens.by_token
     return {
         "new_tokens": len(tokens.by_token),

@@ -78,7 +78,7 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
     import torch
 
     class Logits(torch.nn.Module):
-        """Returns the logits of whatever a model returns."""
+        """A module that returns only the logits of the model's output."""
 
         def __init__(self) -> None:
             super().__init__()

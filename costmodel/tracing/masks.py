@@ -13,8 +13,7 @@ def seen_by(mask: Any) -> Any:
 
 
 def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, Any] | None:
-    """Return the scores without the mask that an operation applies, and where it lets them be seen; None if it applies
-    none.
+    """Return the scores before a mask, and where it lets them be seen; None if the operation applies no mask.
 
     `seen` holds the masks that are applied later; without them, a product with a mask is not recognised.
     """

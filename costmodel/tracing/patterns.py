@@ -42,8 +42,8 @@ ELEMENTWISE: frozenset[str] = frozenset(
 class TracedOp:
     """One op of a traced model.
 
-    `part` names it within its module, which is that of the operation `anchor`; `inputs` are operations, or earlier
-    steps of the same pattern.
+    `part` is its name within a module, which is the module of the operation `anchor`. `inputs` are operations, or
+    earlier ops of the same pattern.
     """
 
     part: str

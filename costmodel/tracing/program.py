@@ -85,7 +85,7 @@ class Program:
         return name in NEUTRAL and self.secret_inputs(node) == [node.args[0]] and node.args[1] == NEUTRAL[name]
 
     def split_product(self, node: FxNode) -> tuple[FxNode, Any]:
-        """Return the operands of a product of one secret and something else, or of a quotient of a secret."""
+        """Return the secret and the other operand of a product, or of a quotient of a secret; else (None, None)."""
         if kind(node) not in FACTORS:
             return None, None
         first, second = node.args[:2]
@@ -105,10 +105,9 @@ class Program:
         return None if computed.is_meta else float(computed.detach())
 
     def public_factor(self, node: FxNode) -> tuple[FxNode, float | None]:
-        """Return the secret of a product with one public number, and that number, inverted for a quotient; else (None,
-        None).
+        """Return the secret of a product with one public number, and that number; (None, None) for other operations.
 
-        The numbers 0 and infinity do not count as factors.
+        For a quotient the number is inverted. The numbers 0 and infinity do not count as factors.
         """
         source, other = self.split_product(node)
         number = None if source is None or numel(source) != numel(node) else self.public_number(other)
@@ -117,7 +116,7 @@ class Program:
         return source, number if kind(node) == "mul" else 1 / number
 
     def origin(self, node: FxNode) -> FxNode:
-        """Return the value that a node rearranges; the node itself if it is not local or joins several values."""
+        """Return the value that a node only rearranges; the node itself if it is not local or joins several values."""
         while sources := self.moved(node):
             origins = {self.origin(source) for source in sources}
             if len(origins) > 1:
@@ -169,7 +168,7 @@ def numel(node: FxNode) -> int:
 
 
 def first_column(node: FxNode, rows: int) -> int | None:
-    """Return the column of `rows x features` that a part of it begins with; None if its columns are not adjacent."""
+    """Return the first column of a part of `rows x features`; None if the part's columns are not adjacent."""
     is_piece, last = kind(node) == "getitem", len(size(node)) - 1
     cut = node.args[0] if is_piece else node
     whole, dim = cut.args[0], argument(cut, 2 if is_piece else 1, "dim", 0)

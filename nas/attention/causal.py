@@ -71,8 +71,9 @@ def attention_reference(
     with_entropy: bool = True,
     cap: float | None = None,
 ) -> Attended:
-    """Return attention by its definition, with the whole T x T matrix of scores; the others are tested against it.
+    """Return attention by its definition, with the whole T x T matrix of scores.
 
+    Other implementations are tested against it.
     cap: scores x become cap * tanh(x / cap). with_entropy: ignored, the entropy is always returned.
     A weight that underflows to 0 adds 0 to the entropy and to its gradient.
     """
@@ -142,7 +143,7 @@ def _is_native(values: Tensor) -> bool:
 
 @cache
 def has_native(head_dim: int) -> bool:
-    """Whether the C++ kernel for this head size is compiled, or could be compiled now; logged once for each."""
+    """Whether the C++ kernel for this head size is compiled, or could be compiled now; logged once per size."""
     try:
         cpu_native.compiled(head_dim)
     except NotCompiledError as error:

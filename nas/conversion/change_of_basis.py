@@ -53,11 +53,12 @@ class Basis(NamedTuple):
 def rebase(
     architecture: Architecture, weights: Weights, max_condition: float
 ) -> tuple[tuple[Layer, ...], float, tuple[str, ...]]:
-    """Fold linear FFNs and betas into bases with a condition up to `max_condition`; `weights` are changed in place.
+    """Fold linear FFNs and betas into changes of basis of the residual stream; change `weights` in place.
 
-    Returns the layers, with `none` for a folded FFN; the condition, the largest factor by which a vector written in one
-    layer's basis grows in another's; and the FFNs and betas that stay, with the reason. Linear FFNs must be fused,
-    alphas 1, and norms that are not live already folded.
+    max_condition: limit of the condition, the largest factor by which a vector written in one layer's basis grows in
+        another's.
+    Returns the layers, with `none` for each folded FFN; the condition that was reached; and the FFNs and betas that
+    were not folded, with the reason. Linear FFNs must be fused and alphas 1, and frozen norms must be folded already.
     """
     layers, left, condition = list(architecture.layers), [], 1.0
     for stretch in _stretches(architecture):

@@ -45,9 +45,9 @@ class Both(NamedTuple):
 
 
 def check_sequences(table: Array, corpus: Corpus | None, length: int, begin: BeginOfText | None = None) -> Tokens:
-    """Return sequences x length; the last have the tokens of extreme rows of the embedding table, vocab x features.
+    """Return sequences to check a model on, sequences x length; the last ones have tokens with extreme embeddings.
 
-    begin: as in `check_tokens`.
+    table: the embedding table, vocab x features. begin: as in `check_tokens`.
     """
     _, text = check_tokens(corpus, len(table), length, begin)
     random = [np.random.default_rng(seed).integers(len(table), size=length) for seed in SEEDS]
@@ -87,10 +87,10 @@ def fitting(
     fraction_bits: int | None = None,
     inputs_of: Callable[[Array, Deployment], Mapping[str, Array]] | None = None,
 ) -> EngineSetting:
-    """Return the setting with the most fraction bits in which a model holds, of those that can be chosen.
+    """Return the setting with the most fraction bits that keep every number of a model within fixed-point range.
 
-    fraction_bits: the only ones, if they were asked for. inputs_of: inputs other than tokens, given these; None if the
-    graph reads tokens. Raise OutOfRangeError, naming op and values, if the model does not hold.
+    fraction_bits: the only choice, if the user asked for it. inputs_of: returns the other inputs for given tokens; None
+        if the graph reads tokens. Raise OutOfRangeError, naming op and values, if no choice keeps the model in range.
     """
     num_sequences, length = sequences.shape
     batch = Deployment(batch=num_sequences)
@@ -115,7 +115,7 @@ def fitting(
 
 
 def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: Corpus | None) -> dict[str, Any]:
-    """Return whether a model holds in the usual fixed point, by protocol, as data for an export."""
+    """Return whether a model stays within the usual fixed-point range, by protocol, as data for an export."""
     sequences = check_sequences(weights["embed.weight"], corpus, min(NUM_TOKENS, architecture.context))
     of_engines: dict[str, dict[str, Any]] = {}
     for protocol, facts in ENGINE_PROTOCOLS.items():
@@ -133,7 +133,7 @@ def recorded(architecture: Architecture, weights: Mapping[str, Array], corpus: C
 def both(graph: OpGraph, weights: Weights, inputs: Mapping[str, Array], arithmetic: Arithmetic) -> Both:
     """Run a graph in double precision and in emulated fixed point, op by op; tokens are integers.
 
-    Raise OutOfRangeError at the first op that the engine does not hold.
+    Raise OutOfRangeError at the first op whose numbers leave the engine's fixed-point range.
     """
     exact, fixed, errors = dict(inputs), dict(inputs), dict.fromkeys(inputs, 0.0)
     spent, library = last_readers(graph.nodes), numpy_library()
@@ -160,7 +160,7 @@ def _relative_error(fixed: Array, exact: Array) -> float:
 
 
 def require_accuracy(runs: Both) -> None:
-    """Raise OutOfRangeError unless fixed point leaves the logits, ... x vocab, nearly as they are."""
+    """Raise OutOfRangeError if fixed point changes the logits, ... x vocab, more than slightly."""
     error = _relative_error(runs.fixed, runs.exact)
     same = runs.exact.argmax(axis=-1) == runs.fixed.argmax(axis=-1)
     if not (error <= MAX_ERROR and (same.mean() >= MIN_AGREEMENT or same.size < ENOUGH)):

@@ -65,7 +65,7 @@ def fold(
 ) -> Folded:
     """Fold everything that can be folded. Raises UserError if the model is folded already.
 
-    max_condition: of the bases of the residual stream; linear FFNs that would exceed it stay. dtype: of the returned
+    max_condition: limit of the condition (see `rebase`); linear FFNs that would exceed it stay. dtype: of the returned
         weights; the arithmetic is in double precision.
     """
     if architecture.folded:

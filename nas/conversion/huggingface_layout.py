@@ -12,7 +12,7 @@ LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "d
 
 
 def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return our weights, by node. state: their weights, by name."""
+    """Return our weights, by node of the op graph. state: the weights of transformers, by their name there."""
     weights: dict[str, Tensor] = {}
     for theirs, ours in their_names(family, architecture):
         if theirs in state:
@@ -29,7 +29,10 @@ def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, 
 
 
 def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return their weights, by name. weights: ours. Rows of their position table without a position are 0."""
+    """Return the weights of transformers by their name there. weights: ours, by node of the op graph.
+
+    Rows of their position table that no position of ours fills are 0.
+    """
     weights = {name: value - family.gain_offset if _is_gain(name) else value for name, value in weights.items()}
     state = {
         theirs: torch.cat([_laid_out(family, name, weights[name], 3, architecture.num_heads) for name in ours])
@@ -48,7 +51,7 @@ def _is_gain(name: str) -> bool:
 
 
 def their_names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (their name, our names) of every weight that may exist."""
+    """Yield the name in transformers, and our names, of every weight that may exist."""
     for theirs, modules in family.names.items():
         ours = (modules,) if isinstance(modules, str) else modules
         for index in range(architecture.num_layers if "{}" in theirs else 1):

@@ -64,9 +64,10 @@ def weights_by_position(read: Tensor, left: Tensor) -> Tensor:
 
 @torch.no_grad()
 def fit_linear(layer: nn.Module, read: Tensor, left: Tensor) -> None:
-    """Fit a fused FFN to bring its layer's output nearest to `left`, weighted by `weights_by_position`.
+    """Fit a fused FFN by weighted least squares, so that its layer's output is as near as possible to `left`.
 
-    read, left: input and wanted output of the layer, batch x T x d_model.
+    read: input of the layer. left: output that it should have. Both are batch x T x d_model. The weights are those of
+        `weights_by_position`.
     """
     seen: list[tuple[Tensor, Tensor]] = []
     ffn = layer.ffn

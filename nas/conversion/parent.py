@@ -63,7 +63,10 @@ def read_parent_architecture(name: str) -> Architecture:
 
 
 class Parent(NamedTuple):
-    """A trained model with its tokenizer. name: as the user gave it. digest: of architecture, weights and tokenizer."""
+    """A trained model with its tokenizer.
+
+    name: as the user gave it. digest: hash of architecture, weights and tokenizer.
+    """
 
     name: str
     model: Pretrained

@@ -35,7 +35,7 @@ class Pretrained(NamedTuple):
     """A pretrained model: its architecture, its deployed weights in single precision, and its tokenizer.
 
     No two weights share memory: a tied output table is copied.
-    windows: of its training text (`nas.corpus.near_duplicates`); None if unknown.
+    windows: hashes of its training text (`nas.corpus.near_duplicates`); None if unknown.
     notes: remarks for the user on how it was read.
     """
 
@@ -47,12 +47,12 @@ class Pretrained(NamedTuple):
 
 
 def is_sound(value: Tensor) -> bool:
-    """Whether a weight is finite numbers of at least 16 bits; those of 8 bits are nothing without their scales."""
+    """Whether a weight is floating point with at least 16 bits and finite; weights of 8 bits need scales to be read."""
     return value.is_floating_point() and value.element_size() > 1 and bool(value.isfinite().all())
 
 
 def require_in_range(model: Pretrained, path: str) -> Pretrained:
-    """Return the model. Raises UserError for weights that no fixed point holds, or an embedding of zeros."""
+    """Return the model. Raises UserError if a weight is too large for fixed point, or the embedding is all zeros."""
     for name, value in model.weights.items():
         if value.numel() and (largest := float(value.abs().max())) > LARGEST_WEIGHT:
             raise UserError(

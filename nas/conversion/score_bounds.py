@@ -31,9 +31,9 @@ FIT_TOKENS = 1 << 11  # for fitting the length of queries
 
 
 def bounding_tokens(corpus: Corpus | None, checked: Tokens) -> Tensor:
-    """Return the sequences to set bounds from: those checked, and `BOUNDING_TOKENS` spread over the training text.
+    """Return the sequences to set score bounds from: `checked`, and `BOUNDING_TOKENS` spread over the training text.
 
-    The widest rows are not found in a few tokens. checked: sequences x T.
+    A few tokens are not enough to find the rows with the widest range. checked: sequences x T.
     """
     tokens = torch.from_numpy(checked)
     if corpus is None:
@@ -64,7 +64,7 @@ def set_bounds(model: Decoder, tokens: Tensor) -> dict[int, float]:
 
 
 def unheld(farthest: Mapping[int, float], form: SoftmaxForm) -> tuple[int, ...]:
-    """Return the layers, all of one form, whose row sums exceed fixed-point range. farthest: see `set_bounds`."""
+    """Return the layers, all of one form, whose row sums exceed fixed-point range. farthest: result of `set_bounds`."""
     return tuple(depth for depth, log_sum in farthest.items() if not log_sum <= half_range(form))
 
 

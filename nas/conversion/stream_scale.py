@@ -19,7 +19,10 @@ from search_spaces.forms import LIVE_NORMS
 
 
 def factor_for(square_share: float) -> float:
-    """Return the largest power of two, at most 1, that makes squares fit. square_share: largest square / limit."""
+    """Return the largest power of two, at most 1, by which the stream is scaled so that its squares fit fixed point.
+
+    square_share: largest square / limit.
+    """
     return 1.0 if square_share < 1 else 2.0 ** (math.ceil(-math.log2(square_share) / 2) - 1)
 
 

@@ -37,7 +37,7 @@ TINY = 1e-12
 
 
 def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Architecture) -> dict[str, Tensor]:
-    """Return the initial weights of a model of `target`, by node; those left out get their usual initial values.
+    """Return the initial weights of a model of `target`, by node; weights not returned get their usual initial values.
 
     Raises UserError if dimensions differ, the target's context is longer, or it has linears that the source lacks.
     """
@@ -145,9 +145,8 @@ def gate_of(polynomial: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """Return p, q and s of each channel, which write a polynomial of x as a gate.
 
     `c + b x` is `s (p x + q)` with s = 1, and `c + b x + a x^2` is `s ((p x + q)^2 - 1)`. polynomial: coefficients,
-    constant first, each of all channels. The second form has two roots, as GELU, SiLU and ReLU have one at 0: c is
-    limited to `NEAREST_ROOTS` of the value where they coincide, and an a near 0 is raised until the vertex is at
-    `FARTHEST_VERTEX`.
+    constant first, each of all channels. The second form needs two real roots: c is limited to `NEAREST_ROOTS` of the
+    value where the roots coincide, and an a near 0 is raised until the vertex is at `FARTHEST_VERTEX`.
     """
     if len(polynomial) == 2:
         constant, slope = polynomial

@@ -52,15 +52,15 @@ Tokens = NDArray[np.integer[Any]]
 class FoldCheck:
     """Comparison of a folded model with the trained one. Errors are largest differences of logits / the largest logit.
 
-    positions: tokens whose logits were compared in single precision.
-    float_error: of the folded model, both models in single precision.
+    positions: number of tokens whose logits were compared in single precision.
+    float_error: error of the folded model, with both models in single precision.
     agreement: share of positions where both have the same most likely token.
-    fixed_error, trained_fixed_error: of the folded and of the trained model in fixed point, against the trained model
-        in double precision.
+    fixed_error, trained_fixed_error: errors of the folded and of the trained model in fixed point, against the trained
+        model in double precision.
     fixed_divergence: KL divergence of the folded model in fixed point from the exact predictions, nats per token.
     resolution: the smallest fixed-point number, relative to the largest logit.
-    fits: whether the engine's fixed point holds every op of the folded model (`execution.arithmetic`), and the
-        row sums of bounded softmaxes and eighth powers are in LOG_SUMS.
+    fits: whether every op of the folded model stays within the engine's fixed-point range (`execution.arithmetic`), and
+        the row sums of bounded softmaxes and eighth powers are in LOG_SUMS.
     """
 
     positions: int
@@ -88,7 +88,7 @@ class FoldCheck:
 
 
 def why_not_equal(*, float_error: float, agreement: float, **check: object) -> str | None:
-    """Return why a folded model is not the trained one in single precision; None if it is. As fields of FoldCheck."""
+    """Return why a folded model is not the trained one in single precision, or None. Arguments: as in FoldCheck."""
     if float_error <= MAX_FLOAT_ERROR and agreement >= MIN_AGREEMENT:
         return None
     return (
@@ -164,8 +164,8 @@ def fold_as_far_as(
 ) -> VerifiedFold:
     """Fold as far as precision allows: while a check fails, the worst-conditioned step of the stream is left unfolded.
 
-    tokens: sequences x T. protocol: whose fixed point must hold the model, if an engine here runs it. If nothing is
-        left to unfold, the last attempt is returned even if its check fails: gains of norms cannot be left unfolded,
+    tokens: sequences x T. protocol: its fixed point must have room for the model, if an engine here runs it. If nothing
+        is left to unfold, the last attempt is returned even if its check fails: gains of norms cannot be left unfolded,
         and small ones cost bits of the weights that take them up.
     """
     trained = Reference.of(architecture, weights, tokens, protocol)
@@ -187,8 +187,8 @@ def check_tokens(
 ) -> tuple[str, Tokens]:
     """Return the sequences for a check and their origin: the validation split, or random if the corpus lacks tokens.
 
-    seq_len: the model's context; sequences are at most FIXED_POSITIONS long. begin: with what they begin if there is no
-        corpus to say it.
+    seq_len: the model's context; sequences are at most FIXED_POSITIONS long. begin: the token that begins them if there
+        is no corpus to say it.
     """
     positions, seq_len = min(CHECK_POSITIONS, CHECK_LOGITS // vocab_size), min(seq_len, FIXED_POSITIONS)
     shape = (-(-positions // seq_len), seq_len)
@@ -202,9 +202,11 @@ def check_tokens(
 
 
 class Reference(NamedTuple):
-    """A trained model with a scaled stream. single: logits of all tokens; exact, fixed: those of `few` sequences.
+    """A trained model with a scaled stream, and its logits.
 
-    numbers: fixed point with the most fraction bits that hold the model, or else the fewest.
+    single: logits of all tokens in single precision. exact, fixed: logits of the sequences `few`, in double precision
+        and in fixed point. numbers: the fixed point with the most fraction bits in which the model stays within range,
+        or else with the fewest.
     """
 
     architecture: Architecture

@@ -84,7 +84,7 @@ class Corpus:
 
     @property
     def lengths(self) -> dict[Split, int]:
-        """Number of tokens of each split."""
+        """The number of tokens of each split."""
         return {"train": self.num_train_tokens, "validation": self.num_validation_tokens}
 
     def file(self, split: Split) -> Path:
@@ -108,7 +108,7 @@ def prepare(
     A tokenizer is trained unless the corpus comes with one that fits.
 
     Args:
-        seq_len: of training sequences, for corpora that are cut into them.
+        seq_len: tokens of a training sequence, for corpora that are cut into sequences.
         tokens: training tokens of a run. A large source is prepared only as far as needed (see `level_of`), and
             further for a longer run. A killed preparation is resumed. Progress is logged.
         tokenizer: used instead of the corpus's own, for a model with another one.
@@ -160,7 +160,7 @@ def tokenizer_folder(fingerprint: str) -> Path:
 
 
 def known_corpus(fingerprint: str | None) -> Corpus | None:
-    """Return the prepared corpus with a fingerprint, or None if it is not whole in the cache."""
+    """Return the prepared corpus with this fingerprint, or None if the cache does not have all of it."""
     if fingerprint is not None:
         with suppress(UserError):
             return open_corpus(*_entry(fingerprint))

@@ -21,7 +21,7 @@ BATCH_CHARACTERS = 1 << 22  # bounds memory for books
 
 
 class Document(NamedTuple):
-    """A text and its split. name: of its file or row; may be empty."""
+    """A text and its split. name: the file or row that it comes from; may be empty."""
 
     split: Split
     text: str
@@ -29,7 +29,10 @@ class Document(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Documents. position: JSON data to resume the stream after them. share: of the stream that was read, if known."""
+    """Some documents of a stream.
+
+    position: JSON data to resume the stream after them. share: share of the stream read so far, if known.
+    """
 
     documents: list[Document]
     position: Any
@@ -38,9 +41,10 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """A stream of documents. split: of all of them, or None if each is assigned by hash.
+    """A stream of documents.
 
-    batches: returns the documents after a position, or all for None. They do not depend on where the stream was opened.
+    split: the split of all documents, or None if each is assigned by hash. batches: returns the batches after a
+        position, or all for None; they do not depend on where the stream was opened.
     """
 
     split: Split | None
@@ -91,7 +95,7 @@ def texts(source: DocumentSource, split: Split) -> Iterator[str]:
 def in_batches(
     documents: Iterable[Document], position: Callable[[], Any], share: Callable[[], float | None]
 ) -> Generator[Batch, None, None]:
-    """Group documents into batches of bounded number and size; position and share are called when one is full."""
+    """Group documents into batches of bounded number and size; `position` and `share` are called after each batch."""
     batch: list[Document] = []
     size = 0
     for document in documents:
@@ -105,7 +109,7 @@ def in_batches(
 
 
 def by_hash(key: str) -> Split:
-    """Return the split of a document by its key: a relative path or its text."""
+    """Return the split to which the hash of a key, a relative path or a text, assigns a document."""
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
     return "validation" if int.from_bytes(digest[:8], "big") < VALIDATION_SHARE * 2**64 else "train"
 

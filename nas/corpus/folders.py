@@ -20,7 +20,10 @@ MOST_REASONS = 10  # in a line
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """What was read of a folder: files by kind, and bytes. left_out: by reason, number of files and one name."""
+    """What was read of a folder.
+
+    read: files by kind, and bytes. left_out: for each reason, the number of files and one name.
+    """
 
     folder: str
     read: dict[str, int]
@@ -29,7 +32,7 @@ class Reading:
 
     @property
     def lines(self) -> list[str]:
-        """Say in a line what was read, and in another what was not, if anything."""
+        """Return a line that says what was read and, if anything was left out, a line that says what and why."""
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.read.items())
         num_read, num_left = sum(self.read.values()), sum(count for count, _ in self.left_out.values())
         lines = [

@@ -26,7 +26,7 @@ _stderr = RLock()
 
 @contextmanager
 def tokenizing(subject: str) -> Iterator[None]:
-    """Raise what fails in the package, panics included, as a UserError; meanwhile nothing is written to stderr."""
+    """Turn errors and panics of the tokenizers package into UserErrors, and keep it from writing to stderr."""
     with _stderr:
         sys.stderr.flush()
         kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

@@ -23,8 +23,8 @@ READ_WINDOWS = 1 << 22  # at a time, which bounds memory
 class HeldOut:
     """The validation documents, and those excluded because they repeat training text.
 
-    file: of the tokens. documents: name and number of tokens of each, in order; above MOST_GROUPS, of groups of
-        neighbours. num_left_out, tokens_left_out: excluded documents and their tokens.
+    file: the file of their tokens. documents: name and number of tokens of each, in order; if there are more than
+        MOST_GROUPS, of groups of neighbours. num_left_out, tokens_left_out: excluded documents and their tokens.
     repeated_share: share of the windows of validation documents that occur in the training text of the candidates or,
         as far as known, of the parent.
     """

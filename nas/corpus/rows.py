@@ -23,7 +23,7 @@ DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what these raise
 
 
 def kind_of(path: Path) -> str:
-    """Return the suffix that says how a file is read, in lower case, without that of its compression."""
+    """Return the suffix that says how a file is read, in lower case, such as `.jsonl` for `a.JSONL.gz`."""
     kind = path.with_suffix("").suffix.lower() if path.suffix.lower() in OPENERS else path.suffix.lower()
     return path.suffix.lower() if kind in ("", ".parquet") else kind
 
@@ -51,7 +51,7 @@ def jsonl_texts(path: Path) -> Iterator[str]:
 
 
 def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
-    """Yield the data of every line that is not blank, and where it stands.
+    """Yield the data and the position (file and line) of every line that is not blank.
 
     Raises UserError, naming file and line, if the file cannot be read or a line is not JSON.
     """

@@ -40,7 +40,7 @@ A_COPY = 0.5  # share of repeated windows above which a document counts as the s
 
 
 class SecondSource(NamedTuple):
-    """The documents of a second corpus. fingerprint: of all of them."""
+    """The documents of a second corpus. fingerprint: a hash of all of them."""
 
     fingerprint: str
     documents: list[Document]

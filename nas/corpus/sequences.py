@@ -28,13 +28,15 @@ def num_sequences(corpus: Corpus, split: Split, seq_len: int) -> int:
 
 @lru_cache(maxsize=2)  # a batch spans at most two epochs
 def epoch_order(seed: int, epoch: int, length: int) -> NDArray[np.int64]:
-    """Return the order in which an epoch draws the `length` training sequences."""
+    """Return the order in which an epoch goes through the `length` training sequences."""
     return np.random.default_rng([seed, epoch]).permutation(length)
 
 
 class HeldOutTargets(NamedTuple):
-    """Validation targets. indices: of sequences, rising. documents: index in `HeldOut.documents` of each target,
-    sequences x seq_len. shares: weight of each document in the loss; they add up to 1.
+    """Validation targets.
+
+    indices: numbers of their sequences, rising. documents: index in `HeldOut.documents` of each target, sequences x
+        seq_len. shares: weight of each document in the loss; they add up to 1.
     """
 
     indices: NDArray[np.int64]

@@ -75,7 +75,7 @@ class Encoder:
         return [self._cut([token for _ in document for token in next(encodings).ids]) for document in pieces]
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text that goes on, from the token that begins it. Raises UserError as `encode`."""
+        """Return the token ids of a prompt, with the token that begins a text. Raises UserError as `encode` does."""
         with tokenizing(f"the tokenizer {self.name}"):
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
         self._require_known(ids)
@@ -132,13 +132,13 @@ def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | 
 
 
 def end_ids(settings: Mapping[str, Any]) -> list[int]:
-    """Return the ids that end a generation, by settings of transformers, which name one, several or none."""
+    """Return the token ids that end a generation; settings of transformers name one, several or none."""
     named = settings.get("eos_token_id")
     return [id_ for id_ in (named if isinstance(named, list) else [named]) if id_ is not None]
 
 
 def num_ids(tokenizer: Tokenizer, *, added: bool = True) -> int:
-    """Return the largest id of a tokenizer + 1, which is more than its entries where ids are missing."""
+    """Return the largest id of a tokenizer + 1, which exceeds the number of entries if some ids are not used."""
     return max(tokenizer.get_vocab(with_added_tokens=added).values(), default=-1) + 1
 
 
@@ -153,7 +153,7 @@ def _around(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def with_begin_of_text(given: GivenTokenizer, rule: str) -> GivenTokenizer:
-    """Return a tokenizer by whose rule texts begin as asked: OWN_RULE, NO_TOKEN or a token.
+    """Return the tokenizer with another rule for the token that begins a text: OWN_RULE, NO_TOKEN or a token.
 
     Raises UserError for a token that it lacks.
     """
@@ -201,7 +201,7 @@ def trained_encoder(text: str, seq_len: int | None) -> Encoder:
 
 
 def write_tokenizer(folder: Path, json_text: str, end_of_text: str, files: Iterable[tuple[str, bytes]] = ()) -> None:
-    """Write a tokenizer for `kept_tokenizer`, its entries last. files: its other ones. Raises OSError."""
+    """Write a tokenizer so that `kept_tokenizer` can read it. files: its other files. Raises OSError."""
     settings = {"eos_token": end_of_text}
     for name, content in files:
         if name == TOKENIZER_CONFIG_FILE:
@@ -247,7 +247,7 @@ def train_tokenizer(source: DocumentSource, vocab_size: int) -> str:
 
 
 def id_type(vocab_size: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """Return the smaller of two types that can hold the ids of a vocabulary."""
+    """Return uint16 if it can hold the token ids of a vocabulary, else uint32."""
     return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 

@@ -30,7 +30,7 @@ SAY_EVERY_S = 15.0
 
 
 class Asked(NamedTuple):
-    """What is evaluated. requests: of each choice of each item of a task; None for an item that does not fit."""
+    """What is evaluated. requests: one for each choice of each item of a task; None for an item that does not fit."""
 
     parent: Judged
     model: Judged

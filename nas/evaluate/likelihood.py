@@ -22,7 +22,7 @@ ROWS_AT_A_TIME = 256  # of logits, each as long as the vocabulary
 
 
 class Request(NamedTuple):
-    """Tokens of a context, at least one, and of its continuation. is_cut: whether the context's beginning is lost."""
+    """Tokens of a context, at least one, and of its continuation. is_cut: whether the context lost its beginning."""
 
     context: tuple[int, ...]
     continuation: tuple[int, ...]
@@ -30,16 +30,20 @@ class Request(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """log_likelihood: of all tokens of a continuation, nats. is_greedy: whether each was the most likely one."""
+    """The likelihood of a continuation.
+
+    log_likelihood: sum over its tokens, nats. is_greedy: whether each token was the most likely one.
+    """
 
     log_likelihood: float
     is_greedy: bool
 
 
 def request_of(encoder: Encoder, context: str, continuation: str, most_tokens: int) -> Request | None:
-    """Return a request that fits into a model's context; None if its continuation alone is too long or adds no token.
+    """Return a request that fits a model's context; None if the continuation alone is too long or adds no token.
 
-    A longer one loses the beginning of its context. Without a context, the token that ends a document stands for it.
+    If context and continuation are too long together, the context loses its beginning. Without a context, the token
+    that ends a document takes its place.
     """
     kept = context.rstrip()
     before = encoder.encode_prompt(kept) or [encoder.end]
@@ -69,7 +73,7 @@ def likelihoods(
 
 
 class Branch(NamedTuple):
-    """A request, by its index, that continues a sequence of a batch by tokens."""
+    """A request, by its index, whose tokens continue a sequence of a batch."""
 
     request: int
     row: int

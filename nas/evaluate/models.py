@@ -12,7 +12,7 @@ PROBE_CHARACTERS = 4096  # of a text; where tokenizers cut otherwise, they do so
 
 
 class Judged(NamedTuple):
-    """A model as it computes, with its tokenizer. digest: of architecture, weights and tokenizer."""
+    """A model to be evaluated, with its tokenizer. digest: hash of architecture, weights and tokenizer."""
 
     name: str
     digest: str
@@ -21,7 +21,7 @@ class Judged(NamedTuple):
 
 
 def find_judged(name: str) -> Judged:
-    """Load a model by name. Raises UserError as `find_parent`, or if it has no whole tokenizer."""
+    """Load a model by name. Raises UserError as `find_parent` does, or if its tokenizer is not complete."""
     found = find_parent(name)
     assert found.model.tokenizer is not None
     encoder = given_encoder(found.model.tokenizer, found.model.architecture.vocab_size, None)
@@ -29,7 +29,7 @@ def find_judged(name: str) -> Judged:
 
 
 def shared_encoder(parent: Judged, model: Judged, probes: Iterable[str]) -> Encoder:
-    """Return the parent's encoder. Raises UserError, with the reason, if the model's makes other tokens of texts."""
+    """Return the parent's encoder. Raises UserError, with the reason, if the model's encodes `probes` differently."""
     theirs, ours = parent.encoder, model.encoder
     why = ""
     sizes = [each.decoder.architecture.vocab_size for each in (model, parent)]

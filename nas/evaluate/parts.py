@@ -19,7 +19,7 @@ BEGINNING = b'{"key": "'
 
 
 class Parts:
-    """Finished parts in a file, which need not exist. Raises UserError if it holds anything else."""
+    """The finished parts of an evaluation, in a file that need not exist. Raises UserError for any other file."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.known = path, dict[str, Any]()
@@ -35,7 +35,7 @@ class Parts:
         self.num_torn = len(torn)
 
     def result(self, part: str, content: Any, computed: Callable[[], Any]) -> Any:
-        """Return the result of a part as plain data: the kept one, or a computed one, which is kept from now on.
+        """Return the result of a part as plain data, from the file if it is there, else computed and added to the file.
 
         content: plain data that decides the result. Raises OSError.
         """

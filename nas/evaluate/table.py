@@ -24,27 +24,30 @@ Answers: TypeAlias = Sequence[tuple[float, bool, int]]  # log-likelihood, greedi
 
 
 class Sums(NamedTuple):
-    """Sums over all units, by column; and over the units of each sample, SAMPLES x columns."""
+    """Sums over all units, by column, and over the units of each bootstrap sample, SAMPLES x columns."""
 
     whole: Numbers
     samples: Numbers
 
 
 def sums_of(units: ArrayLike) -> Sums:
-    """Return sums over units of an array, units x columns, and over samples of them."""
+    """Return the sums of an array, units x columns, over all units and over bootstrap samples of them."""
     rows = np.asarray(units, dtype=np.float64)
     counts = np.random.default_rng(0).multinomial(len(rows), np.full(len(rows), 1 / len(rows)), size=SAMPLES)
     return Sums(rows.sum(axis=0), counts @ rows)
 
 
 def interval(values: Numbers) -> tuple[float, float]:
-    """Return the percentiles of a number over samples; an undefined one counts as the largest."""
+    """Return percentiles of a number over bootstrap samples; an undefined value counts as the largest."""
     low, high = np.percentile(np.nan_to_num(values, nan=np.inf), [2.5, 97.5], method="nearest")
     return float(low), float(high)
 
 
 def shown(form: str, of: Callable[[Numbers], Numbers], sums: Sums) -> str:
-    """Return a number with its interval, or alone if no sample differs. of: the number from columns x any shape."""
+    """Return a number with its interval, or alone if it is equal in all samples.
+
+    of: computes the number from columns x any shape.
+    """
     low, high = interval(of(sums.samples.T))
     value = form.format(float(of(sums.whole)))
     return value if low == high else f"{value} ({form.format(low)} to {form.format(high)})"
@@ -59,9 +62,9 @@ def _head(*columns: str) -> list[str]:
 
 
 def task_columns(task: Task, parent: Sequence[Answers | None], model: Sequence[Answers | None]) -> Numbers:
-    """Return items x (1, chance, whether the parent is right, whether the model is, whether they choose differently).
+    """Return items x (1, chance, parent is right, model is right, they choose differently).
 
-    parent, model: of each item; None for an item that is left out.
+    parent, model: answers to each item; None for an item that is left out.
     """
     rows = []
     for item, theirs, ours in zip(task.items, parent, model, strict=True):
@@ -87,7 +90,7 @@ def _choice(task: Task, item: Item, answers: Answers) -> int | None:
 
 
 def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
-    """Return the table of tasks, with their mean. columns: `task_columns` of each."""
+    """Return the table of tasks, with their mean. columns: by task, what `task_columns` returned."""
     lines = _head("task", "items", "chance", "parent", "model", "difference, points", "retention", "choose differently")
     all_sums = {task: sums_of(rows) for task, rows in columns.items()}
     shares = [Sums(sums.whole / sums.whole[0], sums.samples / sums.samples[:, :1]) for sums in all_sums.values()]
@@ -118,7 +121,7 @@ def _retention(part: Numbers) -> Numbers:
 
 
 def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
-    """Return the table of texts, from the numbers of `Compared` of each document by name of a text."""
+    """Return the table of texts. documents: by name of a text, the numbers of `Compared` for each of its documents."""
     lines = _head(
         "text",
         "tokens",
@@ -146,7 +149,7 @@ def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
 
 
 def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]], num_new: int) -> list[str]:
-    """Return sentences on greedy continuations of equal prompts by both models."""
+    """Return sentences that compare both models' greedy continuations of the same prompts."""
     places = [first_difference(ours, theirs) for ours, theirs in zip(model, parent, strict=True)]
     num_equal = places.count(None)
     median = statistics.median(math.inf if place is None else place for place in places)

@@ -31,7 +31,7 @@ GREEDY = "logits_per_byte"  # the metric of tasks with a single continuation, wh
 
 
 class Metric(NamedTuple):
-    """How a choice is made, in words, and what divides the log-likelihood of a continuation, by its text and tokens."""
+    """How a choice is made, in words; `divisor` of its log-likelihood, by the continuation and its number of tokens."""
 
     words: str
     divisor: Callable[[str, int], int]
@@ -49,7 +49,7 @@ METRICS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """A question: context and continuation of each choice, and the index of the right one."""
+    """A question: the context and continuation of each choice, and the index of the right choice."""
 
     choices: tuple[tuple[str, str], ...]
     label: int
@@ -57,7 +57,7 @@ class Item:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """A task. metric: a key of METRICS. num_items: in its file, of which `items` are a sample."""
+    """A task. metric: a key of METRICS. num_items: number of items in its file; `items` may be a sample of them."""
 
     name: str
     metric: str
@@ -75,7 +75,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """The folder of a task in one form: so many solved examples come before each question."""
+    """The folder of a task in one form, which says how many solved examples come before each question."""
 
     folder: Path
     name: str

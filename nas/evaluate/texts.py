@@ -17,7 +17,7 @@ LONGEST = 512  # tokens of a window
 
 
 class Text(NamedTuple):
-    """Text as windows of tokens, of which the first predicts and is not predicted. documents: the index of each's."""
+    """A text as windows of tokens; the first token of a window is not predicted. documents: the document of each."""
 
     name: str
     windows: tuple[tuple[int, ...], ...]
@@ -56,8 +56,9 @@ def windows_of(name: str, documents: Sequence[Document], encoder: Encoder, conte
 
 
 class Compared(NamedTuple):
-    """Sums over the predicted tokens of a document, in nats. agreements: tokens of which both models hold the same one
-    most likely.
+    """Sums over the predicted tokens of a document, in nats.
+
+    agreements: number of tokens at which both models have the same most likely token.
     """
 
     num_tokens: int
@@ -106,7 +107,7 @@ def _measured(model: Decoder, parent: Decoder, tokens: Tensor) -> Tensor:
 
 
 def prompts(texts: Sequence[Text], num_prompts: int, length: int) -> list[tuple[int, ...]]:
-    """Return the first tokens of windows that are longer, by turns from each text."""
+    """Return at most `num_prompts` prompts: the first `length` tokens of longer windows, from each text in turn."""
     long = [[window[:length] for window in text.windows if len(window) > length] for text in texts]
     by_turns = [
         windows[turn] for turn in range(max(map(len, long), default=0)) for windows in long if turn < len(windows)

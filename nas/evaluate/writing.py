@@ -12,9 +12,9 @@ LONGEST_CYCLE = 16  # tokens; shorter ones, such as a line or a word, repeat mor
 
 
 def collapses(tokens: Sequence[int]) -> bool:
-    """Whether a continuation ends in repetition: each of its last TAIL tokens is equal to the token so many before it.
+    """Whether a continuation ends in repetition: its last TAIL tokens equal those a few places earlier.
 
-    So many are at least 1 and at most LONGEST_CYCLE, so the last TAIL tokens repeat what is before them at least twice.
+    A few is 1 to LONGEST_CYCLE, so the last TAIL tokens repeat what is before them at least twice.
     """
     return any(
         len(tokens) >= TAIL + cycle and tokens[-TAIL:] == tokens[-TAIL - cycle : -cycle]
@@ -50,7 +50,7 @@ def written(
 
 
 def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
-    """Return the place, from 1 on, of the first token in which two continuations differ; None if they are equal."""
+    """Return the position, from 1 on, of the first token in which two continuations differ; None if they are equal."""
     if ours == theirs:
         return None
     same = (a == b for a, b in zip(ours, theirs, strict=False))

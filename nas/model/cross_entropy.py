@@ -29,9 +29,10 @@ Runner: TypeAlias = Callable[..., tuple[Tensor, Tensor]]  # `losses_of_chunk`, o
 
 
 class Distilled(NamedTuple):
-    """Mean losses over rows, in nats; in chunks, only `loss` carries gradients. loss: weighted sum of the other two.
+    """Mean losses over rows, in nats; if computed in chunks, only `loss` carries gradients.
 
-    cross_entropy: of the targets. divergence: KL(p || model) from the predictions p of another model.
+    loss: weighted sum of the other two. cross_entropy: of the targets. divergence: KL(p || model) from the predictions
+        p of another model.
     """
 
     loss: Tensor

@@ -29,7 +29,7 @@ QUERY_SCALES: dict[SoftmaxForm, float] = {"power8": -POWER_BOUND / 8}
 
 
 def query_scale(form: SoftmaxForm) -> float:
-    """Return the initial scale of queries for a form, relative to a softmax."""
+    """Return the factor of the initial queries for a form of softmax, relative to an exact softmax."""
     return QUERY_SCALES.get(form, 1.0)
 
 
@@ -131,7 +131,7 @@ def positive_scores(
     temperature: Tensor | None,
     cap: float | None = None,
 ) -> Tensor:
-    """Return a number of at least 0 for every score, and 0 for masked ones: batch x heads x queries x keys.
+    """Return the numerators of a row's weights: at least 0, and 0 where masked; batch x heads x queries x keys.
 
     The queries are those of the last tokens.
     """

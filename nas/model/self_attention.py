@@ -71,7 +71,7 @@ class SelfAttention(nn.Module):
     def step(self, source: Tensor, past: list[Tensor]) -> Tensor:
         """Return the attention of more tokens, batch x tokens x d_model, and add their keys and values to the past.
 
-        past: keys and values of the tokens before it, each batch x heads x T x head_dim; empty before the first.
+        past: keys and values of earlier tokens, each batch x heads x T x head_dim; empty before the first.
         """
         first = past[0].shape[-2] if past else 0
         queries, keys, values = self.heads(source, first)
@@ -195,7 +195,7 @@ def rotary_tables(
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Return cosines and sines of the angle of every position and rotated feature, each context x rotary_dim.
 
-    They are numpy arrays, so that a model without data (on `meta`) leaves none of its tensors in the cache.
+    They are numpy arrays, so that a model on `meta`, whose tensors have no data, puts none of them into the cache.
     """
     angles = np.arange(context)[:, None] * np.array(rotary_rates(rotary_dim, base, scaling))  # context x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2).astype(np.float32) for table in (np.cos, np.sin))

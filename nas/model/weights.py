@@ -68,7 +68,7 @@ def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def stored_weights(model: Decoder) -> dict[str, Tensor]:
-    """Return the state dict with every tensor once, as in files: a tied or shared parameter has one of its names."""
+    """Return the state dict as files have it: a tied or shared parameter is there once, under one of its names."""
     names = {name for name, _ in chain(model.named_parameters(), model.named_buffers())}
     return {name: value for name, value in model.state_dict().items() if name in names}
 

@@ -34,7 +34,7 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """Results on validation tokens in one arithmetic; costs are summed over sequences, bytes also over parties.
+    """Results on validation tokens in one arithmetic; costs are summed over sequences, and bytes also over parties.
 
     `predicted_s` is None if the committed testbed has no seconds for the setting.
     """

@@ -18,11 +18,11 @@ from nas.private.setup import Setup, client_graph
 
 
 def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Setup:
-    """Return the set-up with the fraction bits that its model allows, or with the reason why it is out of range.
+    """Return the set-up with fraction bits that keep its model in fixed-point range, or with the reason why none do.
 
-    fraction_bits: those that the user asks for. is_allowed: whether a model out of range may run. Where the weights are
-    elsewhere, an export's own record counts; without one, the server checks alone, and the parties agree that it does.
-
+    fraction_bits: the user's choice, if any. is_allowed: whether a model out of range may run. If the weights are on
+        another machine, an export's own record decides; without a record, the server alone checks, and the parties
+        agree on that.
     Raise UserError, naming op and values, for a model that is out of range and not allowed.
     """
     model = setup.model
@@ -76,7 +76,7 @@ def _stream(setup: Setup, length: int, tokens: Array, deployment: Deployment) ->
 def prompt_arithmetic(
     setup: Setup, graph: OpGraph, tokens: Sequence[int], layers: ClientLayers | None
 ) -> Arithmetic | None:
-    """Check the prompt of a client with weights; return the arithmetic that must hold each new token, if any.
+    """Check the prompt of a client that has weights; return the arithmetic to check each new token with, if any.
 
     Raise UserError, naming op and values, if the prompt is out of range.
     """

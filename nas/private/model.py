@@ -30,12 +30,14 @@ from search_spaces.notation import name_of
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PrivateModel:
-    """A model with a folded architecture. `name` says which architecture it has, and where it comes from.
+    """A folded model to run. `name` says which architecture it has, and where it comes from.
 
     weights: by `<node>.<suffix>`; None if they are not on this machine. corpus: fingerprint of the corpus on which it
-    was trained; None if unknown. notes: remarks on folding, for the reader. known: public layers, the client's layers,
-    and the checkpoint that has them, if the model is from a run that was searched with such layers. failed: why its
-    folded form is not the trained model; None if it is. recorded: whether fixed point holds an export, by protocol.
+        was trained; None if unknown. notes: remarks on folding, for the reader.
+    known: public layers, the client's layers, and the checkpoint that has them, if the model is from a run that was
+        searched with such layers.
+    failed: why its folded form is not the trained model; None if it is. recorded: by protocol, whether an export stays
+        within fixed-point range.
     """
 
     name: str
@@ -62,7 +64,10 @@ def find_model(source: str) -> Path | Run:
 
 
 def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_text: str = OWN_RULE) -> PrivateModel:
-    """Return a model whose prompts begin as asked. Raise UserError as `_loaded`, or for a token that it lacks."""
+    """Load a model and set the token with which its prompts begin.
+
+    begin_of_text: a rule, or a token. Raise UserError as `_loaded` does, or if the model lacks the token.
+    """
     model = _loaded(source, pick, weights_here=weights_here)
     tokenizer = with_begin_of_text(model.tokenizer, begin_of_text)
     begin = given_encoder(tokenizer, None, None).begin

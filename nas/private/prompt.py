@@ -10,7 +10,7 @@ from nas.corpus.tokenizer import Encoder, given_encoder
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt of at least one token, from the one that begins a text; `end` is the token that ends a document."""
+    """A prompt of at least one token, with the token that begins a text; `end` is the token that ends a document."""
 
     text: str
     ids: tuple[int, ...]

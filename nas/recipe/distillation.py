@@ -87,7 +87,7 @@ class DistillationSchedule:
 
 
 class Part(NamedTuple):
-    """A removed or trained part of a layer: its attention or its FFN."""
+    """A part of a layer that is removed or trained: its attention or its FFN."""
 
     layer: int
     kind: PartKind

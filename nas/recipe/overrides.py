@@ -46,11 +46,11 @@ class EntropyChanges(_changes(EntropyRegularisation)):  # type: ignore[misc]
 
 
 class FoldableChanges(_changes(Foldable)):  # type: ignore[misc]
-    """Keeps linear FFNs foldable; setting either option turns it on."""
+    """Changes to how linear FFNs are kept foldable; setting either option turns this on."""
 
 
 class FreezingChanges(_changes(Freezing)):  # type: ignore[misc]
-    """When frozen norms are frozen, one after another."""
+    """Changes to when norms are frozen, one after another."""
 
 
 class DistillationChanges(_changes(DistillationSchedule, *_OF_DISTILLATION)):  # type: ignore[misc]

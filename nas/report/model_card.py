@@ -37,7 +37,10 @@ UNKNOWN_LICENCE = "whose licence is not known here; look it up before you pass t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """Result of training. val_loss: nats per token. tokens: number trained on. ngrams: baselines on as many tokens."""
+    """The result of a training.
+
+    val_loss: nats per token. tokens: number of training tokens. ngrams: baselines that count as many tokens.
+    """
 
     perplexity: float | None
     val_loss: float | None
@@ -54,7 +57,7 @@ class Result:
         return None if self.ngrams is None or self.val_loss is None else self.ngrams.above_trigram(self.val_loss)
 
     def plain(self) -> dict[str, Any]:
-        """Plain data, with n-gram baselines as perplexities if they were counted."""
+        """Return plain data, with n-gram baselines as perplexities if they were counted."""
         data = asdict(self)
         del data["ngrams"]
         if self.ngrams is None:
@@ -65,7 +68,7 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
-    """Everything needed to repeat a result. trial_id, budget_latency: of a run. command: of a training."""
+    """Everything needed to repeat a result. trial_id, budget_latency: for a run. command: for a training."""
 
     run: str
     trial_id: str | None = None
@@ -83,10 +86,10 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fold:
-    """Comparison of the folded model with the trained one. check: fields of `FoldCheck` in `nas.conversion`.
+    """Comparison of the folded model with the trained one.
 
-    tokens: those of the check. condition: condition number of the change of basis. left: parts left unfolded, with
-        reasons.
+    check: fields of `FoldCheck` in `nas.conversion`. tokens: number of tokens of the check. condition: condition number
+        of the change of basis. left: parts left unfolded, with reasons.
     """
 
     check: Mapping[str, Any]
@@ -150,7 +153,7 @@ class Facts:
 
     @property
     def whose(self) -> str:
-        """Public weights and client layers, in words."""
+        """Describe public weights and client layers."""
         return shown(self.workload.deployment.public_layers, self.workload.deployment.client_layers)
 
 

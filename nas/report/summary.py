@@ -74,7 +74,7 @@ def second_lines(run: Run) -> list[str]:
 
 
 def second_text(run: Run, member: TrainedMember) -> str:
-    """Return the perplexity on the second corpus, such as `9.31`, and objections there; empty if unknown."""
+    """Return the perplexity on the second corpus, such as `9.31`, and a note if dominated there; empty if unknown."""
     if (perplexity := second_perplexity(member)) is None:
         return ""
     return f"{perplexity:.2f}" + (f", {FIRST_ALONE}" if holds_on_first_alone(member, run.front) else "")
@@ -87,7 +87,7 @@ def on_second(run: Run, member: TrainedMember) -> str:
 
 
 def mark(loss: float, ngrams: NgramBaseline | None) -> str:
-    """Return a remark on a loss, in nats, above the trigram baseline's; empty for others."""
+    """Return a remark if a loss, in nats, is above the trigram baseline's; else an empty string."""
     return KNOWS_LESS if ngrams is not None and ngrams.above_trigram(loss) else ""
 
 
@@ -107,7 +107,7 @@ def seeds_text(member: TrainedMember) -> str:
 
 
 def spread_words(trained: Sequence[TrainedMember]) -> str:
-    """Explain `±` for these members; empty if none has an error."""
+    """Explain the `±` of these members; empty if none has a standard error."""
     seeds = any(member.seed_error is not None for member in trained)
     documents = any(member.document_error is not None for member in trained)
     over = " and ".join(["seeds"] * seeds + ["validation documents"] * documents)
@@ -116,7 +116,7 @@ def spread_words(trained: Sequence[TrainedMember]) -> str:
 
 
 def compared(member: TrainedMember, other: TrainedMember) -> str:
-    """Return the verdict on a member compared with another one, and its evidence if seeds were not repeated."""
+    """Say whether a member is better than another one, and on what evidence if they have one seed each."""
     error, tested = difference_error(member, other), verdict(member, other)
     if error is None:
         return tested
@@ -124,7 +124,7 @@ def compared(member: TrainedMember, other: TrainedMember) -> str:
 
 
 def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
-    """Return IN_NOISE or an empty string for each member of a front, cheapest first."""
+    """Return, for each member of a front, IN_NOISE if `in_noise` is true for it, else an empty string."""
     return [IN_NOISE if inside else "" for inside in in_noise(front)]
 
 
@@ -254,7 +254,7 @@ def _baseline_lines(run: Run) -> list[str]:
 
 
 def order_lines(run: Run) -> list[str]:
-    """Describe pairs of published rows that this run orders differently from the papers, and which are beyond noise."""
+    """Say how many pairs of published rows this run orders unlike the papers, and how many of them beyond noise."""
     printed = {
         row.notation: row.perplexity
         for row in published_rows()

@@ -17,7 +17,7 @@ from search_spaces.budget.feasible import format_budget, format_price
 
 
 def rendered(template: Path, run: Run | None, **facts: Any) -> str:
-    """Return the filled template; what comes from a run is escaped, for HTML or for Markdown."""
+    """Return the filled template; text that comes from a run is escaped for HTML or for Markdown."""
     is_html = template.suffix == ".html"
     environment = Environment(
         loader=FileSystemLoader(template.parent), autoescape=is_html, undefined=StrictUndefined,

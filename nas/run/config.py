@@ -216,7 +216,7 @@ class StudyConfig(BudgetOptions):
 
     @property
     def most_replicates(self) -> int:
-        """Most further seeds in all, which take a third of the tokens of candidates."""
+        """Most further seeds over all members of the front."""
         return math.ceil(self.num_trials / 2) if self.finalist_seeds else 0
 
     @property
@@ -226,12 +226,12 @@ class StudyConfig(BudgetOptions):
 
     @property
     def time_limit_s(self) -> float | None:
-        """Seconds after which the search ends in any case, or None."""
+        """Seconds after which the search ends, even if nothing is trained, or None."""
         return None if self.time_limit is None else parse_seconds(self.time_limit, "--time-limit")
 
     @property
     def trial_timeout_s(self) -> float | None:
-        """Seconds that a trial may take without a break, or None."""
+        """Seconds that a trial may take since its last start, or None."""
         return None if self.trial_timeout is None else parse_seconds(self.trial_timeout, "--trial-timeout")
 
 

@@ -216,7 +216,7 @@ def run_pricers(folder: Path | None, config: StudyConfig) -> tuple[Pricer, ...]:
 
 
 def own_file(folder: Path | None, config: StudyConfig, field: str, protocol: str) -> str | None:
-    """Return the user's value of a field in `KEPT_FILES` for a protocol, or the run's copy of that file."""
+    """Return the user's value of a field in `KEPT_FILES` for a protocol, or the path of the run's copy of that file."""
     given, name = _given(config, field, protocol)
     copy = None if folder is None else folder / name
     return str(copy) if given is not None and copy is not None and copy.exists() else given

@@ -10,7 +10,7 @@ from nas.run.pareto import knee, pareto_front
 
 
 def crosses(member: TrainedMember, budget: Budget) -> bool:
-    """Whether some coefficients consistent with the cost model's data put this member over the latency budget."""
+    """Whether this member is within the latency budget, but the upper end of its latency range is not."""
     return (
         member.latency_s_range is not None
         and budget.latency_s is not None
@@ -19,7 +19,7 @@ def crosses(member: TrainedMember, budget: Budget) -> bool:
 
 
 def is_eligible(member: TrainedMember, budget: Budget) -> bool:
-    """Whether every seed completed, its fold passed the check, and its verified cost is within the budget.
+    """Whether every seed completed, its folded model passed the check, and its verified cost is within the budget.
 
     A candidate with a diverged seed has no mean loss, and so no point.
     """
@@ -47,7 +47,7 @@ def _was_predicted_feasible(record: Record, budget: Budget) -> bool:
 
 
 def is_feasible(record: Record, budget: Budget) -> bool:
-    """Whether the verified fold stays within fixed-point range and within the budget."""
+    """Whether the verified folded model stays within fixed-point range and within the budget."""
     costs = Costs(latency_s=record.latency_s, sent_bytes=record.sent_bytes, key_bytes=record.key_bytes)
     return record.fold_holds is not False and budget.admits(costs, record.also)
 
@@ -58,12 +58,12 @@ def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...
 
 
 def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
-    """Eligible, Pareto-optimal ones of these members, of any role, cheapest first."""
+    """The eligible, Pareto-optimal members of any role among these, cheapest first."""
     return tuple(pareto_front([one for one in trained if is_eligible(one, budget)], lambda member: member.point))
 
 
 def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
-    """The `knee` of a front, where perplexity stops falling fast, or the member of lowest perplexity."""
+    """The `knee` of a front, or the member of lowest perplexity."""
     if choice == "knee":
         return front[knee([member.point for member in front])]
     return min(front, key=lambda member: member.mean_loss)

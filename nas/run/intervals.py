@@ -32,7 +32,7 @@ Documents: TypeAlias = tuple[tuple[float, float], ...]  # share of the loss, and
 
 
 def pooled_deviation(losses: Iterable[Sequence[float]]) -> float | None:
-    """Standard deviation of a trial over seeds, nats, from the losses of each member; None if none has two."""
+    """Standard deviation of a trial over seeds, nats, pooled over members; None if no member has two losses."""
     repeated = [group for group in losses if len(group) >= 2]
     if not repeated:
         return None

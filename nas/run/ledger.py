@@ -123,12 +123,12 @@ class Record:
 
 
 def architecture_of(record: Record, base: Architecture) -> Architecture:
-    """Return the architecture of a trial as written (unfolded). base: of the run's space, from its meta.json."""
+    """Return the unfolded architecture of a trial. base: the dimensions of the run's space, from its meta.json."""
     return parse(record.placement, base).architecture
 
 
 def deployed_of(record: Record, base: Architecture) -> Architecture:
-    """Return the folded form of a trial; if costs are of the unfolded form, that one."""
+    """Return the folded form of a trial, or its unfolded form if costs are unfolded costs."""
     if record.deployed is None:
         return architecture_of(record, base)
     form = parse_deployed(record.deployed, base)
@@ -182,7 +182,7 @@ def read(path: Path) -> tuple[Record, ...]:
 
 
 def recover(path: Path) -> tuple[Record, ...]:
-    """Read as `read` does, and cut a torn last line off the file, so that appending is safe."""
+    """Read as `read` does, and delete an incomplete last line from the file, so that appending is safe."""
     records = read(path)
     data = read_bytes(path, MOST_LEDGER)
     if not data.endswith(b"\n"):
@@ -204,9 +204,10 @@ def completed(records: Iterable[Record]) -> tuple[Record, ...]:
 class LedgerIndex:
     """The records of a ledger in order, indexed by trial.
 
-    finished: last end of every trial, by key. num_ends: final trainings of all attempts. proxy_evals: records
-        of trials that paused, promoted or not. rungs: first record of every rung, by trial. proposed: index, and
-        whether it is a low-fidelity evaluation. last_generation: of any record; -1 if there is none.
+    finished: last end of every trial, by key. num_ends: number of final trainings, over all attempts. proxy_evals:
+        records of trials that paused, promoted or not.
+    rungs: first record of every rung, by trial. proposed: index, and whether it is a low-fidelity evaluation.
+        last_generation: highest generation of any record; -1 if there is none.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -265,7 +266,7 @@ def table(records: Sequence[Record], more: Mapping[str, Sequence[object]] | None
 
 
 def write_csv(path: Path, written: Table) -> None:
-    """Write a table as CSV; the values of a tuple are separated by blanks."""
+    """Write a table as CSV; the values of a tuple are separated by spaces."""
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(written.columns)

@@ -93,12 +93,12 @@ class TrainedMember:
 
     @property
     def candidate_id(self) -> str:
-        """Identifies architecture and recipe."""
+        """Hash that identifies architecture and recipe."""
         return self.first.candidate_id
 
     @property
     def arch_id(self) -> str:
-        """Identifies the architecture."""
+        """Hash that identifies the architecture."""
         return self.first.arch_id
 
     @property
@@ -133,7 +133,7 @@ class TrainedMember:
 
     @property
     def key_bytes(self) -> float | None:
-        """Bytes of keys that a dealer sends each party per token, ahead of a run; None except under sigma."""
+        """Bytes of keys that a dealer sends each party per token, before inference; None except under sigma."""
         return self.most_expensive.key_bytes
 
     @property
@@ -176,7 +176,7 @@ def verdict(member: TrainedMember, other: TrainedMember) -> Verdict:
 
 
 def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
-    """Whether each member of a front, cheapest first, was compared with the one before and is not better."""
+    """Whether each member of a front, cheapest first, was compared with its cheaper neighbour and found not better."""
     inside = [verdict(costlier, cheaper) in ("worse", "no difference shown") for cheaper, costlier in pairwise(front)]
     return tuple([False][: len(front)] + inside)
 

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def nondominated(points: Sequence[Point]) -> list[bool]:
-    """Whether no other point is at least as good in both coordinates and better in one, for every point.
+    """Whether each point is nondominated: no other is as good in both coordinates and better in one.
 
     Raises UserError for a non-finite coordinate: a diverged trial has no point.
     """
@@ -28,7 +28,7 @@ def nondominated(points: Sequence[Point]) -> list[bool]:
 
 
 def pareto_front(some: Iterable[T], point_of: Callable[[T], Point]) -> list[T]:
-    """Return those of some things whose points are nondominated, cheapest first, equal ones as they are given."""
+    """Return the items whose points are nondominated, cheapest first; items with equal points keep their order."""
     ordered = sorted(some, key=point_of)
     kept = nondominated([point_of(one) for one in ordered])
     return [one for one, keep in zip(ordered, kept, strict=True) if keep]

@@ -29,8 +29,8 @@ Status = Literal["stays", "enters", "over budget", "dominated"]
 class WhatIf:
     """The trained members of a run at other costs, and the front there.
 
-    repriced: members of the run, in the same order. after: their front, cheapest first. pricer, workload,
-        budget: origin of the other costs; trials keep the sequence length of the run.
+    repriced: members of the run, in the same order. after: the front at the other costs, cheapest first. pricer,
+        workload, budget: origin of the other costs; trials keep the sequence length of the run.
     """
 
     run: Run

@@ -27,9 +27,10 @@ MOVES = ("started", "finished")  # events after which a trial is running, or is 
 class Summary:
     """Counts of candidates and baselines by result, and the front of the completed ones.
 
-    running: trials in training, replicates included. paused, evaluated: at low fidelity and not promoted, or in all.
-    replicates: those that have ended. seeds_left: further seeds to train if the front stays the same. hypervolume:
-    seconds x nats. best: member of lowest perplexity within the budget, or None.
+    running: trials in training, replicates included. paused: low-fidelity evaluations that were not promoted.
+        evaluated: all low-fidelity evaluations. replicates: replicates that have ended. seeds_left: further seeds to
+        train if the front stays the same. hypervolume: in seconds x nats. best: member of lowest perplexity within the
+        budget, or None.
     """
 
     running: int
@@ -74,7 +75,7 @@ class Run:
 
     @cached_property
     def finished(self) -> tuple[Record, ...]:
-        """Last record of every trial: candidates and baselines as proposed, then replicates."""
+        """The last record of every trial: candidates and baselines in order of proposal, then replicates."""
         return ledger.finished(self.records)
 
     @cached_property
@@ -127,7 +128,7 @@ class Run:
 
     @property
     def num_planned(self) -> int:
-        """Number of candidates and baselines that will end: by final training, or by failing at low fidelity."""
+        """Number of candidates and baselines that will end, by final training or by failing at low fidelity."""
         others = {record.index for record in self.records if record.role == "baseline"}
         failed_early = sum(record.is_proxy and record.status != "paused" for record in self.finished)
         return self.config.num_trials + len(others) + failed_early

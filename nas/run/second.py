@@ -9,7 +9,7 @@ from nas.run.members import TrainedMember
 
 
 def second_documents(member: TrainedMember) -> Documents:
-    """Share and mean loss over seeds of each document of the second corpus; empty if not validated there."""
+    """Share and mean loss over seeds of each document of the second corpus; empty if not validated on it."""
     return mean_documents([trial.second_documents for trial in member.trials])
 
 
@@ -20,7 +20,7 @@ def second_loss(member: TrainedMember) -> float | None:
 
 
 def second_error(member: TrainedMember) -> float | None:
-    """Standard error of that loss over seeds and documents, nats, with the seed error of the first corpus."""
+    """Standard error of `second_loss` over seeds and documents, nats, with the seed error of the first corpus."""
     return joined(member.seed_error, document_error(second_documents(member)))
 
 

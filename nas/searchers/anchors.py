@@ -38,8 +38,8 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
 def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
     """Return the first candidates of a search, all within the budget, in an order that covers all costs early.
 
-    First come models of fewer layers, each with attention and a ReLU FFN. Then come, each time, the model farthest in
-    cost from those chosen so far. These are models with attention in all layers and ReLU FFNs in the first 1, 3, 5 ...
+    First come models of fewer layers, each with attention and a ReLU FFN. Then the model farthest in cost from those
+    chosen so far is taken, repeatedly. Models have attention in all layers and ReLU FFNs in the first 1, 3, 5 ...
     of them, the same with fewer layers or half the heads, and published rows. There are at most MOST_ANCHORS, one per
     folded form, and none from the cheapest IDLE_SHARE of the range of costs. If none is left, the cheapest member is
     returned. With costs of the unfolded form, the anchors are all published rows and the cheapest member.

@@ -33,9 +33,9 @@ WALKED = 10_000  # members enumerated when draws find nothing new, so that small
 class Place(NamedTuple):
     """The place of a member among all members.
 
-    form: identifies it: the folded form if costs are folded costs, else the member itself. latency_s: seconds per
-        token; NaN if it is not a member of the space. fits: whether it is within the budget. slice: the number of the
-        slice that contains it, or None.
+    form: identifies the model whose cost counts: the folded form if costs are folded costs, else the member itself.
+        latency_s: seconds per token; NaN if it is not a member of the space. fits: whether it is within the budget.
+        slice: the number of the slice that contains it, or None.
     """
 
     form: Hashable
@@ -59,7 +59,7 @@ class Draws:
         self._places: dict[Member, Place] = {}
 
     def place_of(self, member: Member) -> Place:
-        """Return the place of a member, from a cache, since long searches ask for every member repeatedly."""
+        """Return the place of a member, cached because long searches ask for every member repeatedly."""
         if member not in self._places:
             place = Place(deployed(member.architecture) if self.feasible.priced.cost_of == "folded" else member)
             if (path := path_of_member(self.feasible.space, member)) is not None:
@@ -70,7 +70,7 @@ class Draws:
         return self._places[member]
 
     def new_of(self, members: Collection[Member], seen: Collection[Member]) -> list[Member]:
-        """Return the members within the budget, except those with the form of a seen or an earlier member."""
+        """Return the members within the budget, except those that fold to the model of a seen or an earlier member."""
         forms, new = {self.place_of(member).form for member in seen}, list[Member]()
         for member in members:
             place = self.place_of(member)
@@ -88,13 +88,13 @@ class Draws:
         return next((number for number, part in enumerate(self.slices) if part.holds(cost)), None)
 
     def emptiest(self, members: Iterable[Member], rng: np.random.Generator) -> list[int]:
-        """Return the numbers of the slices, those with the fewest of the members first, ties in random order."""
+        """Return the numbers of all slices, those that contain the fewest of `members` first, ties in random order."""
         return self._emptiest(self._held(members), rng)
 
     def filled(
         self, chosen: Sequence[Member], size: int, rng: np.random.Generator, seen: Collection[Member]
     ) -> list[Member]:
-        """Return `chosen` and new members, `size` in all; fewer only if no others were found."""
+        """Return `chosen` and new members, `size` in all; fewer only if no more new members are found."""
         members, known = list(chosen), (*seen, *chosen)
         forms, held = {self.place_of(member).form for member in known}, self._held(known)
         while len(members) < size and (member := self._new(rng, held, forms)) is not None:

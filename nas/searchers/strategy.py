@@ -91,7 +91,7 @@ class Observation:
 class RemainingBudget(NamedTuple):
     """How many low-fidelity evaluations (proxy_evals) and final trainings (ends) a search may still ask for.
 
-    per_end: low-fidelity evaluations for each final training after the first, over the whole search.
+    per_end: low-fidelity evaluations per final training after the first, over the whole search.
     """
 
     proxy_evals: int
@@ -142,7 +142,7 @@ class Strategy(ABC):
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        """Propose at most `size` members within the budget that fold to different models than those seen; or fewer.
+        """Propose at most `size` members within the budget, none of which folds to the same model as a seen one.
 
         seen: every member that was proposed before. trained: results and predictions so far, in a fixed order.
         """
@@ -178,7 +178,7 @@ def check_searcher(name: str) -> None:
 
 
 def searcher_of(name: str) -> Callable[[SearchProblem], Strategy]:
-    """Return the constructor of a searcher. Raises UserError for an unknown name or no `Strategy`."""
+    """Return the constructor of a searcher. Raises UserError for an unknown name or a class that is no `Strategy`."""
     check_searcher(name)
     module, _, attribute = SEARCHERS.get(name, name).partition(":")
     if module == "optuna":

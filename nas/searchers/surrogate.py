@@ -68,13 +68,12 @@ GAPS = Prior(1.2, 0.4)  # per share of pairs of layers with no attention from th
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Features:
-    """The features of members and the prior of their weights, made by `features_of`. Layers are numbered as in
-    `stages`.
+    """The features of members and the prior of their weights, made by `features_of`.
 
-    sub_layer_forms: layer x 2, the numbers of the forms of its attention and its FFN. kept: layer x 2, as the function
-        `kept`. live_norms: the number of each layer. base: prior of the log-perplexity when nothing is scarce.
-    blocks: depth x layer x 2, ln(1 + block score), since the largest losses recover most; or None. unit: of WORTHS,
-        nats.
+    Layers are numbered as in `stages`. sub_layer_forms: layer x 2, the numbers of the forms of its attention and its
+    FFN. kept: layer x 2, as the function `kept`. live_norms: number of live norms of each layer. base: prior of the
+    log-perplexity when neither attentions nor FFNs are scarce. blocks: depth x layer x 2, ln(1 + block score), since
+    the largest losses recover most; or None. unit: of WORTHS, nats.
     """
 
     stages: Stages
@@ -94,7 +93,10 @@ class Features:
         return self.num_forms * len(self.stages.steps)
 
     def rows(self, members: Sequence[Member]) -> Floats:
-        """Members x features: forms by depth, then base, live norms, regularised, first FFN, scarcity, gaps, scores."""
+        """Return the features of members, members x features.
+
+        Their order: forms by depth, base, live norms, regularised, first FFN, scarcity, gaps, scores.
+        """
         given = [member.architecture.layers for member in members]
         # with a parent, at the depths of its layers that initialise them
         layers = self.stages.numbered([spread_layers(layers) for layers in given] if self.from_parent else given)
@@ -156,13 +158,16 @@ class Features:
 
 
 def lacking(left: Floats) -> Floats:
-    """Return members x 3: scarcity of attentions and nonlinear FFNs, and attention gaps. left: members x depth x 2."""
+    """Return members x 3: scarcity of attentions and nonlinear FFNs, and attention gaps.
+
+    left: members x depth x 2, as `kept` returns for each layer.
+    """
     counts = np.log((1 + left.shape[1]) / (1 + left.sum(axis=1)))
     return np.column_stack([counts, gap_share(left[:, :, 0] > 0)])
 
 
 def gap_share(has_attention: Bools) -> Floats:
-    """Return the share of pairs of layers without attention from first to second. has_attention: members x depth."""
+    """Return the share of layer pairs (i, j) without attention in layers i to j. has_attention: members x depth."""
     run, pairs = np.zeros(len(has_attention)), np.zeros(len(has_attention))
     for lacks in ~has_attention.T:
         run = (run + 1) * lacks
@@ -171,7 +176,7 @@ def gap_share(has_attention: Bools) -> Floats:
 
 
 def gap_shares_closed(has_attention: Bools) -> Floats:
-    """Return by how much attention at each depth lowers the gap share, all else equal. has_attention: depth."""
+    """Return by how much attention at each depth lowers the gap share of a member. has_attention: depth."""
     there = np.eye(len(has_attention), dtype=bool)
     closed: Floats = gap_share(has_attention & ~there) - gap_share(has_attention | there)
     return closed
@@ -221,7 +226,7 @@ def kept(layer: Layer) -> tuple[float, float]:
 class Observations(NamedTuple):
     """Observed losses, one per member.
 
-    rows: members x features. losses: nats. variances: of each loss around the member's own mean over seeds, nats^2.
+    rows: members x features. losses: nats. variances: of each loss around the member's mean over seeds, nats^2.
     """
 
     rows: Floats
@@ -278,9 +283,9 @@ class PredictiveDistribution(NamedTuple):
         return self._replace(variance=self.variance - gain * shared, crossed=crossed)
 
     def with_own(self, losses: Floats, variances: Floats) -> tuple[Floats, Floats]:
-        """Return mean and standard deviation, discrepancy included, of members with their own observations (if any).
+        """Return mean and standard deviation, discrepancy included, of members, given their own observations (if any).
 
-        losses, variances: of those observations, with infinite variance for none. The posterior contains them; given
+        losses, variances: of those observations; the variance is infinite for none. The posterior contains them; given
             the weights, only a member's own observation carries information about its discrepancy.
         """
         share = 1 / (1 + variances / self.discrepancy**2)  # of the discrepancy that the observation reveals
@@ -302,7 +307,10 @@ class _Whitened(NamedTuple):
 
 
 def fit(features: Features, known: Observations) -> Posterior:
-    """Return the posterior of the weights. The algebra is by features, because a long search has more observations."""
+    """Return the posterior of the weights.
+
+    The algebra is over features, because a long search has more observations than features.
+    """
     apart, root = known.losses - known.rows @ features.mean, features.root
     rows = csr_array(known.rows)
     whitened = {

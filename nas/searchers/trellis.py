@@ -36,7 +36,7 @@ PRIOR_DEVIATION = 5.0  # standard deviation of the weights of counts, and of the
 
 
 class Observed(NamedTuple):
-    """A member's own observations, combined. loss: nats. variance: around its mean over seeds, nats^2."""
+    """The combined observations of one member. loss: nats. variance: around the member's mean over seeds, nats^2."""
 
     loss: float
     variance: float
@@ -148,7 +148,7 @@ class Trellis(Strategy):
 class AcquisitionBatch:
     """Chooses a generation's trainings one by one, by their expected improvement of the front.
 
-    members: new ones, then evaluated ones that could be promoted, then those in training. observed: own observations of
+    members: new ones, then evaluated ones that could be promoted, then those in training. observed: observations of the
         members that have any. completes: probability that each completes. ended: points of final results.
     """
 

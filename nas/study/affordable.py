@@ -27,10 +27,10 @@ COST = "at most about 14 % of perplexity with half of the tokens, and 40 % with 
 
 
 def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
-    """Return the meta of a study in which nothing was trained, with fewer tokens if LEAST_ENDS candidates need that.
+    """Return the meta of a study without trials, with fewer training tokens if LEAST_ENDS candidates need that to end.
 
-    Tokens that the user has set stay. Measures the pace of trainings on the CPU of this machine, and without a budget
-    or elsewhere changes nothing.
+    Tokens that the user has set stay. The speed of trainings is measured on the CPU of this machine; without a time
+    budget, or on other devices, nothing changes.
     """
     config, meta, resources = study.config, study.meta, study.resources
     if math.isinf(budget.left_s) or resources.gpus_per_trial or resources.ray_address is not None:

@@ -21,8 +21,8 @@ def study_blocks(
 ) -> BlockScores | None:
     """Return the block scores that the searcher uses; None without a parent, or if it uses none.
 
-    If candidates start from sub-layers trained on their own, these are scored, and saved. Raises UserError if the saved
-    scores of the run are damaged.
+    If candidates start from sub-layers that were trained on their own, these are scored, and saved. Raises UserError if
+    the saved scores of the run are damaged.
     """
     config, parent, recipe = study.config, study.parent, study.meta.recipe
     if parent is None or config.searcher not in READERS:

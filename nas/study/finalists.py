@@ -23,7 +23,8 @@ def next_round(
     """Return the replicates to train next, at most `size`, the most valuable first; none if no more are wanted.
 
     results: of candidates and replicates that have ended. asked: earlier replicates. seeds: most replicates of a
-        member. most: most replicates in all. reference: point of the hypervolume.
+        member.
+        most: most replicates in all. reference: reference point of the hypervolume.
     """
     points = _means(results)
     tried = Counter(index for index, _ in asked)

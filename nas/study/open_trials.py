@@ -58,8 +58,8 @@ def open_trials(
 ) -> Trials:
     """Return the trials of a run, after replaying its ledger.
 
-    Baselines are the published rows with LayerNorm over the budget, except for the parent. blocks: block scores of the
-    parent, for searchers that use them. on_end: as in `Trials`.
+    Baselines are the published rows with LayerNorm that exceed the budget, except the parent. blocks: the parent's
+    block scores, for searchers that use them. on_end: as in `Trials`.
     Raises UserError if the ledger is damaged before its last line.
     """
     config, feasible, meta, folder = study.config, study.feasible, study.meta, study.folder

@@ -42,7 +42,10 @@ def find_parent_settings(name: str) -> Parent:
 
 
 def find_initial(name: str, begin_of_text: str = OWN_RULE) -> Pretrained:
-    """Load a model by a name that `load_initial` takes, by a training's folder, or as the `latest` training."""
+    """Load a model by a name that `load_initial` takes, by a training's folder, or as the `latest` training.
+
+    begin_of_text: as in `StudyConfig`. Raises UserError as `load_initial` does, or if the tokenizer lacks the token.
+    """
     folder = _training(name)
     found = load_initial(name) if folder is None else _trained(folder)
     if found.tokenizer is None:

@@ -65,7 +65,7 @@ class PricedStudy:
 
     @property
     def lines(self) -> list[str]:
-        """Size, feasible share, cost of both ends, and what the costs leave out, one line each."""
+        """Return the size, the feasible share, the cost of both ends and what the costs leave out, one line each."""
         left_out = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
         return [
             *left_out,

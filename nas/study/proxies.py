@@ -21,7 +21,10 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 class Line(NamedTuple):
-    """Prior of intercept and slope of the line, in nats. around: standard deviation of final losses around the line."""
+    """Prior of intercept and slope of the line from low-fidelity to final losses, in nats.
+
+    around: standard deviation of final losses around the line.
+    """
 
     mean: tuple[float, float]
     deviation: tuple[float, float]
@@ -40,7 +43,7 @@ FROM_SCRATCH = Line((-0.1, 0.74), (0.4, 0.3), around=0.025)  # wider: reachable 
 
 
 def losses_after_proxies(results: Sequence[Observation], parent_loss: float | None) -> list[End | None]:
-    """Predict the final losses of low-fidelity results; None for other results.
+    """Predict the final loss of each low-fidelity result; None for other results.
 
     parent_loss: nats; None from scratch, where the lowest loss at the first rung replaces it.
     """

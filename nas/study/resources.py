@@ -84,7 +84,7 @@ def study_resources(config: StudyConfig, nodes: Sequence[Node]) -> Resources:
 
 
 def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
-    """Fix the settings of a new run that depend on the machine where it begins; they stay when it is resumed.
+    """Fix the settings of a new run that depend on the machine where it begins; a resumed run keeps them.
 
     Two generations are in training at once. `--max-concurrent` is ignored, so that it changes no number.
     """
@@ -94,7 +94,7 @@ def resolved(config: StudyConfig, resources: Resources) -> StudyConfig:
 
 
 def resource_lines(config: StudyConfig, resources: Resources) -> list[str]:
-    """Describe the resources, and those that stay idle, one line each. config: resolved."""
+    """Describe the resources, and which of them stay idle, one line each. config: result of `resolved`."""
     assert config.generation_size is not None
     of_gpus = f", {resources.gpus_per_trial:g} GPU each" if resources.gpus_per_trial else ", on the CPU"
     lines = [f"{resources.at_a_time} trials at a time{of_gpus}; generations of {config.generation_size}"]

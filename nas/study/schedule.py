@@ -95,29 +95,29 @@ class TrialSchedule:
         return proposal
 
     def skip(self, proposal: Suggestion) -> None:
-        """Take back the last suggestion, which is not trained in this session."""
+        """Take back the last suggestion, because it is not trained in this session."""
         self._untold.pop(proposal.key, None)
         self._skipped.append(proposal)
 
     def plan(self, more: Trainings) -> None:
-        """Ask for that many more trainings of candidates, instead of all that are left."""
+        """Ask for only `more` further trainings of candidates, instead of all that are left."""
         self.remaining = _remaining(self.asked, more)
 
     @property
     def asked(self) -> Trainings:
-        """Trainings of candidates that were asked for."""
+        """The trainings of candidates that were asked for."""
         kinds = Counter(proposal.is_proxy for proposal in self.proposals if proposal.role == "candidate")
         kinds.subtract(proposal.is_proxy for proposal in self._skipped if proposal.role == "candidate")
         return Trainings(ends=kinds[False], shorts=kinds[True])
 
     @property
     def waiting(self) -> list[Suggestion]:
-        """Proposals that nobody has asked for yet."""
+        """The proposals that were not asked for yet."""
         return self.proposals[self._asked :]
 
     @property
     def num_evaluated(self) -> int:
-        """Number of candidates whose low-fidelity evaluation was asked for, and no final training yet."""
+        """Number of candidates whose low-fidelity evaluation was asked for, but not their final training."""
         ends = {proposal.index for proposal in self.proposals if not proposal.is_proxy}
         ended = {index for index, _ in self.results}  # evaluations that diverged or failed
         return len({proposal.index for proposal in self.proposals} - ends - ended)
@@ -140,7 +140,7 @@ class TrialSchedule:
 
     @property
     def is_held(self) -> bool:
-        """Whether no more trainings are planned, although some are left."""
+        """Whether no more trainings are planned in this session, although some are left."""
         is_known = self._generation in self._known
         return self.remaining.final_trainings <= 0 and not (self._all_proposed or is_known or self.waiting)
 

@@ -27,8 +27,8 @@ WORTH = 20  # a measurement may take 1 / WORTH of the time of the search
 def best_share(gpu: Mapping[int, float], num_gpus: int, on_cores: float | None) -> float:
     """Return the share of a GPU per trial with the highest rate, or 0 if the cores are as fast as the GPUs.
 
-    gpu: tokens a second of all trainings on one GPU, by their number. on_cores: of one training on each core of the
-        machine, as if they did not slow each other; None if the CPU is out of the question.
+    gpu: tokens a second of all trainings on one GPU, by their number. on_cores: tokens a second of one training on each
+        core of the machine, as if they did not slow each other; None if trials may not run on the CPU.
     """
     best = min(gpu)
     for count in sorted(gpu):

@@ -69,7 +69,7 @@ def training_rate(candidate: Candidate, device: str, *, num_beside: int = 0, win
 
 
 def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> dict[int, float]:
-    """Return the tokens a second of 1, 2, ... trainings at a time on one device, all together.
+    """Return the total tokens a second of `counts` simultaneous trainings on one device, by count.
 
     Raises StoppedError if a process ends, for want of memory for example, or takes longer than LONGEST_S.
     """
@@ -100,7 +100,10 @@ def shared_rates(candidate: Candidate, device: str, counts: Sequence[int]) -> di
 
 
 def serve() -> None:
-    """Train in a process of `shared_rates`: a candidate and its device from stdin, then a rate for each line there."""
+    """Run a child process of `shared_rates`: read a candidate and its device from stdin, then train and print rates.
+
+    It prints 0.0 when it is ready, and then a rate for each line that it reads.
+    """
     candidate, device = pickle.load(sys.stdin.buffer)
     keep_freed_memory()
     with threads(THREADS_PER_TRIAL), TemporaryDirectory(prefix="nas-rate-") as folder:
@@ -111,13 +114,13 @@ def serve() -> None:
 
 
 def kept_rates(candidate: Candidate, card: str) -> dict[int, float] | None:
-    """Return rates that `keep_rates` wrote for the card and the shape of the candidate, or None."""
+    """Return the rates that `keep_rates` wrote for this card and a candidate of this shape, or None."""
     kept = _kept().get(_key(candidate, card))
     return None if kept is None else {int(count): rate for count, rate in kept.items()}
 
 
 def keep_rates(candidate: Candidate, card: str, rates: Mapping[int, float]) -> None:
-    """Keep rates for later searches, unless the cache cannot be written."""
+    """Write rates to the cache for later searches, if the cache can be written."""
     with suppress(OSError):
         path = default_cache_dir() / FILE_NAME
         path.parent.mkdir(parents=True, exist_ok=True)

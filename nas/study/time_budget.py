@@ -63,14 +63,17 @@ class Pace:
 
 
 def num_equivalent_steps(scale: Scale, share: float = 1.0) -> float:
-    """Return the steps of a training up to a share of its tokens, with its validations as steps of the same time."""
+    """Return the steps of a training up to a share of its tokens, its validations counted as steps of equal time."""
     rungs = [rung for rung in scale.rungs if rung <= share]
     num_validated = sum(scale.validation_tokens if rung == 1 else scale.rung_validation_tokens for rung in rungs)
     return share * scale.num_steps + VALIDATION_COST * num_validated / (scale.batch * scale.seq_len)
 
 
 def paced(stop: Callable[[], bool], tell: Callable[[Pace], None], phases: Mapping[str, float]) -> Callable[[], bool]:
-    """Return `stop`, to be called after every step, that tells the pace now and then. phases: before the first step."""
+    """Return a function to call after every step: it calls `stop` and sometimes passes the pace to `tell`.
+
+    phases: seconds of the phases before the first step.
+    """
     began_s, since_s, num_steps, wait_s = time.monotonic(), 0.0, -1, FIRST_TOLD_S
 
     def after_step() -> bool:
@@ -93,7 +96,7 @@ class Needs(NamedTuple):
     short_s: float
 
     def of(self, training: Suggestion | Record, evaluated: Collection[int]) -> float:
-        """Seconds of a training. evaluated: indexes of candidates that continue after their evaluation."""
+        """Seconds of a training. evaluated: indexes of candidates whose final training continues their evaluation."""
         return self.short_s if training.is_proxy else self.end_s - self.short_s * (training.index in evaluated)
 
 
@@ -122,9 +125,9 @@ def fitting(
 
 
 class TimeBudget:
-    """The seconds of a run, from the start of the command, and what they went to.
+    """The seconds of a run, counted from the start of the command, and what took them.
 
-    seconds: that trainings are planned for; None without a budget. limit_s: after which the run ends in any case.
+    seconds: planned time for trainings; None without a budget. limit_s: time after which the run ends in any case.
     """
 
     def __init__(self, seconds: float | None, began_s: float, limit_s: float | None = None) -> None:
@@ -149,24 +152,24 @@ class TimeBudget:
 
     @property
     def step_s(self) -> float | None:
-        """Seconds of a step in the last minute; None before any was told."""
+        """Seconds of a step in the last minute; None before any pace was reported."""
         num_steps = sum(pace.num_steps for _, pace in self._recent)
         return sum(pace.seconds for _, pace in self._recent) / num_steps if num_steps else None
 
     def spent(self) -> str:
-        """Name the phases so far with their seconds."""
+        """Name the phases so far, with their seconds."""
         return ", ".join(f"{phase} {format_seconds(s)}" for phase, s in self._phases.items() if s >= LEAST_SHOWN_S)
 
     def mark(self, phase: str) -> None:
-        """Count the time since the last mark as that of a phase, the first time it ends."""
+        """Count the time since the last mark as that of this phase; a phase counts only the first time it ends."""
         if phase not in self._phases:
             now_s = time.monotonic()
             self._phases[phase], self._marked_s = now_s - self._marked_s, now_s
 
     def prepare(self, share: float = 1.0) -> None:
-        """Foresee the end of a phase before any training, of which a share is done.
+        """Predict when a phase before any training ends. share: how much of it is done.
 
-        Logs once if the budget is used up before. Raises StoppedError if the limit is.
+        Logs once if that exceeds the time budget. Raises StoppedError if it exceeds the limit.
         """
         rest_s = (time.monotonic() - self._marked_s) * (1 / share - 1) if share >= LEAST_SHARE else 0.0
         needed_s = self.used_s + rest_s
@@ -183,11 +186,11 @@ class TimeBudget:
             )
 
     def expect(self, step_s: float) -> None:
-        """Take a pace that was measured before the first trial, until trials tell theirs."""
+        """Use a pace that was measured before the first trial, until trials report their own."""
         self._recent.append((time.monotonic(), Pace(phases={}, num_steps=1, seconds=step_s)))
 
     def told(self, key: TrialKey, pace: Pace) -> None:
-        """Take the pace of a trial."""
+        """Use the pace that a trial reports."""
         now_s = time.monotonic()
         self._recent.append((now_s, pace))
         while self._recent[0][0] < now_s - RECENT_S:
@@ -198,7 +201,7 @@ class TimeBudget:
             self._phases.setdefault(phase, phase_s)
 
     def plan(self, trials: Trials, places: int) -> None:
-        """Plan anew which trainings the schedule asks for, and log how many candidates will end if that has changed.
+        """Plan which trainings the schedule asks for, and log how many candidates will end if that has changed.
 
         places: trainings at a time. Halts the run if no candidate can end within the limit.
         """

@@ -179,11 +179,11 @@ class Trials:
 
     @property
     def is_held(self) -> bool:
-        """Whether no more trials are handed out in this session, although some are left."""
+        """Whether this session hands out no more trials, although some are left."""
         return self.schedule.is_held and not self._again
 
     def next_trial(self) -> Trial | None:
-        """Return the next trial, or None if there is none now. Results in the ledger go to the schedule instead."""
+        """Return the next trial, or None if there is none now; pass results that the ledger has to the schedule."""
         if self._again:
             return self._handed_out(self._again.pop(0))
         while (suggestion := self.schedule.ask()) is not None:
@@ -210,7 +210,7 @@ class Trials:
     def happened(self, record: Record, *, again: bool = False) -> None:
         """Record a rung or an end that a worker reports, unless the run is halted.
 
-        again: whether the trial runs once more from the beginning; its result is then not passed to the schedule.
+        again: whether the trial is repeated from the beginning; its result is then not passed to the schedule.
         """
         key = record.index, record.seed
         trial = self.running.get(key)
@@ -347,7 +347,7 @@ def price_fields(architecture: Architecture, feasible: FeasibleSpace) -> dict[st
 
 
 def over_timeout(timeout_s: float) -> str:
-    """Reason of a trial that failed because it took too long."""
+    """Return the reason of a trial that failed because it took too long."""
     return f"over --trial-timeout {format_seconds(timeout_s)}"
 
 

@@ -53,7 +53,7 @@ def out_of_reach(trial: Trial) -> str | None:
 
 
 def run_trial(trial: Trial, on_pace: Callable[[Pace], None] = lambda pace: None) -> Iterator[Record]:
-    """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called now and then.
+    """Train a candidate; yield a `rung` record per rung and one `finished` record. on_pace: called from time to time.
 
     Errors of the candidate and bugs become `failed` records with a reason; tracebacks of bugs are written into the
     trial's folder. Raises RunHaltedError for errors of the machine (disk full).

@@ -25,8 +25,10 @@ AHEAD = 2  # batches: one in the making while another waits
 
 
 class Validation(NamedTuple):
-    """Result of a validation. loss: nats per token, weighted by document. head_means: by layer, mean row entropy of
-    each head, nats. documents: share of the loss and nats per token of each.
+    """Result of a validation.
+
+    loss: nats per token, weighted by document. head_means: by layer, mean row entropy of each head, nats. documents:
+        share of the loss and nats per token of each.
     """
 
     loss: float
@@ -41,7 +43,7 @@ def train_batch(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: in
 
 
 def train_indices(corpus: Corpus, *, step: int, batch: int, seq_len: int, seed: int) -> list[int]:
-    """Return the sequences of step 0, 1, ...: each once per epoch, in an order drawn from (seed, epoch)."""
+    """Return the sequences of step 0, 1, ...: each once per epoch, in an order drawn with seed and epoch."""
     count = num_sequences(corpus, "train", seq_len)
     places = range(step * batch, (step + 1) * batch)
     return [int(epoch_order(seed, place // count, count)[place % count]) for place in places]
@@ -116,7 +118,7 @@ def _split(sequences: NDArray[np.unsignedinteger[Any]]) -> tuple[Tensor, Tensor]
 
 
 def check(candidate: Candidate, corpus: Corpus) -> None:
-    """Raise UserError if corpus and recipe do not fit."""
+    """Raise UserError if corpus and recipe do not fit together."""
     scale, vocab_size = candidate.recipe.scale, candidate.trained.vocab_size
     require_chunks(corpus, scale.seq_len)
     if corpus.vocab_size > vocab_size:

@@ -38,9 +38,10 @@ STATE_FILE = "state.json"
 class Checkpoint:
     """The state of a trial between two steps.
 
-    identity: must agree on resuming (candidate, corpus, seed). progress: plain JSON data of the training loop.
+    identity: candidate, corpus and seed, which must be equal on resuming. progress: plain JSON data of the training
+        loop.
         optimizer: None if the training has ended, so that it cannot be resumed. device: kind of device it was trained
-        on; None in checkpoints from before it was recorded.
+            on; None in old checkpoints, which did not record it.
     """
 
     step: int
@@ -53,10 +54,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
-    """Progress of a run, which its checkpoints store besides tensors; plain data.
+    """Progress of a run, stored in its checkpoints beside tensors; plain data.
 
-    initial_loss: that of the first step or, if larger, of the best model without context, since given weights start
-        low. losses: of the last steps. Both in nats per token, for the divergence rule.
+    initial_loss: loss of the first step or, if larger, of the best model without context, since given weights start
+        low.
+        losses: those of the last steps. Both are in nats per token, for the divergence rule.
     """
 
     step: int = 0
@@ -67,7 +69,7 @@ class TrainingProgress:
     outcome: Outcome | None = None
 
     def counted(self, loss: float, unigram_loss: float) -> "TrainingProgress":
-        """Count a step, and its loss if JSON can represent it. unigram_loss: of the best model without context."""
+        """Count a step, and its loss if it is finite. unigram_loss: loss of the best model without context."""
         if not math.isfinite(loss):
             return replace(self, step=self.step + 1)
         initial_loss = max(loss, unigram_loss) if self.initial_loss is None else self.initial_loss

@@ -21,13 +21,13 @@ SCALARS = (".alpha", ".beta", ".slope", ".identity", ".softmax", ".uniform")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """A model just before the update of `step`, on its first micro-batch. None replaces numbers that are not finite.
+    """The state of a model before the update of `step`, on its first micro-batch. None stands for non-finite numbers.
 
     Attributes:
         head_entropies: by layer and head, nats, mean over rows and sequences.
         quarter_shares, flags: as in `EntropySummary`; None and empty if an entropy is not finite.
         num_nan: attention rows of each layer whose entropy is NaN.
-        gradient_norms: of the whole gradient before clipping, by layer and part of the model.
+        gradient_norms: norms of the whole gradient before clipping, by layer and part of the model.
         thresholds: the regulariser's, by layer and head, as shares of E_max; None without it.
         temperatures: by layer, geometric mean over positions for every head; empty without them.
         scalars: every learned scalar by name, with one number per head if there are several.

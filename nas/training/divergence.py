@@ -24,9 +24,9 @@ def above_start(losses: Sequence[float], initial: float) -> bool:
 def nonfinite_step(
     objective: nn.Module, batches: Iterable[Tensor], loss: float, gradient_norm: float
 ) -> tuple[str, str] | None:
-    """Return a reason, as a format string with step and layer, and the layer; None if the whole step is finite.
+    """Return why a step is not finite, as a format string, and the layer; None if the whole step is finite.
 
-    objective: with the gradients of the step. batches: its tokens.
+    objective: with the gradients of the step. batches: the step's tokens.
     """
     model = objective.get_submodule("model")
     if not math.isfinite(loss):

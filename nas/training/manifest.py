@@ -22,7 +22,7 @@ TOKENIZER_FOLDER = "tokenizer"
 class TrainingManifest:
     """The candidate and data of a training.
 
-    corpus: its fingerprint. tokenizer, split: those of perplexities. created: UTC. versions: of packages. command:
+    corpus: its fingerprint. tokenizer, split: used for perplexities. created: UTC. versions: of packages. command:
         arguments of `python -m nas.train`. ngrams: n-gram baselines on the same tokens. begin_of_text: the token with
         which sequences begin; None without. source: digest of the weights that it started from; None if from scratch.
         read: what was read of folders of text, and what was not.
@@ -49,18 +49,18 @@ def is_training(folder: Path) -> bool:
 
 
 def training_tokenizer(folder: Path, corpus: str) -> Path:
-    """Return the folder of a training's tokenizer: its own, if it is of given weights, else that of the corpus."""
+    """Return the folder of a training's tokenizer: its own if it started from given weights, else the corpus's."""
     own = folder / TOKENIZER_FOLDER
     return own if (own / TOKENIZER_FILE).is_file() else tokenizer_folder(corpus)
 
 
 def write_training(folder: Path, training: TrainingManifest) -> None:
-    """Write the record. Raises OSError."""
+    """Write the manifest of a training. Raises OSError."""
     data = asdict(training) | {"candidate": canonical_candidate(training.candidate)}
     replace_file(folder / TRAINING_FILE, dump(data))
 
 
 def read_training(folder: Path) -> TrainingManifest:
-    """Read the record. Raises UserError, naming the file, if it is damaged or of another version."""
+    """Read the manifest of a training. Raises UserError, naming the file, if it is damaged or of another version."""
     path = folder / TRAINING_FILE
     return decode(TrainingManifest, load_mapping(path), str(path))

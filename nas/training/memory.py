@@ -57,13 +57,13 @@ class Memory:
 
     @property
     def line(self) -> str:
-        """Total and parts as text."""
+        """Return the total and its parts as text."""
         parts = ", ".join(f"{name} {format_bytes(n)}" for name, n in asdict(self).items() if n)
         return f"memory: {format_bytes(self.total)} ({parts})"
 
 
 def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
-    """Estimate the memory of one training, with attention as it is stored without entropies.
+    """Estimate the memory of one training, without the entropies of attention.
 
     Activations, logits and context depend on the device: compiled layers keep less for their gradients.
     """
@@ -111,7 +111,7 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
 
 
 def require_memory(memory: Memory, available: int | None, num_trials: int = 1) -> None:
-    """Raise UserError if trainings at a time need more bytes than available; None means unknown."""
+    """Raise UserError if `num_trials` trainings at a time need more bytes than are available; None means unknown."""
     if available is not None and num_trials * memory.total > available:
         at_a_time = f" for each of {num_trials} trials at a time" if num_trials > 1 else ""
         raise UserError(
@@ -151,9 +151,9 @@ class MicroBatch:
         self.size, self._objective, self._is_halved = size, objective, False
 
     def in_parts(self, backward: Callable[[int], Losses], num_sequences: int) -> Losses:
-        """Return the losses of `backward(number of parts)`, which is called again if memory runs out the first time.
+        """Return the losses of `backward(number of parts)`; if memory runs out, halve the micro-batch and try again.
 
-        No weight has changed until then; gradients, and what norms have seen, are discarded.
+        Gradients, and what norms have recorded, are discarded in between; no weight has changed.
         Raises torch.OutOfMemoryError the second time, or if the micro-batch cannot be halved.
         """
         try:

@@ -22,7 +22,7 @@ TENSORBOARD_FOLDER = "tensorboard"
 class StepMetrics:
     """One optimizer step: losses before it, in nats per token; seconds since the trial began, in all its processes.
 
-    penalty: of the entropy regulariser, without its weight. val_loss: only at rungs.
+    penalty: penalty of the entropy regulariser, without its weight. val_loss: only at rungs.
     """
 
     step: int

@@ -40,7 +40,7 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 def adamw_over(parameters: Iterable[tuple[nn.Parameter, bool]], recipe: Recipe) -> torch.optim.AdamW:
-    """Return AdamW with the recipe's settings for parameters, each with whether it decays."""
+    """Return AdamW with the recipe's settings. parameters: pairs of a parameter and whether it has weight decay."""
     pairs = list(parameters)
     is_cuda = any(parameter.is_cuda for parameter, _ in pairs)  # where steps may be captured as a graph
     decayed, rest = ([parameter for parameter, its in pairs if its == is_decayed] for is_decayed in (True, False))
@@ -60,7 +60,7 @@ def _rate(recipe: Recipe, is_cuda: bool) -> float | Tensor:
 
 
 def set_rate(moving: Sequence[torch.optim.Optimizer], rate: float) -> None:
-    """Set the learning rate of all parameters."""
+    """Set the learning rate of all parameters of these optimizers."""
     for optimizer in moving:
         for group in optimizer.param_groups:
             if isinstance(group["lr"], Tensor):

@@ -21,7 +21,7 @@ class EntropySummary:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Observations that do not stop the training.
+        """Return names of conditions that do not stop the training.
 
         `entropy-collapse`: at least one head has collapsed. `entropic-overload`: more than a quarter of the heads is in
         the highest quarter, where an even spread would put a quarter.
@@ -86,8 +86,8 @@ class RungRecord:
 class Outcome:
     """The end of a training that was not stopped. Only a `completed` one has losses.
 
-    reason, layer: of a divergence, e.g. `non-finite gradient at step 312, first in layers.3.attention.qkv`, in step
-        `steps`.
+    reason, layer: of a divergence in step `steps`, e.g. `non-finite gradient at step 312, first in
+        layers.3.attention.qkv`.
     """
 
     status: Literal["completed", "diverged"]
@@ -103,6 +103,6 @@ class Outcome:
 
 
 def completed(record: RungRecord) -> Outcome:
-    """Return the outcome of a run with this last rung."""
+    """Return the outcome of a training that completed with this last rung."""
     names = ("steps", "tokens", "seconds", "val_loss", "perplexity", "entropy", "documents")
     return Outcome(status="completed", **{name: getattr(record, name) for name in names})

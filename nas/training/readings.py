@@ -83,7 +83,10 @@ class Readings:
 
 
 def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
-    """Return the steps that are judged at once: rungs, and those after which more than optimizers changes the model."""
+    """Return the steps that are judged at once: rungs, and steps after which something other than an optimizer
+
+    changes the model.
+    """
     num_steps = recipe.scale.num_steps
     points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
     if recipe.distillation is not None:

@@ -24,7 +24,7 @@ class OptimizerStep:
     """An optimizer step that reads no number back, so that it can be captured as a graph on a GPU.
 
     lessons: maps a batch and its number of parts to the parent's lessons for each part; None without a parent.
-    readings: judge each step's numbers before they are sent to the host.
+    readings: judges each step's numbers before they are sent to the host.
     """
 
     readings: Readings
@@ -43,7 +43,7 @@ class OptimizerStep:
         self._penalty_weight = torch.zeros((), device=device)
 
     def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
-        """Set rate and penalty weight of the next step. settled: whether a loss above the start is divergence."""
+        """Set rate and penalty weight of the next step. settled: whether a loss above the initial one is divergence."""
         set_rate(self.optimizers, rate)
         self._penalty_weight.fill_(penalty_weight)
         self.readings.begin(settled=settled)
@@ -81,7 +81,7 @@ class OptimizerStep:
         return values
 
     def undo(self) -> None:
-        """Drop the gradients and norm statistics of a partly captured step; change no weights."""
+        """Drop the gradients and norm statistics of a step that was only partly captured; change no weights."""
         self.clear()
         forget_seen(self.objective.model)
 
@@ -105,12 +105,12 @@ class StepGraph:
         self.drop()
 
     def close(self) -> None:
-        """Drop the graph, and capture no other."""
+        """Drop the graph, and capture no other one."""
         self.is_wanted = False
         self.drop()
 
     def drop(self) -> None:
-        """Drop the graph, because the work has changed; after as many steps it is captured again."""
+        """Drop the graph, because the work has changed; it is captured again after `WARM_UP` further steps."""
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None
 
@@ -120,7 +120,7 @@ class StepGraph:
             self.drop()
 
     def take(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
-        """Take a step and return its numbers; return None if it must be taken kernel by kernel."""
+        """Take a step by the graph and return its numbers; return None if no graph is captured, and take no step."""
         if self._replay is None and self.is_wanted:
             self._num_taken += 1
             if self._num_taken > WARM_UP:
@@ -139,7 +139,7 @@ class StepGraph:
 
 
 def captured(work: Callable[[Tensor, Tensor], Tensor], *arguments: Tensor) -> Callable[..., Tensor]:
-    """Capture the work without doing it; return a function that does it on other arguments of the same shapes."""
+    """Capture the work without running it; return a function that runs it on other arguments of the same shapes."""
     held = [argument.clone() for argument in arguments]
     graph = torch.cuda.CUDAGraph()
     # other threads, which prepare the next batches, may continue their CUDA calls

@@ -149,7 +149,7 @@ class TrainingRun:
     def step(self) -> list[StepMetrics]:
         """Take one optimizer step; return the metrics of the steps judged so far (on a CPU, this step).
 
-        From a diverged step on no weight changes; the outcome is set when it is judged.
+        No weight changes from a diverged step on; the outcome is set when that step is judged.
         """
         step, (inputs, targets) = self.begun + 1, self.batch()
         is_judged_now = step in self._turning_points or is_due(step, self.scale)
@@ -175,7 +175,7 @@ class TrainingRun:
         return judged
 
     def settle(self, inputs: Tensor | None = None, *, everything: bool = True) -> list[StepMetrics]:
-        """Judge the steps whose numbers were read. inputs: of the last step, while its gradients exist.
+        """Judge the steps whose numbers have arrived. inputs: batch of the last step, while its gradients exist.
 
         A diverged step that is found later is repeated and judged at once, since no weight has changed after it.
         """

@@ -36,7 +36,7 @@ ODD = np.append(1, 2 * np.random.default_rng(0).integers(2**62, size=63) + 1)  #
 
 
 class Move(NamedTuple):
-    """Choices between the same two boundaries, numbered within their levels, with the same cost."""
+    """Choices with the same cost between the same two boundaries, which are numbered within their levels."""
 
     start: int
     stop: int
@@ -45,7 +45,7 @@ class Move(NamedTuple):
 
 
 class Half(NamedTuple):
-    """The rest of a way through half of the layers: the boundary where it begins, and the cost that it may have.
+    """What is still to be drawn of half a path: the boundary where the rest begins, and the cost that it may have.
 
     After the cut it leads to the sink, and costs at most `left` and more than `above` in the first measure; before the
     cut it leads back to the source, `above` is None, and it costs exactly `left`.
@@ -59,9 +59,10 @@ class Half(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """The costs (rows x measures, in lexicographic order) of the ways to the boundaries of a level, and their numbers.
+    """How many partial paths to each boundary of a level have each cost.
 
-    `digits` are places x digits x rows: the number of ways to a place at a cost, in base 2^DIGIT, least digit first.
+    `costs` are rows x measures, in lexicographic order. `digits` are boundaries x digits x rows: the number of partial
+    paths with the cost of a row, in base 2^DIGIT, least digit first.
     """
 
     costs: Ints
@@ -69,7 +70,7 @@ class Table:
 
     @cached_property
     def counts(self) -> list[Counts]:
-        """The number of ways with the cost of each row, by place."""
+        """The number of partial paths with the cost of each row, by boundary."""
         powers = 2.0 ** (DIGIT * np.arange(self.digits.shape[1]))
         kinds = (np.int64 if powers @ place.sum(axis=1, dtype=np.float64) < 2**62 else object for place in self.digits)
         pairs = zip(self.digits, kinds, strict=True)
@@ -77,24 +78,24 @@ class Table:
 
     @cached_property
     def cumulative_counts(self) -> list[Counts] | None:
-        """The number of ways of the first i costs, by place, if costs differ in the first measure only; else None."""
+        """The number of partial paths with the first i costs, by boundary; None if a second measure varies."""
         return None if self.costs[:, 1:].any() else [np.append(0, np.cumsum(counts)) for counts in self.counts]
 
     def num_at(self, place: int, cost: Cost) -> int:
-        """Return the number of ways to a place with exactly this cost."""
+        """Return the number of partial paths to a boundary with exactly this cost."""
         start, stop = (self.costs[:, 0].searchsorted(cost[0], side=side) for side in ("left", "right"))
         equal = (self.costs[start:stop, 1:] == cost[1:]).all(axis=1)
         return int(self.counts[place][start:stop][equal].sum())
 
     def num_within(self, place: int, limit: Cost) -> int:
-        """Return the number of ways to a place that cost at most `limit` in every measure."""
+        """Return the number of partial paths to a boundary that cost at most `limit` in every measure."""
         stop = self.costs[:, 0].searchsorted(limit[0], side="right")
         if self.cumulative_counts is not None:
             return int(self.cumulative_counts[place][stop]) if min(limit[1:], default=0) >= 0 else 0
         return int(self.counts[place][:stop][(self.costs[:stop, 1:] <= limit[1:]).all(axis=1)].sum())
 
     def num_between(self, place: int, above: int, limit: Cost) -> int:
-        """Return `num_within`, without ways that cost at most `above` in the first measure; -1 leaves none out."""
+        """Return `num_within` without the paths that cost at most `above` in the first measure; -1 leaves none out."""
         within = self.num_within(place, limit)
         return within - (self.num_within(place, (above, *limit[1:])) if above >= 0 else 0)
 
@@ -121,9 +122,9 @@ class BoundedPaths:
     Attributes:
         limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
         moves: The moves of each depth.
-        tables: By depth: of ways from the source up to the cut, of ways to the sink after it.
-        before: The table at the cut of ways from the source.
-        cut_states: Place and row at the cut of every half that begins a path within the limit.
+        tables: By depth: tables of partial paths from the source up to the cut, and to the sink after it.
+        before: The table of partial paths from the source to the cut.
+        cut_states: Boundary and row at the cut of every half that begins a path within the limit.
         cumulative_counts: Number of such paths, accumulated over `cut_states`.
     """
 
@@ -148,9 +149,9 @@ class BoundedPaths:
 def bounded_paths(
     graph: nx.DiGraph, costs: dict[Vertex, Cost], limit: Cost, max_additions: int = EXACT_ADDITIONS
 ) -> BoundedPaths | None:
-    """Return the paths whose vertices cost at most `limit` in sum; None if there are too many costs to tabulate.
+    """Return the paths whose vertices cost at most `limit` in total; None if there are too many costs to tabulate.
 
-    That is if tables need more than `max_additions` of counts, before or after the cut, or have more than MAX_ROWS.
+    There are too many if tables need more than `max_additions` of counts, before or after the cut, or MAX_ROWS rows.
     """
     moves = _moves(graph, costs)
     cut = len(moves) // 2

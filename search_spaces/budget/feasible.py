@@ -83,7 +83,7 @@ class FeasibleSpace:
 
     @property
     def every(self) -> tuple[Bounded, ...]:
-        """Every protocol with its budget; the first one orders members."""
+        """Every protocol's priced space with its budget; the first one orders members by cost."""
         return Bounded(self.priced, self.budget), *self.also
 
     @property
@@ -111,7 +111,7 @@ class FeasibleSpace:
 
     @property
     def latency_s_bounds(self) -> tuple[float, float]:
-        """The latencies between which members lie, excluding the first; both are 0 without a bound on latency."""
+        """Members' latencies are above the first and at most the second number of seconds; both 0 without a bound."""
         above, limit = max(0, self.paths.above) * self.step[0], self.paths.limit[0] * self.step[0]
         return above / UNITS_PER["latency_s"], limit / UNITS_PER["latency_s"]
 
@@ -254,7 +254,7 @@ def format_budget(budget: Budget) -> str:
 
 
 def format_left_out(feasible: FeasibleSpace) -> str:
-    """Say which members the count within the budget may exclude, if any."""
+    """Say which members the count within the budget may exclude; empty if none."""
     share = 100 * feasible.tolerance
     return f"; members up to {share:.2g} % below it may be left out" if share else ""
 

@@ -45,12 +45,12 @@ class BudgetOptions:
 
     @property
     def asked(self) -> dict[str, dict[str, str | None]]:
-        """Network, testbed and budgets of each protocol, by name of the field."""
+        """The network, testbed and budgets of each protocol, by name of the field."""
         return options_by_protocol(self.protocol, {name: getattr(self, name) for name in BY_PROTOCOL})
 
     @property
     def budgets(self) -> dict[str, Budget]:
-        """Budgets by protocol; a UserError is raised for one that is not a number with a unit."""
+        """The budgets by protocol; a UserError is raised for a budget that is not a number with a unit."""
         return {
             name: parse_budget(*(said[f"budget_{kind}"] for kind in ("latency", "comm", "keys")))
             for name, said in self.asked.items()

@@ -113,7 +113,7 @@ class LayerPrices:
         self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}
 
     def priced(self, graphs: Iterable[OpGraph], *, layers: bool = True) -> list[tuple[Node, Price]]:
-        """Return nodes with their costs: all, or without `layers` those of embedding and head."""
+        """Return nodes with their costs: all nodes, or without `layers` those of embedding and head."""
         runs = [graph.nodes for graph in graphs]
 
         def is_wanted(node: Node) -> bool:
@@ -155,7 +155,7 @@ class LayerPrices:
 
 
 def price_of(priced: PricedSpace, member: Member) -> Price:
-    """Return the cost of a member, as of its op graphs up to rounding; a UserError is raised for others."""
+    """Return the cost of a member, equal to that of its op graphs up to rounding; a UserError is raised for others."""
     path = path_of_member(priced.space, member)
     if path is None:
         raise UserError(f"only members of space {priced.space.name!r} are priced here, but got {member!r:.200}.")
@@ -173,7 +173,7 @@ def price_by_part(priced: PricedSpace, member: Member) -> dict[str, Price]:
 
 
 def priced_layer(space: SearchSpace, choice: Choice, cost_of: CostForm) -> Layer:
-    """Return the layer that a choice is priced as: what it folds to in this place, or the layer as written."""
+    """Return the layer whose cost a choice has: what it folds to in this place, or the layer as written."""
     if cost_of == "unfolded":
         return choice.layer
     ahead = not after(space.graph, choice).state[1]

@@ -27,7 +27,7 @@ OUR_TYPE = "private-inference-decoder"  # `model_type` of what `nas.export --for
 class Checkpoint(NamedTuple):
     """The model of a checkpoint: an `Architecture`, or a torch module on the device `meta`, without weights.
 
-    unlike: why the model has no `Architecture`, if it is a module. is_variant: whether others of its type have one.
+    unlike: why a module has no `Architecture`. is_variant: whether other models of its type have one.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def told(self) -> str:
-        """A sentence on how its op graph is obtained: lowered or traced."""
+        """A sentence that says whether its op graph is lowered or traced."""
         if isinstance(self.model, Architecture):
             return f"block {self.model.block}"
         why = f", since {self.unlike}".rstrip(".") if self.is_variant else ""

@@ -30,7 +30,7 @@ GATE_ACTIVATIONS: dict[str, tuple[Ffn, str]] = {
 
 
 class Number(NamedTuple):
-    """A setting that is a function of one of our fields. read: from the setting to our field; write: back."""
+    """A setting that is a function of one of our fields. read: from the setting to our field; write: the inverse."""
 
     ours: str
     read: Callable[[float], float]
@@ -46,7 +46,7 @@ class Family:
     bias: whether linears have a bias, unless a setting of `biases` says otherwise for the linears that it names.
     sizes: names of settings, with our fields. activation: name of the setting.
     turns: whether the settings describe rotary positions. partly: whether they give the share of rotated features.
-    fixed: settings whose values are built into our block, for a single value. read_only: the same, not written.
+    fixed: settings with the only value that our block supports. read_only: the same, but not written.
     names: names of modules, with ours; `{}` is the layer. Two names of ours are stacked in one module.
     transposed: whether weights of linears are in_features x out_features.
     interleaved: whether packed rows are heads x (query, key, value) instead of (query, key, value) x heads.

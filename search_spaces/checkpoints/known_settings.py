@@ -53,9 +53,9 @@ HARMLESS = frozenset(
 
 
 def require_sound(settings: Mapping[str, Any], path: str) -> None:
-    """Raise UserError if a model of these settings would be endless or none: too many layers, sizes below 1, NaN.
+    """Raise UserError if settings cannot be those of a model: too many layers, sizes below 1, numbers too large, NaN.
 
-    Checked before transformers reads them, whose own lists have an entry for each layer.
+    They are checked before transformers reads them, because its own lists have an entry for each layer.
     """
     for name, value in _leaves(settings):
         if name in LAYER_COUNTS and value is not None and not (_is_integer(value) and 1 <= value <= MAX_LAYERS):
@@ -87,7 +87,7 @@ def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def require_meaning(family: Family, config: Any, path: str) -> None:
-    """Raise UserError, naming it, for a setting that could change the model but that the family's facts do not name.
+    """Raise UserError, naming the setting, if one could change the model but the family's facts do not name it.
 
     A setting may have transformers' default, or be off if transformers does not know it.
     """
@@ -111,7 +111,7 @@ def require_meaning(family: Family, config: Any, path: str) -> None:
 
 
 def number(settings: Mapping[str, Any], name: str, path: str, *, whole: bool) -> Any:
-    """Return a number among settings, or None. Raises UserError if it is neither."""
+    """Return a number among settings, or None. Raises UserError if the value is neither."""
     value = settings.get(name)
     if value is None or _is_integer(value) or (not whole and isinstance(value, float) and math.isfinite(value)):
         return value

@@ -36,7 +36,7 @@ OPTIONAL = ("num_kv_heads", "head_size", "d_ff", "score_scale", "score_cap", "lo
 
 
 class NoBlockError(UserError):
-    """A model of a kind that no block is. It can be traced."""
+    """No block here computes this kind of model, but it can be traced."""
 
 
 def architecture_of(config: Any, path: str) -> Architecture:

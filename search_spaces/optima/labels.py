@@ -20,7 +20,10 @@ Bools: TypeAlias = NDArray[np.bool_]
 
 
 class Labels(NamedTuple):
-    """The labels of one level; `cost` is labels x measures. `parent` is the previous label and `layer` the choice."""
+    """The partial paths to one level that are kept: `at` a boundary, with a `cost` (labels x measures) and a `score`.
+
+    `parent` is the label of the previous level, and `layer` the choice that leads from it.
+    """
 
     at: Index
     cost: Ints
@@ -97,7 +100,7 @@ def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
 
 
 def nondominated_rows(cost: Ints, score: Floats) -> Bools:
-    """Return a mask of the rows nondominated in cost (rows x measures) and score; of equal rows, one."""
+    """Return a mask of the rows nondominated in cost (rows x measures) and score, with one of several equal rows."""
     points = np.column_stack([cost.astype(np.float64), score])
     varied = points[:, np.ptp(points, axis=0) > 0] if len(points) > 1 else points[:, :0]
     if varied.shape[1] > 1:

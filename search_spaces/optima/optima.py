@@ -17,7 +17,7 @@ from search_spaces.space import member_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimum:
-    """An optimal path; `cost` is in integer units: latency (0 without a budget), then other measures with one."""
+    """An optimal path; `cost` is in integer units: latency (0 without a budget for it), then other bounded measures."""
 
     layers: tuple[Layer, ...]
     score: float

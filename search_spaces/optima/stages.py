@@ -22,9 +22,9 @@ Index: TypeAlias = NDArray[np.intp]
 class Edges(NamedTuple):
     """The choices of one depth, one entry each, ordered by `start`.
 
-    `start` and `stop` are the numbers of the boundaries before and after, within their levels; `layer` and `form` those
-    of the chosen layer in `Stages.layers` and of the layer as it is priced. `cost` is edges x measures of the budget,
-    in its steps; the first depth includes the embedding, the last the head.
+    `start` and `stop` number the boundaries before and after, within their levels. `layer` numbers the chosen layer in
+    `Stages.layers`, and `form` the layer as it is priced. `cost` is edges x measures of the budget, in steps of the
+    budget; the first depth includes the embedding, the last the head.
     """
 
     start: Index
@@ -88,7 +88,10 @@ def checked(stages: Stages, scores: Scores) -> Scores:
 
 
 def least_to_go(stages: Stages) -> list[Ints]:
-    """Return the least of each measure separately from a boundary to the sink: by level, boundaries x measures."""
+    """Return the least cost from each boundary to the sink: by level, boundaries x measures.
+
+    Each measure is minimised separately, so that no single path need have all of them.
+    """
     to_go = [np.zeros((stages.num_last, len(stages.limit)), dtype=np.int64)]
     for edges in reversed(stages.steps):
         firsts = np.flatnonzero(np.diff(edges.start, prepend=-1))

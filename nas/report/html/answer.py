@@ -21,9 +21,10 @@ NOTES = {"pick": "the pick", "parent": "the parent", "trained": "trained here", 
 
 
 class Row(NamedTuple):
-    """One model in the comparison. kind: a key of NOTES. paper: its row in the papers, or None.
+    """One model in the comparison.
 
-    latency_s, sent_bytes: None for n-grams. here: the perplexity of this run, empty without one.
+    kind: a key of NOTES. paper: its row in the papers, or None. latency_s, sent_bytes: None for n-grams. here: its
+        perplexity in this run; empty without one.
     """
 
     kind: str
@@ -78,7 +79,7 @@ def rows_of(run: Run) -> list[PublishedRow]:
 
 
 def marks_of(run: Run) -> list[str]:
-    """List the objections to each member of the front."""
+    """List the caveats of each front member: worse than the trigram baseline, within noise, cost range over budget."""
     marks = []
     for member, noise in zip(run.front, noise_marks(run.front), strict=True):
         price = "its price range crosses the budget" if crosses(member, run.budget) else ""

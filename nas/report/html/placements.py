@@ -53,7 +53,7 @@ def layer_map(architecture: Architecture, cost_of: CostForm) -> tuple[LayerCells
 
 
 def legend(maps: Iterable[Sequence[LayerCells]]) -> list[tuple[str, Cell]]:
-    """Return the cells that occur in these layer maps, each once, with its part: norm, attention or FFN."""
+    """Return each distinct cell of these layer maps once, with its part: norm, attention or FFN."""
     columns = [column for layers in maps for column in layers]
     cells = ((part, cell) for part in LayerCells._fields for column in columns for cell in [getattr(column, part)])
     return list(dict.fromkeys((part, cell) for part, cell in cells if cell.status != "absent"))

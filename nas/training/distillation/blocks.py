@@ -31,10 +31,11 @@ FIT_ROWS = 8  # tokens, per row of a linear FFN, over which it is fitted
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockwiseDistillation:
-    """Settings for training alternatives by AdamW at a constant rate; norms freeze after `freezing_share` of the steps.
+    """Settings for training sub-layers by AdamW at a constant rate; norms freeze after `freezing_share` of the steps.
 
     batch: sequences per step; fewer if they are so long that `tokens` would not last for `least_steps`.
-    polynomial_rate, power8_rate: for forms that are first fitted to the parent; larger steps undo the fit (`rate_of`).
+    polynomial_rate, power8_rate: rates for forms that are first fitted to the parent; larger steps undo the fit
+        (`rate_of`).
     """
 
     tokens: int = 32_768
@@ -149,10 +150,10 @@ def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
 
 
 def distillation_error(made: Tensor, read: Tensor, left: Tensor) -> Tensor:
-    """Return the squared error of a layer's output / mean square of what the parent's layer adds, averaged over T.
+    """Return a layer's squared error / mean square of what the parent's layer adds to the stream, averaged over T.
 
-    made: the layer's output. read, left: input and output of the parent's layer; each batch x T x d_model.
-    The ratio gives positions equal weight, since the first one's numbers are far larger.
+    made: the layer's output. read, left: input and output of the parent's layer; each batch x T x d_model. The ratio
+        gives positions equal weight, since the first one's numbers are far larger.
     """
     return ((made - left).square().mean(dim=(0, 2)) * weights_by_position(read, left)).mean()
 

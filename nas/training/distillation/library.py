@@ -55,7 +55,7 @@ MOST_TOGETHER = 1 << 30  # numbers in alternatives that train at once on a GPU, 
 def parent_hidden_states(
     parent: Parent, depths: Collection[int], corpus: Corpus, settings: BlockwiseDistillation, *, seq_len: int
 ) -> Iterator[tuple[int, HiddenStates]]:
-    """Yield the hidden states of these depths in order, each valid until the next is asked for; run the parent once."""
+    """Yield the hidden states of these depths in order, from one run of the parent; each is valid until the next."""
     if not depths:
         return
     model, batch = parent.decoder(), settings.batch_of(seq_len)

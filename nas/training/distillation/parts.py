@@ -35,7 +35,7 @@ class Gates:
     """Gates of the parts that are removed from a model, which starts as `initial_architecture` and ends as `trained`.
 
     They depend on the step only. A gate g multiplies what attention adds to the residual stream. With s and f the
-    stream before and after an FFN, it replaces f by s + g (f - s). At 0 the part leaves the model.
+    stream before and after an FFN, it replaces f by s + g (f - s). At g = 0 the part is removed from the model.
     as_tensor: whether the gate is a tensor, which may change in compiled code.
     """
 
@@ -50,7 +50,10 @@ class Gates:
         self._set(1.0)
 
     def move(self, *, step: int, num_steps: int) -> bool:
-        """Set the gates for step 0, 1, ..., num_steps, whose model is `trained`; return whether parts left."""
+        """Set the gates for step 0, 1, ..., num_steps; return whether parts were removed.
+
+        After the last step, the model's architecture is `trained`.
+        """
         was_open = self.gate > 0
         if was_open:
             self._set(self.distillation.gate_at(step, num_steps))

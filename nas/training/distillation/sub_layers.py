@@ -23,7 +23,7 @@ ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "
 
 
 class SubLayer(NamedTuple):
-    """A form of a sub-layer at one depth. norm, form, inner: as in `Layer`."""
+    """One form of the attention or FFN at one depth. norm, form, inner: as in `Layer`."""
 
     depth: int
     part: PartKind
@@ -56,7 +56,7 @@ class BlockScores:
 
 
 def sub_layers_of(parent: Architecture, depth: int, layer: Layer) -> tuple[SubLayer, SubLayer]:
-    """Return the sub-layers as which a layer is trained, starting from a parent."""
+    """Return the attention and the FFN of a layer, as they are trained if the candidate starts from a parent."""
     alone = with_layers(parent, (layer,), (depth,)), with_layers(parent, (parent.layers[depth],), (depth,))
     (trained,) = student_architecture(*alone, spread=False).layers
     return _sub_layers(depth, trained)

@@ -37,7 +37,7 @@ StreamError: TypeAlias = Callable[[Sequence[Tensor]], Tensor]  # of a model's hi
 
 
 class Lesson(NamedTuple):
-    """Comparisons of a model with its parent on a micro-batch; None if not wanted.
+    """Functions that compare a model with its parent on a micro-batch; None for a comparison that is not wanted.
 
     distilled: takes hidden, weight, targets, share, cap and run, as `nas.model.cross_entropy.distilled` does.
     hidden_state_error: `Teacher.hidden_state_error` with the parent's hidden states.
@@ -60,7 +60,7 @@ class Predictions(NamedTuple):
 
 
 class Kept:
-    """A file with a record for each sequence, at the position of its index. dtype, shape: of one record."""
+    """A file with one record per sequence, at the position of the sequence's index. dtype, shape: of one record."""
 
     def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.path, self.dtype, self.shape = path, dtype, shape
@@ -78,7 +78,7 @@ class Kept:
         return np.frombuffer(raw[: self.num_bytes], dtype=self.dtype).reshape(self.shape) if is_whole else None
 
     def write(self, index: int, record: Records) -> None:
-        """Write a record, if the disk takes it."""
+        """Write a record, unless the disk is full."""
         at = index * (self.num_bytes + len(WRITTEN))
         with suppress(OSError):
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
