@@ -15,7 +15,7 @@ from nas.run.run import Run
 
 
 def plot(run: str, **prices: Any) -> None:
-    """Draw the front of a run; with any option, print which of its picks survive at other costs instead.
+    """Draw the front of a run or, with any other option, print how its front changes at other costs.
 
     Args:
         run: folder of a run, or `latest`.

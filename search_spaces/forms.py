@@ -50,7 +50,7 @@ class NormForm(NamedTuple):
 
 
 class AttentionForm(NamedTuple):
-    """An attention. name: in the papers, or empty. softmax: its own form of softmax; None for the model's."""
+    """A form of attention. name: in the papers, or empty. softmax: its form of softmax; None for the model's."""
 
     letter: str
     label: str

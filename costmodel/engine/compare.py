@@ -33,7 +33,8 @@ class Comparison:
     logits_max_abs_error: largest absolute error over all tokens and the vocabulary.
     top1_agreement: share of tokens, 0 to 1, with the same most likely entry of the vocabulary.
     predicted_s: seconds of every op on the testbed, with start-up in the embedding; None if it was measured in another
-        setting. range_s: of their sum, from the errors of its parts. testbed: its file; None for the committed one.
+        setting. range_s: range of their sum, from the errors of its parts. testbed: its file; None for the committed
+        one.
     rounds: None if they were not asked for.
     memory: predicted peaks; None if nobody measured them in this setting. peak_bytes: measured peak of each process.
     drawn_weights: whether `drawn_weights` made the weights.

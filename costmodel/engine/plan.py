@@ -26,7 +26,7 @@ class Plan:
 
     kind: `tokens` for a prompt and new tokens, where each step keeps its keys and values for the next; `sequences` for
         separate sequences, with the logits of every token.
-    num_tokens: of the prompt, or of a sequence. num_new: most tokens to generate; 0 for sequences.
+    num_tokens: tokens of the prompt, or of a sequence. num_new: most tokens to generate; 0 for sequences.
 
     A UserError is raised if a count is too small.
     """

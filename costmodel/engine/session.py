@@ -70,7 +70,7 @@ class Ready:
 class Session:
     """Parties that this machine runs, by rank; the others, if any, run elsewhere.
 
-    set_delay: of the link between parties, for the steps from now on.
+    set_delay: sets the delay of the link between parties, for the steps from now on.
     """
 
     def __init__(self, children: dict[int, Child]) -> None:

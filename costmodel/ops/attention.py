@@ -34,8 +34,9 @@ class Rotary(Op):
     """Rotates the first `rotary_dim` features of every query and key head by public angles, `past_len` tokens on.
 
     key_heads: heads of the keys, and of the values behind them, where there are fewer than of the queries.
-    base, scaling: of the angles; without scaling pair f of a head turns by position x base^(-2 f / rotary_dim).
-    It reads heads of any width. Its own shapes are for the smallest; `output_shapes` of a graph has the real ones.
+    base, scaling: base and scaling of the angles; without scaling pair f of a head turns by position x base^(-2 f /
+    rotary_dim). It reads heads of any width. Its own shapes are for the smallest; `output_shapes` of a graph has the
+    real ones.
 
     Local where products with public numbers are; in a fixed-point engine each costs a truncation.
     """

@@ -21,7 +21,10 @@ from costmodel.ops import Node
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Packing:
-    """How a matrix of tokens lies in ciphertexts. tokens: slots of a column, a power of two. slots: of a ciphertext."""
+    """How a matrix of tokens lies in ciphertexts.
+
+    tokens: slots of a column, a power of two. slots: slots of a ciphertext.
+    """
 
     tokens: int
     slots: int
@@ -73,7 +76,7 @@ def log2(power: int) -> int:
 
 
 def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
-    """Return the packing of a graph, by its longest matrix of tokens; a UserError is raised if that does not fit."""
+    """Return the packing for the most tokens in a node of a graph; a UserError is raised if they do not fit."""
     of_tokens = ops.TokenEmbedding, ops.Linear, ops.VocabProjection, ops.LayerNorm, ops.RmsNorm, ops.Add
     rows = max((node.op.output_shape[0] for node in nodes if isinstance(node.op, of_tokens)), default=1)
     if (tokens := power_of_two(rows)) > slots:

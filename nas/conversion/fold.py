@@ -46,7 +46,7 @@ MAX_CONDITION = 1e8  # of the bases of the stream: half of the digits of double 
 class Folded(NamedTuple):
     """A folded architecture with its weights.
 
-    condition: of the bases of the residual stream; 1 if none was changed.
+    condition: condition of the bases of the residual stream (see `rebase`); 1 if no basis was changed.
     left: parts that `search_spaces.deployed` folds but these weights do not allow to fold, with the reason.
     """
 

@@ -29,7 +29,7 @@ LENGTHS = tuple(2.0 ** (half / 2) for half in range(-6, 9))  # factors on the in
 def fitted_linears(parent: Decoder, model: Decoder, parts: Sequence[Part], tokens: Tensor) -> Mapping[str, Tensor]:
     """Return the fitted weights of fused FFNs, linears around polynomials, and queries for eighth powers, by node.
 
-    parts: of layers in which all else is as initialised from the parent. tokens: sequences x T, the data of the fit.
+    parts: the parts to fit; all else in their layers is as in the parent. tokens: sequences x T, the data of the fit.
     """
     hidden_states = parent.hidden_states(tokens)
     fitted: dict[str, Tensor] = {}

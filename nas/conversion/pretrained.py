@@ -146,7 +146,7 @@ def write_checksums(folder: Path) -> None:
 def require_checksums(folder: Path, names: Sequence[str] | None = None) -> None:
     """Raise UserError, naming the file, if a file does not match the folder's checksums.
 
-    names: of the files to check; all by default.
+    names: the files to check; all by default.
     """
     for name, expected in _checksums(folder).items():
         if names is not None and name not in names:

@@ -35,7 +35,7 @@ class SampledText:
     Attributes:
         temperature: divides the logits before a token is drawn.
         tokens: number of training tokens; by default as many as a training takes.
-        seed: of the text, which is the same for every seed of a search.
+        seed: seed of the text, which is the same for every seed of a search.
     """
 
     temperature: float = 1.0
@@ -55,7 +55,7 @@ def sampled_source(
 ) -> DocumentSource | None:
     """Return the text that a model generates as a source of documents; None if `--data` asks for another source.
 
-    tokens: number of training tokens if `data` does not set it. digest: of the parent. device: where to sample.
+    tokens: number of training tokens if `data` does not set it. digest: the parent's. device: where to sample.
 
     Raises UserError for unknown settings, or without a parent that has a tokenizer.
     """

@@ -58,11 +58,11 @@ class Corpus:
 
     fingerprint: of everything that its tokens depend on. vocab_size: of the tokenizer, whose name has a digest; a small
     corpus yields fewer merges than requested. begin_of_text: replaces the first token of each sequence, if the
-    tokenizer adds one; the files have none. num_train_tokens: of the whole split, or of the part of a large source that
-    was prepared. unigram_loss: validation loss, nats per token, of the best model that ignores context: train
+    tokenizer adds one; the files have none. num_train_tokens: size of the whole split, or of the part of a large source
+    that was prepared. unigram_loss: validation loss, nats per token, of the best model that ignores context: train
     frequencies with one added to every count; its exponential is the reference point of the hypervolume. chunk_len:
-    None if documents follow each other, else the length of the sequences into which each document was cut, each
-    stored with the token after it.
+    None if documents follow each other, else the length of the sequences into which each document was cut, each stored
+    with the token after it.
     """
 
     folder: str

@@ -118,8 +118,8 @@ def _source(name: str, listing: Listing, *streams: Stream) -> DocumentSource:
 def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card: bool = False) -> Listing:
     """Return the files in a folder that hold documents.
 
-    split: of all documents, or None to decide by hash. by_name: whether names may state splits. has_card: whether the
-    card of a data set is left out. Raises UserError if there is no text.
+    split: the split of all documents, or None to decide by hash. by_name: whether names may state splits. has_card:
+    whether the card of a data set is left out. Raises UserError if there is no text.
     """
     files, left_out = files_below(folder)
     kinds = {relative: kind_of(path) for relative, path in files}

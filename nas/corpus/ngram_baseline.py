@@ -42,9 +42,9 @@ def ngram_baseline(
     Args:
         tokens: training tokens of a candidate, in whole sequences; None for all. At most 2**24 are counted
             (`NgramBaseline.tokens`), although more would lower the perplexities.
-        seed: of the training, which draws a part of all tokens; for 524,288 tokens the trigram varies by 4 % over four
-            seeds.
-        validation_tokens: of the scale. The baseline is computed on the same targets as the candidates, with the same
+        seed: seed of the training, which draws a part of all tokens; for 524,288 tokens the trigram varies by 4 % over
+            four seeds.
+        validation_tokens: the scale's. The baseline is computed on the same targets as the candidates, with the same
             weights (`held_out_targets`) and contexts within a sequence, since other parts of a split have other
             perplexities.
         second: another corpus in the same tokens, on whose targets the baseline is computed instead.

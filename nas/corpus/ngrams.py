@@ -33,7 +33,7 @@ Tokens = NDArray[np.integer[Any]]
 class NgramBaseline:
     """N-gram models of a candidate's training tokens, evaluated on its validation tokens.
 
-    tokens: training tokens that were counted. losses: of orders 1 to 5, nats per token.
+    tokens: training tokens that were counted. losses: those of orders 1 to 5, nats per token.
     """
 
     tokens: int

@@ -29,7 +29,7 @@ class HubDataset:
 class PaperCorpus:
     """A corpus of the papers.
 
-    hub: None if it cannot be downloaded, with the reason in `withdrawn`. vocab_size: of its tokenizer. end_of_text: the
+    hub: None if it cannot be downloaded, with the reason in `withdrawn`. vocab_size: its tokenizer's. end_of_text: the
         token after a document. tokenizer_file: in a local copy, next to train and validation texts. chunked: whether
         sequences are cut within each document, and tails dropped.
     """

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 class PreparationProgress:
     """The prepared part of a corpus.
 
-    lengths: of each of FILES: tokens, windows or bytes. positions: of each stream, after its last document; None before
+    lengths: tokens, windows or bytes in each of FILES. positions: each stream's, after its last document; None before
     its first. ended: whether each stream has ended. cuts: lengths when the training tokens reached each level, so that
     the corpus of a level does not depend on whether more was prepared.
     """

@@ -99,7 +99,7 @@ class Encoder:
 def given_encoder(given: GivenTokenizer, vocab_size: int | None, seq_len: int | None) -> Encoder:
     """Build an encoder. Raises UserError if the tokenizer is damaged, too large or lacks the end of text.
 
-    vocab_size: of the model, or None. Added tokens may lie beyond it, as in Gemma 3, but no text may have them.
+    vocab_size: the model's, or None. Added tokens may lie beyond it, as in Gemma 3, but no text may have them.
     """
     tokenizer = read_foreign_tokenizer(given.json, f"the tokenizer of {given.name}")
     tokenizer.no_truncation()  # saved if a call with `max_length` came before save_pretrained

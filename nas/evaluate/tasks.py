@@ -88,7 +88,7 @@ def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[
     """Return the tasks below a folder, and the names of those that are not judged by accuracy.
 
     only: names, such as `piqa` or `piqa/rc_0shot`, or patterns like `*/rc_0shot`; if empty, of each task the form with
-        the fewest examples. most_items: of a task; a larger task is sampled, equally for all models.
+        the fewest examples. most_items: most items of a task; a larger task is sampled, equally for all models.
 
     Raises UserError for a folder or name without a task, or a file of another format.
     """

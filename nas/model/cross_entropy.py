@@ -75,7 +75,7 @@ def projected_cross_entropy(
 ) -> Tensor:
     """Return the mean of -ln softmax(hidden @ weight.T)[target] over rows, in nats; in fp32, or fp64 for fp64 inputs.
 
-    hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. cap: of the logits.
+    hidden: rows x d_model. weight: vocab x d_model. targets: rows, int64. cap: logit cap.
     Under autocast the products are in its dtype.
     """
     if _in_one_piece(hidden, weight):  # torch's own is as fast here

@@ -57,7 +57,7 @@ def bound_of(num_heads: int, form: SoftmaxForm) -> ScoreBound | None:
 
 
 def attention_of(form: SoftmaxForm, bound: ScoreBound | None, cap: float | None = None) -> Attention:
-    """Return causal attention with a form of softmax, which also returns the entropy of rows. cap: of the scores."""
+    """Return causal attention with a form of softmax, which also returns the entropy of rows. cap: score cap."""
     if form in FORMS:
         return partial(normalised_attention, form=form, bound=bound, cap=cap)
     return causal_attention if cap is None else partial(attention_reference, cap=cap)

@@ -109,7 +109,8 @@ VERIFIED = (  # fields of a record: verified form, its cost, and whether it stay
 class Facts:
     """Everything in export.yaml.
 
-    candidate: as trained. architecture: as exported, whose cost is given. estimate: of a new token of the workload.
+    candidate: as trained. architecture: as exported, whose cost is given. estimate: cost of a new token of the
+        workload.
         verified: the trial, if its folded form was verified. fold: None if folding was not asked for.
     """
 

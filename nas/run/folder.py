@@ -44,7 +44,7 @@ PARENT_FOLDER = "parent"
 class ParentResult:
     """The unmodified parent of a run's candidates, with its validation and cost.
 
-    name: as the user wrote it. notation: of its architecture. val_loss: nats per token. latency_s: seconds per token.
+    name: as the user wrote it. notation: its architecture's. val_loss: nats per token. latency_s: seconds per token.
     documents: share of the loss, and loss, of each validation document; empty if not recorded.
     """
 
@@ -79,7 +79,7 @@ class Meta:
     """Everything a run was made with besides its configuration.
 
     reference: reference point of the hypervolume: (latency_s, natural log of the unigram model's perplexity). base: the
-    dimensions of all members; its own layers are not used. recipe: of candidates (`nas.run.config.study_candidate`).
+    dimensions of all members; its own layers are not used. recipe: the candidates' (`nas.run.config.study_candidate`).
     parent: its results; a copy of it is in PARENT_FOLDER. ngrams: baselines on a candidate's training tokens; None if
     not counted. read: what was read of folders of text, and what was not. withheld: attention removed because the
     parent's scores would leave fixed-point range. planned_tokens: training tokens of a candidate, if its recipe has

@@ -50,8 +50,8 @@ class Record:
             the same index with another seed.
         rung: index of the rung of a `rung` record.
         val_loss: nats per token of the named tokenizer and split; perplexity = exp(val_loss).
-        documents: of a completed trial, share of the loss (they add up to it) and nats per token of each validation
-            document in `meta.json`. second_documents: the same on the second corpus.
+        documents: of a completed trial, the share of the loss and nats per token of each validation document in
+            `meta.json`. second_documents: the same on the second corpus.
         deployed_id, deployed: id and placement of the folded form: predicted, and once completed the verified one.
             latency_s, sent_bytes, key_bytes, rounds: its cost. also: its costs under the run's other protocols.
         predicted_latency_s, predicted_sent_bytes, predicted_key_bytes, predicted_also: cost of the predicted form.

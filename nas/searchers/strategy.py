@@ -32,7 +32,7 @@ SEARCHERS: dict[str, str] = {  # module and class, imported when first needed
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A training that a searcher asks for: of a new member, or the final training of an evaluated one.
+    """A training that a searcher asks for: a training of a new member, or the final training of an evaluated one.
 
     The schedule sets the fields after `expected`.
 

@@ -237,7 +237,7 @@ class Observations(NamedTuple):
 class Posterior(NamedTuple):
     """Posterior distribution of the weights, and the standard deviation of the discrepancy of a member.
 
-    mean: features. root: of the covariance, features x features. It is computed from the Cholesky factors of prior and
+    mean: one per feature. root: of the covariance, features x features, computed from the Cholesky factors of prior and
         precision, both far from singular, so that draws are the same on every machine.
     """
 

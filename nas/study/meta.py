@@ -39,7 +39,7 @@ def new_meta(
     device: str = "cpu",
     read: tuple[Reading, ...] = (),
 ) -> Meta:
-    """Return the meta of a new run. read: of `DocumentSource`.
+    """Return the meta of a new run. read: as in `DocumentSource`.
 
     Raises UserError if a split of the corpus has no sequence.
 

@@ -38,7 +38,7 @@ def start_trials(
 ) -> Trials:
     """Write the run's files, score the blocks of the parent, and open the trials.
 
-    on_end: as in `Trials`. budget: of time, which may reduce the tokens of a run that has trained nothing.
+    on_end: as in `Trials`. budget: time budget, which may reduce the tokens of a run without trials.
     """
     budget = budget or TimeBudget(None, time.monotonic())
     write_meta(study.folder, study.meta)

@@ -51,7 +51,7 @@ class ResolvedStudy:
 
     config: with all open settings decided. feasible: the space that the parent allows, with its costs. parent: the
         model that candidates start from; None from scratch. second: the corpus on which completed trials are validated
-        too, or None. folder: of the run.
+        too, or None. folder: the run's.
     """
 
     config: StudyConfig
@@ -160,7 +160,7 @@ def training_corpus(
 ) -> tuple[Corpus, tuple[Reading, ...]]:
     """Return the corpus of trainings, and what was read of folders, which is logged.
 
-    model: the one with given weights that decides about tokens, and generates text if asked; digest: of its weights.
+    model: model with given weights, whose tokens are used and which generates text if asked. digest: its weights' hash.
     """
     source = sampled_source(data, model, digest, tokens, device) or open_source(data)
     for line in (line for read in source.read for line in read.lines):

@@ -38,7 +38,7 @@ class TrialSchedule:
     Args:
         num_trials: candidates that get the final training.
         num_proxy_evals: candidates that get a low-fidelity evaluation.
-        baselines: of a run that has proposed nothing yet.
+        baselines: members to train for comparison, in a run that has proposed nothing yet.
         finalist_seeds: most further seeds of a member of the front, once all candidates have ended.
         most_replicates: most further seeds in all.
         reference: point of the hypervolume.

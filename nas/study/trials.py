@@ -42,7 +42,7 @@ class RunHaltedError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialSetting:
-    """Plain data that all trials of a run share. folder: of the run. second: the second corpus."""
+    """Plain data that all trials of a run share. folder: the run's. second: the second corpus."""
 
     config: StudyConfig
     recipe: Recipe

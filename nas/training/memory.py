@@ -36,11 +36,11 @@ class TooLargeError(StoppedError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
-    """The largest tensors of a training, in bytes, without overhead of allocator, products or saving a checkpoint.
+    """The largest tensors of a training, in bytes, without overhead of the allocator, products or saving a checkpoint.
 
-    parent: its parameters, if it is the teacher. activations: saved for the gradients of a micro-batch, including the
-        gradient of the projection to the vocabulary and the weights that are rounded to bfloat16.
-    logits: of the largest chunk, on a GPU; chunks are small on a CPU. context: of CUDA in the process.
+    parent: its parameters, if it is the teacher. activations: tensors saved for the gradients of a micro-batch,
+        including the gradient of the projection to the vocabulary and the weights that are rounded to bfloat16.
+    logits: the largest chunk of logits on a GPU; chunks are small on a CPU. context: memory of the CUDA context.
     """
 
     parameters: int

@@ -32,7 +32,7 @@ class Readings:
     `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks one and stays 1, and optimizers
     with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
 
-    losses, initial_loss: of the earlier steps, as in `TrainingProgress`. least_initial: the smallest initial loss.
+    losses, initial_loss: those of earlier steps, as in `TrainingProgress`. least_initial: the smallest initial loss.
     """
 
     def __init__(

@@ -63,7 +63,7 @@ class OptimizerStep:
         return self.readings.judged(numbers), norm
 
     def move(self, norm: Tensor) -> None:
-        """Clip the gradients and update the weights. norm: of the whole gradient."""
+        """Clip the gradients and update the weights. norm: norm of the whole gradient."""
         nn.utils.clip_grads_with_norm_(list(self.objective.parameters()), self._clip_norm, norm)
         for optimizer in self.optimizers:
             optimizer.step()

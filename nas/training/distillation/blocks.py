@@ -105,7 +105,7 @@ def fitted_block(parent: Parent, sub_layer: SubLayer, hidden_states: HiddenState
 
     A linear FFN starts at its least-squares fit over the first steps, a polynomial activation at that over the first
     step, queries for eighth powers with the length that fits the first step best, others as in a candidate.
-    hidden_states: of at least `steps_to_fit` steps.
+    hidden_states: those of at least `steps_to_fit` steps.
     """
     theirs, device = parent.model.architecture.layers[sub_layer.depth], hidden_states.read.device
     block = _untrained(parent, sub_layer).to(device)
