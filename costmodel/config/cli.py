@@ -39,6 +39,17 @@ MAX_LINE = 1000  # characters; a very long value must not hide the error
 _RESERVED = {"config", "debug", "subcommand", "print_shtab", "init_args", "__path__"}
 _NO_KEYS = ("help", SUPPRESS, "config", "print_config", "print_shtab")  # flags that a file cannot set
 
+_TYPES = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text", "Path": "a path"}
+
+
+def _must_be(match: re.Match[str]) -> str:
+    """Say in words which type a value must have or which of the listed values it must be, and what was given."""
+    values = match[1].replace("'", "").split(", ")
+    types = [_TYPES.get(value, value) for value in values]
+    rule = f"one of {', '.join(values)}" if types == values and len(values) > 1 else " or ".join(types)
+    return f"must be {rule}, but got {match[2]!r}."
+
+
 _PLAIN: dict[str, Any] = {  # message of the parser -> the user's terms
     r"Does not validate .*Subtypes: \[(.*?)\]\s+Errors:.*Given value: (.*)": r"Expected one of \1. Got value: \2",
     r"a typing\.Literal(\[.*?\])\. Got": r"one of \1. Got",
@@ -46,7 +57,8 @@ _PLAIN: dict[str, Any] = {  # message of the parser -> the user's terms
     r"<class '(?:[a-z]+\.)?(\w+)'>": r"\1",
     r"\bNoneType\b": "null",
     r'^Parser key "([\w.]+)":\s+Expected(?: a\b)?': r"--\1 must be",
-    r"^argument (--\S+): expected one argument$": r"\1 must have a value, as in \1=VALUE.",
+    r"must be (?:one of )?\[?([^\[\]]*?)\]?\. Got value: (.*)": _must_be,
+    r"^argument (--[^\s/]+)\S*: expected one argument$": r"\1 must have a value, as in \1=VALUE.",
     r"^argument subcommand: invalid choice: ('.*') \(choose from (.*)\)": r"the command must be one of \2, but got \1.",
     r"(?<=are required: ).*": lambda match: re.sub(r"\w+\.", "", match[0]),  # the command before each argument
 }
@@ -249,7 +261,9 @@ def _with_lists(args: Sequence[str], flags: Mapping[str, Action]) -> list[str]:
 def _nearest(message: str, flags: Mapping[str, Action]) -> str:
     """Return a question about the flag that an unknown one resembles; empty if there is none."""
     unknown = re.match(r"unrecognized arguments: .*?(--[a-z][\w.-]*)[^?]*$", message, re.DOTALL)
-    near = difflib.get_close_matches(unknown[1] if unknown else "", map(_hyphened, flags), n=1, cutoff=0.7)
+    names = sorted(map(_hyphened, flags))
+    known = [name for name, after in pairwise([*names, ""]) if not after.startswith(f"{name}.")]  # without groups
+    near = difflib.get_close_matches(unknown[1] if unknown else "", known, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near else ""
 
 

@@ -144,7 +144,7 @@ def test_every_command_takes_debug_and_no_configuration_holds_it(capsys, args):
 def test_a_value_of_thousands_of_characters_does_not_fill_the_line(capsys):
     assert code_of(greet, "Ada", "--num-times", "x" * 5000) == 2
     line = capsys.readouterr().err
-    assert line.startswith("error: --num-times must be int.")
+    assert line.startswith("error: --num-times must be a whole number, but got ")
     assert len(line) < 1100
 
 
@@ -158,16 +158,16 @@ AFTER, BEFORE = ("greet", "Ada", "--config", "FILE"), ("--config", "FILE", "gree
     [
         (("greet", "a\0b"), None, "an argument must be text in UTF-8 without null characters, but got 'a\\x00b'."),
         (("greet", "\udcff"), None, "an argument must be text in UTF-8 without null characters, but got '\\udcff'."),
-        (("greet", "Ada", "--num-times", "x"), None, "--num-times must be int. Got value: x"),
-        (("greet", "Ada", "--style", "x"), None, "--style must be one of ['loud', 'quiet']. Got value: x"),
+        (("greet", "Ada", "--num-times", "x"), None, "--num-times must be a whole number, but got 'x'."),
+        (("greet", "Ada", "--style", "x"), None, "--style must be one of loud, quiet, but got 'x'."),
         (("greet", "Ada", "--colour", "x"), None, "unrecognized arguments: --colour x"),
         (
             ("greet", "Ada", "--num-tmies", "2"),
             None,
             "unrecognized arguments: --num-tmies 2; did you mean --num-times?",
         ),
-        (("greet", "Ada", "--num-times", "-5min"), None, "--num-times must be int. Got value: -5min"),
-        (("greet", "Ada", "--style", "-x"), None, "--style must be one of ['loud', 'quiet']. Got value: -x"),
+        (("greet", "Ada", "--num-times", "-5min"), None, "--num-times must be a whole number, but got '-5min'."),
+        (("greet", "Ada", "--style", "-x"), None, "--style must be one of loud, quiet, but got '-x'."),
         (("greet", "Ada", "--debug", "-x"), None, "unrecognized arguments: -x"),  # that flag takes no value
         (("greet",), None, "the following arguments are required: name"),
         (("greet", "Ada", "--config"), None, "--config must have a value, as in --config=VALUE."),
@@ -181,10 +181,10 @@ AFTER, BEFORE = ("greet", "Ada", "--config", "FILE"), ("--config", "FILE", "gree
         (AFTER, "style: loud\nstyle: loud", "FILE is not valid YAML: key 'style' appears twice, line 2."),
         (AFTER, "num_times: !!int _", "FILE is not valid YAML: string index out of range."),
         (AFTER, "num_tmies: 2", UNKNOWN),
-        (AFTER, "num_times: many", "--num-times must be int. Got value: many"),
+        (AFTER, "num_times: many", "--num-times must be a whole number, but got 'many'."),
         (AFTER, "num_times: null", "--num-times must not be null; leave it out for 1."),
-        (AFTER, "num_times: {a: 1}", "--num-times must be int. Got value: {'a': 1}"),
-        (AFTER, "style: shrill", "--style must be one of ['loud', 'quiet']. Got value: shrill"),
+        (AFTER, "num_times: {a: 1}", "--num-times must be a whole number, but got \"{'a': 1}\"."),
+        (AFTER, "style: shrill", "--style must be one of loud, quiet, but got 'shrill'."),
         (BEFORE, "greet: 1", "`greet` of FILE must be a mapping of flags to values, but got 1."),
         (BEFORE, "greet: {num_times: null}", "--num-times must not be null; leave it out for 1."),
     ],
