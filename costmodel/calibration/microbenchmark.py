@@ -62,7 +62,7 @@ class Series:
 
     @property
     def name(self) -> str:
-        """The name of its timing: the kind, or the op if it is the only one."""
+        """The name of its timing: the kind of op or, if there is a single size, the op itself."""
         return self.kind if len(self.sizes) > 1 else op_name(self.sizes[0], self.weights)
 
     @property

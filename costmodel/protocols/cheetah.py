@@ -179,10 +179,10 @@ def _blocks(rows: int, inner: int, columns: int) -> tuple[Block, bool]:
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
-    """Return the work of the matrix products among calls, in each cross term.
+    """Return the work of the matrix products among calls, for one of the two cross terms.
 
-    The units are `products` of blocks, of which nearly as many are encoded; `results`, the blocks that they add up to;
-    and `switches`, the key switches that pack the results. Fewer blocks are encrypted and sent.
+    The units are `products` of blocks; `results`, the blocks that they add up to; and `switches`, the key switches that
+    pack the results. Nearly as many blocks are encoded as are multiplied; fewer are encrypted and sent.
     """
     products = results = switches = 0
     for call in calls:

@@ -101,7 +101,7 @@ def _causal_scores(
 
 
 def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
-    """Divide queries by the temperatures of their rows, and thereby the scores; in the queries' type."""
+    """Divide queries, and thereby the scores, by the temperatures of their rows; return them in their own dtype."""
     if temperature is None:
         return queries
     return (queries * temperature.reciprocal().unsqueeze(-1)).to(queries.dtype)
