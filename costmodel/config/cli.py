@@ -130,7 +130,7 @@ class Parser(ArgumentParser):
         raise ArgumentError(None, _hyphened(message)) from ex
 
     def format_help(self, *args: Any) -> str:
-        return _hyphened(str(super().format_help(*args)))
+        return _hyphened(str(super().format_help(*args)).replace(" \b[", "["))  # a backspace of jsonargparse
 
 
 def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None = None) -> NoReturn:

@@ -73,7 +73,7 @@ def test_help_comes_from_the_docstring_and_spells_hyphens(capsys):
     assert "Say hello." in text
     assert "--num-times" in text
     assert "how often." in text
-    assert "--print_config" in text
+    assert "--print_config[=flags]" in text
     assert "(type: one of loud, quiet, default: quiet)" in " ".join(text.split())
 
 

@@ -123,6 +123,8 @@ def test_the_recipe_has_one_entry_in_the_help_and_a_list_of_its_own(command, cap
         text = capsys.readouterr().out
         assert ("--recipe.scale.learning-rate" in text) is shown
         assert ("--recipe.precision VALUE" in text) is shown
+        assert ("Without a flag, a part has the value of the recipe" in text) is shown
+        assert "--recipe.scale VALUE" not in text  # a group of flags
         assert ("--recipe.help" in text) is not shown
 
 
