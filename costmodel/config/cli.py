@@ -60,6 +60,9 @@ _PLAIN: dict[str, Any] = {  # message of the parser -> the user's terms
     r"must be (?:one of )?\[?([^\[\]]*?)\]?\. Got value: (.*)": _must_be,
     r"^argument (--[^\s/]+)\S*: expected one argument$": r"\1 must have a value, as in \1=VALUE.",
     r"^argument subcommand: invalid choice: ('.*') \(choose from (.*)\)": r"the command must be one of \2, but got \1.",
+    r'^expected "subcommand" to be one of \{(.*)\}, but it was not provided\.': lambda match: (
+        f"a command is required: one of {match[1].replace(',', ', ')}."
+    ),
     r"(?<=are required: ).*": lambda match: re.sub(r"\w+\.", "", match[0]),  # the command before each argument
 }
 

@@ -80,6 +80,8 @@ def test_help_comes_from_the_docstring_and_spells_hyphens(capsys):
 def test_an_unknown_command_names_those_there_are(capsys):
     assert code_of({"greet": greet, "part": greet}, "gret", "Ada") == 2
     assert capsys.readouterr().err == "error: the command must be one of 'greet', 'part', but got 'gret'.\n"
+    assert code_of({"greet": greet, "part": greet}) == 2
+    assert capsys.readouterr().err == "error: a command is required: one of greet, part.\n"
 
 
 @pytest.mark.parametrize(
