@@ -169,8 +169,6 @@ def run(args: Sequence[str], console: Console) -> None:
     keep_freed_memory()
     device = config.device or usual_device()
     with logged_to(console):
-        if resumed is None:
-            config = replace(config, recipe=on_device(config.recipe, device))
         _train(config, resumed, output_dir, console, device)
 
 
@@ -178,7 +176,9 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
     rule = config.begin_of_text
     parent = None if config.parent is None else find_parent(config.parent, rule)
     source = find_initial(config.init_from, rule) if config.init_from else parent and parent.model
-    if resumed is not None and is_training(resumed):
+    if resumed is None:
+        config = replace(config, recipe=on_device(config.recipe, device, _scale(config, parent)))
+    elif is_training(resumed):
         _require_same(source, config, resumed)
     candidate = _candidate(config, parent, source)
     with torch.device("meta"):  # rejects what cannot be trained before anything is written
@@ -315,9 +315,12 @@ def _new_folder(
     return folder
 
 
+def _scale(config: TrainConfig, parent: Parent | None) -> ScaleName:
+    return config.scale or usual_scale(None if parent is None else parent.model.architecture)
+
+
 def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | None) -> Candidate:
-    base = base_architecture(config.base or BASE)
-    scale = config.scale or usual_scale(None if parent is None else parent.model.architecture)
+    base, scale = base_architecture(config.base or BASE), _scale(config, parent)
     if parent is not None and config.base is None and parent.model.architecture.block != base.block:
         base = parent.model.architecture
     elif parent is not None:

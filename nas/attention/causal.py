@@ -8,7 +8,7 @@ With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) o
 - CUDA without: `attention_reference`, which stores the T x T matrix.
 
 Entropy is computed in fp32 for all inputs (in fp64 for fp64). Without entropy, torch's own attention is used, except
-for fp32 on the CPU, where the C++ kernel is faster even with entropy.
+for fp32 and bf16 on the CPU, where the C++ kernel is faster even with entropy.
 """
 
 import logging
@@ -108,7 +108,8 @@ def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
 
 
 def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
-    queries, keys, values = _upcast(queries, keys, values)
+    if temperature is not None or not queries.dtype == keys.dtype == values.dtype or not _is_native(values):
+        queries, keys, values = _upcast(queries, keys, values)
     attend = cpu_native.attend if _is_native(values) else _flash
     output, entropy = attend(scale_by_temperature(queries, temperature), keys, values)
     return Attended(output, _bounded(entropy))
@@ -138,7 +139,7 @@ def _is_native(values: Tensor) -> bool:
     """Whether to use C++: not under torch.compile or torch.export, which cannot see its ops to count their cost."""
     if torch.compiler.is_compiling() or isinstance(values, FakeTensor):
         return False
-    return values.dtype is torch.float32 and has_native(values.shape[-1])
+    return values.dtype in cpu_native.DTYPES and has_native(values.shape[-1])
 
 
 @cache

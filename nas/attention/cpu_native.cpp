@@ -112,7 +112,7 @@ inline void transpose(const float* rows, float* across) {
 
 // batch x heads x length x HEAD_DIM; steps count numbers, and the step between features is 1.
 struct Operand {
-    float* data;
+    void* data;
     int64_t batch_step, head_step, row_step;
 };
 
@@ -122,21 +122,43 @@ struct Shape {
 
 namespace {
 
+// A number as it is in memory; all arithmetic is in fp32.
+struct Bfloat16 {
+    uint16_t bits;
+
+    Bfloat16& operator=(float value) {
+        uint32_t wide;
+        std::memcpy(&wide, &value, sizeof wide);
+        const bool is_nan = (wide & 0x7fffffff) > 0x7f800000;
+        bits = is_nan ? 0x7fc0 : uint16_t((wide + 0x7fff + (wide >> 16 & 1)) >> 16);  // to nearest, ties to even
+        return *this;
+    }
+
+    operator float() const {
+        const uint32_t wide = uint32_t(bits) << 16;
+        float value;
+        std::memcpy(&value, &wide, sizeof value);
+        return value;
+    }
+};
+
 // One head of an operand.
+template <class Number>
 struct Head {
-    float* data;
+    Number* data;
     int64_t row_step;
 
     Head(const Operand& all, const Shape& shape, int64_t index)
-        : data(all.data + index / shape.num_heads * all.batch_step + index % shape.num_heads * all.head_step),
+        : data(static_cast<Number*>(all.data) + index / shape.num_heads * all.batch_step +
+               index % shape.num_heads * all.head_step),
           row_step(all.row_step) {}
 
-    float* row(int i) const { return data + i * row_step; }
+    Number* row(int i) const { return data + i * row_step; }
 
     // Reads `count` rows times `scale`, of WIDTH numbers each; does not write those beyond HEAD_DIM.
     void read(int first, int count, float scale, float* to) const {
         for (int i = 0; i < count; i++)
-            for (int d = 0; d < HEAD_DIM; d++) to[i * WIDTH + d] = row(first + i)[d] * scale;
+            for (int d = 0; d < HEAD_DIM; d++) to[i * WIDTH + d] = float(row(first + i)[d]) * scale;
     }
 
     void write(int first, int count, float scale, const float* from) const {
@@ -155,7 +177,9 @@ inline int64_t padded_length(int64_t length) { return (length + TILE - 1) / TILE
 
 const float SCALE = 1.0f / std::sqrt(float(HEAD_DIM));
 
-void forward_head(Head q, Head k, Head v, Head output, float* lse, float* entropy, Room room, int length) {
+template <class Number>
+void forward_head(Head<Number> q, Head<Number> k, Head<Number> v, Head<Number> output, float* lse, float* entropy,
+                  Room room, int length) {
     const int64_t padded = padded_length(length);
     float *keys = room.take(padded * WIDTH), *values = room.take(padded * WIDTH), *weights = room.take(padded * TILE);
     float *queries = room.take(TILE * WIDTH), *across = room.take(TILE * WIDTH), *sums = room.take(TILE * WIDTH);
@@ -192,8 +216,10 @@ void forward_head(Head q, Head k, Head v, Head output, float* lse, float* entrop
 
 constexpr int BLOCK = KEY_BLOCK * WIDTH;
 
-void backward_head(Head q, Head k, Head v, Head output, const float* lse, const float* entropy, Head output_grad,
-                   const float* entropy_grad, Head q_grad, Head k_grad, Head v_grad, Room room, int length) {
+template <class Number>
+void backward_head(Head<Number> q, Head<Number> k, Head<Number> v, Head<Number> output, const float* lse,
+                   const float* entropy, Head<Number> output_grad, const float* entropy_grad, Head<Number> q_grad,
+                   Head<Number> k_grad, Head<Number> v_grad, Room room, int length) {
     const int64_t padded = padded_length(length);
     float *queries = room.take(padded * WIDTH), *queries_across = room.take(padded * WIDTH);
     float *grads = room.take(padded * WIDTH), *grads_across = room.take(padded * WIDTH);
@@ -213,7 +239,7 @@ void backward_head(Head q, Head k, Head v, Head output, const float* lse, const 
         lses[i] = lse[i];
         entropy_grads[i] = entropy_grad[i];
         offsets[i] = entropy_grad[i] * entropy[i];
-        for (int d = 0; d < HEAD_DIM; d++) offsets[i] += grads[i * WIDTH + d] * output.row(i)[d];
+        for (int d = 0; d < HEAD_DIM; d++) offsets[i] += grads[i * WIDTH + d] * float(output.row(i)[d]);
     }
     for (int start = 0; start < length; start += KEY_BLOCK) {
         const int num_keys = std::min(KEY_BLOCK, length - start);
@@ -259,29 +285,49 @@ extern "C" int64_t backward_room(int64_t length) {
     return padded_length(length) * (5 * WIDTH + 3) + 4 * BLOCK + 2 * KEY_BLOCK * TILE;
 }
 
-// lse, entropy and its gradient: batch x heads x length, without gaps. room: zeros for every thread.
-extern "C" void forward(Shape shape, Operand q, Operand k, Operand v, Operand output, float* lse, float* entropy,
-                        float* room, int num_threads) {
+namespace {
+
+template <class Number>
+void forward_heads(Shape shape, Operand q, Operand k, Operand v, Operand output, float* lse, float* entropy, float* room,
+                   int num_threads) {
     const int64_t size = forward_room(shape.length);
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t h = 0; h < shape.batch * shape.num_heads; h++) {
-        const auto head = [&](const Operand& all) { return Head(all, shape, h); };
+        const auto head = [&](const Operand& all) { return Head<Number>(all, shape, h); };
         const int64_t at = h * shape.length;
         const Room own{room + omp_get_thread_num() * size};
         forward_head(head(q), head(k), head(v), head(output), lse + at, entropy + at, own, int(shape.length));
     }
 }
 
-extern "C" void backward(Shape shape, Operand q, Operand k, Operand v, Operand output, const float* lse,
-                         const float* entropy, Operand output_grad, const float* entropy_grad, Operand q_grad,
-                         Operand k_grad, Operand v_grad, float* room, int num_threads) {
+template <class Number>
+void backward_heads(Shape shape, Operand q, Operand k, Operand v, Operand output, const float* lse,
+                    const float* entropy, Operand output_grad, const float* entropy_grad, Operand q_grad,
+                    Operand k_grad, Operand v_grad, float* room, int num_threads) {
     const int64_t size = backward_room(shape.length);
 #pragma omp parallel for num_threads(num_threads)
     for (int64_t h = 0; h < shape.batch * shape.num_heads; h++) {
-        const auto head = [&](const Operand& all) { return Head(all, shape, h); };
+        const auto head = [&](const Operand& all) { return Head<Number>(all, shape, h); };
         const int64_t at = h * shape.length;
         const Room own{room + omp_get_thread_num() * size};
         backward_head(head(q), head(k), head(v), head(output), lse + at, entropy + at, head(output_grad),
                       entropy_grad + at, head(q_grad), head(k_grad), head(v_grad), own, int(shape.length));
     }
+}
+
+}  // namespace
+
+// is_bf16: whether operands are Bfloat16 instead of float. lse, entropy and its gradient: batch x heads x length, float
+// without gaps. room: zeros for every thread.
+extern "C" void forward(int is_bf16, Shape shape, Operand q, Operand k, Operand v, Operand output, float* lse,
+                        float* entropy, float* room, int num_threads) {
+    const auto run = is_bf16 ? forward_heads<Bfloat16> : forward_heads<float>;
+    run(shape, q, k, v, output, lse, entropy, room, num_threads);
+}
+
+extern "C" void backward(int is_bf16, Shape shape, Operand q, Operand k, Operand v, Operand output, const float* lse,
+                         const float* entropy, Operand output_grad, const float* entropy_grad, Operand q_grad,
+                         Operand k_grad, Operand v_grad, float* room, int num_threads) {
+    const auto run = is_bf16 ? backward_heads<Bfloat16> : backward_heads<float>;
+    run(shape, q, k, v, output, lse, entropy, output_grad, entropy_grad, q_grad, k_grad, v_grad, room, num_threads);
 }

@@ -24,19 +24,22 @@ from costmodel.errors import UserError
 from nas.attention.compile_cpp import library
 
 SOURCE = Path(__file__).with_suffix(".cpp")
+DTYPES = torch.float32, torch.bfloat16
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return output and row entropy in nats, not clamped; both can be differentiated once, but not by torch.func.
 
-    queries, keys, values: batch x heads x T x head_dim, fp32, on the CPU.
+    queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; so are output and gradients.
+        Arithmetic is in fp32, and so is the entropy.
 
     Raises UserError for other operands and nas.attention.compile_cpp.NotCompiledError if the kernel cannot be compiled.
     """
     for part in (queries, keys, values):
-        if part.shape != queries.shape or part.ndim != 4 or part.dtype != torch.float32 or part.device.type != "cpu":
+        is_known = part.dtype in DTYPES and part.dtype == queries.dtype and part.device.type == "cpu"
+        if part.shape != queries.shape or part.ndim != 4 or not is_known:
             raise UserError(
-                f"operands of attention must be fp32 on the CPU, all batch x heads x T x head_dim, "
+                f"operands of attention must all be fp32 or bf16 on the CPU, and batch x heads x T x head_dim, "
                 f"but got {tuple(part.shape)} {part.dtype} on {part.device} beside {tuple(queries.shape)}."
             )
     output, entropy = _Attention.apply(queries, keys, values)  # type: ignore[no-untyped-call]
@@ -64,10 +67,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         operands = tuple(_adjacent(part) for part in (queries, keys, values))
-        output, lse, entropy = _empty_like(queries), *(queries.new_empty(queries.shape[:3]) for _ in range(2))
+        output = _empty_like(queries)
+        lse, entropy = (queries.new_empty(queries.shape[:3], dtype=torch.float32) for _ in range(2))
         both = compiled(queries.shape[-1])
         room = _room(queries, both.forward_room)
         both.forward(
+            queries.dtype == torch.bfloat16,
             _Shape(*queries.shape[:3]),
             *map(_operand, (*operands, output)),
             *map(_pointer, (lse, entropy, room)),
@@ -85,6 +90,7 @@ class _Attention(torch.autograd.Function):
         both = compiled(queries.shape[-1])
         room = _room(queries, both.backward_room)
         both.backward(
+            queries.dtype == torch.bfloat16,
             _Shape(*queries.shape[:3]),
             *map(_operand, (queries, keys, values, output)),
             *map(_pointer, (lse, entropy)),
@@ -111,7 +117,7 @@ def _empty_like(operand: Tensor) -> Tensor:
 
 def _room(operand: Tensor, size: Callable[[int], int]) -> Tensor:
     """Allocate a workspace of zeros for every thread; torch reports it if there is too little memory."""
-    return operand.new_zeros(torch.get_num_threads(), size(operand.shape[2]))
+    return operand.new_zeros(torch.get_num_threads(), size(operand.shape[2]), dtype=torch.float32)
 
 
 def _operand(operand: Tensor) -> _Operand:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from nas.model.bf16_products import add_product, are_lowered, rounded, wide_product
+
 CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 28}  # logits in a chunk: 4 MiB of fp32 (smaller chunks are slower), 1 GiB
 
 LEAST_ROWS = 128  # in a chunk: with fewer, adding up the gradient of a large vocabulary's table takes most of the time
@@ -151,24 +153,6 @@ def fully_distilled(
     return Distilled(*_projected(hidden, weight, losses, lambda rows: (targets[rows], parent_logits(rows)), cap, run))
 
 
-def wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return a matrix product in fp32 (or fp64); sums in half precision would make gradients wrong by percents."""
-    if left.dtype in (torch.float32, torch.float64):
-        return left @ right
-    # a product of two bf16 numbers is exact in fp32, so both branches differ only in the order of the sums
-    return torch.mm(left, right, out_dtype=torch.float32) if left.is_cuda else left.float() @ right.float()
-
-
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """Add a matrix product to a total, in the total's precision."""
-    if total.dtype == left.dtype:
-        total.addmm_(left, right)
-    elif total.is_cuda:
-        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
-    else:
-        total += wide_product(left, right)
-
-
 def _cross_entropy(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     picked = targets.unsqueeze(1)
     lse = logits.logsumexp(dim=1, keepdim=True)
@@ -222,7 +206,8 @@ def _full_divergence(logits: Tensor, targets: Tensor, parent_logits: Tensor, *, 
 
 def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
     """Whether to compute all logits at once. On a GPU chunks are faster, even a single one, as they are compiled."""
-    return hidden.device.type == "cpu" and len(hidden) * len(weight) <= CHUNK_SIZE["cpu"]
+    is_small = len(hidden) * len(weight) <= CHUNK_SIZE["cpu"]
+    return hidden.device.type == "cpu" and is_small and not are_lowered("cpu")  # chunks do not round logits
 
 
 def _projected(
@@ -230,7 +215,7 @@ def _projected(
 ) -> tuple[Tensor, ...]:
     """Return means over rows; the first carries gradients."""
     kind = hidden.device.type
-    lowered = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    lowered = torch.get_autocast_dtype(kind) if are_lowered(kind) else hidden.dtype
     means: Tensor = _Projected.apply(hidden.to(lowered), weight, partial(run, losses), known, cap)  # type: ignore[no-untyped-call]
     return means[0], *means[1:].detach()
 
@@ -239,7 +224,8 @@ class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, run: Runner, known: Known, cap: float | None) -> Tensor:
         wanted = any(ctx.needs_input_grad[:2])
-        matrix, num_rows = padded(weight.to(hidden.dtype)), len(hidden)
+        matrix = weight.to(hidden.dtype) if weight.is_cuda or hidden.dtype != torch.bfloat16 else rounded(weight)
+        matrix, num_rows = padded(matrix), len(hidden)
         hidden_grad = torch.empty_like(hidden)
         weight_grad = torch.zeros_like(matrix, dtype=weight.dtype) if ctx.needs_input_grad[1] else None
         total: Tensor | int = 0
@@ -251,7 +237,7 @@ class _Projected(torch.autograd.Function):
                 if wanted:
                     torch.mm(residual, matrix, out=hidden_grad[rows])
                     if weight_grad is not None:
-                        _add_product(weight_grad, residual.T, hidden[rows])
+                        add_product(weight_grad, residual.T, hidden[rows])
         assert isinstance(total, Tensor)
         ctx.save_for_backward(hidden_grad, weight_grad if weight_grad is None else weight_grad[: len(weight)])
         return (total / num_rows).to(torch.promote_types(hidden.dtype, torch.float32))

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import GeluForm, Op
+from nas.model.bf16_products import are_lowered, wide_linear
 from nas.model.cross_entropy import capped
 from nas.model.mpc_friendly import PiecewiseGelu, query_scale
 from nas.model.norms import inner_norm, norm_of
@@ -76,7 +77,9 @@ class Decoder(nn.Module):
 
     def logits_of(self, features: Tensor) -> Tensor:
         """Return the logits, batch x T x vocab, of features that `features` returned."""
-        return capped(self.logits(features), self.architecture.logit_cap)
+        is_wide = are_lowered(features.device.type) and not torch.is_grad_enabled()
+        logits = wide_linear(features, self.logits.weight) if is_wide else self.logits(features)
+        return capped(logits, self.architecture.logit_cap)
 
     def features(
         self, tokens: Tensor, *, with_entropies: bool, hidden_states: list[Tensor] | None = None

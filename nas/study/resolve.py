@@ -186,7 +186,9 @@ def _on_devices(
         share = choose_share(config, nodes[0], Candidate(architecture=base, recipe=recipe))
     else:
         share = resources.gpus_per_trial
-    return replace(config, gpus_per_trial=share, recipe=on_device(config.recipe, "cuda" if share else "cpu"))
+    return replace(
+        config, gpus_per_trial=share, recipe=on_device(config.recipe, "cuda" if share else "cpu", config.scale)
+    )
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:

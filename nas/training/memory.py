@@ -23,6 +23,7 @@ from nas.training.optimizer import optimizers
 
 _log = logging.getLogger(__name__)
 
+BF16_BYTES, FP32_BYTES = 2, 4
 MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer stores per parameter
 CONTEXT_BYTES = 600 * 10**6  # of CUDA and its libraries, per process: a usual figure, not measured here
 # Bytes of a logit in compiled losses: itself in single precision, and its gradient in the precision of products.
@@ -38,8 +39,9 @@ class TooLargeError(StoppedError):
 class Memory:
     """The largest tensors of a training, in bytes, without overhead of the allocator, products or saving a checkpoint.
 
-    parent: its parameters, if it is the teacher. activations: tensors saved for the gradients of a micro-batch,
-        including the gradient of the projection to the vocabulary and the weights that are rounded to bfloat16.
+    parent: its parameters, if it is the teacher, on a CPU with those rounded to bfloat16. activations: tensors saved for
+        the gradients of a micro-batch, including the gradient of the projection to the vocabulary and the weights that
+        are rounded to bfloat16.
     logits: the largest chunk of logits on a GPU; chunks are small on a CPU. context: memory of the CUDA context.
     """
 
@@ -97,14 +99,16 @@ def training_memory(candidate: Candidate, device: str = "cpu") -> Memory:
             for optimizer in optimizers(objective, candidate.recipe)
             for group in optimizer.param_groups
         )
+        copied = candidate.recipe.precision == "bfloat16" and not is_cuda
+        table = objective.model.logits.weight.numel() * BF16_BYTES if copied else 0  # others are among the activations
         logits = min(tokens.numel() * candidate.trained.vocab_size, CHUNK_SIZE["cuda"]) if is_cuda else 0
         logit_bytes = LOGIT_BYTES[candidate.recipe.precision] + (0 if lesson is None else PARENT_LOGIT_BYTES)
     return Memory(
         parameters=parameters,
-        parent=0 if lesson is None else parameters,
+        parent=0 if lesson is None else parameters + (parameters * BF16_BYTES // FP32_BYTES if copied else 0),
         gradients=_size(value for value in objective.parameters() if value.requires_grad),
         moments=moments,
-        activations=activations,
+        activations=activations + table,
         logits=logits * logit_bytes,
         context=CONTEXT_BYTES if is_cuda else 0,
     )

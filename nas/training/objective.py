@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nas.model.bf16_products import bf16_products
 from nas.model.cross_entropy import Runner, losses_of_chunk, projected_cross_entropy
 from nas.model.decoder import build
 from nas.model.weight_normalisation import normalise
@@ -64,7 +65,7 @@ class Objective(nn.Module):
         inputs, targets: batch x T. lesson: the parent's lesson for these inputs, needed for distillation.
         """
         hidden_states: list[Tensor] = []
-        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
+        with bf16_products(inputs.device.type, enabled=self.lowered):
             stream, entropies = self.model.features(
                 inputs, with_entropies=self.penalty is not None, hidden_states=hidden_states
             )

@@ -15,6 +15,7 @@ from nas.training.optimizer import optimizers, set_rate
 from nas.training.readings import Readings
 
 MOST_CAPTURED = {"cuda": 1 << 16}  # tokens of a step by type of device; larger ones keep a GPU busy without a graph
+CLIP_EPSILON = 1e-6  # torch adds it to the norm
 WARM_UP = 3  # steps before the capture, in which code is compiled and optimizers make their state
 
 logger = logging.getLogger(__name__)
@@ -64,7 +65,8 @@ class OptimizerStep:
 
     def move(self, norm: Tensor) -> None:
         """Clip the gradients and update the weights. norm: norm of the whole gradient."""
-        nn.utils.clip_grads_with_norm_(list(self.objective.parameters()), self._clip_norm, norm)
+        if norm.is_cuda or not norm + CLIP_EPSILON <= self._clip_norm:  # else the factor is 1; saves a pass on a CPU
+            nn.utils.clip_grads_with_norm_(list(self.objective.parameters()), self._clip_norm, norm)
         for optimizer in self.optimizers:
             optimizer.step()
 

@@ -22,7 +22,7 @@ from nas.training import checkpoint, divergence
 from nas.training.batches import Prefetched, check, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint, TrainingProgress
 from nas.training.compilation import compiled, layer_function
-from nas.training.device import log_another
+from nas.training.device import kind_of, log_another
 from nas.training.diagnostics import Diagnosis, diagnose, is_due
 from nas.training.distillation.foldable import keep_foldable
 from nas.training.distillation.parts import Gates
@@ -254,7 +254,7 @@ class TrainingRun:
             progress=asdict(progress),
             weights=weights,
             optimizer=None if progress.outcome else state_tensors(self.objective, optimizers) | thresholds,
-            device=torch.device(self.device).type,
+            device=kind_of(self.device, self.recipe.precision),
         )
         checkpoint.save(self.folder, written)
 
@@ -262,7 +262,7 @@ class TrainingRun:
         self.progress = decode(TrainingProgress, saved.progress, "the progress of a checkpoint")
         if saved.optimizer is None:  # an ended run does not need its weights
             return
-        log_another(saved.device, self.device)
+        log_another(saved.device, kind_of(self.device, self.recipe.precision))
         if self._gates is not None:
             self._gates.move(step=saved.step, num_steps=self.scale.num_steps)
         load_stored(self.objective.model, saved.weights)

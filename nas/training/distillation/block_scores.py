@@ -16,6 +16,7 @@ from torch.nn import functional
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import gather, held_out_targets
+from nas.model.bf16_products import bf16_products
 from nas.model.decoder import Block, Decoder
 from nas.storage import replace_file
 from nas.training.distillation.blocks import DEFAULT, BlockwiseDistillation
@@ -74,14 +75,16 @@ def block_scores(
     ]
     if not missing:
         return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
-    model = parent.decoder().to(device)
-    hidden_states = model.hidden_states(tokens.to(device))
-    predicted = _predicted(model, hidden_states[-1], Path(corpus.folder))
+    model, lowered = parent.decoder().to(device), settings.lowered and device == "cpu"
+    with bf16_products(device, enabled=lowered):
+        hidden_states = model.hidden_states(tokens.to(device))
+        predicted = _predicted(model, hidden_states[-1], Path(corpus.folder))
 
     def score(sub_layer: SubLayer, block: Block) -> float:
         if keep:
             library.keep(sub_layer, block)
-        return _divergence(model, hidden_states[sub_layer.depth], predicted, block, sub_layer.depth)
+        with bf16_products(device, enabled=lowered):
+            return _divergence(model, hidden_states[sub_layer.depth], predicted, block, sub_layer.depth)
 
     for scored in library.trained(missing, score, on_progress):
         divergences |= scored

@@ -18,6 +18,7 @@ from nas.conversion.linear_fit import fit_linear, fit_polynomial, fit_queries, w
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
+from nas.model.bf16_products import bf16_products
 from nas.model.decoder import Block
 from nas.model.norms import follow_deviations, frozen_norms
 from nas.model.weights import load_deployed
@@ -36,6 +37,7 @@ class BlockwiseDistillation:
     batch: sequences per step; fewer if they are so long that `tokens` would not last for `least_steps`.
     polynomial_rate, power8_rate: rates for forms that are first fitted to the parent; larger steps undo the fit
         (`rate_of`).
+    lowered: whether factors of products are in bf16, on a CPU; fits are in fp32.
     """
 
     tokens: int = 32_768
@@ -45,6 +47,7 @@ class BlockwiseDistillation:
     polynomial_rate: float = 2.5e-4
     power8_rate: float = 1e-4
     freezing_share: float = 0.25
+    lowered: bool = False
 
     def rate_of(self, parent: Parent, sub_layer: SubLayer) -> float:
         """Return the rate of an alternative; a line fits the parent badly, so that it takes the larger one.
@@ -92,7 +95,9 @@ def trained_block(
     for step, (read, left) in enumerate(zip(*hidden_states, strict=True)):
         if step >= settings.freezing_share * len(hidden_states.read):
             freeze(block)
-        error = distillation_error(block(read, False)[0], read, left)
+        with bf16_products(read.device.type, enabled=settings.lowered):
+            made, _ = block(read, False)
+        error = distillation_error(made, read, left)
         optimizer.zero_grad()
         torch.autograd.backward(error)
         optimizer.step()

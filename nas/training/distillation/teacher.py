@@ -21,7 +21,8 @@ from torch.nn import functional
 
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
-from nas.model.cross_entropy import Distilled, capped, distilled, fully_distilled, padded, wide_product
+from nas.model.bf16_products import bf16_products, wide_product
+from nas.model.cross_entropy import Distilled, capped, distilled, fully_distilled, padded
 from nas.model.decoder import Decoder, LayerFunction
 from nas.recipe.recipe import Recipe
 from nas.training.compilation import layer_function
@@ -132,7 +133,8 @@ class Teacher(ABC):
 class CachedTeacher(Teacher):
     """A parent on a CPU. Its outputs do not depend on what is cached, nor on the batch of a sequence.
 
-    most_likely: tokens of each prediction; the rest of the vocabulary counts as one more.
+    lowered: whether factors of products are in bf16. most_likely: tokens of each prediction; the rest of the vocabulary
+        counts as one more.
     predictions_path, hidden_states_path: cache files; None for no cache.
     """
 
@@ -142,8 +144,11 @@ class CachedTeacher(Teacher):
         most_likely: int,
         predictions_path: Path | None = None,
         hidden_states_path: Path | None = None,
+        *,
+        lowered: bool = False,
     ) -> None:
         super().__init__(model)
+        self.lowered = lowered
         self.predictions_path, self.hidden_states_path = predictions_path, hidden_states_path
         self.most_likely = min(most_likely, model.architecture.vocab_size - 1)
 
@@ -182,7 +187,8 @@ class CachedTeacher(Teacher):
         num = max(1, LOGITS_AT_A_TIME // (inputs.shape[1] * vocab_size))
         parts = []
         for some in torch.split(inputs, num):
-            logits = self.model(some, with_entropies=False).logits.float()  # sequences x T x vocab
+            with bf16_products("cpu", enabled=self.lowered):
+                logits = self.model(some, with_entropies=False).logits.float()  # sequences x T x vocab
             parts.append(functional.log_softmax(logits, dim=-1).topk(self.most_likely, dim=-1))
         values, tokens = (torch.cat(list(part)) for part in zip(*parts, strict=True))
         records = np.empty(tokens.shape, dtype=RECORD)
@@ -192,7 +198,9 @@ class CachedTeacher(Teacher):
     @torch.no_grad()
     def _normed(self, inputs: Tensor) -> Records:
         """Return records, sequences x layers x T x d_model. inputs: sequences x T."""
-        return self.normed(self.model.hidden_states(inputs)).numpy()
+        with bf16_products("cpu", enabled=self.lowered):
+            hidden_states = self.model.hidden_states(inputs)
+        return self.normed(hidden_states).numpy()
 
 
 @final
@@ -225,7 +233,7 @@ class LiveTeacher(Teacher):
     @torch.no_grad()
     def _passed(self, inputs: Tensor, hidden_states: bool) -> tuple[Tensor, Tensor | None]:
         """Return the input of the vocabulary projection, rows x d_model, and, if wanted, `normed` hidden states."""
-        with torch.autocast(inputs.device.type, dtype=torch.bfloat16, enabled=self.lowered):
+        with bf16_products(inputs.device.type, enabled=self.lowered):
             passed = [self.model.embedded(inputs)]
             for layer in self.model.layers:
                 passed.append(self.layer_function(layer, passed[-1], False)[0])
@@ -256,19 +264,21 @@ def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> T
 
     Outputs are cached next to the corpus, if the disk has room for them.
     """
+    lowered = recipe.precision == "bfloat16"
     if torch.device(device).type != "cpu":
-        lowered, function = recipe.precision == "bfloat16", layer_function(recipe, device)
+        function = layer_function(recipe, device)
         return LiveTeacher(parent.decoder().to(device), lowered=lowered, layer_function=function)
     assert recipe.distillation is not None
     architecture, top_k = parent.model.architecture, recipe.distillation.teacher_top_k
     num_tokens = recipe.scale.seen_tokens
-    ending = f"{parent.digest}-{recipe.scale.seq_len}-cpu.bin"
+    ending = f"{parent.digest}-{recipe.scale.seq_len}-cpu{'-bf16' if lowered else ''}.bin"
     features = architecture.num_layers * architecture.d_model if recipe.distillation.hidden_state_weight else 0
     return CachedTeacher(
         parent.decoder(),
         top_k,
         _cache_path(corpus, f"likely-{top_k}-{ending}", num_tokens * top_k * RECORD.itemsize),
         _cache_path(corpus, f"hidden-states-{ending}", num_tokens * features * STREAM.itemsize),
+        lowered=lowered,
     )
 
 

@@ -48,6 +48,20 @@ def test_values_and_gradients_are_the_textbooks(head_dim, length):
     assert_exact(operands(2, 3, length, head_dim))
 
 
+@pytest.mark.parametrize("head_dim", [1, 9, 16, 64])
+@pytest.mark.parametrize("length", [1, 7, 17, 130])
+def test_operands_in_bf16_are_computed_with_in_fp32(head_dim, length):
+    parts = [part.detach().bfloat16().requires_grad_() for part in operands(2, 3, length, head_dim)]
+    ours = results(cpu_native.attend, parts)
+    in_fp32 = results(cpu_native.attend, [part.float() for part in parts])
+    exact = results(attention_reference, [part.double() for part in parts])
+    assert [result.dtype for result in ours] == [torch.bfloat16, torch.float32, *[torch.bfloat16] * 3]
+    assert ours[0].equal(in_fp32[0].bfloat16())  # rounded once, to nearest
+    assert ours[1].equal(in_fp32[1])
+    for result, theirs in zip(ours, exact, strict=True):  # gradients are of the rounded output
+        assert (result - theirs).abs().max().item() < 8e-3 * max(1.0, theirs.abs().max().item())
+
+
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.sampled_from([8, 16]), st.integers(0, 99))
 def test_any_length_and_any_number_of_heads(batch, num_heads, length, head_dim, seed):
     assert_exact(operands(batch, num_heads, length, head_dim, seed=seed))
@@ -87,7 +101,7 @@ def test_operands_may_lie_in_memory_in_any_order_and_repeat():
 @pytest.mark.parametrize("other", [(2, 3, 21, 8), (2, 1, 20, 8), (2, 3, 20, 4)])
 def test_operands_that_do_not_fit_are_refused(other):
     queries, keys, *_ = operands(2, 3, 20, 8)
-    with pytest.raises(ValueError, match="operands of attention must be fp32"):
+    with pytest.raises(ValueError, match="operands of attention must all be fp32 or bf16"):
         cpu_native.attend(queries, keys, operands(*other)[2])
     with pytest.raises(ValueError, match="float64"):
         cpu_native.attend(queries, keys, keys.double())
@@ -125,9 +139,10 @@ def test_threads_do_not_change_a_bit():
     assert all(torch.equal(first, second) for first, second in zip(alone, together, strict=True))
 
 
+@pytest.mark.parametrize("dtype", cpu_native.DTYPES)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_not_hidden(value):
-    queries, keys, values, _ = (part.detach() for part in operands(1, 1, 20, 8))
+def test_what_is_not_finite_is_not_hidden(value, dtype):
+    queries, keys, values, _ = (part.detach().to(dtype) for part in operands(1, 1, 20, 8))
     keys[0, 0, 5, 3] = value
     output, entropy = cpu_native.attend(queries, keys, values)
     expected = attention_reference(queries, keys, values)
@@ -136,7 +151,7 @@ def test_what_is_not_finite_is_not_hidden(value):
         assert torch.equal(ours[0, 0, :5].isfinite(), theirs[0, 0, :5].isfinite())
 
 
-def test_it_is_what_causal_attention_uses_for_fp32(monkeypatch):
+def test_it_is_what_causal_attention_uses_for_fp32_and_bf16(monkeypatch):
     calls = []
 
     def attend(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,5 +162,8 @@ def test_it_is_what_causal_attention_uses_for_fp32(monkeypatch):
     parts = [part.detach() for part in operands(1, 1, 4, 8)[:3]]
     causal_attention(*parts)
     causal_attention(*parts, with_entropy=False)
+    causal_attention(*(part.bfloat16() for part in parts))
+    causal_attention(parts[0], *(part.bfloat16() for part in parts[1:]), with_entropy=False)
+    causal_attention(parts[0], *(part.bfloat16() for part in parts[1:]))  # queries keep their digits
     causal_attention(*(part.double() for part in parts))
-    assert len(calls) == 2
+    assert [part.dtype for part, *_ in calls] == [torch.float32] * 2 + [torch.bfloat16] * 2 + [torch.float32]

@@ -267,7 +267,7 @@ def test_no_model_and_no_network_is_one_line(tmp_path: Path, monkeypatch: pytest
 
     with pytest.raises(ValueError, match="the folder has no config.json"):
         load_pretrained(str(tmp_path))
-    monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", unreachable)
+    monkeypatch.setattr(transformers.PretrainedConfig, "get_config_dict", unreachable)
     with pytest.raises(ValueError, match="'no-one/no-model' must be a folder of save_pretrained or a model") as error:
         load_pretrained("no-one/no-model")
     assert "\n" not in str(error.value)

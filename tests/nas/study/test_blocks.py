@@ -91,6 +91,16 @@ def test_scores_are_of_the_parent_with_one_sub_layer_replaced(parent, texts):
     assert scores[SubLayer(1, "attention", "none", "none")] == pytest.approx(float(expected), rel=1e-3)
 
 
+def test_with_products_in_bf16_scores_are_nearly_the_same(parent, texts):
+    whole, lowered = (
+        block_scores(parent, LAYERS, texts, replace(SETTINGS, lowered=lowered), seq_len=SEQ_LEN).divergences
+        for lowered in (False, True)
+    )
+    assert whole.keys() == lowered.keys()
+    assert [lowered[of] for of in whole] == pytest.approx(list(whole.values()), rel=0.05, abs=2e-5)
+    assert whole != lowered
+
+
 def test_scores_are_kept_beside_the_corpus(parent, texts):
     shares: list[float] = []
     first = block_scores(parent, LAYERS, texts, SETTINGS, seq_len=SEQ_LEN, on_progress=shares.append)

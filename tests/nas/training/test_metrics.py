@@ -12,7 +12,7 @@ from costmodel.errors import UserError
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import RecipeChanges
 from nas.recipe.recipe import EntropyRegularisation
-from nas.training.device import on_device, usual_device
+from nas.training.device import kind_of, on_device, usual_device
 from nas.training.diagnostics import NUM_DIAGNOSES, Diagnosis, diagnose, is_due
 from nas.training.memory import CONTEXT_BYTES, Memory, TooLargeError, available_bytes, require_memory, training_memory
 from nas.training.metrics import COLUMNS, DIAGNOSTICS_FILE, METRICS_FILE, MetricsLog, StepMetrics
@@ -230,8 +230,6 @@ def test_the_weight_of_the_penalty_follows_its_schedule(corpus, monkeypatch):
 @pytest.mark.parametrize(
     ("asked", "device", "has_bfloat16", "expected"),
     [
-        (None, "cpu", True, None),
-        ("bfloat16", "cpu", False, "bfloat16"),
         (None, "cuda", True, "bfloat16"),
         (None, "cuda:1", True, "bfloat16"),
         ("float32", "cuda", True, "float32"),
@@ -247,9 +245,38 @@ def test_a_gpu_trains_in_bfloat16_unless_asked_otherwise_or_too_old(
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: has_bfloat16)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "V100")
     caplog.set_level("INFO", "nas")
-    assert on_device(RecipeChanges(precision=asked), device).precision == expected
+    assert on_device(RecipeChanges(precision=asked), device, "proxy").precision == expected
     fell_back = device == "cuda" and not has_bfloat16 and asked != "tf32"
     assert caplog.messages == ["V100 is too old for bfloat16 products; training in float32 instead"] * fell_back
+
+
+@pytest.mark.parametrize(
+    ("asked", "scale", "has_units", "expected", "said"),
+    [
+        (None, "parent", True, "bfloat16", "on the CPU, products are in bfloat16"),
+        (None, "gpu", True, "bfloat16", "on the CPU, products are in bfloat16"),
+        (None, "parent", False, None, ""),
+        (None, "proxy", True, None, ""),
+        (None, "smoke", True, None, ""),
+        ("float32", "parent", True, "float32", ""),
+        ("bfloat16", "proxy", True, "bfloat16", ""),
+        ("bfloat16", "parent", False, "bfloat16", "they are slower than float32 here"),
+    ],
+)
+def test_a_cpu_trains_real_models_in_bfloat16_where_it_has_matrix_units(
+    monkeypatch, caplog, asked, scale, has_units, expected, said
+):
+    monkeypatch.setattr("nas.training.device.has_matrix_units", lambda: has_units)
+    caplog.set_level("INFO", "nas")
+    assert on_device(RecipeChanges(precision=asked), "cpu", scale).precision == expected
+    assert len(caplog.messages) == bool(said)
+    assert said in caplog.text
+
+
+def test_a_cpu_with_matrix_units_is_another_kind_of_device_for_bfloat16_alone(monkeypatch):
+    monkeypatch.setattr("nas.training.device.has_matrix_units", lambda: True)
+    assert [kind_of("cpu", precision) for precision in ("float32", "bfloat16")] == ["cpu", "cpu with matrix units"]
+    assert kind_of("cuda:0", "bfloat16") == "cuda"
 
 
 @pytest.mark.parametrize(("num_gpus", "device"), [(0, "cpu"), (1, "cuda")])
@@ -316,5 +343,15 @@ def test_a_gpu_needs_memory_for_its_context_and_a_chunk_of_logits():
     assert training_memory(whole, "cuda").logits == tokens * 300 * 8
     assert replace(on_cpu, activations=0) == replace(training_memory(whole), activations=0)  # masters in float32
     assert "logits" not in on_cpu.line
+
+
+def test_memory_includes_weights_that_are_rounded_to_bfloat16_on_a_cpu():
+    made = candidate("1xLSLGo-1xLSLRo", distillation=SCHEDULE)
+    whole, lowered = (
+        training_memory(replace(made, recipe=replace(made.recipe, precision=precision)))
+        for precision in ("float32", "bfloat16")
+    )
+    assert lowered.parent == whole.parent * 3 // 2
+    assert replace(lowered, activations=0, parent=0) == replace(whole, activations=0, parent=0)
     many = replace(SCALE, batch=512, micro_batch=512, seq_len=16, vocab_size=16_384)
     assert training_memory(candidate(scale=many), "cuda").logits == 512 * 16 * 16_384 * 8

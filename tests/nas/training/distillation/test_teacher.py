@@ -52,6 +52,18 @@ def test_the_most_likely_tokens_with_their_log_probabilities(model):
     assert CachedTeacher(made, 16).most_likely == min(16, architecture.vocab_size - 1)
 
 
+def test_a_teacher_in_bf16_has_logits_and_hidden_states_that_are_not_rounded(model):
+    whole, lowered = (CachedTeacher(model, 16, lowered=lowered) for lowered in (False, True))
+    predictions, rounded = (teacher.predictions([0, 1, 2], INPUTS) for teacher in (whole, lowered))
+    assert (
+        0 < (predictions.log_probabilities - rounded.log_probabilities).abs().max() < 0.03
+    )  # rounding them to bf16 would change some by 0.016
+    log_probabilities = rounded.log_probabilities
+    assert not log_probabilities.equal(log_probabilities.bfloat16().float())
+    hidden_states, theirs = (teacher.hidden_states([0, 1, 2], INPUTS) for teacher in (whole, lowered))
+    torch.testing.assert_close(theirs.float(), hidden_states.float(), rtol=0.03, atol=0.03)
+
+
 def test_what_was_computed_is_read_back_in_any_batch(model, tmp_path):
     plain = CachedTeacher(model, 16).predictions([5, 0, 9], INPUTS)
     first = CachedTeacher(model, 16, tmp_path / "kept").predictions([5, 0, 9], INPUTS)

@@ -1,0 +1,137 @@
+"""Matrix products with factors in bf16, which matrix units multiply several times as fast as fp32.
+
+Activations and their gradients are rounded to bf16; parameters, their gradients, logits, sums and losses are in fp32.
+On a CPU the units are Intel's AMX. torch has products of bf16 with a result in fp32 on CUDA alone; on x86 it contains
+MKL, which has them.
+"""
+
+import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses import FakeTensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+ROW_MAJOR, NOT_TRANSPOSED, TRANSPOSED = 101, 111, 112  # of CBLAS
+_ROUNDED = "_rounded"  # the attribute of a weight with its version and copy
+_INT, _FLOAT, _MATRIX = ctypes.c_int, ctypes.c_float, (ctypes.c_void_p, ctypes.c_int)  # a matrix and its row step
+
+
+def has_matrix_units() -> bool:
+    """Whether this CPU multiplies bf16 in matrix units, by torch's own check, and MKL uses them."""
+    return torch.cpu._is_amx_tile_supported() and _mkl() is not None
+
+
+@contextmanager
+def bf16_products(device_type: str, *, enabled: bool = True) -> Iterator[None]:
+    """Round the factors of products to bf16, as autocast does; on a CPU weights are rounded once after each change."""
+    with (
+        torch.autocast(device_type, dtype=torch.bfloat16, enabled=enabled),
+        _RoundedWeights() if enabled and device_type == "cpu" else nullcontext(),
+    ):
+        yield
+
+
+def are_lowered(device_type: str) -> bool:
+    """Whether products on a device have their factors rounded now."""
+    return torch.is_autocast_enabled(device_type)
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """Return a weight in bf16, converted once after each change of it. Gradients go to the weight, in its precision."""
+    if not isinstance(weight, nn.Parameter) or isinstance(weight, FakeTensor):
+        return weight.bfloat16()
+    version = weight.data_ptr(), weight._version
+    known, copy = getattr(weight, _ROUNDED, (None, None))
+    if known != version:
+        copy = weight.detach().bfloat16() if copy is None else copy.copy_(weight.detach())
+        setattr(weight, _ROUNDED, (version, copy))
+    assert copy is not None
+    result: Tensor = _Rounded.apply(weight, copy) if weight.requires_grad else copy  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, copy: Tensor) -> Tensor:
+        return copy.view_as(copy)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad.float(), None
+
+
+class _RoundedWeights(TorchFunctionMode):
+    """Lets linears read the copies of their weights; autocast would convert a weight in each part of a step."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is functional.linear and not kwargs and are_lowered("cpu"):
+            source, weight, *rest = args
+            args = source, rounded(weight), *rest
+        return function(*args, **(kwargs or {}))
+
+
+def wide_product(left: Tensor, right: Tensor) -> Tensor:
+    """Return a matrix product in fp32 (or fp64); sums in half precision would make gradients wrong by percents."""
+    if left.dtype in (torch.float32, torch.float64):
+        return left @ right
+    if left.is_cuda:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    total = left.new_empty(len(left), right.shape[1], dtype=torch.float32)
+    return _multiply(total, left, right, 0.0)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a matrix product to a total, in the total's precision."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
+    else:
+        _multiply(total, left, right, 1.0)
+
+
+def _multiply(total: Tensor, left: Tensor, right: Tensor, kept: float) -> Tensor:
+    """Set total to kept * total + left @ right, and return it. left, right: bf16 on the CPU; total: fp32, row-major."""
+    multiply = None if isinstance(total, FakeTensor) else _mkl()
+    if multiply is None:  # a product of two bf16 numbers is exact in fp32, so that only the order of the sums differs
+        return total.addmm_(left.float(), right.float(), beta=kept)
+    (left, *of_left), (right, *of_right) = _laid_out(left), _laid_out(right)
+    shape = *total.shape, left.shape[1]
+    factors = 1.0, left.data_ptr(), of_left[1], right.data_ptr(), of_right[1], kept
+    multiply(ROW_MAJOR, of_left[0], of_right[0], *shape, *factors, total.data_ptr(), total.stride(0))
+    return total
+
+
+def wide_linear(source: Tensor, weight: Tensor) -> Tensor:
+    """Return source @ weight.T, with factors rounded and results in fp32, without gradients. source: ... x features."""
+    rows = wide_product(source.flatten(0, -2).bfloat16(), rounded(weight).T)
+    return rows.view(*source.shape[:-1], len(weight))
+
+
+def _laid_out(matrix: Tensor) -> tuple[Tensor, int, int]:
+    """Return a matrix, its order in CBLAS's terms, and the step between its rows or, if transposed, its columns."""
+    for axis, order in ((0, NOT_TRANSPOSED), (1, TRANSPOSED)):
+        if matrix.stride(1 - axis) == 1 and matrix.stride(axis) >= matrix.shape[1 - axis]:
+            return matrix, order, matrix.stride(axis)
+    return matrix.contiguous(), NOT_TRANSPOSED, matrix.shape[1]
+
+
+@cache
+def _mkl() -> Callable[..., None] | None:
+    """Return MKL's product of bf16 matrices; None if torch is built without it."""
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        multiply = library.cblas_gemm_bf16bf16f32
+    except (OSError, AttributeError):
+        return None
+    multiply.argtypes, multiply.restype = [*[_INT] * 6, _FLOAT, *_MATRIX, *_MATRIX, _FLOAT, *_MATRIX], None
+    return multiply
