@@ -50,8 +50,8 @@ def answer(
 ) -> Answer:
     """Answer a prompt with the parties that `parties` starts: all on this machine, or only the client.
 
-    Raise UserError before anything runs if it cannot be priced or the prompt is out of range; StoppedError if a later
-    token is; and both as `parties`.
+    Raise UserError before anything runs if the run cannot be priced or the prompt is out of range; StoppedError if a
+    later token is out of range; and any error that `parties` raises.
     """
     plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=new_tokens)
     steps = setup.steps(plan)

@@ -54,7 +54,7 @@ def lowered(candidate: Candidate, device: str, changes: RecipeChanges = UNCHANGE
 
 
 def kind_of(device: str, precision: Precision) -> str:
-    """Return the kind of a device: trainings on another kind have other numbers, by more than rounding of float32."""
+    """Return the kind of a device; between kinds, the numbers of a training differ by more than float32's rounding."""
     kind = torch.device(device).type
     return f"{kind} with matrix units" if kind == "cpu" and precision == "bfloat16" and has_matrix_units() else kind
 

@@ -39,9 +39,9 @@ class TooLargeError(StoppedError):
 class Memory:
     """The largest tensors of a training, in bytes, without overhead of the allocator, products or saving a checkpoint.
 
-    parent: its parameters, if it is the teacher, on a CPU with those rounded to bfloat16. activations: tensors saved for
-        the gradients of a micro-batch, including the gradient of the projection to the vocabulary and the weights that
-        are rounded to bfloat16.
+    parent: its parameters, if it is the teacher, on a CPU with those rounded to bfloat16. activations: tensors saved
+        for the gradients of a micro-batch, including the gradient of the projection to the vocabulary and the weights
+        that are rounded to bfloat16.
     logits: the largest chunk of logits on a GPU; chunks are small on a CPU. context: memory of the CUDA context.
     """
 
