@@ -165,7 +165,7 @@ MAY_LACK_TEXT = (".json", ".csv", ".tsv")  # often beside texts, as settings or 
 
 
 def lacks_text(path: Path) -> str:
-    """Return why a file of rows is not read, because its first row has no text; empty if it has one."""
+    """Return why a file of a kind that may lack text is not read; empty if its first row has one or for other kinds."""
     if kind_of(path) not in MAY_LACK_TEXT:
         return ""
     try:
