@@ -16,20 +16,28 @@ from nas.run.folder import is_on_parent, run_pricers, run_space
 from nas.run.run import Run
 from nas.searchers.strategy import check_searcher, searcher_of
 from search_spaces.architecture import Architecture
-from search_spaces.bases import OWN
+from search_spaces.bases import OWN, base_architecture
 from search_spaces.budget.feasible import (
     FeasibleSpace,
     format_budget,
     format_left_out,
     format_price,
-    priced_anew,
     priced_within,
+    within_budget,
 )
-from search_spaces.budget.priced_space import cheapest, extrapolated, most_expensive, price_of
+from search_spaces.budget.priced_space import (
+    UNITS_PER,
+    cheapest,
+    extrapolated,
+    most_expensive,
+    price_of,
+    price_space,
+)
+from search_spaces.definition import load_definition
 from search_spaces.deployed import reads_live_norm
 from search_spaces.notation import name_of, parse, placement
 from search_spaces.pricing import cheaper_line, price_architecture
-from search_spaces.space import SearchSpace, load_space, member_of, num_members, with_first_layers, without
+from search_spaces.space import SearchSpace, member_of, num_members, with_first_layers, without
 
 if TYPE_CHECKING:
     from nas.conversion.parent import Parent
@@ -125,7 +133,9 @@ def _with_usual_of(config: StudyConfig, parent: "Parent") -> StudyConfig:
     if config.space != USUAL_SPACE:
         return config
     scale = replace(SCALES[config.scale], seq_len=1)  # whether sequences fit is checked later
-    usual = trained_architecture(parent.tables_on(load_space(config.space).base, scale), scale)
+    definition = load_definition(config.space)
+    base = base_architecture(definition.base, definition.dimensions)
+    usual = trained_architecture(parent.tables_on(base, scale), scale)
     is_usual = all(getattr(architecture, name) == getattr(usual, name) for name in SAME)
     return config if is_usual else replace(config, space=OWN)
 
@@ -212,9 +222,13 @@ def _last_projection(feasible: FeasibleSpace) -> list[str]:
     if work.deployment.projection == "last" or feasible.also:
         return []
     last = replace(work, deployment=replace(work.deployment, projection="last"))
-    other = priced_anew(feasible, priced.space, last)
-    least = format_price(price_of(other.priced, cheapest(other.priced)))
-    return [f"with --projection last: {format_count(other.num_feasible)} members within, the cheapest at {least}"]
+    other = price_space(priced.space, priced.pricer, last, priced.cost_of)
+    ends = (price_of(other, most_expensive(other, name)) for name in UNITS_PER if name in feasible.budget.bounds)
+    within = num_members(other.space)  # counting takes long, and most budgets then admit all
+    if not all(map(feasible.budget.admits, ends)):
+        within = within_budget(other, feasible.budget).num_feasible
+    least = format_price(price_of(other, cheapest(other)))
+    return [f"with --projection last: {format_count(within)} members within, the cheapest at {least}"]
 
 
 def _cheaper(feasible: FeasibleSpace) -> list[str]:

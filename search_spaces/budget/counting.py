@@ -202,16 +202,19 @@ def _tables(levels: Sequence[Sequence[Move]], left: Sequence[Ints], max_addition
         rows, digits = len(tables[-1].costs), tables[-1].digits.shape[1]
         if rows * digits * sum(map(len, levels[depth:])) > max_additions:  # tables do not become smaller
             return None
-        table = _extended(tables[-1], moves, left[depth + 1])
+        further = sum(map(len, levels[depth + 1 :]))
+        most_rows = min(MAX_ROWS, max_additions // further) if further else MAX_ROWS
+        table = _extended(tables[-1], moves, left[depth + 1], most_rows)
         if table is None:
             return None
         tables.append(table)
     return tables
 
 
-def _extended(table: Table, moves: Sequence[Move], left: Ints) -> Table | None:
+def _extended(table: Table, moves: Sequence[Move], left: Ints, most_rows: int) -> Table | None:
     """Return the table of all ways extended by a move that cost at most `left`; None if it is too large.
 
+    That is if it has more than `most_rows` costs as far as `left` cuts none off, or more than MAX_ROWS before it does.
     A cost is found by its key, the sum of its measures times odd numbers modulo 2^64. All measures but the first are
     compared, which shows whether two costs share a key, since the key determines the first. Such a table is not
     returned either; with MAX_ROWS costs, the chance is 5e-7.
@@ -227,8 +230,10 @@ def _extended(table: Table, moves: Sequence[Move], left: Ints) -> Table | None:
     used = {starts: np.unique(np.concatenate([held[start] for start in starts])) for starts in kinds}
     keys = {starts: costs[rows] @ odd for starts, rows in used.items()}
     inside = {starts: {start: rows.searchsorted(held[start]) for start in starts} for starts, rows in used.items()}
-    reached = _distinct(keys[_starts(alike)] + np.array(cost) @ odd for cost, alike in by_cost.items())
-    if len(reached) > MAX_ROWS:
+    greatest = table.costs.max(axis=0, initial=0) + np.max(list(by_cost), axis=0)
+    most_rows = most_rows if (greatest <= left.min(axis=0)).all() else MAX_ROWS
+    reached = _distinct((keys[_starts(alike)] + np.array(cost) @ odd for cost, alike in by_cost.items()), most_rows)
+    if len(reached) > most_rows:
         return None
     sums = np.full((table.costs.shape[1], len(reached)), -1, dtype=np.int64)
     nums = np.zeros((len(left), digits.shape[1] + 1, len(reached)), dtype=np.int64)
@@ -260,16 +265,16 @@ def _starts(moves: Iterable[Move]) -> frozenset[int]:
     return frozenset(move.start for move in moves)
 
 
-def _distinct(parts: Iterable[Ints]) -> Ints:
-    """Return the distinct numbers of parts, in order; some of them, but more than MAX_ROWS, if there are more."""
+def _distinct(parts: Iterable[Ints], most: int) -> Ints:
+    """Return the distinct numbers of parts, in order; some of them, but more than `most`, if there are more."""
     whole, waiting, end = np.zeros(0, dtype=np.int64), list[Ints](), np.zeros(0, dtype=np.int64)
     for part in chain(parts, [end]):
         waiting.append(part)
-        if part is end or sum(map(len, waiting)) > BATCH:
+        if part is end or sum(map(len, waiting)) > min(BATCH, 8 * most):
             whole = np.sort(np.concatenate([whole, *waiting]), kind="stable")  # fastest on parts that ascend
             whole = whole[np.append(True, whole[1:] != whole[:-1])[: len(whole)]]
             waiting.clear()
-            if len(whole) > MAX_ROWS:
+            if len(whole) > most:
                 break
     return whole
 

@@ -145,13 +145,14 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
     limit = _counted([_limit(constraint) for constraint in every], every)
+    exact = EXACT_ADDITIONS if sum(map(bool, limit)) == 1 else ROUNDED_ADDITIONS  # tuples of costs take longer
     for steps in (None, *(MOST_STEPS >> halvings for halvings in range(MOST_STEPS.bit_length()))):
         step = tuple(1 if steps is None else max(1, most // steps) for most in limit)
         rounded = {
             vertex: tuple(-(-part // units) for part, units in zip(cost, step, strict=True))
             for vertex, cost in costs.items()
         }
-        max_additions = EXACT_ADDITIONS if steps is None else ROUNDED_ADDITIONS
+        max_additions = exact if steps is None else ROUNDED_ADDITIONS
         paths = bounded_paths(priced.space.graph, rounded, tuple(map(floordiv, limit, step)), max_additions)
         shares = (units / most for units, most in zip(step, limit, strict=True) if units > 1)
         tolerance = (num_layers + 2) * max(shares, default=0.0)  # each vertex is rounded up by less than a step

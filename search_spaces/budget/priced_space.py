@@ -77,7 +77,8 @@ def price_space(
     work = Workload(prompt_len=workload) if isinstance(workload, int) else workload
     layer_prices = LayerPrices(space.base, pricer, work, cost_of)
     ops = layer_prices.by_vertex(space.graph, lambda choice: priced_layer(space, choice, cost_of))
-    sums = {id(prices): _sum(prices, work.new_tokens) for prices in ops.values()}  # layers repeat their prices
+    lists = {id(prices): prices for prices in ops.values()}  # layers repeat their prices
+    sums = {key: _sum(prices, work.new_tokens) for key, prices in lists.items()}
     priced = PricedSpace(
         space=space,
         pricer=pricer,
@@ -111,6 +112,7 @@ class LayerPrices:
         self.workload = workload
         self.pricer, self.price_op = pricer, _remembered(pricer)
         self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}
+        self._lists: dict[tuple[int, ...], list[Price]] = {}  # by the ids of their prices, each list once
 
     def priced(self, graphs: Iterable[OpGraph], *, layers: bool = True) -> list[tuple[Node, Price]]:
         """Return nodes with their costs: all nodes, or without `layers` those of embedding and head."""
@@ -150,7 +152,8 @@ class LayerPrices:
             parts: dict[LayerId, list[Price]] = {}
             for node, price in self.priced(self.workload.graphs(whole), layers=not is_empty):
                 parts.setdefault(node.layer, []).append(price)
-            self._known[layer, head] = parts
+            shared = {at: self._lists.setdefault(tuple(map(id, prices)), prices) for at, prices in parts.items()}
+            self._known[layer, head] = shared
         return self._known[layer, head]
 
 

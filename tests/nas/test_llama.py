@@ -29,7 +29,7 @@ from nas.study.priced_study import price_study
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.graph import Choice
 from search_spaces.space import load_space
-from tests.conftest import trials_here, write_email
+from tests.conftest import python, trials_here, write_email
 
 # what scale `smoke` makes of a Llama of 4 heads
 SIZE: Any = {"layers": 3, "heads": 4, "kv_heads": 2, "d_model": 16, "d_ff": 40, "vocab": 512, "context": 32}
@@ -86,6 +86,12 @@ def test_a_dry_run_reads_the_settings_of_the_parent_alone(parent, tmp_path, caps
     shutil.copy(parent / "config.json", tmp_path / "settings")
     assert search.main([*arguments, str(tmp_path / "settings")]) == 0
     assert capsys.readouterr().out == whole
+    hub = tmp_path / "hub/models--acme--tiny"  # as the hub's own cache holds a model of which no weights were asked
+    shutil.copytree(tmp_path / "settings", hub / "snapshots/abc")
+    (hub / "refs").mkdir()
+    (hub / "refs/main").write_text("abc")
+    elsewhere = {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    assert python("-m", "nas.search", *arguments, "acme/tiny", env=elsewhere) == whole
 
 
 def test_a_space_of_ones_own_may_be_on_the_parent(parent, tmp_path, capsys):

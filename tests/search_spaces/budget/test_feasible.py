@@ -288,7 +288,9 @@ def extended(counts: dict[tuple[int, ...], int], moves: dict[tuple[int, ...], in
     """Ways with these costs, extended by as many layers of each cost; costs of more than (9, 3) are not counted."""
     ways = [Move(0, 0, cost, [Layer()] * num) for cost, num in moves.items()]
     digits = [[num >> counting.DIGIT * place & 2**counting.DIGIT - 1 for num in counts.values()] for place in range(2)]
-    return counting._extended(Table(np.array([*counts]), np.array([digits])), ways, np.array([[9, 3]]))
+    return counting._extended(
+        Table(np.array([*counts]), np.array([digits])), ways, np.array([[9, 3]]), counting.MAX_ROWS
+    )
 
 
 def test_numbers_of_ways_are_exact_beyond_64_bits():
