@@ -17,7 +17,7 @@ from costmodel.execution import interpreter
 from costmodel.execution.arithmetic import arithmetic_of
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.primitives import EngineSetting
-from nas.conversion.fixed_point_check import MAX_ERROR, both, check_sequences, fitting, recorded, require_accuracy
+from nas.conversion.fixed_point_check import MAX_ERROR, Both, both, check_sequences, fitting, recorded, require_accuracy
 from nas.conversion.fold import fold
 from nas.conversion.pretrained import Pretrained, write_pretrained
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
@@ -138,6 +138,13 @@ def test_positions_beyond_the_sequences_of_a_check_are_tried():
     architecture, weights = made(base, PLAIN, "position.weight", only(slice(150, 151), 1e4), False)
     found, _ = refusal("semi2k", architecture, weights, length=128)
     assert re.search("norm1 products", found)
+
+
+def test_every_position_must_be_right_in_its_own_measure():
+    exact, wrong = np.array([[100.0, 0.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [0.5, 0.0]])
+    require_accuracy(Both(exact, exact, "logits"))
+    with pytest.raises(OutOfRangeError, match=r"logits are off by 0.5 of the largest"):
+        require_accuracy(Both(exact, exact + wrong, "logits"))
 
 
 def test_a_fold_is_checked_in_the_fixed_point_of_its_protocol():
