@@ -140,11 +140,12 @@ def test_positions_beyond_the_sequences_of_a_check_are_tried():
     assert re.search("norm1 products", found)
 
 
-def test_every_position_must_be_right_in_its_own_measure():
-    exact, wrong = np.array([[100.0, 0.0], [1.0, 0.0]]), np.array([[0.0, 0.0], [0.5, 0.0]])
-    require_accuracy(Both(exact, exact, "logits"))
-    with pytest.raises(OutOfRangeError, match=r"logits are off by 0.5 of the largest"):
-        require_accuracy(Both(exact, exact + wrong, "logits"))
+def test_most_positions_must_be_right_in_their_own_measure():
+    exact = np.repeat([[100.0, 0.0], [1.0, 0.0]], (36, 4), axis=0)
+    fixed = exact + np.array([0.0, 0.5])
+    require_accuracy(Both(exact, fixed, "logits"))
+    with pytest.raises(OutOfRangeError, match=r"logits are off by 0.005 of the largest .* 88% of the positions"):
+        require_accuracy(Both(exact[6:], fixed[6:], "logits"))
 
 
 def test_a_fold_is_checked_in_the_fixed_point_of_its_protocol():
