@@ -23,18 +23,27 @@ import nas.search
 import nas.status
 import nas.train
 import search_spaces.__main__
+from costmodel.calibration.microbenchmark import saved
 from costmodel.config import cli
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.config.user_files import MOST_LEVELS
+from costmodel.engine.keys import Keys
 from costmodel.errors import UserError
+from costmodel.execution.interpreter import load_weights
+from costmodel.ops import OpGraph
 from nas.conversion.huggingface import _require_files_of_its_own
 from nas.conversion.parent import load_initial
+from nas.conversion.pretrained import Pretrained, read_export, write_pretrained
+from nas.corpus import sentencepiece
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import given_encoder, kept_tokenizer
+from nas.private.prompt import given_text
 from nas.training import checkpoint
+from tests.small_models import GPT2
 
 STORED = Path(__file__).parent / "nas" / "run" / "stored"
+NO_OPS = OpGraph(nodes=())
 MOST_MEMORY = 1 << 30  # bytes that a command may take beyond what the process of the tests has
 
 pytestmark = pytest.mark.timeout(60)
@@ -103,9 +112,15 @@ COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {  # what reads a YAML fil
     "trained architecture": (nas.train.main, "{} --scale smoke"),
     "compared network": (costmodel.__main__.main, "compare SM --seq-len 4 --network {}"),
     "private answer": (nas.private.__main__.main, "--config {}"),
+    "calibration": (costmodel.__main__.main, "calibrate --config {}"),
+    "testbed of sigma": (costmodel.__main__.main, "estimate SM --seq-len 4 --protocol sigma --testbed {}"),
+    "testbed of ckks": (costmodel.__main__.main, "estimate SM --seq-len 4 --protocol ckks --testbed {}"),
 }
 READERS: dict[str, Callable[..., Any]] = {
     "run.yaml": nas.status.main,
+    "train.yaml": lambda args: nas.train.main(["--resume", *args]),
+    "training.yaml": nas.private.__main__.main,
+    "trained.yaml": nas.private.__main__.main,
     "meta.json": nas.plot.main,
     "trials.jsonl": nas.report.__main__.main,
 }
@@ -147,12 +162,13 @@ def test_a_hostile_yaml_file_is_refused_in_one_line(tmp_path, capfd, role, kind)
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("run.yaml", kind) for kind in (*NODES, *YAMLS)]
+    [(name, kind) for name in ("run.yaml", "train.yaml") for kind in (*NODES, *YAMLS)]
+    + [(name, kind) for name in ("training.yaml", "trained.yaml") for kind in ("sparse terabyte", *YAMLS)]
     + [(name, kind) for name in ("meta.json", "trials.jsonl") for kind in (*NODES, *JSONS)],
 )
 def test_a_damaged_run_is_refused_in_one_line(tmp_path, capfd, name, kind):
     run = shutil.copytree(STORED / "semi2k", tmp_path / "run")
-    place(run / name, kind, {each: f"{text}\n" for each, text in (YAMLS if name == "run.yaml" else JSONS).items()})
+    place(run / name, kind, {each: f"{text}\n" for each, text in (YAMLS if name.endswith(".yaml") else JSONS).items()})
     refused(READERS[name], [str(run)], capfd)
 
 
@@ -229,6 +245,104 @@ def test_hostile_text_is_refused(tmp_path, name, kind):
     place(tmp_path / name, kind, {})
     with pytest.raises(UserError):
         open_source(str(tmp_path / name.partition("/")[0]))
+
+
+def _written_export(folder: Path) -> None:
+    write_pretrained(Pretrained(GPT2, {}, None), folder)
+    (folder / "checksums.json").unlink(missing_ok=True)
+
+
+def _with_certificates(folder: Path) -> None:
+    for name in ("key.pem", "0.pem", "1.pem"):
+        (folder / name).write_text("-----BEGIN CERTIFICATE-----\n")
+
+
+BINARY: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {  # what is beside it, and its reader
+    "model.safetensors": (lambda folder: None, lambda folder: _require_files_of_its_own(str(folder))),
+    "weights.safetensors": (_written_export, read_export),
+    "measured.safetensors": (lambda folder: None, lambda folder: load_weights(folder / "measured.safetensors", NO_OPS)),
+    "1.pem": (_with_certificates, lambda folder: Keys(folder, 0, 2)),
+    "key.pem": (_with_certificates, lambda folder: Keys(folder, 0, 2)),
+    "prompt.txt": (lambda folder: None, lambda folder: given_text(None, str(folder / "prompt.txt"))),
+    "timings.jsonl": (lambda folder: None, lambda folder: saved(folder / "timings.jsonl")),
+}
+
+
+@pytest.mark.parametrize("kind", NODES)
+@pytest.mark.parametrize("name", BINARY)
+def test_what_is_no_regular_file_is_refused_by_every_reader(tmp_path, name, kind):
+    prepare, read = BINARY[name]
+    prepare(tmp_path)
+    (tmp_path / name).unlink(missing_ok=True)
+    NODES[kind](tmp_path / name)
+    if (name, kind) == ("timings.jsonl", "link to itself"):
+        return  # which is as none: all is measured
+    with pytest.raises(UserError) as error:
+        read(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def field(number: int, content: bytes | int) -> bytes:
+    """A field of a protocol buffer: an integer or bytes."""
+    if isinstance(content, int):
+        return varint(number << 3) + varint(content)
+    return varint(number << 3 | 2) + varint(len(content)) + content
+
+
+def varint(value: int) -> bytes:
+    return bytes([value]) if value < 128 else bytes([value & 127 | 128]) + varint(value >> 7)
+
+
+SETTINGS = field(2, field(3, 2)) + field(3, field(1, b"identity") + field(3, 0))
+SENTENCEPIECES = {  # content of a tokenizer.model, and what is said of it
+    "another file": (b"\x7fELF" * 1000, "must be a whole SentencePiece model"),
+    "a long piece": (field(1, field(1, b"a" * 200_000)) + SETTINGS, "at most 128 characters, but one has 200,000"),
+    "pieces of each other": (
+        b"".join(field(1, field(1, b"a" * length)) for length in range(1, 1500)) + SETTINGS, "at most 128 characters",
+    ),
+    "megabytes": (field(9, bytes(10_000_000)) + SETTINGS, "at most 8,388,608 bytes"),
+    "groups in groups": (b"\x0b" * 1000 + b"\x0c" * 1000 + SETTINGS, "must be a whole SentencePiece model"),
+    "a number for a piece": (field(1, 5) + SETTINGS, "must be a whole SentencePiece model"),
+    "a number for settings": (field(2, 5) + field(3, 5), "must be a whole SentencePiece model"),
+    "half a pair": (field(1, field(1, b"\xed\xa0\x80")) + SETTINGS, "must be a whole SentencePiece model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SENTENCEPIECES)
+def test_a_hostile_sentencepiece_model_is_refused_in_one_line(capfd, kind):
+    content, why = SENTENCEPIECES[kind]
+    with pytest.raises(UserError, match=why) as error:
+        sentencepiece.to_json(content)
+    assert "\n" not in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+class Code:
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
+        return os.mkdir, ("made-by-a-pickle",)
+
+
+PICKLES: dict[str, Callable[[Path], object]] = {
+    "code": lambda path: torch.save({"embed": Code()}, path),
+    "code in an old file": lambda path: torch.save(Code(), path, _use_new_zipfile_serialization=False),
+    "no pickle": lambda path: path.write_bytes(b"PK\3\4" + bytes(1000)),
+    "nothing": lambda path: path.touch(),
+}
+
+
+@pytest.mark.needs_hf
+@pytest.mark.parametrize("kind", PICKLES)
+def test_a_hostile_pickle_is_refused_in_one_line_without_advice_to_run_it(tmp_path, monkeypatch, kind):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    transformers.LlamaConfig(**sizes, num_attention_heads=2).save_pretrained(tmp_path)
+    PICKLES[kind](tmp_path / "pytorch_model.bin")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="must be a folder of save_pretrained") as error:
+        load_initial(str(tmp_path))
+    assert "\n" not in str(error.value)
+    assert "weights_only" not in str(error.value)
+    assert not (tmp_path / "made-by-a-pickle").exists()
 
 
 def _wrapped(prefix: str, name: str, value: Any) -> tuple[str, Any]:

@@ -17,6 +17,7 @@ MOST_YAML = 1_000_000  # bytes, which take seconds; the largest committed file h
 MOST_JSON = 256_000_000  # bytes; the tokenizer of a vocabulary of 256,000 tokens has 33 MB
 MOST_TEXT = 16_000_000_000  # bytes of a file of documents, each of which is read whole
 MOST_ROWS = 100_000_000_000  # bytes of a file of rows, which are read one by one
+MOST_WEIGHTS = 100_000_000_000  # bytes of a file of weights
 MOST_LINE = 1_000_000_000  # bytes of such a row
 MOST_LEVELS = 64  # lists and mappings within each other; ours have 8
 _KINDS = {stat.S_IFDIR: "folder", stat.S_IFIFO: "pipe", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}

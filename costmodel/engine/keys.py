@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from threading import Lock
 
+from costmodel.config.user_files import MOST_YAML, open_file
 from costmodel.engine.channel import Blob, GoneError
 from costmodel.errors import UserError
 
@@ -92,6 +93,9 @@ class Keys:
     def __init__(self, folder: Path, rank: int, num_parties: int) -> None:
         self.rank, names = rank, {each: folder / f"{each}.pem" for each in range(num_parties)}
         rule = f"--certificates must be a folder with {KEY} and {', '.join(path.name for path in names.values())}"
+        for path in (*names.values(), folder / KEY):
+            if path.exists():
+                open_file(path, MOST_YAML).close()
         try:
             texts = {each: path.read_text() for each, path in names.items()}
             self.pinned = {

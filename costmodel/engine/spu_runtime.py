@@ -24,7 +24,7 @@ from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 _LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")
-PATIENCE_S = 5.0  # the profile of a finished program is in the log within this time
+PATIENCE_S = 60.0  # the profile of a finished program is in the log within this time, on a busy machine too
 WAIT_MS = 600_000  # longest wait for a message of a peer that computes
 CONNECT_RETRIES, CONNECT_INTERVAL_MS = 240, 250  # parties do not start at the same moment, and machines may be busy
 

@@ -309,8 +309,9 @@ class CryptenArithmetic(Arithmetic):
         rows = node.op.rows if isinstance(node.op, ops.VocabProjection) else self.num_sequences
         self.share = self.num_sequences / rows * 2.0**-self.setting.ring_bits / self.unit**2
         if isinstance(node.op, SCALED):  # whose input is divided by WEIGHT_SCALE
-            self.op = node.name
-            self.truncates(_sum(inputs[0]) / WEIGHT_SCALE)
+            self.op, divided = node.name, self.secret(inputs[0]).view(np.ndarray) / WEIGHT_SCALE
+            self.truncates(_sum(divided))
+            inputs = (self.number(self.truncated(divided) * WEIGHT_SCALE),)
         return super().evaluate(node, operands, *inputs)
 
     def encoded(self, node: Node, value: Array) -> Array:

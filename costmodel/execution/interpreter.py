@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from costmodel import ops
+from costmodel.config.user_files import MOST_WEIGHTS, open_file
 from costmodel.errors import UserError
 from costmodel.execution.op_functions import Array as Array
 from costmodel.execution.op_functions import Weights as Weights
@@ -131,9 +132,11 @@ def load_weights(path: Path, graph: OpGraph) -> dict[str, Array]:
     Raise UserError if the file cannot be read, or a weight is missing, has another shape or is not finite.
     """
     try:
+        open_file(path, MOST_WEIGHTS).close()
         weights = load_file(path)
     except (OSError, SafetensorError, TypeError, KeyError, ValueError) as error:
-        raise UserError(f"weights file {str(path)!r} must be a readable safetensors file, but: {error}.") from None
+        reason = str(error).rstrip(".")
+        raise UserError(f"weights file {str(path)!r} must be a readable safetensors file, but: {reason}.") from None
     for node in graph:
         operands(node, weights)
     read = {name: weights[name] for name in model_weights(graph)}

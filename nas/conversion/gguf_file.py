@@ -20,6 +20,7 @@ import torch
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import Tensor
 
+from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
 from costmodel.errors import UserError
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_layout import from_theirs, their_names
@@ -138,11 +139,12 @@ def _dequantised(tensor: Any, rows: Any, path: str) -> Tensor:
 def _tokenizer(path: str) -> GivenTokenizer:
     """Return the tokenizer.json next to a file, or else the tokenizer that transformers makes from the metadata."""
     values, beside = read_head(path)[0].values, Path(path).with_name(TOKENIZER_FILE)
-    load = partial(Tokenizer.from_file, str(beside)) if beside.is_file() else partial(_from_metadata, path, values)
+    json_of = read_text(beside, MOST_JSON) if beside.is_file() else None
+    load = partial(_from_metadata, path, values) if json_of is None else partial(Tokenizer.from_str, json_of)
     with tokenizing(f"the tokenizer of {path!r}"):
         tokenizer = read_foreign(_what(path), load)
     end_of_text = tokenizer.id_to_token(values.get("tokenizer.ggml.eos_token_id", 2**32 - 1)) or END_OF_TEXT
-    found = {file.name: file.read_bytes() for file in map(beside.with_name, KEPT_FILES) if file.is_file()}
+    found = {file.name: read_bytes(file, MOST_JSON) for file in map(beside.with_name, KEPT_FILES) if file.is_file()}
     files = _files_from_metadata(tokenizer, values) | (found if beside.is_file() else {})
     return GivenTokenizer(
         name=Path(path).name, json=tokenizer.to_str(), end_of_text=end_of_text, files=tuple(files.items())

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from costmodel.config.schema import decode
-from costmodel.config.user_files import read_json
+from costmodel.config.user_files import MOST_JSON, MOST_WEIGHTS, open_file, read_bytes, read_json
 from costmodel.errors import UserError
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_layout import from_theirs, to_theirs
@@ -109,6 +109,7 @@ def _require_files_of_its_own(path: str) -> None:
     transformers would turn integers, or numbers of 8 bits without their scales, into single precision.
     """
     for file in Path(path).glob("*.safetensors"):
+        open_file(file, MOST_WEIGHTS).close()
         with read_foreign(what_is_asked(path), partial(safe_open, file, framework="pt")) as held:
             kinds = {name: held.get_slice(name).get_dtype() for name in held.keys() if name.endswith(".weight")}  # noqa: SIM118
         if other := [name for name, kind in kinds.items() if kind not in FLOATS]:
@@ -174,7 +175,7 @@ def _tokenizer_files(path: str) -> dict[str, bytes]:
 
     quiet = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors", "gated_repo")}
     found = {name: cached_file(path, name, **quiet) for name in KEPT_FILES}
-    return {name: Path(file).read_bytes() for name, file in found.items() if file is not None}
+    return {name: read_bytes(Path(file), MOST_JSON) for name, file in found.items() if file is not None}
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from costmodel.config.user_files import read_json
+from costmodel.config.user_files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
@@ -75,9 +75,10 @@ def read_export(folder: Path) -> Pretrained:
     """
     require_checksums(folder)
     architecture, path = load_architecture(folder / TRAINED_FILE), folder / WEIGHTS_FILE
+    content = read_bytes(path, MOST_WEIGHTS)
     try:
-        weights = load(path.read_bytes())
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+        weights = load(content)
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
         raise UserError(f"{path} must be the weights of {TRAINED_FILE} beside it, but: {error}.") from None
     for node in lower(architecture, architecture.context):
         for suffix, shape in node.op.weight_shapes.items():
@@ -97,7 +98,7 @@ def read_windows(folder: Path) -> KeptWindows | None:
     path = folder / WINDOWS_FILE
     if not path.is_file():
         return None
-    content = path.read_bytes()
+    content = read_bytes(path, MOST_WEIGHTS)
     windows = np.frombuffer(content[: len(content) // KEPT_TYPE.itemsize * KEPT_TYPE.itemsize], KEPT_TYPE)
     if windows.nbytes < len(content) or (windows[1:] <= windows[:-1]).any():
         raise UserError(f"{path} must be rising numbers of 32 bits, as nas.export writes them; restore or remove it.")
@@ -171,7 +172,7 @@ def _checksums(folder: Path) -> dict[str, str]:
 
 
 def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(read_bytes(path, MOST_WEIGHTS)).hexdigest()
 
 
 def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:

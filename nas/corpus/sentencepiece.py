@@ -16,6 +16,8 @@ from costmodel.errors import UserError
 SPACE = "\u2581"
 UNKNOWN, USER_DEFINED, NORMAL = 2, 4, 1  # SentencePiece.Type
 BPE = 2  # TrainerSpec.ModelType
+MOST_BYTES = 1 << 23  # twice those of the model of 262,144 pieces of Gemma
+MOST_CHARACTERS = 128  # of a piece, which may be cut anywhere; the usual limit of a training is 16
 
 
 class Piece(NamedTuple):
@@ -29,13 +31,18 @@ def to_json(model: bytes) -> str:
 
     Raises UserError if it is damaged, or has another algorithm or normalisation.
     """
+    if len(model) > MOST_BYTES:
+        raise UserError(f"it must be a SentencePiece model of at most {MOST_BYTES:,} bytes, but has {len(model):,}.")
     try:
-        pieces = [_piece(field.data) for field in UnknownFieldSet(Empty.FromString(model)) if field.field_number == 1]
-        trainer, normaliser = (_fields(_fields(model)[number]) for number in (2, 3))
+        fields = _fields(model)
+        pieces = [_piece(data) for number, data in fields if number == 1]
+        trainer, normaliser = (dict(_fields(dict(fields)[number])) for number in (2, 3))
     except (DecodeError, LookupError, UnicodeDecodeError, TypeError, AttributeError, struct.error):
         raise UserError("it must be a whole SentencePiece model.") from None
     if trainer.get(3) != BPE or normaliser.get(1) != b"identity" or normaliser.get(3, 1):
         raise UserError("it must be a SentencePiece model of type BPE, without normalisation and leading space.")
+    if (longest := max((len(piece.text) for piece in pieces), default=0)) > MOST_CHARACTERS:
+        raise UserError(f"its pieces must have at most {MOST_CHARACTERS} characters, but one has {longest:,}.")
     tokenizer = Tokenizer(
         models.BPE(
             vocab={piece.text: index for index, piece in enumerate(pieces)},
@@ -60,11 +67,11 @@ def _merges(pieces: list[Piece]) -> list[tuple[str, str]]:
 
 
 def _piece(message: bytes) -> Piece:
-    fields = _fields(message)
+    fields = dict(_fields(message))
     (score,) = struct.unpack("<f", struct.pack("<I", fields.get(2, 0)))
     return Piece(fields[1].decode("utf-8"), score, fields.get(3, NORMAL))
 
 
-def _fields(message: bytes) -> dict[int, Any]:
-    """Return the last value of every field of a message, by number: an integer or bytes. Its schema is not needed."""
-    return {field.field_number: field.data for field in UnknownFieldSet(Empty.FromString(message))}
+def _fields(message: bytes) -> list[tuple[int, Any]]:
+    """Return number and value of every field of a message: an integer or bytes. Its schema is not needed."""
+    return [(field.field_number, field.data) for field in UnknownFieldSet(Empty.FromString(message))]

@@ -1,6 +1,7 @@
 """A prompt as tokens, and tokens as text."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from costmodel.errors import UserError
 from nas.corpus.documents import GivenTokenizer
@@ -42,6 +43,8 @@ def given_text(text: str | None, file: str | None) -> str | None:
         return text
     if text is not None:
         raise UserError("--prompt and --prompt-file exclude each other; give one of them.")
+    if file != "-" and Path(file).exists() and not Path(file).is_file():
+        raise UserError(f"--prompt-file must be a file of text or -, but {file} is no regular file.")
     try:
         with open(0 if file == "-" else file, "rb", closefd=file != "-") as stream:
             content = stream.read(MOST_BYTES + 1)

@@ -21,7 +21,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from costmodel.config.user_files import read_json
+from costmodel.config.user_files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.errors import UserError
 from nas.storage import write_through
 from nas.training.divergence import WINDOW
@@ -135,7 +135,7 @@ def _read(folder: Path) -> Checkpoint:
     state = read_json(folder / STATE_FILE)
     tensors = {}
     for name in {WEIGHTS_FILE, OPTIMIZER_FILE} & state["sha256"].keys():  # never a path out of the folder
-        raw = (folder / name).read_bytes()
+        raw = read_bytes(folder / name, MOST_WEIGHTS)
         if hashlib.sha256(raw).hexdigest() != state["sha256"][name]:
             raise UserError(f"{name} does not have the recorded SHA-256")
         tensors[name] = safetensors.torch.load(raw)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
+from costmodel.config.user_files import MOST_ROWS, read_bytes
 from nas.storage import replace_file
 from nas.training.diagnostics import Diagnosis
 
@@ -79,7 +80,7 @@ def _keep_until(path: Path, last_step: int, header: str, step_of: Callable[[str]
     """Rewrite a file with a header and the lines up to a step or the first torn line."""
     lines: list[str] = []
     if path.exists() and last_step:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(path, MOST_ROWS).decode(errors="replace")
         for line in text.splitlines(keepends=True)[1 if header else 0 :]:
             try:
                 if not line.endswith("\n") or step_of(line) > last_step:

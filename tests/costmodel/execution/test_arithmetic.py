@@ -112,6 +112,15 @@ def test_wrong_truncations_are_added_up():
     assert "sums of squares are from 4e+04 to 4e+04, not within 0 and 3.277e+04" in squares
 
 
+def test_linears_lose_the_digits_of_inputs_that_crypten_divides_away():
+    linear = ops.Linear(rows=1000, in_features=1, out_features=1, bias=False)
+    node, unit = Node(name="op", layer=0, op=linear, inputs=("source",)), 2.0**-16
+    arithmetic = arithmetic_of("crypten", CryptenSetting())
+    found = arithmetic.evaluate(node, {"weight": np.eye(1)}, np.full((1000, 1), 3 * unit)).view(np.ndarray) / unit
+    assert {*found.flat} == {0.0, 8.0}
+    assert found.mean() == pytest.approx(3, abs=0.5)
+
+
 @pytest.mark.parametrize("protocol", SETTINGS)
 def test_every_op_is_emulated_as_it_is_computed(protocol):
     job = ops_job(

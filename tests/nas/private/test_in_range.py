@@ -17,7 +17,7 @@ from costmodel.execution import interpreter
 from costmodel.execution.arithmetic import arithmetic_of
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.primitives import EngineSetting
-from nas.conversion.fixed_point_check import MAX_ERROR, both, check_sequences, fitting, recorded, require_accuracy
+from nas.conversion.fixed_point_check import MAX_ERROR, Both, both, check_sequences, fitting, recorded, require_accuracy
 from nas.conversion.fold import fold
 from nas.conversion.pretrained import Pretrained, write_pretrained
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
@@ -138,6 +138,14 @@ def test_positions_beyond_the_sequences_of_a_check_are_tried():
     architecture, weights = made(base, PLAIN, "position.weight", only(slice(150, 151), 1e4), False)
     found, _ = refusal("semi2k", architecture, weights, length=128)
     assert re.search("norm1 products", found)
+
+
+def test_most_positions_must_be_right_in_their_own_measure():
+    exact = np.repeat([[100.0, 0.0], [1.0, 0.0]], (36, 4), axis=0)
+    fixed = exact + np.array([0.0, 0.5])
+    require_accuracy(Both(exact, fixed, "logits"))
+    with pytest.raises(OutOfRangeError, match=r"logits are off by 0.005 of the largest .* 88% of the positions"):
+        require_accuracy(Both(exact[6:], fixed[6:], "logits"))
 
 
 def test_a_fold_is_checked_in_the_fixed_point_of_its_protocol():
