@@ -22,10 +22,11 @@ from experiments.measured import GIB, Rows, Way, speeds
 from experiments.plain_gpt2 import plain_step
 from experiments.smollm2.pipeline import UNTAUGHT
 from nas.conversion.parent import Parent, load_parent
+from nas.model.bf16_products import has_matrix_units
 from nas.recipe.candidate import Candidate
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, changed
 from nas.recipe.papers import recipe_at, recipe_for
-from nas.recipe.recipe import ScaleName
+from nas.recipe.recipe import Precision, ScaleName
 from nas.study.throughput import random_corpus
 from nas.training.device import Device, lowered
 from nas.training.distillation.library import initial_weights
@@ -37,6 +38,7 @@ from search_spaces.forms import FFNS, Ffn
 from search_spaces.notation import placement
 from search_spaces.resolve import resolve
 
+WHOLE = ", float32"  # after the name of a training, where others are in bfloat16
 PLAIN, COMPILED, OURS, REGULARISED = "plain", "plain compiled", "ours", "ours, entropy regularised"
 LAYERS = "SM+LN+G"
 ENDLESS = 10**12  # tokens, so that no training ends while it is measured
@@ -91,7 +93,7 @@ def _compare(place: Place, ways: Sequence[Way], subject: str) -> None:
     for way, speed in speeds(ways, place.device, rounds=sizes.rounds, burst_s=sizes.burst_s, rows=place.rows):
         name, rates[way.name] = f"{subject}, {way.name}", speed.rates
         add(name, statistics.median(speed.rates), "tokens/s")
-        for other in (COMPILED, PLAIN, OURS):
+        for other in (COMPILED, PLAIN, OURS, f"{way.name}{WHOLE}"):
             if other in rates and other != way.name:
                 add(name, median_ratio(speed.rates, rates[other]), f"of {other}")
         add(f"{name}, until warm", speed.start_s, "s")
@@ -120,7 +122,8 @@ def _gpt2(place: Place, seq_len: int, *, entropy_regularised: bool) -> Candidate
     batch = place.sizes.tokens // seq_len
     scale = replace(recipe.scale, seq_len=seq_len, batch=batch, micro_batch=batch, tokens=ENDLESS)
     architecture = resolve(LAYERS, place.sizes.base).architecture
-    return lowered(Candidate(architecture=architecture, recipe=replace(recipe, scale=scale)), place.device)
+    made = Candidate(architecture=architecture, recipe=replace(recipe, scale=scale))
+    return made if place.device == "cpu" else lowered(made, place.device)  # as the proxy's, which it measures there
 
 
 def _way(
@@ -157,8 +160,13 @@ def training(
 
 
 def from_parent(place: Place) -> None:
-    """Measure a parent's tuning, distillation without softmax and activations, and initial weights."""
+    """Measure a parent's tuning, distillation without softmax and activations, and initial weights.
+
+    On a CPU with matrix units all of it is measured in float32 too.
+    """
     assert place.parent is not None
+    is_cpu_with_units = place.device == "cpu" and has_matrix_units()
+    precisions: dict[str, Precision | None] = {WHOLE: "float32", "": None} if is_cpu_with_units else {"": None}
     rows, sizes, parent = place.rows, place.sizes, load_parent(place.parent)
     with TemporaryDirectory(prefix="nas-library-") as folder:
         own = parent.model.architecture
@@ -167,17 +175,24 @@ def from_parent(place: Place) -> None:
         layers = zip(own.layers, quadratics, strict=True)
         replaced = replace(own, layers=tuple(replace(layer, attention="power8", ffn=ffn) for layer, ffn in layers))
         taught = RecipeChanges(distillation=DistillationChanges(blockwise_tokens=sizes.blockwise_tokens))
-        distilled = _of_parent(place, parent, replaced, taught, sizes.parent_tokens[0])
-        corpus = random_corpus(distilled, Path(folder))
-        since_s = time.perf_counter()
-        initial = initial_weights(parent, distilled, corpus, device=place.device)
-        rows.add(f"library of {placement(replaced)} alone", time.perf_counter() - since_s, "s")
+        initial: dict[str, Mapping[str, Tensor]] = {}
+        for said, precision in precisions.items():
+            distilled = _of_parent(
+                place, parent, replaced, replace(taught, precision=precision), sizes.parent_tokens[0]
+            )
+            corpus = random_corpus(distilled, Path(folder))
+            since_s = time.perf_counter()
+            initial[said] = initial_weights(parent, distilled, corpus, device=place.device)
+            rows.add(f"library of {placement(replaced)} alone{said}", time.perf_counter() - since_s, "s")
         for tokens in sizes.parent_tokens:
-            tuned = _of_parent(place, parent, own, UNTAUGHT, tokens)
-            distilled = _of_parent(place, parent, replaced, taught, tokens)
-            own_way = _way(place, "tuned", tuned, parent.start(tuned, corpus), parent)
-            replaced_way = _way(place, f"distilled to {placement(replaced)}", distilled, initial, parent)
-            _compare(place, [own_way, replaced_way], f"{tokens} tokens a step")
+            ways = []
+            for said, precision in precisions.items():
+                tuned = _of_parent(place, parent, own, replace(UNTAUGHT, precision=precision), tokens)
+                distilled = _of_parent(place, parent, replaced, replace(taught, precision=precision), tokens)
+                ways.append(_way(place, f"tuned{said}", tuned, parent.start(tuned, corpus), parent))
+                name = f"distilled to {placement(replaced)}{said}"
+                ways.append(_way(place, name, distilled, initial[said], parent))
+            _compare(place, ways, f"{tokens} tokens a step")
 
 
 def _of_parent(
@@ -189,4 +204,4 @@ def _of_parent(
     )
     batch = tokens // seq_len
     recipe = changed(replace(recipe, scale=replace(recipe.scale, batch=batch, micro_batch=batch)), changes)
-    return lowered(Candidate(architecture=architecture, recipe=recipe), place.device)
+    return lowered(Candidate(architecture=architecture, recipe=recipe), place.device, changes)

@@ -1,6 +1,7 @@
 """Speeds of training steps measured side by side, and their rows: printed and written to a file one by one."""
 
 import csv
+import platform
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +20,7 @@ from nas.malloc import release_freed_memory
 COLUMNS = ("part", "name", "value", "unit", "card", "torch", "date")
 WARM_UP = {"cpu": 2, "cuda": 12}  # steps before the measured ones: code is compiled, and kernels are chosen
 GIB = 2**30
+CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Rows:
@@ -26,7 +28,7 @@ class Rows:
 
     def __init__(self, path: Path, device: str, console: Console) -> None:
         self.path, self.console, self.failed = path, console, list[str]()
-        self._card = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+        self._card = torch.cuda.get_device_name() if device == "cuda" else processor()
         self._part, self._ends_s = "", float("inf")
         path.write_text(",".join(COLUMNS) + "\n", encoding="utf-8")
 
@@ -136,6 +138,13 @@ def _together(ways: Sequence[Way], device: str, rounds: int, burst_s: float) -> 
                 num_recompiled[index] += num_compiled() - num_graphs
         peak = torch.cuda.max_memory_allocated() - before if is_cuda else None
     return [Speed(*numbers, peak) for numbers in zip(rates, starts_s, num_recompiled, strict=True)]
+
+
+def processor() -> str:
+    """Return the name of this machine's processor, as far as the system says."""
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
 
 
 def num_compiled() -> int:

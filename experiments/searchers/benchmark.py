@@ -244,7 +244,7 @@ def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[Figure]:
     if "stratified" in curves:
         ours, theirs = (regrets(curves[name], marks)[:, 1] for name in (judged, "stratified"))
         name = f"numbers of tokens, of {len(marks)}, at which {judged} is worse than stratified"
-        figures.append(Figure(name, float((ours > theirs).sum()), "{:.0f}", most=0.0))
+        figures.append(Figure(name, float((ours > theirs).sum()), "{:.0f}"))
     return figures
 
 
