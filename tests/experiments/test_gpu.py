@@ -13,7 +13,7 @@ from experiments import gpu, gpu_trainings
 from experiments.__main__ import run
 from experiments.gpu import CSV_FILE, PARTS, SIZES, Settings, _ended
 from experiments.gpu_trainings import training
-from experiments.measured import COLUMNS, Rows, Way, speeds
+from experiments.measured import COLUMNS, Rows, Way, processor, speeds
 from experiments.plain_gpt2 import PlainGpt2, plain_step
 from nas.training.trainer import TrainingRun
 
@@ -111,7 +111,7 @@ def test_a_failed_part_is_a_row_and_the_others_run(monkeypatch, tmp_path):
         run("gpu", device="cpu", scale="smoke", parts="step,sharing", output_dir=str(tmp_path))
     rows = rows_of(tmp_path)
     assert list(rows[0]) == list(COLUMNS)
-    assert {(row["card"], row["torch"]) for row in rows} == {("CPU", torch.__version__)}
+    assert {(row["card"], row["torch"]) for row in rows} == {(processor(), torch.__version__)}
     assert [(row["name"], row["value"]) for row in rows if row["unit"] == "failed"] == [("no kernel", "")]
     assert any(row["part"] == "sharing" and row["value"] == "2" for row in rows)
 
