@@ -202,7 +202,7 @@ def test_an_export_is_read_back_and_missing_weights_are_named(tmp_path: Path) ->
     assert source.architecture == TINY
     assert set(source.weights) == set(deployed_weights(build(TINY, torch.Generator())))
     (folder / "weights.safetensors").unlink()
-    with pytest.raises(ValueError, match="weights.safetensors must be the weights of trained.yaml beside it"):
+    with pytest.raises(ValueError, match="weights.safetensors cannot be read: No such file"):
         read_export(folder)
 
 
