@@ -29,9 +29,9 @@ from search_spaces.architecture import arch_id, load_architecture
 from tests.conftest import python, refusals, write_email
 
 SPACE = ("--space", "tiny", "--scale", "smoke", "--seq-len", "32", "--seed", "3")
-ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1", "--num-proxy-evals", "6")
+ARGS = ("--budget-latency", "6.22s", *SPACE, "--finalist-seeds", "1", "--num-proxy-evals", "4")
 SMALL = "--budget-latency 6.22s"
-NUM_TRIALS = 4
+NUM_TRIALS = 3
 
 
 @pytest.fixture(scope="module")
