@@ -69,6 +69,7 @@ def blind(config):
     tune.report({"record": trial.ended("completed", measured=OUTCOME)})
 
 
+@pytest.mark.slow
 def test_a_trial_is_tried_on_another_node_where_one_does_not_see_the_run(cluster, trials, monkeypatch):
     monkeypatch.setattr(ray_tune, "_trainable", blind)
     run_trials(trials, Resources(slots=2, max_concurrent=None, ray_address=cluster.address))
