@@ -126,10 +126,18 @@ def test_rates_are_of_processes_that_train_at_once(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("scale", "asked", "share", "precision"),
-    [("gpu", 0.5, 0.5, "bfloat16"), ("gpu", 0.0, 0.0, None), ("smoke", None, 0.0, None)],
+    ("scale", "asked", "has_units", "share", "precision"),
+    [
+        ("gpu", 0.5, False, 0.5, "bfloat16"),
+        ("gpu", 0.0, False, 0.0, None),
+        ("gpu", 0.0, True, 0.0, "bfloat16"),
+        ("smoke", None, True, 0.0, None),
+    ],
 )
-def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(card, scale, asked, share, precision):
+def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(
+    card, monkeypatch, scale, asked, has_units, share, precision
+):
+    monkeypatch.setattr("nas.training.device.has_matrix_units", lambda: has_units)
     config, _ = study(scale, gpus_per_trial=asked)
     made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
     assert (made.gpus_per_trial, made.recipe.precision) == (share, precision)
