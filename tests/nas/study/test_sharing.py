@@ -142,4 +142,4 @@ def test_where_and_in_which_precision_a_run_began_is_part_of_its_configuration(
     made = _on_devices(config, study_resources(config, [NODE]), [NODE], BASES["tiny"], None)
     assert (made.gpus_per_trial, made.recipe.precision) == (share, precision)
     assert study_recipe(made, None).precision == (precision or "float32")
-    assert (made == config) == (asked == 0.0)
+    assert (made == config) == (asked == 0.0 and precision is None)
