@@ -52,7 +52,9 @@ def search(given: dict[str, Any], console: Console) -> None:
     if resume is not None and output_dir is not None:
         raise UserError("--output-dir does not go with --resume: a resumed run stays in its folder.")
     if resume is None and "budget_latency" not in given:
-        raise UserError("--budget-latency is required, such as --budget-latency 5min, or 60% of a --parent.")
+        raise UserError(
+            "--budget-latency is required, such as 5min, or a share of the --parent's: --budget-latency 80%."
+        )
     run = None if resume is None else load_run(resume)
     if not dry_run:
         if run is not None:

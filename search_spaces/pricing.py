@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from costmodel.cost import Price, shared_price, total_price
 from costmodel.estimate import Pricer
-from costmodel.report.savings import savings, savings_line
+from costmodel.report.savings import Saving, savings
 from search_spaces.architecture import Architecture
 from search_spaces.budget.priced_space import CostForm
 from search_spaces.deployed import deployed
@@ -33,18 +33,13 @@ def price_architecture(
     return PricedArchitecture(shared_price(whole, shares), bounds and (bounds[0] / shares, bounds[1] / shares))
 
 
-def cheaper_line(
-    subject: str, architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm
-) -> str:
-    """Say how an architecture can be run for less without changing its function; empty if it cannot."""
-    whole = partial(lower, deployed(architecture) if cost_of == "folded" else architecture)
-    found = savings(
-        whole,
+def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> tuple[Saving, ...]:
+    """Return flags of `costmodel estimate` by which an architecture is run for less, its function unchanged."""
+    return savings(
+        partial(lower, deployed(architecture) if cost_of == "folded" else architecture),
         pricer,
         workload.deployment,
         prompt_len=workload.prompt_len,
         new_tokens=workload.new_tokens,
         context=architecture.context,
     )
-    line = savings_line(found, f"{subject}, ")
-    return line and f"{line}; flags of `costmodel estimate`, and nas.private computes only the last row by itself"

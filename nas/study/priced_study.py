@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from costmodel.config.units import format_count, parse_share
+from costmodel.config.units import format_count, format_seconds, parse_share
 from costmodel.cost import Budget
 from costmodel.data_range import describe
 from costmodel.errors import UserError
@@ -36,7 +36,7 @@ from search_spaces.budget.priced_space import (
 from search_spaces.definition import load_definition
 from search_spaces.deployed import reads_live_norm
 from search_spaces.notation import name_of, parse, placement
-from search_spaces.pricing import cheaper_line, price_architecture
+from search_spaces.pricing import cheaper, price_architecture
 from search_spaces.space import SearchSpace, member_of, num_members, with_first_layers, without
 
 if TYPE_CHECKING:
@@ -234,8 +234,14 @@ def _last_projection(feasible: FeasibleSpace) -> list[str]:
 def _cheaper(feasible: FeasibleSpace) -> list[str]:
     """Say how the most expensive member, such as the parent, runs for less without changing its function."""
     priced, member = feasible.priced, most_expensive(feasible.priced)
-    line = cheaper_line("most expensive", member.architecture, priced.pricer, priced.workload, priced.cost_of)
-    return [line] if line else []
+    found = cheaper(member.architecture, priced.pricer, priced.workload, priced.cost_of)
+    if not found:
+        return []
+    seconds = (
+        f"{format_seconds(each.latency_s)} with {each.flags}{' too' if at else ''}" for at, each in enumerate(found)
+    )
+    reveals = "; `costmodel estimate` says what they assume" if any(each.note for each in found) else ""
+    return [f"with flags of `costmodel estimate`, the most expensive: {', '.join(seconds)}{reveals}"]
 
 
 def overview(feasible: FeasibleSpace) -> list[str]:
@@ -255,7 +261,9 @@ def overview(feasible: FeasibleSpace) -> list[str]:
         + format_left_out(feasible)
     ]
     if priced.cost_of == "folded":
-        lines.append("prices are of the architectures that members deploy to")
+        lines.append(
+            "costs are those of the folded models: what exact algebra removes, such as linear FFNs, costs nothing"
+        )
     for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
         name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
         outside = describe(extrapolated(priced, member))

@@ -6,6 +6,7 @@ after it to the sink, with how many ways have each cost. A path is within the li
 keeps tables small: whole paths have far more distinct costs than half of them.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from search_spaces.architecture import Layer
 from search_spaces.budget.edges import Cost, edges_by_depth
+from search_spaces.budget.together import sums_together
 from search_spaces.graph import Vertex
 from search_spaces.space import random_below
 
@@ -29,6 +31,7 @@ Counts: TypeAlias = NDArray[Any]  # of 64-bit or, where those would not do, Pyth
 
 EXACT_ADDITIONS = 2 * 10**8  # most of counts in a direction: several seconds; GPT-2 small's choices need 1.5e8
 ROUNDED_ADDITIONS = 5 * 10**7  # the same if costs are rounded, where digits are more and tables are tried repeatedly
+MAX_STEPS = 12 * 10**9  # by which halves of paths are put together in several measures: some ten seconds
 MAX_ROWS = 2**22  # of a table
 BATCH = 2**23  # sums that are sorted at once: 64 MB
 DIGIT = 40  # bits: sums of as many digits as rows or moves have 64 bits
@@ -99,21 +102,6 @@ class Table:
         within = self.num_within(place, limit)
         return within - (self.num_within(place, (above, *limit[1:])) if above >= 0 else 0)
 
-    def nums_within(self, place: int, limits: Ints) -> Counts:
-        """Return `num_within` of many limits (limits x measures) in O((rows + limits) log(rows)^(measures - 1)).
-
-        Source: Claude, Navarro and Ordonez 2015, "The wavelet matrix: an efficient wavelet tree for large alphabets",
-        https://doi.org/10.1016/j.is.2014.06.002, for counting in two dimensions, applied recursively for more.
-        """
-        first, *others = self.costs.T
-        stop = np.searchsorted(first, limits[:, 0], side="right")
-        ranked = [np.unique(other, return_inverse=True) for other in others if other.any()]
-        bounds = [column for other, column in zip(others, limits.T[1:], strict=True) if other.any()]
-        below = [np.searchsorted(values, most, side="right") for (values, _), most in zip(ranked, bounds, strict=True)]
-        nums = _num_in([ranks for _, ranks in ranked], self.counts[place], np.zeros_like(stop), stop, below)
-        nums[(limits[:, 1:] < 0).any(axis=1)] = 0
-        return nums
-
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class BoundedPaths:
@@ -151,7 +139,8 @@ def bounded_paths(
 ) -> BoundedPaths | None:
     """Return the paths whose vertices cost at most `limit` in total; None if there are too many costs to tabulate.
 
-    There are too many if tables need more than `max_additions` of counts, before or after the cut, or MAX_ROWS rows.
+    There are too many if tables need more than `max_additions` of counts, before or after the cut, or MAX_ROWS rows, or
+    if halves of paths need more than MAX_STEPS to be put together.
     """
     moves = _moves(graph, costs)
     cut = len(moves) // 2
@@ -161,13 +150,18 @@ def bounded_paths(
     if not before or not after:
         return None
     tables = [*before[:-1], *reversed(after)]
-    return _limited(BoundedPaths(limit=limit, above=-1, moves=moves, tables=tables, before=before[-1]), limit, -1)
+    paths = BoundedPaths(limit=limit, above=-1, moves=moves, tables=tables, before=before[-1])
+    endings = _endings(paths, limit, -1, MAX_STEPS)
+    return None if endings is None else _limited(paths, limit, -1, endings)
 
 
 def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
     """Return the paths that cost more than `above` and at most `most` in the first measure, within their limits."""
     assert most <= paths.limit[0]
-    return _limited(paths, (most, *paths.limit[1:]), above)
+    limit = most, *paths.limit[1:]
+    endings = _endings(paths, limit, above)
+    assert endings is not None
+    return _limited(paths, limit, above, endings)
 
 
 def _moves(graph: nx.DiGraph, costs: dict[Vertex, Cost]) -> list[list[Move]]:
@@ -197,13 +191,16 @@ def _tables(levels: Sequence[Sequence[Move]], left: Sequence[Ints], max_addition
 
     `left` is the most that a way to each place of a level may cost to be completed within the limit.
     """
+    least_digits = max(1, np.count_nonzero(left[0][0]))  # a measure takes about as long as a digit
     tables = [Table(np.zeros((1, left[0].shape[1]), dtype=np.int64), np.ones((len(left[0]), 1, 1), dtype=np.int64))]
     for depth, moves in enumerate(levels):
         rows, digits = len(tables[-1].costs), tables[-1].digits.shape[1]
-        if rows * digits * sum(map(len, levels[depth:])) > max_additions:  # tables do not become smaller
+        if (
+            rows * max(digits, least_digits) * sum(map(len, levels[depth:])) > max_additions
+        ):  # tables do not become smaller
             return None
         further = sum(map(len, levels[depth + 1 :]))
-        most_rows = min(MAX_ROWS, max_additions // further) if further else MAX_ROWS
+        most_rows = min(MAX_ROWS, max_additions // (further * least_digits)) if further else MAX_ROWS
         table = _extended(tables[-1], moves, left[depth + 1], most_rows)
         if table is None:
             return None
@@ -279,22 +276,32 @@ def _distinct(parts: Iterable[Ints], most: int) -> Ints:
     return whole
 
 
-def _limited(paths: BoundedPaths, limit: Cost, above: int) -> BoundedPaths:
+def _limited(paths: BoundedPaths, limit: Cost, above: int, endings: list[Counts]) -> BoundedPaths:
     """Find the halves at the cut that can be completed within the limits, and count the paths of each."""
-    before, after = paths.before, paths.tables[paths.cut]
     states: list[Index] = []
     nums: list[int] = []
-    for place, counts in enumerate(before.counts):
-        endings = after.nums_within(place, np.array(limit) - before.costs)
-        if above >= 0:
-            endings = endings - after.nums_within(place, np.array((above, *limit[1:])) - before.costs)
-        rows = np.flatnonzero((endings > 0) & (counts > 0))
+    for place, (counts, ends) in enumerate(zip(paths.before.counts, endings, strict=True)):
+        rows = np.flatnonzero((ends > 0) & (counts > 0))
         states.append(np.column_stack([np.full_like(rows, place), rows]))
-        nums += map(mul, counts[rows].tolist(), endings[rows].tolist())
+        nums += map(mul, counts[rows].tolist(), ends[rows].tolist())
     cumulative_counts = list(accumulate(nums))
     return replace(
         paths, limit=limit, above=above, cut_states=np.concatenate(states), cumulative_counts=cumulative_counts
     )
+
+
+def _endings(paths: BoundedPaths, limit: Cost, above: int, max_steps: float = math.inf) -> list[Counts] | None:
+    """Return the number of ways to complete each cost at each boundary of the cut; None beyond `max_steps`."""
+    before, after = paths.before, paths.tables[paths.cut]
+    costs, others = before.costs, after.costs
+    if after.cumulative_counts is not None:
+        stop, start = (others[:, 0].searchsorted(most - costs[:, 0], side="right") for most in (limit[0], above))
+        return [counts[stop] - counts[start] for counts in after.cumulative_counts]
+    if above >= 0:  # as one more measure, of which there is the less, the more the first one is
+        costs, others = (np.column_stack([table, -table[:, 0]]) for table in (costs, others))
+        limit = *limit, -above - 1
+    sums = sums_together(costs, others, limit, after.digits.reshape(-1, len(others)), max_steps)
+    return None if sums is None else replace(before, digits=sums.reshape(*after.digits.shape[:2], -1)).counts
 
 
 def draw(paths: BoundedPaths, rng: np.random.Generator) -> list[Layer]:
@@ -360,34 +367,3 @@ def _ways(paths: BoundedPaths, half: Half) -> Iterator[tuple[Layer, ...]]:
             yield from ((*way, layer) for way in _ways(paths, rest) for layer in move.layers)
         else:
             yield from ((layer, *way) for layer in move.layers for way in _ways(paths, rest))
-
-
-def _num_in(ranks: list[Index], nums: Counts, start: Index, stop: Index, below: list[Any]) -> Counts:
-    """Sum `nums` from start to stop for each query, over entries whose ranks are all below the query's bounds.
-
-    At each bit of the first rank, entries with a 0 are moved before those with a 1. If the query's bound has a 1 there,
-    the entries with a 0 are below it and those with a 1 may be; otherwise only those with a 0 may be.
-    """
-    if not ranks:
-        cumulative_counts = np.concatenate([np.zeros(1, dtype=nums.dtype), np.cumsum(nums)])
-        sums: Counts = cumulative_counts[stop] - cumulative_counts[start]
-        return sums
-    first, *others = ranks
-    sums = np.zeros(len(start), dtype=nums.dtype)
-    asked = np.arange(len(start))
-    for level in reversed(range(int(first.max() + 1).bit_length() if len(first) else 0)):
-        is_zero = (first >> level) & 1 == 0
-        num_zeros = np.concatenate([[0], np.cumsum(is_zero)])
-        order = np.concatenate([np.flatnonzero(is_zero), np.flatnonzero(~is_zero)])
-        first, others, nums = first[order], [other[order] for other in others], nums[order]
-        zeros = num_zeros[start], num_zeros[stop]
-        is_one = (below[0][asked] >> level) & 1 == 1
-        sure = np.flatnonzero(is_one & (zeros[0] < zeros[1]))
-        if len(sure):
-            further = [bound[asked[sure]] for bound in below[1:]]
-            sums[asked[sure]] += _num_in(others, nums, zeros[0][sure], zeros[1][sure], further)
-        start = np.where(is_one, num_zeros[-1] + start - zeros[0], zeros[0])
-        stop = np.where(is_one, num_zeros[-1] + stop - zeros[1], zeros[1])
-        left = np.flatnonzero(start < stop)
-        start, stop, asked = start[left], stop[left], asked[left]
-    return sums

@@ -145,7 +145,8 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
     limit = _counted([_limit(constraint) for constraint in every], every)
-    exact = EXACT_ADDITIONS if sum(map(bool, limit)) == 1 else ROUNDED_ADDITIONS  # tuples of costs take longer
+    num_bounds = sum(map(bool, limit))
+    exact = EXACT_ADDITIONS if num_bounds <= 1 else ROUNDED_ADDITIONS * num_bounds  # tuples of costs take longer
     for steps in (None, *(MOST_STEPS >> halvings for halvings in range(MOST_STEPS.bit_length()))):
         step = tuple(1 if steps is None else max(1, most // steps) for most in limit)
         rounded = {

@@ -4,13 +4,14 @@ from collections.abc import Iterator
 
 from costmodel.config.units import format_count, format_seconds
 from costmodel.estimate import outside_data
+from costmodel.report.savings import savings_line
 from costmodel.trust import described, shown
 from nas.report.html.answer import rows_of
 from nas.report.summary import infeasible_lines, order_lines, second_lines, spread_words, unstable_lines
 from nas.run.members import in_noise
 from nas.run.run import Run
 from search_spaces.bases import base_architecture
-from search_spaces.pricing import cheaper_line
+from search_spaces.pricing import cheaper
 
 
 def caveats(run: Run) -> dict[str, list[str]]:
@@ -111,5 +112,6 @@ def _prices(run: Run) -> Iterator[str]:
     graphs = [graph for form in forms for graph in run.workload.graphs(form)]
     if words := outside_data(run.pricer, graphs):
         yield f"The front's prices are {words}."
-    if forms and (line := cheaper_line("The pick", forms[-1], run.pricer, run.workload, run.config.cost_of)):
-        yield f"{line}."
+    if forms and (found := cheaper(forms[-1], run.pricer, run.workload, run.config.cost_of)):
+        how = "flags of `costmodel estimate`, and nas.private computes only the last row by itself"
+        yield f"{savings_line(found, 'The pick, ')}; {how}."

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from costmodel.config.units import format_bytes, format_seconds
+from costmodel.config.units import format_seconds
 from costmodel.cost import Costs
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
@@ -45,9 +45,11 @@ def test_the_first_lines_name_what_costs_nothing(protocol, new_tokens):
     workload = replace(config.workload, deployment=replace(config.workload.deployment, **cheaper))
     price = price_architecture(architecture, priced.feasible.priced.pricer, workload, "folded").price
     flags = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in cheaper.items())
-    shown = f"{format_seconds(price.latency_s)}, {format_bytes(price.sent_bytes)} with {flags}"
-    assert priced.lines[-1].startswith(f"most expensive, the same function for less: {shown}")
-    assert priced.lines[-1].endswith("nas.private computes only the last row by itself")
+    shown = f"with flags of `costmodel estimate`, the most expensive: {format_seconds(price.latency_s)} with {flags}"
+    assert priced.lines[-1].startswith(shown)
+    assert max(map(len, priced.lines[-2:])) < 200
+    assert "costs are those of the folded models" in priced.lines[1]
+    assert priced.lines[-2].startswith("with --projection last: ")
 
 
 def test_members_are_within_the_budget_of_every_protocol(feasible):
