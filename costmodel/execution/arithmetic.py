@@ -14,14 +14,7 @@ from costmodel import ops
 from costmodel.errors import OutOfRangeError, UserError
 from costmodel.execution.op_functions import FUNCTIONS, GELU_TANH_CUBIC, Array, Weights, evaluate, numpy_library
 from costmodel.ops import Node
-from costmodel.protocols.crypten_primitives import (
-    EXPONENTIAL_SQUARINGS,
-    INVERSE_SCALE,
-    LOGISTIC_ITERATIONS,
-    MEAN_SCALE,
-    ROOT_SCALE,
-    WEIGHT_SCALE,
-)
+from costmodel.protocols import crypten_primitives as crypten
 from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
 from costmodel.protocols.fixed_point import EXPONENTIAL_SQUARINGS as SPU_SQUARINGS
 from costmodel.protocols.fixed_point import VERY_SMALL_UNITS
@@ -309,15 +302,15 @@ class CryptenArithmetic(Arithmetic):
         rows = node.op.rows if isinstance(node.op, ops.VocabProjection) else self.num_sequences
         self.share = self.num_sequences / rows * 2.0**-self.setting.ring_bits / self.unit**2
         if isinstance(node.op, SCALED):  # whose input is divided by WEIGHT_SCALE
-            self.op, divided = node.name, self.secret(inputs[0]).view(np.ndarray) / WEIGHT_SCALE
+            self.op, divided = node.name, self.secret(inputs[0]).view(np.ndarray) / crypten.WEIGHT_SCALE
             self.truncates(_sum(divided))
-            inputs = (self.number(self.truncated(divided) * WEIGHT_SCALE),)
+            inputs = (self.number(self.truncated(divided) * crypten.WEIGHT_SCALE),)
         return super().evaluate(node, operands, *inputs)
 
     def encoded(self, node: Node, value: Array) -> Array:
         """Return a weight as the engine encodes it; matrices of linears are stored times WEIGHT_SCALE."""
         if isinstance(node.op, SCALED) and value.ndim == 2:
-            return self.number(self.rounded(value, WEIGHT_SCALE))
+            return self.number(self.rounded(value, crypten.WEIGHT_SCALE))
         return super().encoded(node, value)
 
     def is_exact(self, factor: float) -> bool:
@@ -339,20 +332,20 @@ class CryptenArithmetic(Arithmetic):
 
     def divide(self, numerator: Array, source: Array) -> Array:
         self.require("sums of rows", source, *self.INVERTED)
-        inverse = self.rounded(1 / source, INVERSE_SCALE)
-        self.truncates(INVERSE_SCALE * (source.size + _sum(inverse)))
-        return self.number(inverse, INVERSE_SCALE)
+        inverse = self.rounded(1 / source, crypten.INVERSE_SCALE)
+        self.truncates(crypten.INVERSE_SCALE * (source.size + _sum(inverse)))
+        return self.number(inverse, crypten.INVERSE_SCALE)
 
     def rsqrt(self, source: Array) -> Array:
         source = source.view(np.ndarray)
         self.require("mean squares", source, *self.INVERTED)
-        return self.number(self.rounded(1 / np.sqrt(source), ROOT_SCALE), ROOT_SCALE)
+        return self.number(self.rounded(1 / np.sqrt(source), crypten.ROOT_SCALE), crypten.ROOT_SCALE)
 
     def mean_square(self, source: Array) -> Array:
         sums = np.square(source.view(np.ndarray)).sum(axis=-1, keepdims=True)
         most = 2.0 ** (self.setting.ring_bits - 1) * self.unit**2
         self.require("sums of squares", sums, 0.0, most, with_fewer_bits=True)
-        return self.number(sums / source.shape[-1], MEAN_SCALE)
+        return self.number(sums / source.shape[-1], crypten.MEAN_SCALE)
 
     def erf(self, source: Array) -> Array:
         source = source.view(np.ndarray)
@@ -365,7 +358,7 @@ class CryptenArithmetic(Arithmetic):
     def logistic(self, source: Array) -> Array:
         source = np.asarray(source).view(np.ndarray)
         self.require("arguments of logistic functions", source, -self.LOGITS, self.LOGITS)
-        self.truncates(_squared_exponentials(-np.abs(source)) + 2 * LOGISTIC_ITERATIONS * source.size)
+        self.truncates(_squared_exponentials(-np.abs(source)) + 2 * crypten.LOGISTIC_ITERATIONS * source.size)
         return self.number(self.rounded(1 / (np.exp(-source) + 1)))
 
     def gelu(self, op: ops.Gelu, library: Any, weights: Weights, source: Array) -> Array:
@@ -375,7 +368,7 @@ class CryptenArithmetic(Arithmetic):
             self.truncates(sum(_sum(plain**power) for power in (2, 3, 4, 6)))
             return super().gelu(op, library, weights, source)
         inner = (2 / np.pi) ** 0.5 * (plain + GELU_TANH_CUBIC * plain**3)
-        steps = _squared_exponentials(-2 * np.abs(inner)) + 2 * LOGISTIC_ITERATIONS * plain.size
+        steps = _squared_exponentials(-2 * np.abs(inner)) + 2 * crypten.LOGISTIC_ITERATIONS * plain.size
         self.truncates(steps + 2 * _sum(np.square(plain)) + 2 * _sum(inner))
         return self.number(self.product(FUNCTIONS[ops.Gelu](op, numpy_library(), weights, plain)))
 
@@ -386,9 +379,9 @@ def _sum(value: Array) -> float:
 
 def _squared_exponentials(exponents: Array) -> float:
     """Return the sum of the numbers that `crypten_functions.exponential` squares, and of the last results."""
-    power = np.exp(exponents / 2**EXPONENTIAL_SQUARINGS)
+    power = np.exp(exponents / 2**crypten.EXPONENTIAL_SQUARINGS)
     total = _sum(power)
-    for _ in range(EXPONENTIAL_SQUARINGS):
+    for _ in range(crypten.EXPONENTIAL_SQUARINGS):
         power = np.square(power)
         total += _sum(power)
     return total

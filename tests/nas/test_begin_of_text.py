@@ -59,10 +59,10 @@ def sentence_piece(special: Sequence[str], prefix: str | None, post: Make | None
 
 
 def trained(tokenizer: Tokenizer, special: list[str], alphabet: list[str], post: Make | None) -> Tokenizer:
+    num = len(special) + len(alphabet) + 40
     trainer = trainers.BpeTrainer(
-        vocab_size=len(special) + len(alphabet) + 40, special_tokens=special, initial_alphabet=alphabet,
-        show_progress=False,
-    )  # fmt: skip
+        vocab_size=num, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator([f"def f{index}(a, b):\n    return a * {index} + b\n" for index in range(9)], trainer)
     if post is not None:
         tokenizer.post_processor = post(tokenizer)
