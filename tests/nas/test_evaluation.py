@@ -5,7 +5,11 @@ from pathlib import Path
 import pytest
 
 from nas import export, train
+from nas.conversion.huggingface import save_model
+from nas.conversion.parent import load_initial
+from nas.conversion.pretrained import read_export, write_pretrained
 from tests.conftest import python
+from tests.nas.test_begin_of_text import checkpoint  # noqa: F401  # a fixture
 
 pytest.importorskip("lm_eval", reason="needs the extra `eval`")
 
@@ -35,3 +39,28 @@ def test_a_local_task_runs_on_an_export(source_files: str, tmp_path: Path) -> No
     command += ["--model_args", f"pretrained={tmp_path / 'hf'},trust_remote_code=True", "--include_path", str(tmp_path)]
     printed = python(*command, env={"HF_HUB_OFFLINE": "1"})
     assert re.search(r"\|local_choice\|.*\|acc +\|↑ +\| +[01]", printed)
+
+
+@pytest.mark.slow
+@pytest.mark.needs_hf
+@pytest.mark.parametrize("kind", ["gemma", "llama3"])
+def test_a_parent_and_its_unchanged_export_score_the_same(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder = request.getfixturevalue("checkpoint")(kind)
+    write_pretrained(load_initial(str(folder)), tmp_path / "parent")
+    kept = read_export(tmp_path / "parent")
+    save_model(kept.architecture, kept.weights, tmp_path / "parent", tmp_path / "export")
+    items = [{"question": f"def f{index}(x):", "choices": [" return x", " zebra"], "answer": 0} for index in range(4)]
+    (tmp_path / "items.json").write_text(json.dumps(items))
+    (tmp_path / "choice.yaml").write_text(CHOICE.format(items=tmp_path / "items.json"))
+    scores = []
+    for path in (folder, tmp_path / "export"):
+        command = ["-m", "lm_eval", "--model", "hf", "--tasks", "local_choice", "--device", "cpu", "--log_samples"]
+        command += ["--model_args", f"pretrained={path}", "--include_path", str(tmp_path)]
+        python(*command, "--output_path", str(path / "scores"), env={"HF_HUB_OFFLINE": "1"})
+        (samples,) = (path / "scores").rglob("samples_*.jsonl")
+        lines = [json.loads(line) for line in samples.read_text().splitlines()]
+        scores.append([float(answer[0]) for line in lines for answer in line["filtered_resps"]])
+    assert len(scores[0]) == 8
+    assert scores[1] == pytest.approx(scores[0], abs=1e-3)
