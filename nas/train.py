@@ -181,10 +181,7 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
     elif is_training(resumed):
         _require_same(source, config, resumed)
     candidate = _candidate(config, parent, source)
-    with torch.device("meta"):  # rejects what cannot be trained before anything is written
-        model = Decoder(candidate.trained)
-    if candidate.recipe.normalisation is not None:
-        chosen_linears(model, candidate.recipe.normalisation)
+    _check_trainable(candidate)
     memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
     corpus, read = training_corpus(
@@ -233,6 +230,14 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
             raise StoppedError(f"{candidate.name}: {error}") from error
         except OSError as error:
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
+
+
+def _check_trainable(candidate: Candidate) -> None:
+    """Raise UserError for what cannot be trained, before anything is written."""
+    with torch.device("meta"):
+        model = Decoder(candidate.trained)
+    if candidate.recipe.normalisation is not None:
+        chosen_linears(model, candidate.recipe.normalisation)
 
 
 @contextmanager

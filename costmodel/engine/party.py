@@ -78,7 +78,10 @@ class Answers:
 
 @dataclass(kw_only=True, slots=True)
 class Party:
-    """A party that has met the others and has its shares, so that it is ready to run. `spent` is from `_spent`."""
+    """A party that has met the others and has its shares, so that it is ready to run.
+
+    spent: of each step, the values that no later op reads, by the op that reads them last.
+    """
 
     assignment: Assignment
     steps: tuple[OpGraph, ...]

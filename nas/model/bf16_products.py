@@ -50,10 +50,9 @@ def rounded(weight: Tensor) -> Tensor:
         return weight.bfloat16()
     version = weight.data_ptr(), weight._version
     known, copy = getattr(weight, _ROUNDED, (None, None))
-    if known != version:
-        copy = weight.detach().bfloat16() if copy is None else copy.copy_(weight.detach())
+    if copy is None or known != version:
+        copy = weight.detach().bfloat16()
         setattr(weight, _ROUNDED, (version, copy))
-    assert copy is not None
     result: Tensor = _Rounded.apply(weight, copy) if weight.requires_grad else copy  # type: ignore[no-untyped-call]
     return result
 

@@ -224,7 +224,9 @@ class _Projected(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, run: Runner, known: Known, cap: float | None) -> Tensor:
         wanted = any(ctx.needs_input_grad[:2])
-        matrix = weight.to(hidden.dtype) if weight.is_cuda or hidden.dtype != torch.bfloat16 else rounded(weight)
+        # on CUDA a captured graph converts the table in each replay, so that no copy is kept
+        is_copied = hidden.dtype == torch.bfloat16 and not weight.is_cuda
+        matrix = rounded(weight) if is_copied else weight.to(hidden.dtype)
         matrix, num_rows = padded(matrix), len(hidden)
         hidden_grad = torch.empty_like(hidden)
         weight_grad = torch.zeros_like(matrix, dtype=weight.dtype) if ctx.needs_input_grad[1] else None
