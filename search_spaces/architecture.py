@@ -347,7 +347,7 @@ SINCE = (
 
 
 def canonical(architecture: Architecture) -> dict[str, Any]:
-    """Return the architecture as plain data, without defaults in `SINCE`, and without a GELU form that no layer uses."""
+    """Return the architecture as plain data, without defaults in `SINCE` and without a GELU form that no layer uses."""
     data = asdict(architecture)
     if all(FFNS[layer.ffn].gelu != "own" for layer in architecture.layers):
         del data["gelu"]
