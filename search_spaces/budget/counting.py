@@ -8,7 +8,7 @@ keeps tables small: whole paths have far more distinct costs than half of them.
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
@@ -145,8 +145,9 @@ def bounded_paths(
     moves = _moves(graph, costs)
     cut = len(moves) // 2
     backward = [[move._replace(start=move.stop, stop=move.start) for move in level] for level in reversed(moves)]
-    before = _tables(moves[:cut], _left(limit, backward)[::-1], max_additions)
-    after = before and _tables(backward[: len(moves) - cut], _left(limit, moves)[::-1], max_additions)
+    known: dict[Hashable, Table] = {}
+    before = _tables(moves[:cut], _left(limit, backward)[::-1], max_additions, known)
+    after = before and _tables(backward[: len(moves) - cut], _left(limit, moves)[::-1], max_additions, known)
     if not before or not after:
         return None
     tables = [*before[:-1], *reversed(after)]
@@ -186,13 +187,21 @@ def _left(limit: Cost, levels: Sequence[Sequence[Move]]) -> list[Ints]:
     return left
 
 
-def _tables(levels: Sequence[Sequence[Move]], left: Sequence[Ints], max_additions: int) -> list[Table] | None:
+def _tables(
+    levels: Sequence[Sequence[Move]], left: Sequence[Ints], max_additions: int, known: dict[Hashable, Table]
+) -> list[Table] | None:
     """Return the table of each level, the first with one way of no cost to each place; None if they are too large.
 
-    `left` is the most that a way to each place of a level may cost to be completed within the limit.
+    `left` is the most that a way to each place of a level may cost to be completed within the limit. `known` holds
+    tables without what all first moves cost, by what they are made of, so that equal layers are tabulated once.
     """
     least_digits = max(1, np.count_nonzero(left[0][0]))  # a measure takes about as long as a digit
     tables = [Table(np.zeros((1, left[0].shape[1]), dtype=np.int64), np.ones((len(left[0]), 1, 1), dtype=np.int64))]
+    if not levels:
+        return tables
+    base = np.min([move.cost for move in levels[0]], axis=0)
+    levels = [[move._replace(cost=tuple(map(sub, move.cost, base))) for move in levels[0]], *levels[1:]]
+    made_of: Hashable = len(left[0])
     for depth, moves in enumerate(levels):
         rows, digits = len(tables[-1].costs), tables[-1].digits.shape[1]
         if (
@@ -201,11 +210,16 @@ def _tables(levels: Sequence[Sequence[Move]], left: Sequence[Ints], max_addition
             return None
         further = sum(map(len, levels[depth + 1 :]))
         most_rows = min(MAX_ROWS, max_additions // (further * least_digits)) if further else MAX_ROWS
-        table = _extended(tables[-1], moves, left[depth + 1], most_rows)
-        if table is None:
-            return None
-        tables.append(table)
-    return tables
+        alike = frozenset((move.start, move.stop, move.cost, len(move.layers)) for move in moves)
+        most = left[depth + 1] - base
+        made_of = made_of, alike, most.tobytes()
+        if made_of not in known:
+            table = _extended(tables[-1], moves, most, most_rows)
+            if table is None:
+                return None
+            known[made_of] = table
+        tables.append(known[made_of])
+    return [tables[0], *(replace(table, costs=table.costs + base) for table in tables[1:])]
 
 
 def _extended(table: Table, moves: Sequence[Move], left: Ints, most_rows: int) -> Table | None:
