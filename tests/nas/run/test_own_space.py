@@ -2,7 +2,6 @@
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -81,9 +80,7 @@ def shape(name: str) -> Architecture:
 @pytest.mark.slow
 @pytest.mark.parametrize(("protocols", "bounds"), list(product(PROTOCOLS, BUDGETS)))
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_published_model_is_counted_in_two_gigabytes(
-    name: str, protocols: str, bounds: tuple[str, ...], record_property: Callable[[str, object], None]
-) -> None:
+def test_a_published_model_is_counted_in_two_gigabytes(name: str, protocols: str, bounds: tuple[str, ...]) -> None:
     own, work = shape(name), Workload(prompt_len=128)
     asked = []
     for pricer in map(load_pricer, protocols.split(",")):
@@ -94,12 +91,11 @@ def test_a_published_model_is_counted_in_two_gigabytes(
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew; tracemalloc would triple the time
     began = time.process_time()
     feasible, _ = priced_within(own_space(own), asked, work, "folded")
-    record_property("cpu_s", time.process_time() - began)  # in the file of --junitxml
+    seconds = time.process_time() - began
     (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    record_property("peak_gb", int(peak) * 1024 / 1e9)
     assert int(peak) * 1024 < 2e9
     assert feasible.num_feasible > 0
-    record_property("tolerance", feasible.tolerance)
+    print(f"{name}, {protocols}, {len(bounds)} budgets: {seconds:.1f} s, {peak} kB, {feasible.tolerance:.2%}")  # by -rP
     assert feasible.tolerance < (0.1 if len(asked) * len(bounds) < 4 else 1)  # steps are fewer within four budgets
     rng = np.random.default_rng(0)
     for member in (feasible.sample(rng) for _ in range(5)):
