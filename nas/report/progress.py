@@ -22,14 +22,19 @@ LINE_EVERY_S = 30.0  # between progress lines if there is no terminal
 def line(run: Run, eta_s: float | None, *, live: bool = True) -> str:
     """Describe the state of a run in one line. live: whether a process is working on it."""
     summary = run.summary
-    unended = f"{summary.running} {'running' if live else 'unfinished'}"
-    seeds = f"{_more_seeds(summary)} more seeds, " if summary.replicates or summary.seeds_left else ""
-    return (
-        f"{summary.ended}/{run.num_planned} ended ({summary.completed} completed, {summary.diverged} diverged, "
-        f"{summary.failed} failed), {summary.evaluated} evaluated at low fidelity, {seeds}{unended}, "
-        f"front {len(summary.front)}, hypervolume {_hypervolume(summary)}, "
-        f"best perplexity in budget {_best(run)}, ETA {'-' if eta_s is None else format_seconds(eta_s)}"
-    )
+    kinds = f" ({summary.completed} completed, {summary.diverged} diverged, {summary.failed} failed)"
+    parts = [f"{summary.ended}/{run.num_planned} ended{kinds if summary.diverged or summary.failed else ''}"]
+    if summary.evaluated:
+        parts.append(f"{summary.evaluated} evaluated at low fidelity")
+    if summary.replicates or summary.seeds_left:
+        parts.append(f"{_more_seeds(summary)} more seeds")
+    parts.append(f"{summary.running} {'running' if live else 'unfinished'}")
+    if summary.front:
+        parts += [f"front {len(summary.front)}", f"hypervolume {_hypervolume(summary)}"]
+    parts.append(f"best perplexity in budget {_best(run)}")
+    if eta_s is not None:
+        parts.append(f"ETA {format_seconds(eta_s)}")
+    return ", ".join(parts)
 
 
 def table(run: Run, eta_s: float | None) -> Table:

@@ -62,10 +62,9 @@ def run_study(
         run = replace(Run.read(folder), records=tuple(trials.records))
         on_start(folder)
         num_baselines = sum(proposal.role == "baseline" for proposal in trials.schedule.proposals)
-        log(
-            f"run {folder}: {config.num_trials} candidates and {num_baselines} baselines, "
-            f"then {config.finalist_seeds} more seeds for each member of the front"
-        )
+        baselines = f" and {num_baselines} baseline{'s' * (num_baselines > 1)}" if num_baselines else ""
+        seeds = f", then {config.finalist_seeds} more seeds for each member of the front"
+        log(f"run {folder}: {config.num_trials} candidates{baselines}{seeds if config.finalist_seeds else ''}")
         try:
             require_home()  # before Ray is imported
             from nas.study.ray_tune import run_trials  # Ray
