@@ -30,7 +30,7 @@ Index: TypeAlias = NDArray[np.intp]
 Counts: TypeAlias = NDArray[Any]  # of 64-bit or, where those would not do, Python integers
 
 EXACT_ADDITIONS = 2 * 10**8  # most of counts in a direction: several seconds; GPT-2 small's choices need 1.5e8
-ROUNDED_ADDITIONS = 5 * 10**7  # the same if costs are rounded, where digits are more and tables are tried repeatedly
+ROUNDED_ADDITIONS = 10**8  # the same if costs are rounded, where digits are more and tables are tried repeatedly
 MAX_STEPS = 12 * 10**9  # by which halves of paths are put together in several measures: some ten seconds
 MAX_ROWS = 2**22  # of a table
 BATCH = 2**23  # sums that are sorted at once: 64 MB

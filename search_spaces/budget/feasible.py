@@ -146,7 +146,7 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
         )
     limit = _counted([_limit(constraint) for constraint in every], every)
     num_bounds = sum(map(bool, limit))
-    exact = EXACT_ADDITIONS if num_bounds <= 1 else ROUNDED_ADDITIONS * num_bounds  # tuples of costs take longer
+    exact = EXACT_ADDITIONS if num_bounds <= 1 else EXACT_ADDITIONS // 4 * num_bounds  # tuples of costs take longer
     for steps in (None, *(MOST_STEPS >> halvings for halvings in range(MOST_STEPS.bit_length()))):
         step = tuple(1 if steps is None else max(1, most // steps) for most in limit)
         rounded = {
