@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Callable, Iterator
@@ -110,14 +111,49 @@ COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {  # what reads a YAML fil
     "testbed of sigma": (costmodel.__main__.main, "estimate SM --seq-len 4 --protocol sigma --testbed {}"),
     "testbed of ckks": (costmodel.__main__.main, "estimate SM --seq-len 4 --protocol ckks --testbed {}"),
 }
-READERS: dict[str, Callable[..., Any]] = {
-    "run.yaml": nas.status.main,
-    "train.yaml": lambda args: nas.train.main(["--resume", *args]),
-    "training.yaml": nas.private.__main__.main,
-    "trained.yaml": nas.private.__main__.main,
-    "meta.json": nas.plot.main,
-    "trials.jsonl": nas.report.__main__.main,
+
+
+def resume(args: list[str]) -> object:
+    return nas.search.main(["--resume", *args])
+
+
+READERS: dict[str, list[Callable[..., Any]]] = {
+    "run.yaml": [nas.status.main, resume],
+    "train.yaml": [lambda args: nas.train.main(["--resume", *args])],
+    "training.yaml": [nas.private.__main__.main],
+    "trained.yaml": [nas.private.__main__.main],
+    "meta.json": [nas.plot.main, resume],
+    "trials.jsonl": [nas.report.__main__.main, resume],
 }
+RECORDS: dict[str, tuple[dict[str, Any], str]] = {  # what is changed in a row of a ledger, and what is said of it
+    "another schema": ({"schema_version": 5}, "`schema_version` must be 6, but got 5"),
+    "a text for a number": ({"index": "a"}, "`index` of .* must be of type int, but got 'a'"),
+    "a number for a text": ({"split": 7}, "`split` of .* must be of type str, but got 7"),
+    "a key of another version": ({"evil": 1}, "has the unknown key 'evil'"),
+    "a folder above": ({"trial_id": "../../.."}, "`trial_id` of .* must be letters and digits"),
+    "another folder": ({"arch_id": "/tmp/made"}, "`arch_id` of .* must be letters and digits"),
+    "a null character": ({"candidate_id": "a\0b"}, "`candidate_id` of .* must be letters and digits"),
+    "an escape": ({"deployed_id": "\x1b[31m"}, r"`deployed_id` of .* but got '\\x1b\[31m'"),
+    "a long name": ({"trial_id": "a" * 5000}, "`trial_id` of .* must be letters and digits"),
+    "no name": ({"trial_id": ""}, "`trial_id` of .* must be letters and digits"),
+    "a loss too large": ({"val_loss": 1e308}, r"the loss of trial .* from 0 to 700 .* but got 1e\+308"),
+    "a loss below none": ({"val_loss": -5.0}, "the loss of trial .* from 0 to 700 .* but got -5.0"),
+    "no loss": ({"val_loss": None}, "`val_loss` of trial .* must be a number once it has completed"),
+    "a huge integer": ({"tokens": 10**400}, r"`tokens` of trial .* from 0 to 1e\+18, but got 1000"),
+    "a cost that is no number": ({"rounds": float("nan")}, r"`rounds` of trial .* from 0 to 1e\+18, but got nan"),
+    "a cost below none": ({"latency_s": -1.0}, r"`latency_s` of trial .* from 0 to 1e\+18, but got -1.0"),
+    "seconds without end": ({"seconds": float("inf")}, r"`seconds` of trial .* from 0 to 1e\+18, but got inf"),
+}
+
+PARENT = {"name": "parent", "notation": "SM", "latency_s": 1.0}
+METAS: dict[str, tuple[dict[str, Any], str]] = {  # what is changed in a meta.json, and what is said of it
+    "a loss without a perplexity": ({"parent": PARENT | {"val_loss": 1e308}}, "the loss of the parent must be from 0"),
+    "no reference": ({"reference": [1.0, float("nan")]}, "the loss of the unigram model must be .* but got nan"),
+    "no vocabulary": ({"vocab_size": 0}, "`vocab_size` of a run must be at least 1, but got 0"),
+    "baselines out of range": (
+        {"ngrams": {"tokens": 1, "losses": [1e308] * 5}}, "the loss of n-gram models must be from 0 to 700 nats",
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -155,15 +191,51 @@ def test_a_hostile_yaml_file_is_refused_in_one_line(tmp_path, capfd, role, kind)
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
-    [(name, kind) for name in ("run.yaml", "train.yaml") for kind in (*NODES, *YAMLS)]
-    + [(name, kind) for name in ("training.yaml", "trained.yaml") for kind in ("sparse terabyte", *YAMLS)]
-    + [(name, kind) for name in ("meta.json", "trials.jsonl") for kind in (*NODES, *JSONS)],
+    ("name", "kind", "reader"),
+    [
+        (name, kind, reader)
+        for names, kinds in (
+            (("run.yaml", "train.yaml"), (*NODES, *YAMLS)),
+            (("training.yaml", "trained.yaml"), ("sparse terabyte", *YAMLS)),
+            (("meta.json", "trials.jsonl"), (*NODES, *JSONS)),
+        )
+        for name in names
+        for kind in kinds
+        for reader in READERS[name]
+    ],
 )
-def test_a_damaged_run_is_refused_in_one_line(tmp_path, capfd, name, kind):
+def test_a_damaged_run_is_refused_in_one_line(tmp_path, capfd, name, kind, reader):
     run = shutil.copytree(STORED / "semi2k", tmp_path / "run")
     place(run / name, kind, {each: f"{text}\n" for each, text in (YAMLS if name.endswith(".yaml") else JSONS).items()})
-    refused(READERS[name], [str(run)], capfd)
+    refused(reader, [str(run)], capfd)
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_hostile_row_of_a_ledger_is_refused_in_one_line(tmp_path, capfd, kind):
+    run = shutil.copytree(STORED / "semi2k", tmp_path / "run")
+    change, why = RECORDS[kind]
+    *rows, last = (run / "trials.jsonl").read_text().splitlines()
+    (run / "trials.jsonl").write_text("\n".join([*rows, json.dumps(json.loads(last) | change)]) + "\n")
+    assert re.search(why, refused(resume, [str(run)], capfd))
+
+
+@pytest.mark.parametrize("kind", ["fifo", "endless device", "link to itself"])
+@pytest.mark.parametrize("name", [".lock", "trials.csv", "plots", "report.html", "trials/a/metrics.csv"])
+def test_a_run_has_files_of_its_own(tmp_path, capfd, name, kind):
+    """A pipe would hang what writes to it, and a link would lead it elsewhere."""
+    run = shutil.copytree(STORED / "semi2k", tmp_path / "run")
+    (run / name).parent.mkdir(exist_ok=True)
+    NODES[kind](run / name)
+    for read in (nas.status.main, nas.plot.main, resume):
+        assert re.search("run/.* must be a file of the run itself, but is a link, ", refused(read, [str(run)], capfd))
+
+
+@pytest.mark.parametrize("kind", METAS)
+def test_a_hostile_number_of_a_run_is_refused_in_one_line(tmp_path, capfd, kind):
+    run = shutil.copytree(STORED / "semi2k", tmp_path / "run")
+    change, why = METAS[kind]
+    (run / "meta.json").write_text(json.dumps(json.loads((run / "meta.json").read_text()) | change))
+    assert re.search(why, refused(resume, [str(run)], capfd))
 
 
 TOKENIZER: dict[str, Any] = {

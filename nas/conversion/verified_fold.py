@@ -261,6 +261,7 @@ def _divergence(kept: Array, replaced: Array) -> float:
     return float((np.exp(theirs) * (theirs - ours)).sum(axis=-1).mean())
 
 
+@np.errstate(all="ignore")  # what is not finite is not equal
 def _run(architecture: Architecture, weights: Mapping[str, Tensor], tokens: Tokens, numbers: _Numbers) -> _Run:
     """Run all sequences through the op graph, node by node, so that memory holds the operands of one node only."""
     graph, library = lower(architecture, tokens.shape[1]), numpy_library()
@@ -304,8 +305,7 @@ def _sums_share(op: ops.Softmax, scores: Array) -> float:
     """Return the largest distance of log row sums from mid-range, relative to its limits (ROWS_WITHIN, and all)."""
     least, most = LOG_SUMS[op.form]
     seen = np.tri(scores.shape[-1], dtype=bool)
-    with np.errstate(over="ignore", divide="ignore"):
-        positive, _ = SOFTMAX_FORMS[op.form](numpy_library(), seen, scores)
-        log_sums = np.log(np.where(seen, positive, 0.0).sum(axis=-1))
-        apart, half = np.abs(log_sums - (least + most) / 2), (most - least) / 2
-        return float(max(np.quantile(apart, ROWS_WITHIN, method="higher") / half, apart.max() / (half + BEYOND)))
+    positive, _ = SOFTMAX_FORMS[op.form](numpy_library(), seen, scores)
+    log_sums = np.log(np.where(seen, positive, 0.0).sum(axis=-1))
+    apart, half = np.abs(log_sums - (least + most) / 2), (most - least) / 2
+    return float(max(np.quantile(apart, ROWS_WITHIN, method="higher") / half, apart.max() / (half + BEYOND)))

@@ -26,7 +26,16 @@ DISCOUNT = 0.75  # D: how much rarer bigrams are in held-out news than in traini
 NAMES = ("unigram", "bigram", "trigram", "4-gram", "5-gram")
 TRIGRAM = 3
 
+MOST_LOSS = 700.0  # nats, whose exponential is still a number
+
 Tokens = NDArray[np.integer[Any]]
+
+
+def require_losses(of: str, *losses: float | None) -> None:
+    """Raise UserError for a loss, in nats per token, that has no perplexity."""
+    for loss in losses:
+        if loss is not None and not -0.01 <= loss <= MOST_LOSS:  # rounding may make 0 negative
+            raise UserError(f"the loss of {of} must be from 0 to {MOST_LOSS:g} nats per token, but got {loss!r:.80}.")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +51,7 @@ class NgramBaseline:
     def __post_init__(self) -> None:
         if len(self.losses) != len(NAMES):
             raise UserError(f"`losses` must be one of each order, {len(NAMES)}, but got {len(self.losses)}.")
+        require_losses("n-gram models", *self.losses)
 
     def perplexity(self, order: int) -> float:
         """Return exp(loss) of an order from 1 to 5."""

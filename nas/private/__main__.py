@@ -92,6 +92,8 @@ def private(
     check_installed(protocol)
     has_prompt = prompt is not None or prompt_file is not None
     _check_flags(perplexity, party, peers, protocol, has_prompt=has_prompt)
+    # before the model is folded, which takes long
+    text = given_text(prompt, prompt_file) if perplexity is None and party in (None, CLIENT) else ""
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
     asked = resolve_setup(run, pick, party=party, protocol=protocol, **setup)
     # --perplexity shows what is lost, next to the model in plaintext
@@ -102,7 +104,7 @@ def private(
         return
     linked = _links(party, peers, protocol, wait_s, idle_limit, certificates, is_protected=protected_links)
     if party in (None, CLIENT):
-        _print_answer(asked, given_text(prompt, prompt_file), new_tokens, linked, party, as_json=as_json)
+        _print_answer(asked, text, new_tokens, linked, party, as_json=as_json)
     else:
         _serve(asked, party, linked)
 
@@ -154,7 +156,7 @@ def _check_flags(
 
 
 def _print_answer(
-    setup: Setup, text: str | None, new_tokens: int, linked: Linked, party: int | None, *, as_json: bool
+    setup: Setup, text: str, new_tokens: int, linked: Linked, party: int | None, *, as_json: bool
 ) -> None:
     """Answer a prompt and print the answer; without `party` all parties run here, else only the client."""
     model = setup.model

@@ -27,10 +27,8 @@ def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Se
     """
     model = setup.model
     try:
-        if model.failed is not None:
-            raise OutOfRangeError(model.failed)
         if model.weights is None:
-            return _as_recorded(setup, fraction_bits)
+            return _folded(_as_recorded(setup, fraction_bits))
         length = min(NUM_TOKENS, model.architecture.context)
         begin = given_encoder(model.tokenizer, None, None).begin
         sequences = check_sequences(model.weights["embed.weight"], known_corpus(model.corpus), length, begin)
@@ -39,9 +37,16 @@ def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Se
             setup.protocol, setup.setting, setup.graph_of, model.weights, sequences,
             fraction_bits=fraction_bits, inputs_of=inputs_of,
         )  # fmt: skip
+        return _folded(replace(setup, setting=setting))
     except OutOfRangeError as error:
         return _out_of_range(setup, error, is_allowed=is_allowed)
-    return replace(setup, setting=setting)
+
+
+def _folded(setup: Setup) -> Setup:
+    """Return the set-up, of a model that folding did not change; if an op is out of range too, that says more."""
+    if setup.model.failed is not None:
+        raise OutOfRangeError(setup.model.failed)
+    return setup
 
 
 def _as_recorded(setup: Setup, fraction_bits: int | None) -> Setup:

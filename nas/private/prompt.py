@@ -34,13 +34,17 @@ class Prompt:
 MOST_BYTES = 1 << 24  # of a prompt in a file; a token of a context is rarely more than some characters
 
 
-def given_text(text: str | None, file: str | None) -> str | None:
+def given_text(text: str | None, file: str | None) -> str:
     """Return the text of a prompt, given itself or as a file, of which one newline at the end is dropped.
 
-    Raise UserError if both are given, or the file cannot be read, is too large or is not text.
+    Raise UserError if both are given, there is no text, or the file cannot be read, is too large or is not text.
     """
-    if file is None:
-        return text
+    if not (given := text if file is None else _content(text, file)):
+        raise UserError("--prompt must be text, such as 'def f(x):', but is empty.")
+    return given
+
+
+def _content(text: str | None, file: str) -> str:
     if text is not None:
         raise UserError("--prompt and --prompt-file exclude each other; give one of them.")
     if file != "-" and Path(file).exists() and not Path(file).is_file():
@@ -57,11 +61,9 @@ def given_text(text: str | None, file: str | None) -> str | None:
 
 
 def read_prompt(
-    text: str | None, tokenizer: GivenTokenizer, *, context: int, new_tokens: int, vocab_size: int | None = None
+    text: str, tokenizer: GivenTokenizer, *, context: int, new_tokens: int, vocab_size: int | None = None
 ) -> Prompt:
-    """Return a prompt. Raise UserError if it is missing, empty or too long, or the tokenizer lacks a character."""
-    if not text:
-        raise UserError("--prompt must be text, such as 'def f(x):', but is empty.")
+    """Return a prompt. Raise UserError if it is too long, or the tokenizer lacks a character."""
     if new_tokens < 1:
         raise UserError(f"--new-tokens must be at least 1, but got {new_tokens}.")
     encoder = given_encoder(tokenizer, vocab_size, None)

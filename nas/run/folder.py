@@ -8,6 +8,8 @@ import errno
 import json
 import math
 import os
+import stat
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import product
@@ -21,7 +23,7 @@ from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from nas.corpus.folders import Reading
 from nas.corpus.held_out import HeldOut
-from nas.corpus.ngrams import NgramBaseline
+from nas.corpus.ngrams import NgramBaseline, require_losses
 from nas.provenance import SCHEMA_VERSION
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
@@ -54,6 +56,9 @@ class ParentResult:
     latency_s: float
     documents: Documents = ()
 
+    def __post_init__(self) -> None:
+        require_losses("the parent", self.val_loss)
+
     @property
     def perplexity(self) -> float:
         return math.exp(self.val_loss)
@@ -72,6 +77,9 @@ class SecondCorpus:
     held_out: HeldOut
     ngrams: NgramBaseline
     parent_loss: float | None
+
+    def __post_init__(self) -> None:
+        require_losses("the parent on the second corpus", self.parent_loss)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +116,11 @@ class Meta:
     second: SecondCorpus | None = None
     planned_tokens: int | None = None
     begin_of_text: str | None = None
+
+    def __post_init__(self) -> None:
+        require_losses("the unigram model", self.reference[1])
+        if self.vocab_size < 1:
+            raise UserError(f"`vocab_size` of a run must be at least 1, but got {self.vocab_size}.")
 
     @property
     def weak_parent(self) -> str:
@@ -157,11 +170,23 @@ def find_run(run: str) -> Path:
     if run == "latest":
         if (newest_run := newest(CONFIG_FILE)) is None:
             raise UserError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
-        return newest_run.absolute()
+        run = str(newest_run)
     folder = Path(run).absolute()
     if not _is_file(folder / CONFIG_FILE):
         raise UserError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
+    _require_own_files(folder)
     return folder
+
+
+def _require_own_files(folder: Path) -> None:
+    """Raise UserError for a pipe, which would hang whatever opens it, or a link, which would lead it elsewhere."""
+    for top, _, names in os.walk(folder):
+        for path in (os.path.join(top, name) for name in names):
+            with suppress(FileNotFoundError):  # the run goes on
+                if not stat.S_ISREG(os.lstat(path).st_mode):
+                    raise UserError(
+                        f"{path} must be a file of the run itself, but is a link, pipe or device; replace it."
+                    )
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:

@@ -6,8 +6,8 @@ This torn line is dropped, with a warning, when the ledger is opened again.
 
 import csv
 import json
-import math
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +20,7 @@ from costmodel.config.user_files import plain_json, read_bytes
 from costmodel.cost import Costs, Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
+from nas.corpus.ngrams import require_losses
 from nas.provenance import SCHEMA_VERSION as SCHEMA_VERSION
 from search_spaces.architecture import Architecture
 from search_spaces.deployed import deployed
@@ -27,6 +28,18 @@ from search_spaces.notation import parse, parse_deployed
 
 FILE_NAME = "trials.jsonl"
 MOST_LEDGER = 1_000_000_000  # bytes; a record has 2 kB
+NAMES = ("trial_id", "candidate_id", "arch_id", "deployed_id")  # of which files and folders have their names
+NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{,99}")
+MOST = 1e18
+LIMITS = {  # least and largest value
+    **dict.fromkeys(("index", "rung", "steps", "tokens", "width", "seconds", "rounds", "key_bytes"), (0.0, MOST)),
+    **dict.fromkeys(("predicted_latency_s", "predicted_sent_bytes", "predicted_key_bytes"), (0.0, MOST)),
+    **dict.fromkeys(("latency_s", "sent_bytes"), (0.0, MOST)),
+    **dict.fromkeys(("generation", "expected_loss", "parent_divergence"), (-MOST, MOST)),
+    **dict.fromkeys(("parent_agreement", "fold_top1_agreement"), (0.0, 1.0)),
+    **dict.fromkeys(("fold_logits_error", "fold_fixed_point_error", "trained_fixed_point_error"), (0.0, 1e308)),
+    "perplexity": (0.0, 1e308),
+}
 NO_COLUMNS = ("versions", "documents", "second_documents", "also", "predicted_also")  # not columns of a table
 
 Event = Literal["proposed", "started", "rung", "finished"]
@@ -116,10 +129,15 @@ class Record:
     fold_holds: bool | None = None
 
     def __post_init__(self) -> None:
-        for name in ("val_loss", "perplexity", "latency_s", "sent_bytes"):
-            value = getattr(self, name)
-            if value is not None and not math.isfinite(value):
-                raise UserError(f"`{name}` of trial {self.trial_id} must be finite, but got {value}.")
+        for name, (least, most) in LIMITS.items():
+            if (value := getattr(self, name)) is not None and not least <= value <= most:
+                raise UserError(
+                    f"`{name}` of trial {self.trial_id} must be finite and from {least:g} to {most:g}, but got "
+                    f"{value!r:.80}."
+                )
+        require_losses(f"trial {self.trial_id}", self.val_loss)
+        if self.event == "finished" and self.status == "completed" and self.val_loss is None:
+            raise UserError(f"`val_loss` of trial {self.trial_id} must be a number once it has completed.")
 
 
 def architecture_of(record: Record, base: Architecture) -> Architecture:
@@ -174,7 +192,10 @@ def read(path: Path) -> tuple[Record, ...]:
     torn = lines.pop()  # the text after the last newline: empty unless a write was cut off
     for number, line in enumerate(lines, 1):
         data = plain_json(line, f"{path}, line {number} must be a JSON record")
-        records.append(decode(Record, data, f"{path}, line {number}"))
+        records.append(record := decode(Record, data, f"{path}, line {number}"))
+        for name in NAMES:
+            if (text := getattr(record, name)) is not None and not NAME.fullmatch(text):
+                raise UserError(f"`{name}` of {path}, line {number} must be letters and digits, but got {text!r:.80}.")
     if torn:
         # stacklevel 1 attributes it to this line, so that it is shown once
         warnings.warn(f"{path}: dropped a torn last line of {len(torn)} bytes.", stacklevel=1)

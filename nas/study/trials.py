@@ -313,6 +313,9 @@ class Trials:
 
     def _observation(self, member: Member, record: Record) -> Observation:
         is_measured = record.status in ("completed", "paused")
+        losses = self._index.rung_losses(record.trial_id) if is_measured else ()
+        if record.status == "paused" and not losses:
+            raise UserError(f"trial {record.trial_id} of {self.path} must have a rung before it pauses; restore it.")
         return Observation(
             member=member,
             index=record.index,
@@ -320,7 +323,7 @@ class Trials:
             status=record.status,
             latency_s=record.latency_s,
             log_perplexity=record.val_loss if record.status == "completed" else None,
-            rung_losses=self._index.rung_losses(record.trial_id) if is_measured else (),
+            rung_losses=losses,
             feasible=is_feasible(record, self.setting.config.budget),
         )
 

@@ -256,17 +256,23 @@ def until(holds, patience_s=200.0):
 @pytest.mark.parametrize(
     ("content", "line"),
     [
+        ("/dev/zero", "--prompt-file must be a file of text or -, but {} is no regular file."),
         (b"v" * (1 << 24) + b"v", "--prompt-file must have at most 16777216 bytes"),
         (b"\xff", "--prompt-file must be a file of text or -, but {} cannot be read: it is not UTF-8."),
         (None, "--prompt-file must be a file of text or -, but {} cannot be read: No such file or directory."),
         (b"\n", "--prompt must be text, such as 'def f(x):', but is empty."),
+        (b"", "--prompt must be text, such as 'def f(x):', but is empty."),
         (b"v" * 40, "must fit into the context of 24 tokens"),
     ],
 )
-def test_a_file_that_is_no_prompt_is_one_line(run, export, tmp_path, content, line):
+def test_a_file_that_is_no_prompt_is_one_line(run, export, tmp_path, monkeypatch, content, line):
     file = tmp_path / "prompt.txt"
-    if content is not None:
+    if isinstance(content, str):
+        file.symlink_to(content)
+    elif content is not None:
         file.write_bytes(content)
+    if "context" not in line:  # what only a model tells
+        monkeypatch.setattr(main, "resolve_setup", None)
     code, _, err = run(str(export), "--prompt-file", str(file))
     assert code == 2
     assert line.format(file) in err

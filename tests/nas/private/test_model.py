@@ -91,8 +91,6 @@ def test_a_prompt_is_some_tokens_of_its_text_and_fits_into_the_context(tokenizer
     for text, new_tokens, line in (
         ("abcdef", 3, "must fit into the context of 8 tokens, but they are 6 . 3; shorten"),
         ("a", 0, "--new-tokens must be at least 1, but got 0"),
-        ("", 2, "--prompt must be text, such as 'def f.x.:', but is empty"),
-        (None, 2, "--prompt must be text, such as 'def f.x.:', but is empty"),
     ):
         with pytest.raises(ValueError, match=line):
             prompt_of(text, tokenizer, new_tokens)

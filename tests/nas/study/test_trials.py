@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.held_out import HeldOut
 from nas.recipe.distillation import DistillationSchedule
@@ -173,6 +174,17 @@ def test_an_evaluation_stands_where_its_final_training_failed(trials_in, tmp_pat
     while again.record.index != trial.record.index:
         again = next_trial(resumed)
     assert not again.record.is_proxy
+
+
+def test_an_evaluation_whose_rung_was_cut_out_of_the_ledger_is_refused(trials_in, tmp_path):
+    trials = trials_in(tmp_path, config=LOOKING)
+    while not next_trial(
+        trials, rung, lambda trial: (evaluated if trial.record.is_proxy else done)(trial)
+    ).record.is_proxy:
+        pass
+    records = [record for record in ledger.read(trials.path) if record.event != "rung"]
+    with pytest.raises(UserError, match=r"trial .*-s0-a0 of .*trials.jsonl must have a rung before it pauses; restore"):
+        run_until(trials_in(tmp_path, records, config=LOOKING))
 
 
 def test_what_is_proposed_is_in_the_ledger_before_it_is_started(trials_in, tmp_path):
