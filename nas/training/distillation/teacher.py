@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nas.attention.reference import capped
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.model.bf16_products import bf16_products, wide_product
-from nas.model.cross_entropy import Distilled, capped, distilled, fully_distilled, padded
+from nas.model.cross_entropy import Distilled, distilled, fully_distilled, padded
 from nas.model.decoder import Decoder, LayerFunction
 from nas.recipe.recipe import Recipe
 from nas.training.compilation import layer_function
