@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +9,7 @@ from torch.nn import functional
 
 from costmodel.execution.op_functions import QUAD_SHIFT, RELU_SUM_OFFSET
 from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
-from nas.attention.reference import Attended, attention_reference, causal_scores, row_bounds, upcast
-
-Attention = Callable[..., Attended]  # as `exact_attention`
+from nas.attention.reference import Attended, causal_scores, row_bounds, upcast
 
 # form -> a function of scores that is at least 0, and a constant that is added to its row sum
 FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
@@ -46,16 +43,6 @@ class ScoreBound(nn.Module):
             self.weight = nn.Parameter(torch.full((num_heads,), POWER_BOUND))
         else:
             self.register_buffer("weight", torch.zeros(num_heads))
-
-
-def attention_of(form: str, bound: ScoreBound | None, cap: float | None, exact: Attention) -> Attention:
-    """Return causal attention with a form of softmax, which also returns the entropy of rows.
-
-    cap: score cap. exact: the attention with a softmax and no cap.
-    """
-    if form in FORMS:
-        return partial(normalised_attention, form=form, bound=bound, cap=cap)
-    return exact if cap is None else partial(attention_reference, cap=cap)
 
 
 def normalised_attention(

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from costmodel.rotary import RotaryScaling, rotary_rates
-from nas.attention.reference import exact_attention
-from nas.model.mpc_friendly import Attention, ScoreBound, attention_of, last_rows
+from nas.attention.reference import Attended, attention_reference, exact_attention
+from nas.model.mpc_friendly import FORMS, ScoreBound, last_rows, normalised_attention
+
+Attention = Callable[..., Attended]  # as `exact_attention`
 
 
 class Temperature(nn.Module):
@@ -107,8 +109,11 @@ class _Attention(nn.Module):
         self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
         self.query_factor, self.place, self.cap = query_factor, place, cap
         self.bound = ScoreBound(num_heads, form) if has_bound else None
-        self.attend = attention_of(form, self.bound, cap, parts.attend)
         self.attend_last = partial(last_rows, form=form, bound=self.bound, cap=cap)
+        if form in FORMS:
+            self.attend: Attention = partial(normalised_attention, form=form, bound=self.bound, cap=cap)
+        else:
+            self.attend = parts.attend if cap is None else partial(attention_reference, cap=cap)
         self.temperature: nn.Module | None = None
 
     def mixed(

@@ -43,8 +43,11 @@ def layer_settings(architecture: Architecture, index: int) -> dict[str, Any]:
     """Return the arguments of a layer's `Block`. Raises UserError as `settings_of` does."""
     layer, block = architecture.layers[index], architecture.block_facts
     attention = None
-    if layer.attention != "none":
-        attention = (_shaped if block.is_shaped else _attention)(architecture, index)
+    if block.is_shaped:
+        heads = _heads(architecture, index, architecture.score_cap, 1.0 if architecture.folded else None)
+        attention = {**heads, "bias": architecture.bias, "projects": index == 0}
+    elif layer.attention != "none":
+        attention = _attention(architecture, index)
     affine = not architecture.folded  # else linears include gain and bias
     return {
         "join": block.join,
@@ -88,11 +91,6 @@ def _heads(architecture: Architecture, index: int, cap: float | None, factor: fl
         "temperatures": architecture.context if layer.attention == "softmax-temperature" else None,
         "d_model": architecture.d_model,
     }
-
-
-def _shaped(architecture: Architecture, index: int) -> dict[str, Any]:
-    heads = _heads(architecture, index, architecture.score_cap, 1.0 if architecture.folded else None)
-    return {**heads, "bias": architecture.bias, "projects": index == 0}
 
 
 def _attention(architecture: Architecture, index: int) -> dict[str, Any]:

@@ -243,9 +243,8 @@ class LiveTeacher(Teacher):
 
     @torch.no_grad()
     def _logits(self, features: Tensor, rows: slice) -> Tensor:
-        architecture = self.model.architecture
-        logits = wide_product(features[rows], self.table.T)[:, : architecture.vocab_size]
-        return capped(logits, architecture.logit_cap)
+        logits = wide_product(features[rows], self.table.T)[:, : self.model.architecture.vocab_size]
+        return capped(logits, self.model.logit_cap)
 
 
 def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
