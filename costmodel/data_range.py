@@ -27,11 +27,11 @@ class DataRange:
 
     def outside(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """Return the parts of a graph outside the data, such as `d_model 12 (data: 768)`."""
-        values = dimensions(graph)
+        values, least, most = dimensions(graph), 1 - MARGIN, 1 + MARGIN
         beyond_data = [
             f"{name} {_range(beyond)} (data: {_range(known)})"
             for name, known in self.dimensions.items()
-            if (beyond := [value for value in sorted(values[name]) if not _inside(value, known)])
+            if (beyond := [one for one in values[name] if not least * known[0] <= one <= most * known[-1]])
         ]
         unknown = {type(node.op).__name__ for node in graph} - {kind.__name__ for kind in self.op_types}
         caches = [node.op for node in graph if isinstance(node.op, ops.KeyValueCache)]
@@ -109,10 +109,6 @@ def _joined(values: Iterable[str]) -> str:
     if all(value.endswith("x") for value in known):
         return max(known, key=lambda value: float(value.removesuffix("x")))
     return ", ".join(sorted(known, key=lambda value: float(value) if value.isdigit() else math.inf))
-
-
-def _inside(value: int, known: tuple[int, ...]) -> bool:
-    return known[0] * (1 - MARGIN) <= value <= known[-1] * (1 + MARGIN)
 
 
 def _range(values: Iterable[int]) -> str:

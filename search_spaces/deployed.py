@@ -69,12 +69,7 @@ def deployed(architecture: Architecture) -> Architecture:
 def with_folded_settings(architecture: Architecture) -> Architecture:
     """Return the architecture with the same layers and all other settings as after folding."""
     return replace(
-        architecture,
-        folded=True,
-        bias=deploys_biases(architecture),
-        biases=(),
-        tied_embeddings=False,
-        **UNSCALED,
+        architecture, folded=True, bias=deploys_biases(architecture), biases=(), tied_embeddings=False, **UNSCALED
     )
 
 

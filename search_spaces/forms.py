@@ -1,7 +1,6 @@
 """The forms that a norm, an attention and an FFN can have: one record each, from which everything else follows.
 
-To add an FFN whose activation is a known op, add its name to `Ffn` and its record to `FFNS`, and its function to
-`nas.conversion.huggingface_layers`, which is copied into exports and therefore imports nothing from here.
+To add an FFN whose activation is a known op, add its name to `Ffn` and its record to `FFNS`.
 """
 
 from collections.abc import Callable, Mapping

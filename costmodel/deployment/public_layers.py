@@ -38,6 +38,5 @@ def with_public_layers(graph: OpGraph, layers: frozenset[LayerId]) -> OpGraph:
         )
     public = {op: replace(op, public=op.weights == "hidden") for op in dict.fromkeys(node.op for node in graph)}
     return replace(
-        graph,
-        nodes=tuple(replace(node, op=public[node.op]) if node.layer in layers else node for node in graph),
+        graph, nodes=tuple(replace(node, op=public[node.op]) if node.layer in layers else node for node in graph)
     )

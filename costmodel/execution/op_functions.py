@@ -205,12 +205,7 @@ def _gelu_piecewise(library: Library, source: Array) -> Array:
 
 
 # coefficients of x, x^2, x^3, x^4 and x^6 in both polynomials
-PIECES = np.array(
-    [
-        [*piecewise_gelu.CUBIC[1:], 0.0, 0.0],
-        [0.5, piecewise_gelu.EVEN[1], 0.0, *piecewise_gelu.EVEN[2:]],
-    ]
-)
+PIECES = np.array([[*piecewise_gelu.CUBIC[1:], 0.0, 0.0], [0.5, piecewise_gelu.EVEN[1], 0.0, *piecewise_gelu.EVEN[2:]]])
 GELU_FORMS: dict[str, Callable[[Library, Array], Array]] = {
     "tanh": _gelu_tanh,
     "exact": lambda library, source: source * (library.erf(source * 0.5**0.5) * 0.5 + 0.5),

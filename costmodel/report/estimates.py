@@ -20,12 +20,7 @@ from costmodel.report.tables import table
 
 PUBLIC = ("temperatures", "bounds of scores", "scalars of shaped attention", "causal mask", "rotary angles")
 # Defaults, which a summary does not mention.
-USUAL = {
-    "weights": "secret",
-    "weight_masks": "fresh",
-    **asdict(Deployment()),
-    "softmax": "exact",
-}
+USUAL = {"weights": "secret", "weight_masks": "fresh", **asdict(Deployment()), "softmax": "exact"}
 
 # The fields of `costmodel.deployment.deploy.Deployment`.
 DeploymentFacts: TypeAlias = Mapping[str, Any]

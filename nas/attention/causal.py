@@ -5,7 +5,7 @@ With scores s_ij = q_i . k_j / (t_i sqrt(head_dim)) and weights a = softmax(s) o
 - CPU: `nas.attention.cpu_native`, one fused C++ kernel.
 - CPU if that cannot be compiled, or in fp64: torch's flash kernel, on heads with at least twice the features.
 - CUDA with Triton: `nas.attention.cuda_triton`, one fused kernel.
-- CUDA without: `attention_reference`, which stores the T x T matrix.
+- CUDA without: `attention_reference` of `nas.attention.reference`, which stores the T x T matrix.
 
 Entropy is computed in fp32 for all inputs (in fp64 for fp64). Without entropy, torch's own attention is used, except
 for fp32 and bf16 on the CPU, where the C++ kernel is faster even with entropy.
@@ -16,7 +16,6 @@ import math
 from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,17 +24,11 @@ from torch.nn import functional
 
 from nas.attention import cpu_native
 from nas.attention.compile_cpp import NotCompiledError
+from nas.attention.reference import Attended, attention_reference, bounded, scale_by_temperature, upcast
 
 LANES = 16  # fp32 numbers in an AVX-512 register: torch's flash kernel is as fast with 16 features as with 8
 
 logger = logging.getLogger(__name__)
-
-
-class Attended(NamedTuple):
-    """output: batch x heads x T x head_dim. entropy: batch x heads x T, in nats, row i between 0 and ln i, or None."""
-
-    output: Tensor
-    entropy: Tensor | None
 
 
 def causal_attention(
@@ -57,62 +50,12 @@ def causal_attention(
         return Attended(output.to(values.dtype), entropy)
 
 
-def row_bounds(length: int, device: torch.device | None = None) -> Tensor:
-    """Return the largest entropy of each of `length` causal rows, in nats: row i attends to i keys, so ln i."""
-    return torch.arange(1, length + 1, device=device, dtype=torch.float64).log()
-
-
-def attention_reference(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    *,
-    temperature: Tensor | None = None,
-    with_entropy: bool = True,
-    cap: float | None = None,
-) -> Attended:
-    """Return attention by its definition, with the whole T x T matrix of scores.
-
-    Other implementations are tested against it.
-    cap: scores x become cap * tanh(x / cap). with_entropy: ignored, the entropy is always returned.
-    A weight that underflows to 0 adds 0 to the entropy and to its gradient.
-    """
-    queries, keys, values = _upcast(queries, keys, values)
-    scores, mask = _causal_scores(queries, keys, temperature, cap)
-    log_weights = functional.log_softmax(scores, dim=-1).masked_fill(~mask, 0.0)
-    weights = log_weights.exp() * mask
-    return Attended(weights @ values, _bounded(-(weights * log_weights).sum(dim=-1)))
-
-
-def log_sums(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None = None) -> Tensor:
-    """Return the logarithm of the softmax's denominator for each row, batch x heads x T."""
-    return _causal_scores(queries, keys, temperature, cap)[0].logsumexp(dim=-1)
-
-
-def _causal_scores(
-    queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """Return scores, batch x heads x T x T, with minus infinity for later tokens, and the causal mask."""
-    length, head_dim = queries.shape[-2:]
-    mask = torch.ones(length, length, dtype=torch.bool, device=queries.device).tril()
-    scores = scale_by_temperature(queries, temperature) @ keys.mT / math.sqrt(head_dim)
-    scores = scores if cap is None else cap * torch.tanh(scores / cap)
-    return scores.masked_fill(~mask, -math.inf), mask
-
-
-def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
-    """Divide queries, and thereby the scores, by the temperatures of their rows; return them in their own dtype."""
-    if temperature is None:
-        return queries
-    return (queries * temperature.reciprocal().unsqueeze(-1)).to(queries.dtype)
-
-
 def _on_cpu(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None) -> Attended:
     if temperature is not None or not queries.dtype == keys.dtype == values.dtype or not _is_native(values):
-        queries, keys, values = _upcast(queries, keys, values)
+        queries, keys, values = upcast(queries, keys, values)
     attend = cpu_native.attend if _is_native(values) else _flash
     output, entropy = attend(scale_by_temperature(queries, temperature), keys, values)
-    return Attended(output, _bounded(entropy))
+    return Attended(output, bounded(entropy))
 
 
 def _flash(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +101,7 @@ def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tens
     from nas.attention import cuda_triton
 
     output, entropy = cuda_triton.attend(queries, keys, values, temperature)
-    return Attended(output, _bounded(entropy))
+    return Attended(output, bounded(entropy))
 
 
 def _attention_for(device_type: str) -> Callable[..., Attended]:
@@ -180,14 +123,3 @@ def _attend_on(device_type: str) -> Callable[..., Attended]:
         device_type,
     )
     return attention_reference
-
-
-def _upcast(*parts: Tensor) -> tuple[Tensor, ...]:
-    """Convert to fp32, or to fp64 if the values, which are last, have it."""
-    return tuple(part.to(torch.promote_types(parts[-1].dtype, torch.float32)) for part in parts)
-
-
-def _bounded(entropy: Tensor) -> Tensor:
-    """Clamp entropies to [0, ln i], which rounding can leave by an ulp."""
-    upper = row_bounds(entropy.shape[-1], entropy.device).to(entropy.dtype)
-    return torch.minimum(entropy.clamp(min=0.0), upper)

@@ -3,12 +3,15 @@
 Needs the extra `hf`, which is imported when a function is called. Weights here are deployed weights, by node.
 """
 
+import ast
+import inspect
 import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from nas.corpus.tokenizer import (
     kept_tokenizer,
     write_tokenizer,
 )
+from nas.model.settings import settings_of
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.checkpoints.checkpoint import (
     CONFIG_FILE,
@@ -46,6 +50,10 @@ from search_spaces.checkpoints.checkpoint import (
 )
 from search_spaces.checkpoints.settings import architecture_of, family_of, plain_settings
 
+CARRIED = (
+    *("costmodel.errors", "costmodel.rotary", "nas.attention.reference", "nas.model.mpc_friendly"),
+    *("nas.model.self_attention", "nas.model.layers", "nas.conversion.huggingface_model"),
+)  # modules in an export's code, each after those that it imports
 WRAPPED = {  # prefixes of names of weights, with remedies
     "_orig_mod.": "save the model from before torch.compile",
     "module.": "save the `module` of the parallel model",
@@ -185,12 +193,8 @@ def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -
 
     plain = plain_settings(architecture, transformers)
     if plain is None:
-        block = architecture.block_facts
-        facts: dict[str, Any] = {"join": block.join, "rotary_share": block.rotary_share}
-        facts |= {name: getattr(block, name) for name in ("query_key_norm", "norms_after")}
-        if not block.packs_qkv:
-            facts |= {"packs_qkv": False, "biases": list(block.biases)}
-        model: Any = DecoderForCausalLM(DecoderConfig(architecture=canonical(architecture), block=facts))
+        made = {"architecture": canonical(architecture), "modules": settings_of(architecture)}
+        model: Any = DecoderForCausalLM(DecoderConfig(**made))
         model.decoder.load_state_dict(weights)
     else:
         family, settings = plain
@@ -218,6 +222,8 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
             setattr(model.config, name, special[name])
             setattr(model.generation_config, name, special[name])
     model.save_pretrained(target)
+    if (code := target / "huggingface_model.py").exists():
+        code.write_text(exported_code())
     longest = min(architecture.context, settings.get("model_max_length") or architecture.context)
     if settings.get("tokenizer_class") in (None, "TokenizersBackend"):  # its name in version 5 alone
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -228,6 +234,24 @@ def save_model(architecture: Architecture, weights: Mapping[str, Tensor], tokeni
     write_tokenizer(target, kept.json, kept.end_of_text, files.items())
     config = json.loads((target / CONFIG_FILE).read_text(encoding="utf-8"))
     (target / CONFIG_FILE).write_text(json.dumps(config | _before_5(config), indent=2) + "\n")
+
+
+def exported_code() -> str:
+    """Return the code of an export: the modules of `CARRIED` in one file, without their imports of each other.
+
+    A constant that they import from another module of this package is written out.
+    """
+    parts = []
+    for name in CARRIED:
+        source = inspect.getsource(import_module(name))
+        lines = source.splitlines()
+        for node in reversed(ast.parse(source).body):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith(("costmodel", "nas")):
+                known = () if node.module in CARRIED else [alias.name for alias in node.names]
+                values = [getattr(import_module(str(node.module)), constant) for constant in known]
+                lines[node.lineno - 1 : node.end_lineno] = map("{} = {!r}".format, known, values)
+        parts.append("\n".join(lines))
+    return "\n\n\n".join(parts) + "\n"
 
 
 def _content(token: Any) -> str:

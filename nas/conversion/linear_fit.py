@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nas.attention.causal import Attended
+from nas.attention.reference import Attended
 from nas.conversion.transfer import gate_of
-from nas.model.decoder import Block, Decoder, FeedForward
+from nas.model.decoder import Decoder
+from nas.model.layers import Block, FeedForward
 from nas.recipe.distillation import Part, fitted_degree
 from search_spaces.forms import POLYNOMIAL_GATES
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from costmodel.ops import SoftmaxForm
-from nas.attention.causal import Attended, log_sums
+from nas.attention.reference import Attended, log_sums
 from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
@@ -98,7 +98,7 @@ class _Observer:
 
     def __init__(self, layer: Any) -> None:
         self.layer, self.attention, self.attend = layer, layer.attention, layer.attention.attend
-        self.cap = layer.score_cap
+        self.cap = layer.attention.cap
         self.is_power = self.attention.bound.form == "power8"
         self.least, self.largest = torch.tensor(torch.inf), torch.tensor(-torch.inf)  # later one number per head
         self.attention.attend = self

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 from nas.corpus.tokenizer import Encoder
 from nas.model.decoder import Decoder
+from nas.model.self_attention import Past
 
 KEPT_NUMBERS = 1 << 27  # keys and values that are held at a time: 512 MiB
 TOKENS_AT_A_TIME = 1024
@@ -88,7 +89,7 @@ def _batches(model: Decoder, requests: Sequence[Request]) -> Iterator[tuple[Tens
     # whether several requests share a sequence, its tokens -> indices of these requests, and what follows
     stems: defaultdict[tuple[bool, tuple[int, ...]], list[tuple[int, tuple[int, ...]]]] = defaultdict(list)
     for context, indices in by_context.items():
-        shares = len(indices) > 1 and not model.architecture.block_facts.is_shaped  # which keeps no keys and values
+        shares = len(indices) > 1
         for index in indices:
             seen = requests[index].continuation[:-1]
             stems[shares, context if shares else context + seen].append((index, seen if shares else ()))
@@ -110,12 +111,12 @@ def _batches(model: Decoder, requests: Sequence[Request]) -> Iterator[tuple[Tens
 
 def _features(model: Decoder, stem: Tensor, branches: list[Branch]) -> Iterator[tuple[list[int], list[Tensor]]]:
     """Yield indices of requests, and the input of the vocabulary projection at their last tokens, each T x d_model."""
-    past: list[list[Tensor]] = [[] for _ in model.layers]
+    past = Past()
     if not any(branch.tokens for branch in branches):
         whole = model.features(stem, with_entropies=False)[0]
         yield [branch.request for branch in branches], [whole[branch.row] for branch in branches]
         return
-    whole = model.continued(stem, 0, past)
+    whole = model.continued(stem, past)
     ordered = sorted(branches, key=lambda branch: -len(branch.tokens))
     while ordered:
         longest = len(ordered[0].tokens)
@@ -125,8 +126,7 @@ def _features(model: Decoder, stem: Tensor, branches: list[Branch]) -> Iterator[
         last = whole[rows, -1:]
         if longest:
             padded = torch.tensor([branch.tokens + (0,) * (longest - len(branch.tokens)) for branch in some])
-            theirs = [[kept[rows] for kept in layer] for layer in past]
-            last = torch.cat((last, model.continued(padded, stem.shape[1], theirs)), dim=1)
+            last = torch.cat((last, model.continued(padded, past.of_rows(rows))), dim=1)
         yield (
             [branch.request for branch in some],
             [row[: 1 + len(branch.tokens)] for row, branch in zip(last, some, strict=True)],

@@ -158,5 +158,5 @@ def writing_lines(parent: Sequence[Sequence[int]], model: Sequence[Sequence[int]
     return [
         f"Of {len(model)} greedy continuations of at most {num_new} tokens, {num_ours} of the model and {num_theirs} "
         f"of the parent collapse into repetition: each of the last {TAIL} tokens equals the one p before it, for some "
-        f"p up to {LONGEST_CYCLE}. The two first differ {where}; {num_equal} do not differ.",
+        f"p up to {LONGEST_CYCLE}. The two first differ {where}; {num_equal} do not differ."
     ]

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Collection, Sequence
 
 import torch
-from torch import Tensor
 
 from nas.model.decoder import Decoder
+from nas.model.self_attention import Past
 
 TAIL = 32  # tokens at the end of a continuation that repeat
 LONGEST_CYCLE = 16  # tokens; shorter ones, such as a line or a word, repeat more often
@@ -35,14 +35,9 @@ def written(
     on_done: called with the number of tokens of each.
     """
     tokens = torch.tensor(prompts)
-    past: list[list[Tensor]] = [[] for _ in model.layers]
-    num_seen = 0
+    past = Past()
     for number in range(num_new):
-        if model.architecture.block_facts.is_shaped:  # keeps no keys and values
-            features = model.features(tokens, with_entropies=False)[0]
-        else:
-            features = model.continued(tokens[:, num_seen:], num_seen, past)
-        num_seen = tokens.shape[1]
+        features = model.continued(tokens[:, past.get_seq_length() :], past)
         tokens = torch.cat((tokens, model.logits_of(features[:, -1:]).argmax(dim=-1)), dim=1)
         on_done(number + 1)
     made = tokens[:, len(prompts[0]) :].tolist()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from nas.attention.reference import capped
 from nas.model.bf16_products import add_product, are_lowered, rounded, wide_product
 
 CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 28}  # logits in a chunk: 4 MiB of fp32 (smaller chunks are slower), 1 GiB
@@ -40,11 +41,6 @@ class Distilled(NamedTuple):
     loss: Tensor
     cross_entropy: Tensor
     divergence: Tensor
-
-
-def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """Return cap * tanh(x / cap), or the logits themselves without a cap."""
-    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 def losses_of_chunk(

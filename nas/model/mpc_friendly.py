@@ -1,8 +1,7 @@
-"""Replacements of softmax and GELU, computed as in `costmodel.execution.op_functions`."""
+"""Replacements of softmax and GELU, computed as in `costmodel.execution.op_functions`; exports carry this file."""
 
 import math
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,25 +9,20 @@ from torch.nn import functional
 
 from costmodel.execution.op_functions import QUAD_SHIFT, RELU_SUM_OFFSET
 from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
-from costmodel.ops import SoftmaxForm
-from nas.attention.causal import Attended, attention_reference, causal_attention, row_bounds, scale_by_temperature
-from nas.model.cross_entropy import capped
-from search_spaces.architecture import has_bound
-
-Attention = Callable[..., Attended]  # as `causal_attention`
+from nas.attention.reference import Attended, causal_scores, row_bounds, upcast
 
 # form -> a function of scores that is at least 0, and a constant that is added to its row sum
-FORMS: dict[SoftmaxForm, tuple[Callable[[Tensor], Tensor], float]] = {
+FORMS: dict[str, tuple[Callable[[Tensor], Tensor], float]] = {
     "2quad": (lambda scores: (scores + QUAD_SHIFT).square(), 0.0),
     "power8": (lambda scores: scores.square().square().square(), 0.0),
     "relu": (functional.relu, RELU_SUM_OFFSET),
 }
 # Initial values for eighth powers: (x / 16 + 1/2)^8 is (1 + x / 8)^8 / 256, which is nearly exp(x) / 256.
 POWER_BOUND = -0.5
-QUERY_SCALES: dict[SoftmaxForm, float] = {"power8": -POWER_BOUND / 8}
+QUERY_SCALES: dict[str, float] = {"power8": -POWER_BOUND / 8}
 
 
-def query_scale(form: SoftmaxForm) -> float:
+def query_scale(form: str) -> float:
     """Return the factor of the initial queries for a form of softmax, relative to an exact softmax."""
     return QUERY_SCALES.get(form, 1.0)
 
@@ -42,7 +36,7 @@ class ScoreBound(nn.Module):
 
     weight: Tensor
 
-    def __init__(self, num_heads: int, form: SoftmaxForm) -> None:
+    def __init__(self, num_heads: int, form: str) -> None:
         super().__init__()
         self.form = form
         if form == "power8":
@@ -51,24 +45,12 @@ class ScoreBound(nn.Module):
             self.register_buffer("weight", torch.zeros(num_heads))
 
 
-def bound_of(num_heads: int, form: SoftmaxForm) -> ScoreBound | None:
-    """Return the bound of a form, if it has one."""
-    return ScoreBound(num_heads, form) if has_bound(form) else None
-
-
-def attention_of(form: SoftmaxForm, bound: ScoreBound | None, cap: float | None = None) -> Attention:
-    """Return causal attention with a form of softmax, which also returns the entropy of rows. cap: score cap."""
-    if form in FORMS:
-        return partial(normalised_attention, form=form, bound=bound, cap=cap)
-    return causal_attention if cap is None else partial(attention_reference, cap=cap)
-
-
 def normalised_attention(
     queries: Tensor,
     keys: Tensor,
     values: Tensor,
     *,
-    form: SoftmaxForm,
+    form: str,
     bound: ScoreBound | None = None,
     cap: float | None = None,
     temperature: Tensor | None = None,
@@ -96,7 +78,7 @@ def last_rows(
     keys: Tensor,
     values: Tensor,
     *,
-    form: SoftmaxForm,
+    form: str,
     bound: ScoreBound | None,
     cap: float | None,
     temperature: Tensor | None,
@@ -105,28 +87,21 @@ def last_rows(
 
     queries: batch x heads x rows x head_dim; keys, values: batch x heads x T x head_dim; temperature: heads x rows.
     """
-    if form not in FORMS:
-        scores = _scores(queries, keys, temperature, cap)
-        return scores.masked_fill(~_seen(scores), -math.inf).softmax(dim=-1) @ values
-    positive = positive_scores(queries, keys, form, bound, temperature, cap)
-    return positive / (positive.sum(dim=-1, keepdim=True) + FORMS[form][1]) @ values
-
-
-def _seen(scores: Tensor) -> Tensor:
-    """Return the causal mask of scores whose queries are those of the last tokens: queries x keys."""
-    length, total = scores.shape[-2:]
-    return torch.ones(length, total, dtype=torch.bool, device=scores.device).tril(total - length)
-
-
-def _scores(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None) -> Tensor:
-    scores = scale_by_temperature(queries, temperature) @ keys.transpose(-2, -1) / math.sqrt(queries.shape[-1])
-    return capped(scores, cap)
+    dtype = values.dtype
+    queries, keys, values = upcast(queries, keys, values)
+    if form in FORMS:
+        positive = positive_scores(queries, keys, form, bound, temperature, cap)
+        weights = positive / (positive.sum(dim=-1, keepdim=True) + FORMS[form][1])
+    else:
+        scores, seen = causal_scores(queries, keys, temperature, cap)
+        weights = scores.masked_fill(~seen, -math.inf).softmax(dim=-1)
+    return (weights @ values).to(dtype)
 
 
 def positive_scores(
     queries: Tensor,
     keys: Tensor,
-    form: SoftmaxForm,
+    form: str,
     bound: ScoreBound | None,
     temperature: Tensor | None,
     cap: float | None = None,
@@ -135,8 +110,7 @@ def positive_scores(
 
     The queries are those of the last tokens.
     """
-    scores = _scores(queries, keys, temperature, cap)
-    seen = _seen(scores)
+    scores, seen = causal_scores(queries, keys, temperature, cap)
     scores = scores if bound is None else scores - bound.weight[:, None, None]
     positive = FORMS[form][0](scores).masked_fill(~seen, 0.0)
     if form == "power8" and queries.shape[-2] == keys.shape[-2]:

@@ -1,17 +1,10 @@
-"""Norms of a decoder. A frozen norm is trained as LayerNorm or RMSNorm until its deviation becomes a constant."""
+"""Frozen norms in training: LayerNorm or RMSNorm until their deviation becomes a constant."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-
-from costmodel.execution.op_functions import LAYERNORM_EPSILON
-from nas.recipe.recipe import Freezing
-from search_spaces.architecture import Architecture, Layer, num_heads, num_kv_heads
-from search_spaces.forms import Norm
-from search_spaces.inner import inner_norms
 
 MEMORY = 0.9  # of the running mean: a training step moves it by a tenth of the way to the mean of its batch
 
@@ -146,33 +139,6 @@ def _is_recorded(source: Tensor) -> bool:
     return source.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-# norm -> its module, from its features, the epsilon of RMSNorms, and whether it has gain and bias
-NORMS: dict[Norm, Callable[[int, float, bool], nn.Module]] = {
-    "layernorm": lambda features, _, affine: nn.LayerNorm(features, LAYERNORM_EPSILON, elementwise_affine=affine),
-    "rmsnorm": lambda features, epsilon, affine: nn.RMSNorm(features, epsilon, elementwise_affine=affine),
-    "frozen-layernorm": lambda features, *_: FrozenNorm(features, LAYERNORM_EPSILON, centred=True),
-    "frozen-rmsnorm": lambda features, epsilon, _: FrozenNorm(features, epsilon, centred=False),
-    "none": lambda *_: nn.Identity(),
-}
-
-
-def norm_of(kind: Norm, architecture: Architecture, *, affine: bool = True) -> nn.Module:
-    """Return a norm of rows of the stream; a frozen norm always has its own gain and bias."""
-    return NORMS[kind](architecture.d_model, architecture.norm_epsilon, affine)
-
-
-def inner_norm(architecture: Architecture, layer: Layer, name: str) -> nn.Module | None:
-    """Return the norm at a node of `inner_norms`, or None; norms of queries or keys have the width of the heads."""
-    kind, epsilon = inner_norms(architecture, layer).get(name), architecture.norm_epsilon
-    if kind is None or name.endswith(".norm"):
-        return None if kind is None else norm_of(kind, architecture)
-    heads = num_heads(architecture, layer) if name.endswith("q_norm") else num_kv_heads(architecture, layer)
-    width, by_head = heads * architecture.head_dim, architecture.block_facts.query_key_norm == "head"
-    if kind == "rmsnorm":
-        return nn.RMSNorm(architecture.head_dim if by_head else width, epsilon)
-    return FrozenNorm(width, epsilon, centred=False, groups=heads if by_head else 1)
-
-
 def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:
     """Return the norms of a model that are frozen or will be, by name, in order of execution."""
     return {name: module for name, module in model.named_modules() if isinstance(module, FrozenNorm)}
@@ -189,30 +155,3 @@ def forget_seen(model: nn.Module) -> None:
     """Drop the deviations that the forward passes of a step have seen, before the step is repeated."""
     for norm in frozen_norms(model).values():
         norm.forget()
-
-
-def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: int) -> None:
-    """Freeze the norms that are due after step 1, 2, ... of num_steps; frozen ones stay frozen."""
-    norms = frozen_norms(model)
-    for name, due in freezing_steps(list(norms), settings, num_steps).items():
-        if step >= due and not norms[name].is_frozen:
-            norms[name].set_frozen()
-
-
-def freezing_steps(names: list[str], settings: Freezing, num_steps: int) -> dict[str, int]:
-    """Return the step, from 1 to num_steps, after which each norm is frozen, in order and evenly spread."""
-    ordered = sorted(names, key=_turn)
-    spread = settings.end_share - settings.start_share
-    shares = [settings.start_share + spread * place / max(1, len(ordered) - 1) for place in range(len(ordered))]
-    return {name: max(1, round(share * num_steps)) for name, share in zip(ordered, shares, strict=True)}
-
-
-def _turn(name: str) -> tuple[int, int]:
-    """Return the sort key of a norm: attention's by layer, then those of FFNs, then the final one.
-
-    Of the orders tried, this one trained a proxy best; layer by layer, from either end, is as good within a percent.
-    """
-    if name == "final_norm":
-        return 2, 0
-    _, layer, part, *_ = name.split(".")
-    return int(part in ("norm2", "ffn")), int(layer)

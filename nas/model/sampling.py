@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from nas.model.decoder import Decoder
+from nas.model.self_attention import Past
 
 GREEDY_TOKENS = 3  # after the first, which is drawn uniformly; Liu et al. use 3 to 5
 
@@ -27,11 +28,11 @@ def sampled(
     Source: Liu et al. 2023, arXiv 2305.17888, section 3.1. Raises UserError as `Decoder.step` does.
     """
     tokens = torch.randint(vocab_size, (batch,), generator=generator)
-    made, past, device = [tokens], [list[Tensor]() for _ in model.layers], model.embed.weight.device
+    made, past, device = [tokens], Past(), model.embed.weight.device
     if begin is not None:
-        model.step(torch.full_like(tokens, begin).to(device), 0, past)
+        model.step(torch.full_like(tokens, begin).to(device), past)
     for position in range(length - 1):
-        logits = model.step(made[-1].to(device), position + (begin is not None), past)[:, :vocab_size].float().cpu()
+        logits = model.step(made[-1].to(device), past)[:, :vocab_size].float().cpu()
         if position < GREEDY_TOKENS:
             made.append(logits.argmax(dim=-1))
         else:

@@ -1,7 +1,11 @@
-"""Attention of a decoder's layers; its modules are those of the op graph that `search_spaces.lower` makes."""
+"""Attention of a decoder's layers; its modules are those of the op graph that `search_spaces.lower` makes.
 
-import math
+Exports carry this file. Arguments are those of `nas.model.settings`.
+"""
+
+from collections.abc import Callable
 from functools import cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -9,96 +13,176 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from costmodel.rotary import RotaryScaling, rotary_rates
-from nas.model.mpc_friendly import attention_of, bound_of, last_rows
-from nas.model.norms import inner_norm
-from search_spaces.architecture import (
-    Architecture,
-    Layer,
-    Positions,
-    has_bias,
-    num_heads,
-    num_kv_heads,
-    positions_of,
-    rotary_dim,
-    softmax_form,
-)
-from search_spaces.block import QUERIES_KEYS_VALUES
-from search_spaces.inner import score_cap
+from nas.attention.reference import Attended, attention_reference, exact_attention
+from nas.model.mpc_friendly import FORMS, ScoreBound, last_rows, normalised_attention
+
+Attention = Callable[..., Attended]  # as `exact_attention`
 
 
-class SelfAttention(nn.Module):
+class Temperature(nn.Module):
+    """Temperatures t[h, i] > 0 that divide row i of head h of the scores."""
+
+    def __init__(self, num_heads: int, context: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(num_heads, context))
+
+    def forward(self, first: int, last: int) -> Tensor:
+        """Return the temperatures of the positions from `first` until before `last`, heads x positions."""
+        return self.weight[:, first:last]
+
+
+class FixedNorm(nn.Module):
+    """A norm whose deviation is a constant that its gain includes: `weight * (x - mean(x)) + bias`, or `weight * x`."""
+
+    def __init__(self, features: int, epsilon: float, *, centred: bool, groups: int = 1) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features))
+        self.bias = nn.Parameter(torch.zeros(features)) if centred else None
+
+    def forward(self, source: Tensor) -> Tensor:
+        if self.bias is None:
+            return source * self.weight
+        return torch.addcmul(self.bias, source - source.mean(dim=-1, keepdim=True), self.weight)
+
+
+class Parts(NamedTuple):
+    """What differs between training and exports: softmax attention, frozen norms, temperatures."""
+
+    attend: Attention = exact_attention
+    frozen_norm: Callable[..., nn.Module] = FixedNorm
+    temperature: Callable[[int, int], nn.Module] = Temperature
+
+
+EXPORTED = Parts()
+
+
+def norm_of(settings: dict[str, Any] | None, parts: Parts) -> nn.Module:
+    """Return a norm, or the identity. groups: equal parts of a row, each with a frozen deviation of its own."""
+    if settings is None:
+        return nn.Identity()
+    features, epsilon, centred = settings["features"], settings["epsilon"], settings["centred"]
+    if settings["frozen"]:
+        return parts.frozen_norm(features, epsilon, centred=centred, groups=settings["groups"])
+    return (nn.LayerNorm if centred else nn.RMSNorm)(features, epsilon, elementwise_affine=settings["affine"])
+
+
+class Past:
+    """Keys and values of earlier positions, of every layer with attention, by its place; as transformers' caches."""
+
+    def __init__(self, kept: dict[int, tuple[Tensor, Tensor]] | None = None) -> None:
+        self.kept = {} if kept is None else kept  # each batch x heads x T x head_dim
+
+    def get_seq_length(self) -> int:
+        """Return the number of earlier positions."""
+        return self.kept[0][0].shape[-2] if self.kept else 0
+
+    def update(self, keys: Tensor, values: Tensor, place: int) -> tuple[Tensor, Tensor]:
+        """Append keys and values, and return all of them."""
+        if place in self.kept:
+            before = self.kept[place]
+            keys, values = torch.cat((before[0], keys), dim=-2), torch.cat((before[1], values), dim=-2)
+        self.kept[place] = keys, values
+        return keys, values
+
+    def of_rows(self, rows: Tensor) -> "Past":
+        """Return a copy for some sequences of the batch."""
+        return Past({place: (keys[rows], values[rows]) for place, (keys, values) in self.kept.items()})
+
+
+class _Attention(nn.Module):
+    """Causal attention with a form of softmax."""
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_key_heads: int,
+        head_dim: int,
+        form: str,
+        has_bound: bool,
+        cap: float | None,
+        query_factor: float,
+        place: int,
+        parts: Parts,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_key_heads, self.head_dim = num_heads, num_key_heads, head_dim
+        self.query_factor, self.place, self.cap = query_factor, place, cap
+        self.bound = ScoreBound(num_heads, form) if has_bound else None
+        self.attend_last = partial(last_rows, form=form, bound=self.bound, cap=cap)
+        if form in FORMS:
+            self.attend: Attention = partial(normalised_attention, form=form, bound=self.bound, cap=cap)
+        else:
+            self.attend = parts.attend if cap is None else partial(attention_reference, cap=cap)
+        self.temperature: nn.Module | None = None
+
+    def mixed(
+        self, queries: Tensor, keys: Tensor, values: Tensor, first: int, with_entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the attention of the positions from `first` on, batch x heads x T x head_dim, and entropies."""
+        queries = queries if self.query_factor == 1 else queries * self.query_factor
+        if (group := self.num_heads // self.num_key_heads) > 1:
+            keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
+        temperature = None if self.temperature is None else self.temperature(first, first + queries.shape[-2])
+        if first:
+            return self.attend_last(queries, keys, values, temperature=temperature), None
+        return self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
+
+
+class SelfAttention(_Attention):
     """Causal softmax attention: one linear for queries, keys and values, or three, and an output linear.
 
     Each key and value head serves the same number of neighbouring query heads.
     """
 
-    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
-        super().__init__()
-        d_model, layer = architecture.d_model, architecture.layers[index]
-        self.num_heads, self.head_dim = num_heads(architecture, layer), architecture.head_dim
-        self.num_key_heads = num_kv_heads(architecture, layer)
-        scale = 1.0 if architecture.folded else architecture.score_scale
-        self.query_factor = 1.0 if scale is None else scale * math.sqrt(self.head_dim)  # `attend` divides by that root
-        form = softmax_form(architecture, layer)
-        self.bound = bound_of(self.num_heads, form)
-        cap = score_cap(architecture, layer)
-        self.attend = attention_of(form, self.bound, cap)
-        self.attend_last = partial(last_rows, form=form, bound=self.bound, cap=cap)
+    def __init__(
+        self,
+        *,
+        d_model: int,
+        packs_qkv: bool,
+        biases: dict[str, bool],
+        norms: dict[str, dict[str, Any] | None],
+        rotary: dict[str, Any] | None,
+        temperatures: int | None,
+        parts: Parts,
+        **heads: Any,
+    ) -> None:
+        super().__init__(**heads, parts=parts)
         width, key_width = self.num_heads * self.head_dim, self.num_key_heads * self.head_dim
         self.widths = [width, key_width, key_width]
-        if architecture.block_facts.packs_qkv:
-            bias = has_bias(architecture, layer, "attention.qkv")
-            self.qkv = nn.Linear(d_model, sum(self.widths), bias=bias)
+        if packs_qkv:
+            self.qkv = nn.Linear(d_model, sum(self.widths), bias=biases["qkv"])
         else:
             self.q, self.k, self.v = (
-                nn.Linear(d_model, features, bias=has_bias(architecture, layer, name))
-                for name, features in zip(QUERIES_KEYS_VALUES, self.widths, strict=True)
+                nn.Linear(d_model, features, bias=biases[name])
+                for name, features in zip("qkv", self.widths, strict=True)
             )
-        self.q_norm, self.k_norm = (inner_norm(architecture, layer, f"attention.{name}_norm") for name in "qk")
-        positions = positions_of(architecture, index)
-        self.rotary = _Rotary(architecture, positions) if positions.rotates else nn.Identity()
-        self.temperature = _temperature(architecture, layer, temperature_init)
-        self.out = nn.Linear(width, d_model, bias=has_bias(architecture, layer, "attention.out"))
-        self.norm = inner_norm(architecture, layer, "attention.norm")
+        made = {name: None if norm is None else norm_of(norm, parts) for name, norm in norms.items()}
+        self.q_norm, self.k_norm = made["q_norm"], made["k_norm"]
+        self.rotary = nn.Identity() if rotary is None else Rotary(**rotary)
+        self.temperature = parts.temperature(self.num_heads, temperatures) if temperatures else None
+        self.out = nn.Linear(width, d_model, bias=biases["out"])
+        self.norm = made["norm"]
 
-    def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
-        queries, keys, values = self.heads(source)
-        temperature = None if self.temperature is None else self.temperature(source.shape[1])
-        mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
-        made = self.out(mixed.transpose(1, 2).flatten(2))
-        return made if self.norm is None else self.norm(made), entropy
+    def forward(
+        self, source: Tensor, with_entropy: bool = True, past: Any | None = None, first: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the attention, batch x T x d_model, and entropies.
 
-    def step(self, source: Tensor, past: list[Tensor]) -> Tensor:
-        """Return the attention of more tokens, batch x tokens x d_model, and add their keys and values to the past.
-
-        past: keys and values of earlier tokens, each batch x heads x T x head_dim; empty before the first.
-        """
-        first = past[0].shape[-2] if past else 0
-        queries, keys, values = self.heads(source, first)
-        if past:
-            keys, values = (torch.cat(pair, dim=-2) for pair in zip(past, (keys, values), strict=True))
-        past[:] = [keys, values]
-        temperature = None if self.temperature is None else self.temperature(first + source.shape[1])[:, first:]
-        mixed = self.attend_last(queries, *past, temperature=temperature)
-        made: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return made if self.norm is None else self.norm(made)
-
-    def heads(self, source: Tensor, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values as attention takes them, each batch x heads x T x head_dim.
-
-        first: the position of the first token.
+        past: a `Past`, or a cache of transformers, to which keys and values are added. first: the first position.
         """
         batch, length, _ = source.shape
         linears = (self.q, self.k, self.v) if hasattr(self, "q") else ()
-        parts = [linear(source) for linear in linears] or self.qkv(source).split(self.widths, dim=-1)
-        parts = [_normed(self.q_norm, parts[0]), _normed(self.k_norm, parts[1]), parts[2]]
-        queries, keys, values = (part.view(batch, length, -1, self.head_dim).transpose(1, 2) for part in parts)
-        if isinstance(self.rotary, _Rotary):
+        made = [linear(source) for linear in linears] or self.qkv(source).split(self.widths, dim=-1)
+        made = [_normed(self.q_norm, made[0]), _normed(self.k_norm, made[1]), made[2]]
+        queries, keys, values = (part.view(batch, length, -1, self.head_dim).transpose(1, 2) for part in made)
+        if isinstance(self.rotary, Rotary):
             queries, keys = self.rotary(queries, first), self.rotary(keys, first)
-        queries = queries if self.query_factor == 1 else queries * self.query_factor
-        if (group := self.num_heads // self.num_key_heads) > 1:
-            keys, values = (part.repeat_interleave(group, dim=1) for part in (keys, values))
-        return queries, keys, values
+        keys, values = (keys, values) if past is None else past.update(keys, values, self.place)
+        mixed, entropy = self.mixed(queries, keys, values, first, with_entropy)
+        mixed = mixed.to(made[2].dtype)  # caches of transformers may widen the values
+        attended = self.out(mixed.transpose(1, 2).flatten(2))
+        return attended if self.norm is None else self.norm(attended), entropy
 
 
 def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
@@ -109,31 +193,29 @@ def _normed(norm: nn.Module | None, source: Tensor) -> Tensor:
     return normed.flatten(-2)
 
 
-class ShapedSelfAttention(nn.Module):
+class ShapedSelfAttention(_Attention):
     """`a*I + b*softmax - c*C` per head; the values are the source itself, except in layer 0, which has a linear."""
 
-    def __init__(self, architecture: Architecture, index: int, temperature_init: float) -> None:
-        super().__init__()
-        d_model = architecture.d_model
-        self.num_heads, self.head_dim, self.folded = architecture.num_heads, architecture.head_dim, architecture.folded
-        form = softmax_form(architecture, architecture.layers[index])
-        self.bound = bound_of(self.num_heads, form)
-        self.attend = attention_of(form, self.bound, architecture.score_cap)
-        self.qk = nn.Linear(d_model, 2 * d_model, bias=architecture.bias)
-        self.v = nn.Linear(d_model, d_model, bias=architecture.bias) if index == 0 else nn.Identity()
-        self.temperature = _temperature(architecture, architecture.layers[index], temperature_init)
-        self.shaped = _Shaped(architecture.num_heads)
+    def __init__(
+        self, *, d_model: int, bias: bool, projects: bool, temperatures: int | None, parts: Parts, **heads: Any
+    ) -> None:
+        super().__init__(**heads, parts=parts)
+        self.qk = nn.Linear(d_model, 2 * d_model, bias=bias)
+        self.v = nn.Linear(d_model, d_model, bias=bias) if projects else nn.Identity()
+        self.temperature = parts.temperature(self.num_heads, temperatures) if temperatures else None
+        self.shaped = _Shaped(self.num_heads)
 
-    def forward(self, source: Tensor, with_entropy: bool = True) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, source: Tensor, with_entropy: bool = True, past: Any | None = None, first: int = 0
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the attention and entropies, as `SelfAttention.forward`."""
         batch, length, d_model = source.shape
         packed = self.qk(source).view(batch, length, 2, self.num_heads, self.head_dim)
         queries, keys = packed.permute(2, 0, 3, 1, 4)  # each batch x heads x T x head_dim
-        if self.folded:  # whose weights include the 1 / sqrt(head_dim) of `attend`
-            queries = queries * math.sqrt(self.head_dim)
         values = self.v(source).view(batch, length, self.num_heads, self.head_dim).transpose(1, 2)
-        temperature = None if self.temperature is None else self.temperature(length)
-        mixed, entropy = self.attend(queries, keys, values, temperature=temperature, with_entropy=with_entropy)
-        return self.shaped(values, mixed).transpose(1, 2).reshape(batch, length, d_model), entropy
+        keys, values = (keys, values) if past is None else past.update(keys, values, self.place)
+        mixed, entropy = self.mixed(queries, keys, values, first, with_entropy)
+        return self.shaped(values, mixed, first).transpose(1, 2).reshape(batch, length, d_model), entropy
 
 
 class _Shaped(nn.Module):
@@ -143,27 +225,17 @@ class _Shaped(nn.Module):
         super().__init__()
         self.identity, self.softmax, self.uniform = (nn.Parameter(torch.ones(num_heads)) for _ in range(3))
 
-    def forward(self, values: Tensor, mixed: Tensor) -> Tensor:
-        """Combine values and the attention's output (`mixed`), each batch x heads x T x head_dim."""
+    def forward(self, values: Tensor, mixed: Tensor, first: int) -> Tensor:
+        """Combine all values and the attention's output from position `first` on, batch x heads x T x head_dim."""
         counts = torch.arange(1, values.shape[-2] + 1, device=values.device)
         running_mean = values.cumsum(dim=-2) / counts.unsqueeze(-1)
+        if first:
+            values, running_mean = values[..., first:, :], running_mean[..., first:, :]
         a, b, c = (gain.view(-1, 1, 1) for gain in (self.identity, self.softmax, self.uniform))
         return a * values + b * mixed - c * running_mean
 
 
-class _Temperature(nn.Module):
-    """Temperatures t[h, i] > 0 that divide row i of head h of the scores; ln t is trained."""
-
-    def __init__(self, num_heads: int, context: int, initial: float) -> None:
-        super().__init__()
-        self.log_weight = nn.Parameter(torch.full((num_heads, context), math.log(initial)))
-
-    def forward(self, length: int) -> Tensor:
-        """Return the temperatures, heads x length."""
-        return self.log_weight[:, :length].exp()
-
-
-class _Rotary(nn.Module):
+class Rotary(nn.Module):
     """Rotates the first features of every head by angles that grow with the position; halves are paired.
 
     Source: Su et al. 2021, arXiv 2104.09864, as GPT-NeoX and Pythia lay it out.
@@ -172,11 +244,15 @@ class _Rotary(nn.Module):
     cosines: Tensor
     sines: Tensor
 
-    def __init__(self, architecture: Architecture, positions: Positions) -> None:
+    def __init__(self, *, context: int, width: int, base: float, scaling: dict[str, Any] | None) -> None:
         super().__init__()
-        self.rotary_dim = rotary_dim(architecture)
-        base = positions.base or architecture.rotary_base
-        cosines, sines = rotary_tables(architecture.context, self.rotary_dim, base, positions.scaling)
+        self.rotary_dim = width
+        self.table = context, width, base, None if scaling is None else RotaryScaling(**scaling)
+        self.compute()
+
+    def compute(self) -> None:
+        """Compute the tables, which are not saved."""
+        cosines, sines = rotary_tables(*self.table)
         self.register_buffer("cosines", torch.from_numpy(cosines), persistent=False)
         self.register_buffer("sines", torch.from_numpy(sines), persistent=False)
 
@@ -200,9 +276,3 @@ def rotary_tables(
     angles = np.arange(context)[:, None] * np.array(rotary_rates(rotary_dim, base, scaling))  # context x rotary_dim / 2
     cosines, sines = (np.tile(table(angles), 2).astype(np.float32) for table in (np.cos, np.sin))
     return cosines, sines
-
-
-def _temperature(architecture: Architecture, layer: Layer, initial: float) -> _Temperature | None:
-    if layer.attention != "softmax-temperature":
-        return None
-    return _Temperature(architecture.num_heads, architecture.context, initial)

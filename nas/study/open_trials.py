@@ -31,10 +31,7 @@ from search_spaces.notation import Member, placement
 
 
 def start_trials(
-    study: ResolvedStudy,
-    console: Console,
-    on_end: Callable[[Record], None],
-    budget: TimeBudget | None = None,
+    study: ResolvedStudy, console: Console, on_end: Callable[[Record], None], budget: TimeBudget | None = None
 ) -> Trials:
     """Write the run's files, score the blocks of the parent, and open the trials.
 

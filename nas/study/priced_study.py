@@ -25,14 +25,7 @@ from search_spaces.budget.feasible import (
     priced_within,
     within_budget,
 )
-from search_spaces.budget.priced_space import (
-    UNITS_PER,
-    cheapest,
-    extrapolated,
-    most_expensive,
-    price_of,
-    price_space,
-)
+from search_spaces.budget.priced_space import UNITS_PER, cheapest, extrapolated, most_expensive, price_of, price_space
 from search_spaces.definition import load_definition
 from search_spaces.deployed import reads_live_norm
 from search_spaces.notation import name_of, parse, placement

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from costmodel.errors import UserError
-from nas.attention.causal import row_bounds
+from nas.attention.reference import row_bounds
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training.outcome import EntropySummary
 

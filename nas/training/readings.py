@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from nas.model.decoder import Decoder
-from nas.model.norms import freezing_steps, frozen_norms
+from nas.model.freezing import freezing_steps
+from nas.model.norms import frozen_norms
 from nas.recipe.recipe import Recipe
 from nas.training.divergence import WINDOW
 

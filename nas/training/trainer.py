@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from costmodel.config.schema import decode
 from nas.corpus.corpus import Corpus
 from nas.model.cross_entropy import losses_of_chunk
-from nas.model.norms import freeze_due
+from nas.model.freezing import freeze_due
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence

@@ -68,12 +68,7 @@ def sums_together(costs: Ints, others: Ints, limit: Cost, weights: Ints, max_ste
 
 
 def _compared(
-    trees: tuple[Tree, Tree],
-    left: list[Ints],
-    others: Ints,
-    weights: NDArray[np.float64],
-    one: Index,
-    other: Index,
+    trees: tuple[Tree, Tree], left: list[Ints], others: Ints, weights: NDArray[np.float64], one: Index, other: Index
 ) -> Ints:
     """Return the sums (leaves x rows x columns) of pairs of leaves, row by row.
 

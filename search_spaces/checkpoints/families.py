@@ -131,12 +131,7 @@ AROUND = {  # a sub-layer, norms before and after it
 }
 HEAD_NORMS = {f"self_attn.{part}_norm": f"attention.{part}_norm" for part in "qk"}
 GEMMA = replace(
-    LLAMA,
-    model_type="gemma",
-    config="GemmaConfig",
-    biases=ATTENTION_BIAS,
-    gain_offset=1.0,
-    scales_embedding=True,
+    LLAMA, model_type="gemma", config="GemmaConfig", biases=ATTENTION_BIAS, gain_offset=1.0, scales_embedding=True
 )
 GEMMA2 = replace(
     GEMMA,
@@ -321,11 +316,7 @@ FAMILIES: tuple[Family, ...] = (
         activation="activation_function",
         biases={"enable_bias": (*ATTENTION, *FFN)},
         turns=False,
-        fixed={
-            "do_layer_norm_before": True,
-            "_remove_final_layer_norm": False,
-            "layer_norm_elementwise_affine": True,
-        },
+        fixed={"do_layer_norm_before": True, "_remove_final_layer_norm": False, "layer_norm_elementwise_affine": True},
         names={
             "model.decoder.embed_tokens": "embed",
             "model.decoder.embed_positions": "position",

@@ -32,6 +32,7 @@ from nas.training.manifest import read_training
 TEXTS = ("", "a", "def f(a, b):\n    return a * 3 + b\n", "  two  spaces\t", "u\u0308 \u00fc \u65e5 12345", "a</s> b")
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 LLAMA |= {"num_key_value_heads": 1, "max_position_embeddings": 32, "head_dim": 8}
+OTHERS = {"word_embed_proj_dim": 16, "ffn_dim": 16, "n_embd": 16, "n_head": 2, "n_layer": 1, "n_positions": 32}
 Make = Callable[[Tokenizer], Any]
 
 
@@ -117,16 +118,8 @@ def checkpoint(tmp_path: Path) -> Callable[..., Path]:
         if cut is not None:
             tokenizer.enable_truncation(cut)
             tokenizer.enable_padding(length=cut)
-        sizes: dict[str, Any] = {
-            "word_embed_proj_dim": 16,
-            "ffn_dim": 16,
-            "n_embd": 16,
-            "n_head": 2,
-            "n_layer": 1,
-            "n_positions": 32,
-        }
         known = transformers.AutoConfig.for_model(model_type).to_dict()
-        sizes = {name: value for name, value in (sizes | LLAMA | {"vocab_size": 400}).items() if name in known}
+        sizes = {name: value for name, value in {**OTHERS, **LLAMA, "vocab_size": 400}.items() if name in known}
         config = transformers.AutoConfig.for_model(model_type, **sizes)
         torch.manual_seed(0)
         transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
@@ -179,13 +172,8 @@ def test_every_sequence_begins_with_it_and_predicts_the_same_targets(source_file
     assert (inputs[:, 0] == first).all()
     assert not (targets == first).any()
     checked = check_tokens(begun, 400, 16)[1]
-    read = [
-        checked,
-        bounding_tokens(begun, checked),
-        scored_tokens(begun, 16, 400),
-        *validation_batches(begun, tiny_scale)[0][:1],
-    ]
-    for sequences in read:
+    read = [checked, bounding_tokens(begun, checked), scored_tokens(begun, 16, 400)]
+    for sequences in (*read, *validation_batches(begun, tiny_scale)[0][:1]):
         assert (sequences[:, 0] == first).all()
     assert (check_tokens(None, 400, 16, begun.begin_of_text)[1][:, 0] == first).all()
     settings: dict[str, Any] = {"seq_len": 16, "validation_tokens": 256}
@@ -316,9 +304,8 @@ def test_an_export_carries_the_tokenizers_files_and_predicts_as_its_parent(kind,
     assert parent_of("m", source, "none").digest == parent_of("m", source._replace(tokenizer=begins)).digest
 
 
-FAMILIES: dict[
-    str, tuple[dict[str, Any], dict[str, Any]]
-] = {  # rotary settings of version 5, and the same of version 4
+# rotary settings of version 5, and the same of version 4
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": (
         {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5},
         {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},

@@ -309,7 +309,6 @@ def test_a_folded_export_is_written_in_every_format(finished, tmp_path):
         "model.safetensors",
         "tokenizer.json",
         "huggingface_model.py",
-        "huggingface_layers.py",
         "README.md",
     } <= files
     card = (tmp_path / "hf" / "README.md").read_text()

@@ -17,7 +17,8 @@ from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import gather, held_out_targets
 from nas.model.bf16_products import bf16_products
-from nas.model.decoder import Block, Decoder
+from nas.model.decoder import Decoder
+from nas.model.layers import Block
 from nas.storage import replace_file
 from nas.training.distillation.blocks import DEFAULT, BlockwiseDistillation
 from nas.training.distillation.library import FORMAT, Library, allocate_buffer

@@ -13,13 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nas.attention.causal import attention_reference, causal_attention
+from nas.attention.causal import causal_attention
+from nas.attention.reference import attention_reference
 from nas.conversion.linear_fit import fit_linear, fit_polynomial, fit_queries, weights_by_position
 from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
 from nas.model.bf16_products import bf16_products
-from nas.model.decoder import Block
+from nas.model.decoder import block_of
+from nas.model.layers import Block
 from nas.model.norms import follow_deviations, frozen_norms
 from nas.model.weights import load_deployed
 from nas.recipe.distillation import KINDS, fitted_degree
@@ -148,7 +150,7 @@ def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
     chosen: dict[str, Any] = {norm: sub_layer.norm, form: sub_layer.form, inner: sub_layer.inner}
     layers[depth] = replace(layers[depth], **chosen)
     target = replace(source, layers=tuple(layers))
-    block, prefix = Block(target, depth, 1.0), f"layers.{depth}."
+    block, prefix = block_of(target, depth), f"layers.{depth}."
     weights = transferred(source, parent.model.weights, target)
     load_deployed(block, {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)})
     return block

@@ -21,7 +21,8 @@ FFNs folded / that of the trained model, whose limit is 2; by floor, applied eve
 
 import torch
 
-from nas.model.decoder import Decoder, FeedForward
+from nas.model.decoder import Decoder
+from nas.model.layers import FeedForward
 from nas.recipe.recipe import Foldable, layers_kept_foldable
 
 

@@ -29,7 +29,7 @@ from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
 from nas.malloc import num_cores
 from nas.model.bf16_products import bf16_products
-from nas.model.decoder import Block
+from nas.model.layers import Block
 from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import parent_architecture

@@ -3,7 +3,8 @@
 import torch
 from torch import nn
 
-from nas.model.decoder import Block, Decoder
+from nas.model.decoder import Decoder
+from nas.model.layers import Block
 from nas.recipe.distillation import DistillationSchedule, PartKind, parent_architecture, removed_parts, trained_parts
 from search_spaces.architecture import Architecture
 

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from nas.attention.reference import capped
 from nas.conversion.parent import Parent
 from nas.corpus.corpus import Corpus
 from nas.model.bf16_products import bf16_products, wide_product
-from nas.model.cross_entropy import Distilled, capped, distilled, fully_distilled, padded
+from nas.model.cross_entropy import Distilled, distilled, fully_distilled, padded
 from nas.model.decoder import Decoder, LayerFunction
 from nas.recipe.recipe import Recipe
 from nas.training.compilation import layer_function
@@ -242,9 +243,8 @@ class LiveTeacher(Teacher):
 
     @torch.no_grad()
     def _logits(self, features: Tensor, rows: slice) -> Tensor:
-        architecture = self.model.architecture
-        logits = wide_product(features[rows], self.table.T)[:, : architecture.vocab_size]
-        return capped(logits, architecture.logit_cap)
+        logits = wide_product(features[rows], self.table.T)[:, : self.model.architecture.vocab_size]
+        return capped(logits, self.model.logit_cap)
 
 
 def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:

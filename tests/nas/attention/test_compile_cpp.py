@@ -10,6 +10,7 @@ import torch
 
 from nas.attention import causal, compile_cpp, cpu_native
 from nas.attention.compile_cpp import NotCompiledError, library
+from nas.attention.reference import attention_reference
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
 
@@ -117,4 +118,4 @@ def test_attention_without_a_compiler_is_slower_and_says_so_once(monkeypatch, ca
     with caplog.at_level(logging.INFO, "nas.attention.causal"):
         fallen_back = [causal.causal_attention(*parts) for _ in range(2)]
     assert [record.levelname for record in caplog.records if "C++" in record.message] == ["WARNING"]
-    torch.testing.assert_close(fallen_back[0], causal.attention_reference(*parts))
+    torch.testing.assert_close(fallen_back[0], attention_reference(*parts))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from nas.attention import cpu_native
-from nas.attention.causal import attention_reference, causal_attention
+from nas.attention.causal import causal_attention
 from nas.attention.compile_cpp import FLAGS
+from nas.attention.reference import attention_reference
 
 CPUINFO = Path("/proc/cpuinfo")
 HAS_REGISTERS = platform.machine() == "aarch64" or (CPUINFO.exists() and " avx2 " in CPUINFO.read_text())

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nas.attention.causal import attention_reference, row_bounds
+from nas.attention.reference import attention_reference, row_bounds
 
 pytest.importorskip("triton")
 import triton

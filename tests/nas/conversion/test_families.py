@@ -26,6 +26,7 @@ from nas.conversion.score_bounds import set_bounds  # noqa: E402
 from nas.conversion.transfer import transferred  # noqa: E402
 from nas.model.decoder import Decoder  # noqa: E402
 from nas.model.norms import follow_deviations, frozen_norms  # noqa: E402
+from nas.model.self_attention import Past  # noqa: E402
 from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from nas.recipe.distillation import fitted_parts  # noqa: E402
 from nas.run.config import StudyConfig  # noqa: E402
@@ -279,8 +280,8 @@ def test_inner_norms_freeze_fold_and_cost_nothing_then(name: str, tmp_path: Path
         frozen.set_frozen()
     with torch.no_grad():
         expected = model.eval()(tokens).logits
-        past: list[list[torch.Tensor]] = [[], [], []]
-        steps = [model.step(tokens[:, place], place, past) for place in range(12)]
+        past = Past()
+        steps = [model.step(tokens[:, place], past) for place in range(12)]
     assert (started - expected).abs().max() > 1e-3
     assert_close(torch.stack(steps, dim=1), expected)
     weights = deployed_weights(model)

@@ -1,4 +1,7 @@
+import ast
+import inspect
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +15,12 @@ transformers = pytest.importorskip("transformers")
 
 from costmodel.errors import UserError  # noqa: E402
 from nas.conversion import checkpoint_memory  # noqa: E402
-from nas.conversion.huggingface import load_pretrained, save_model, to_transformers  # noqa: E402
+from nas.conversion.huggingface import exported_code, load_pretrained, save_model, to_transformers  # noqa: E402
 from nas.conversion.huggingface_model import CACHE  # noqa: E402
 from nas.model.decoder import Decoder, build  # noqa: E402
+from nas.model.layers import Block, PlainDecoder  # noqa: E402
 from nas.model.norms import frozen_norms  # noqa: E402
+from nas.model.self_attention import SelfAttention, ShapedSelfAttention  # noqa: E402
 from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from search_spaces.architecture import Architecture, canonical  # noqa: E402
 from search_spaces.bases import Dimensions, base_architecture  # noqa: E402
@@ -116,7 +121,9 @@ def test_new_tokens_run_one_position_each_with_the_logits_of_our_decoder(base: A
         whole = model(tokens).logits
     joined = torch.cat((first.logits, rest.logits), dim=1)
     torch.testing.assert_close(joined, whole, rtol=1e-5, atol=1e-5 * whole.abs().max())
-    with pytest.raises(ValueError, match="a sequence must fit the context of 16, but has 17 tokens"):
+    with pytest.raises(
+        ValueError, match="a sequence must not be longer than the model's context, but got 17 tokens, context=16"
+    ):
         theirs(tokens[:, :1], past_key_values=rest[CACHE])
 
 
@@ -155,17 +162,17 @@ def test_a_tied_table_is_one_tensor(base: Architecture, tmp_path: Path) -> None:
     assert load_pretrained(str(tmp_path)).architecture.layers == model.architecture.layers
 
 
-def test_constants_are_those_of_this_package() -> None:
-    from costmodel import ops
-    from costmodel.execution import op_functions, piecewise_gelu
-    from nas.conversion import huggingface_layers as copied
-
-    for name in ("LAYERNORM_EPSILON", "QUAD_SHIFT", "RELU_SUM_OFFSET"):
-        assert getattr(copied, name) == getattr(op_functions, name)
-    for name in ("THRESHOLDS", "CUBIC", "EVEN"):
-        assert getattr(copied, name) == getattr(piecewise_gelu, name)
-    for name in ("RMSNORM_EPSILON", "ROTARY_BASE"):
-        assert getattr(copied, name) == getattr(ops, name)
+def test_an_export_carries_the_layers_that_were_trained_in_one_file() -> None:
+    code = exported_code()
+    assert all(inspect.getsource(layer) in code for layer in (PlainDecoder, Block, SelfAttention, ShapedSelfAttention))
+    tree = ast.parse(code)
+    imported = [name.name for node in tree.body if isinstance(node, ast.Import) for name in node.names]
+    imported += [str(node.module) for node in tree.body if isinstance(node, ast.ImportFrom)]
+    own = {name.partition(".")[0] for name in imported} - {*sys.stdlib_module_names, "torch", "numpy", "transformers"}
+    assert not own
+    defined = [node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)]
+    defined += [str(target.id) for node in tree.body if isinstance(node, ast.Assign) for target in node.targets]
+    assert len(set(defined)) == len(defined)
 
 
 LOAD_AND_GENERATE = """

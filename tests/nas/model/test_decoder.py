@@ -6,11 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from costmodel.errors import UserError
-from nas.attention.causal import attention_reference
+from nas.attention.reference import attention_reference, capped
 from nas.model import cross_entropy
 from nas.model.cross_entropy import (
-    capped,
     distilled,
     fully_distilled,
     padded,
@@ -19,6 +17,7 @@ from nas.model.cross_entropy import (
 )
 from nas.model.decoder import Decoder, build
 from nas.model.sampling import sampled
+from nas.model.self_attention import Past
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES
@@ -218,7 +217,7 @@ def test_a_padded_vocabulary_changes_no_number(monkeypatch):
 
 
 STEPPED = {
-    "tiny": "SM+LN+G EReg(SM(t)+ScFuFFN) 1xLHLRo-1xoooRo 1xLPLRo-1xLQLRo 1xLULRo-1xLBLRo",
+    "tiny": "SM+LN+G EReg(SM(t)+ScFuFFN) 1xLHLRo-1xoooRo 1xLPLRo-1xLQLRo 1xLULRo-1xLBLRo HH(SM(t)+ScFFN)",
     "pythia-70m": "SM+LN+G",
     "smollm2-135m": "SM+RMS+SwiGLU",
 }
@@ -229,9 +228,9 @@ def test_steps_have_the_logits_of_the_whole(name: str, base: str) -> None:
     architecture = parse(name, BASES[base]).architecture
     model = build(architecture, torch.Generator().manual_seed(0)).eval()
     tokens = torch.randint(architecture.vocab_size, (2, 7), generator=torch.Generator().manual_seed(1))
-    past: list[list[torch.Tensor]] = [[] for _ in model.layers]
+    past = Past()
     with torch.no_grad():
-        steps = torch.stack([model.step(tokens[:, place], place, past) for place in range(7)], dim=1)
+        steps = torch.stack([model.step(tokens[:, place], past) for place in range(7)], dim=1)
         torch.testing.assert_close(steps, model(tokens, with_entropies=False).logits, rtol=1e-4, atol=1e-5)
 
 
@@ -246,9 +245,3 @@ def test_a_seed_gives_the_same_text_within_the_vocabulary() -> None:
     assert first.shape == (3, 9)
     assert torch.equal(first, again)
     assert first.max() < 100
-
-
-def test_a_shaped_block_is_refused() -> None:
-    model = build(parse("HH(SM+ScFFN)", BASES["tiny"]).architecture, torch.Generator().manual_seed(0))
-    with pytest.raises(UserError, match="keeps no keys and values"):
-        model.step(torch.zeros(1, dtype=torch.int64), 0, [[] for _ in model.layers])

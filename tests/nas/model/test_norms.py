@@ -13,10 +13,12 @@ from costmodel import ops
 from costmodel.execution import interpreter
 from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.ops import SoftmaxForm
-from nas.attention.causal import row_bounds
-from nas.model.decoder import Decoder, build
+from nas.attention.reference import row_bounds
+from nas.model.decoder import TRAINED, Decoder, build
 from nas.model.mpc_friendly import FORMS, PiecewiseGelu, normalised_attention
-from nas.model.norms import MEMORY, FrozenNorm, follow_deviations, frozen_norms, norm_of
+from nas.model.norms import MEMORY, FrozenNorm, follow_deviations, frozen_norms
+from nas.model.self_attention import norm_of
+from nas.model.settings import norm_settings
 from nas.model.weight_normalisation import LINEARS, normalise
 from nas.model.weights import deployed_weights, load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate
@@ -49,7 +51,7 @@ def decoder(name: str = "SM+fLN+R") -> Decoder:
 
 @pytest.mark.parametrize("kind", ["layernorm", "rmsnorm"])
 def test_until_it_is_frozen_it_is_the_norm_it_stands_for(kind):
-    frozen, live = (drawn(norm_of(norm, EIGHT_WIDE)) for norm in (FROZEN[kind], kind))
+    frozen, live = (drawn(norm_of(norm_settings(EIGHT_WIDE, norm), TRAINED)) for norm in (FROZEN[kind], kind))
     torch.testing.assert_close(frozen(STREAM), live(STREAM))
 
 

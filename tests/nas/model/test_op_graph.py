@@ -12,7 +12,7 @@ from costmodel.execution.interpreter import execute
 from costmodel.execution.op_functions import FUNCTIONS
 from costmodel.tracing.trace import trace
 from nas.attention import causal
-from nas.model.decoder import Decoder
+from nas.model.decoder import Decoder, build
 from nas.model.mpc_friendly import ScoreBound
 from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights
@@ -63,7 +63,7 @@ def drawn(architecture: Architecture, seed: int = 0) -> Decoder:
     """A model whose every weight matters: no gain, slope or scale at its initial value."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = Decoder(architecture, temperature_init=0.5).double()
+        model = Decoder(architecture).double()
     generator = torch.Generator().manual_seed(seed)
     bounds = [module.weight for module in model.modules() if isinstance(module, ScoreBound)]
     with torch.no_grad():
@@ -163,7 +163,7 @@ def parts(graph):
 )
 def test_tracing_our_model_gives_what_lower_states(base, name):
     architecture = parse(name, base).architecture
-    model = Decoder(architecture, temperature_init=0.5)
+    model = build(architecture, torch.Generator().manual_seed(0), temperature_init=0.5)
     traced, lowered = trace(model, SEQ_LEN), lower(architecture, SEQ_LEN)
     assert parts(traced) == parts(lowered)
     weights = {name: value.numpy() for name, value in deployed_weights(model).items()}

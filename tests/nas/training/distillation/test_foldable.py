@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nas.model.decoder import Decoder, FeedForward, build
+from nas.model.decoder import Decoder, build
+from nas.model.layers import FeedForward
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import Foldable, Normalisation, Recipe
 from nas.training.distillation.foldable import floor_singular_values, keep_foldable

@@ -1,0 +1,91 @@
+"""Causal attention by its definition, which other implementations are tested against; exports carry this file."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+class Attended(NamedTuple):
+    """output: batch x heads x T x head_dim. entropy: batch x heads x T, in nats, row i between 0 and ln i, or None."""
+
+    output: Tensor
+    entropy: Tensor | None
+
+
+def capped(numbers: Tensor, cap: float | None) -> Tensor:
+    """Return cap * tanh(x / cap), or the numbers themselves without a cap."""
+    return numbers if cap is None else cap * torch.tanh(numbers / cap)
+
+
+def row_bounds(length: int, device: torch.device | None = None) -> Tensor:
+    """Return the largest entropy of each of `length` causal rows, in nats: row i attends to i keys, so ln i."""
+    return torch.arange(1, length + 1, device=device, dtype=torch.float64).log()
+
+
+def attention_reference(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    *,
+    temperature: Tensor | None = None,
+    with_entropy: bool = True,
+    cap: float | None = None,
+) -> Attended:
+    """Return attention by its definition, with the whole T x T matrix of scores.
+
+    Other implementations are tested against it.
+    cap: scores x become cap * tanh(x / cap). with_entropy: ignored, the entropy is always returned.
+    A weight that underflows to 0 adds 0 to the entropy and to its gradient.
+    """
+    queries, keys, values = upcast(queries, keys, values)
+    scores, mask = causal_scores(queries, keys, temperature, cap)
+    log_weights = functional.log_softmax(scores.masked_fill(~mask, -math.inf), dim=-1).masked_fill(~mask, 0.0)
+    weights = log_weights.exp() * mask
+    return Attended(weights @ values, bounded(-(weights * log_weights).sum(dim=-1)))
+
+
+def exact_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tensor | None = None, with_entropy: bool = True
+) -> Attended:
+    """Return causal softmax attention as `attention_reference`, or without entropy by torch's own attention."""
+    if with_entropy:
+        return attention_reference(queries, keys, values, temperature=temperature)
+    queries, keys = scale_by_temperature(queries, temperature).to(values.dtype), keys.to(values.dtype)
+    return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
+
+
+def log_sums(queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None = None) -> Tensor:
+    """Return the logarithm of the softmax's denominator for each row, batch x heads x T."""
+    scores, mask = causal_scores(queries, keys, temperature, cap)
+    return scores.masked_fill(~mask, -math.inf).logsumexp(dim=-1)
+
+
+def causal_scores(
+    queries: Tensor, keys: Tensor, temperature: Tensor | None, cap: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return scores, batch x heads x queries x keys, and the causal mask; the queries are those of the last tokens."""
+    length, total = queries.shape[-2], keys.shape[-2]
+    mask = torch.ones(length, total, dtype=torch.bool, device=queries.device).tril(total - length)
+    scores = scale_by_temperature(queries, temperature) @ keys.mT / math.sqrt(queries.shape[-1])
+    return capped(scores, cap), mask
+
+
+def scale_by_temperature(queries: Tensor, temperature: Tensor | None) -> Tensor:
+    """Divide queries, and thereby the scores, by the temperatures of their rows; return them in their own dtype."""
+    if temperature is None:
+        return queries
+    return (queries * temperature.reciprocal().unsqueeze(-1)).to(queries.dtype)
+
+
+def upcast(*parts: Tensor) -> tuple[Tensor, ...]:
+    """Convert to fp32, or to fp64 if the values, which are last, have it."""
+    return tuple(part.to(torch.promote_types(parts[-1].dtype, torch.float32)) for part in parts)
+
+
+def bounded(entropy: Tensor) -> Tensor:
+    """Clamp entropies to [0, ln i], which rounding can leave by an ulp."""
+    upper = row_bounds(entropy.shape[-1], entropy.device).to(entropy.dtype)
+    return torch.minimum(entropy.clamp(min=0.0), upper)
