@@ -14,7 +14,7 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import engines, gpu
+from experiments import gpu, private_answers
 from experiments.searchers import benchmark, table
 from experiments.smollm2 import pipeline
 from nas.recipe.recipe import ScaleName
@@ -25,7 +25,7 @@ CONFIGS = Path(__file__).parent / "configs"
 # kind in an experiment's YAML -> module; the YAML is decoded to its `Settings`, which its `run` takes with the
 # experiment's name and a console
 KINDS: dict[str, ModuleType] = {
-    "engines": engines,
+    "engines": private_answers,
     "gpu": gpu,
     "search-benchmark": benchmark,
     "smollm2": pipeline,

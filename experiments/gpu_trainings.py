@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import StoppedError
-from experiments.bars import median_ratio
+from experiments.figures import median_ratio
 from experiments.measured import GIB, Rows, Way, speeds
 from experiments.plain_gpt2 import plain_step
 from experiments.smollm2.pipeline import UNTAUGHT

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
-from experiments.bars import write_csv
+from experiments.figures import write_csv
 from nas.conversion.parent import Parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.malloc import keep_freed_memory

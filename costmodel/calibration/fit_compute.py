@@ -28,7 +28,7 @@ from costmodel.protocols.compute_testbed import (
     seconds_of,
     work,
 )
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 FIXED = "fixed"

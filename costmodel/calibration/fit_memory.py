@@ -16,7 +16,7 @@ from costmodel.engine.compare import SEED, drawn_caches, drawn_tokens, drawn_wei
 from costmodel.errors import StoppedError
 from costmodel.execution.memory import FEATURES, MemoryFit, MemoryTestbed, features
 from costmodel.ops import OpGraph
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 
 
 def measured_memory(graphs: Sequence[OpGraph], protocol: str, report: Callable[[str], None]) -> MemoryTestbed:

@@ -20,7 +20,7 @@ from costmodel.engine import spu
 from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, OnScores, Op
 from costmodel.protocols.compute_testbed import kind, op_name
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 T = TypeVar("T")

@@ -30,7 +30,7 @@ from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.protocols.compute_testbed import ComputeTestbed, OpSeconds, load_compute, op_name, seconds_of
 from costmodel.protocols.derived import TESTBEDS
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 SESSION_S = 5.0  # approximate start-up time of an engine session

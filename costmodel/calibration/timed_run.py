@@ -10,7 +10,7 @@ from costmodel.calibration.microbenchmark import Series, Timing, measure, save, 
 from costmodel.config.console import Console
 from costmodel.config.units import format_seconds
 from costmodel.engine.assignment import CRYPTEN
-from costmodel.engine.runtimes import INSTALL, check_installed
+from costmodel.engine.installed import INSTALL, check_installed
 from costmodel.errors import StoppedError, UserError
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting

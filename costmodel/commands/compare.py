@@ -14,9 +14,9 @@ from costmodel.engine.children import kept_children
 from costmodel.engine.ckks_library import PACKAGE, VERSION, Library, load_library
 from costmodel.engine.compare import compare as run_both
 from costmodel.engine.compare import predict
-from costmodel.engine.engines import engine_of
+from costmodel.engine.installed import check_installed
 from costmodel.engine.measured_rounds import parse_delays
-from costmodel.engine.runtimes import check_installed
+from costmodel.engine.registry import engine_of
 from costmodel.errors import UserError
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights
@@ -25,7 +25,7 @@ from costmodel.pricing.model_spec import resolve_model
 from costmodel.pricing.price import PriceOptions
 from costmodel.protocols import load_pricer
 from costmodel.protocols.ckks import MOST_LEVELS
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, total_comm
 from costmodel.report import comparisons
 from costmodel.report.tables import table

@@ -6,14 +6,14 @@ from pathlib import Path
 from costmodel.engine.keys import Keys
 from costmodel.engine.meeting import Address
 from costmodel.engine.plan import GraphOf, Plan
-from costmodel.engine.runtimes import SERVER
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
 from costmodel.protocols import TRUST
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 CLIENT = 0  # the rank that has the prompt, compiles the programs, and sees the logits
+SERVER, SHARED = 1, -1  # owners of a secret: the rank that has the weights, or all parties together
 CRYPTEN = "crypten"
 RUN = tuple(ENGINE_PROTOCOLS)  # protocols that are run here
 

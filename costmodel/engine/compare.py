@@ -12,8 +12,8 @@ import numpy as np
 
 from costmodel import ops
 from costmodel.engine import spu
-from costmodel.engine.engines import walk
 from costmodel.engine.measured_rounds import MeasuredRounds, measured_rounds
+from costmodel.engine.registry import walk
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.execution.memory import PeakMemory, load_memory, peak_memory

@@ -3,7 +3,7 @@
 from math import prod
 
 from costmodel.ops import OpGraph
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 WORD_BYTES = 32  # of an element: two shares of 128 bits each

@@ -17,7 +17,7 @@ from costmodel.config.units import format_seconds
 from costmodel.engine.channel import Channel, Connection
 from costmodel.engine.keys import Keys, RefusedError
 from costmodel.errors import UserError
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting
 

@@ -22,7 +22,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 from costmodel.engine import memory
-from costmodel.engine.assignment import CLIENT, CRYPTEN, Assignment, role
+from costmodel.engine.assignment import CLIENT, CRYPTEN, SERVER, Assignment, role
 from costmodel.engine.channel import FAREWELL, LEAVE, Blob, BrokenError, Channel, Frame, GoneError, Peers
 from costmodel.engine.children import JOB, Commands, Progress, commands_of_parent, end, parent_is_awake
 from costmodel.engine.frame_limit import most_bytes
@@ -30,7 +30,6 @@ from costmodel.engine.meeting import meet, require_equal, shown, terms
 from costmodel.engine.plan import Plan, fingerprint, graphs, variables
 from costmodel.engine.programs import operands
 from costmodel.engine.runtime import Runtime
-from costmodel.engine.runtimes import SERVER
 from costmodel.engine.spu_runtime import SpuRuntime
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array, Weights

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from costmodel.engine.engines import walk
+from costmodel.engine.registry import walk
 from costmodel.network import Network
 from costmodel.ops import OpGraph
 from costmodel.protocols import derived

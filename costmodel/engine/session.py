@@ -16,9 +16,9 @@ import numpy as np
 from costmodel.engine.assignment import CLIENT, Assignment, part_of
 from costmodel.engine.channel import LEAVE, Frame, GoneError
 from costmodel.engine.children import SOCKET, Child, child_of, last_words
+from costmodel.engine.installed import check_installed
 from costmodel.engine.links import Link, refuse_delay, tcp
 from costmodel.engine.party import OpCost
-from costmodel.engine.runtimes import check_installed
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
 

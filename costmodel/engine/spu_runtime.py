@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.engine.assignment import CLIENT, Assignment
+from costmodel.engine.assignment import CLIENT, SERVER, SHARED, Assignment
 from costmodel.engine.channel import Blob, Peers
 from costmodel.engine.children import LOG, Progress, read_all
 from costmodel.engine.links import tunnelled
 from costmodel.engine.programs import Compiled, Program, compile_steps, from_blobs, operand_visibility, to_blobs
 from costmodel.engine.relay import Relay
 from costmodel.engine.runtime import Runtime, Traffic
-from costmodel.engine.runtimes import SERVER, SHARED
 from costmodel.execution.op_functions import Array
 from costmodel.ops import Node, Op, OpGraph
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
 _LINK = re.compile(r"Link details: total send bytes (?P<sent_bytes>\d+),.* send actions (?P<messages>\d+),")

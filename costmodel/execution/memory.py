@@ -20,7 +20,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.ops import Node, Op, OpGraph, output_shapes
 from costmodel.protocols.cheetah_packing import DEGREE
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import EngineSetting
 

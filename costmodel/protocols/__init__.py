@@ -15,7 +15,7 @@ from costmodel.estimate import Pricer
 from costmodel.network import Network, load_network
 from costmodel.protocols import ckks, derived, published, sigma
 from costmodel.protocols.derived import ByFormula
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.sigma_primitives import SigmaSetting

@@ -18,7 +18,7 @@ from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import EngineSetting
 

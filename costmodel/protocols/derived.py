@@ -30,7 +30,7 @@ from costmodel.protocols.compute_testbed import (
     load_compute,
     seconds_of,
 )
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import Comm, EngineSetting
 from costmodel.trust import Trust

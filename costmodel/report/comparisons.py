@@ -10,7 +10,7 @@ from rich.table import Table
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.engine import spu
 from costmodel.engine.compare import SEED, Comparison
-from costmodel.engine.engines import engine_of
+from costmodel.engine.registry import engine_of
 from costmodel.engine.spu import Measured
 from costmodel.estimate import Estimate
 from costmodel.execution.memory import PeakMemory

@@ -20,7 +20,7 @@ from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
-from experiments.bars import Figure, figure_table, table, write_csv
+from experiments.figures import Figure, figure_table, table, write_csv
 from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay, replay_halving
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
@@ -29,7 +29,7 @@ from nas.conversion.parent import load_parent
 from nas.recipe.distillation import parent_architecture
 from nas.report.draw import draw_panels, save_figure
 from nas.report.panels import LinePanel, PanelFigure, Series
-from nas.searchers.anchors import anchors, published_members
+from nas.searchers.initial_design import initial_design, published_members
 from nas.searchers.strategy import SearchProblem
 from nas.storage import RUNS
 from nas.study.schedule import GENERATION_SIZE
@@ -179,7 +179,7 @@ def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, en
     parent, path = load_parent(part.parent_name), DATA / part.blocks
     return SearchProblem(
         feasible=feasible,
-        anchors=tuple(anchors(feasible, published_members(feasible.space))),
+        initial_design=tuple(initial_design(feasible, published_members(feasible.space))),
         reference_loss=math.log(settings.reference_perplexity),
         parent=parent_architecture(parent.distillation, feasible.space.base),
         parent_loss=replayed.parent_loss,

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from costmodel.errors import UserError
-from experiments.engines import answer_table, private_answers
+from experiments.private_answers import answer_table, private_answers
 from experiments.smollm2.corpora import TEXT, text
 from experiments.smollm2.search import SearchSettings, run_search
 from experiments.smollm2.tables import kind_table

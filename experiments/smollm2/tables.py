@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
-from experiments.bars import table
+from experiments.figures import table
 from nas.api import Run
 from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.run.second import second_perplexity

@@ -19,7 +19,7 @@ from costmodel.execution.arithmetic import Arithmetic, arithmetic_of
 from costmodel.execution.memory import last_readers
 from costmodel.execution.op_functions import Array, Weights, evaluate, numpy_library
 from costmodel.ops import OpGraph
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.verified_fold import MARGIN, Tokens, check_tokens
 from nas.corpus.corpus import Corpus

@@ -19,7 +19,7 @@ from costmodel.execution import interpreter
 from costmodel.execution.arithmetic import ARITHMETICS, Arithmetic
 from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library
 from costmodel.ops import SoftmaxForm
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from nas.conversion.fold import Folded, fold
 from nas.conversion.stream_scale import factor_for, with_stream_scale
 from nas.corpus.corpus import Corpus

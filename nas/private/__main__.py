@@ -17,9 +17,9 @@ from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
 from costmodel.engine.assignment import CLIENT, Assignment, part_of, ranks, role
 from costmodel.engine.children import kept_children
+from costmodel.engine.installed import check_installed
 from costmodel.engine.meeting import is_loopback, parse_peers, shown
 from costmodel.engine.plan import Plan
-from costmodel.engine.runtimes import check_installed
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
 from costmodel.errors import StoppedError, UserError
 from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line, why_wrong

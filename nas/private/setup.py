@@ -7,12 +7,11 @@ from typing import Any, Literal
 
 from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine.assignment import CLIENT, RUN, Assignment, holds, ranks, role
+from costmodel.engine.assignment import CLIENT, RUN, SERVER, Assignment, holds, ranks, role
 from costmodel.engine.crypten_cuda import check_device
 from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.plan import GraphOf, Plan, graphs
 from costmodel.engine.predicted import Prediction, predictions
-from costmodel.engine.runtimes import SERVER
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Weights
 from costmodel.network import Network, link, load_network

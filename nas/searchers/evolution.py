@@ -18,20 +18,20 @@ CHOICES = 16  # offspring drawn for each proposal; the one nearest to its latenc
 
 @final
 class Evolution(Strategy):
-    """Proposes the anchors, then offspring of the front so far.
+    """Proposes the initial design, then offspring of the front so far.
 
     Each offspring has a latency target, uniform in the slice of cost with the fewest trained members, and the nearest
     of CHOICES draws is taken. Without a target nearly all offspring lie close to the budget, as nearly all members do.
     """
 
     def __init__(self, problem: SearchProblem) -> None:
-        self.feasible, self.anchors = problem.feasible, problem.anchors
+        self.feasible, self.initial_design = problem.feasible, problem.initial_design
         self.draws = Draws(problem.feasible)
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        chosen = self.draws.new_of(self.anchors, seen)[:size]
+        chosen = self.draws.new_of(self.initial_design, seen)[:size]
         parents = _parents(trained)
         completed = [member for member, _ in points_of(trained)]
         for _ in range(size - len(chosen) if parents else 0):

@@ -109,7 +109,7 @@ class SearchProblem:
 
     Attributes:
         feasible: the members within the budget.
-        anchors: members to begin with.
+        initial_design: members to begin with.
         reference_loss: nats; candidates above it add nothing to the front.
         parent: the model that candidates start from, in the dimensions of the space; None from scratch.
         parent_loss: its loss, nats.
@@ -119,7 +119,7 @@ class SearchProblem:
     """
 
     feasible: FeasibleSpace
-    anchors: tuple[Member, ...] = ()
+    initial_design: tuple[Member, ...] = ()
     reference_loss: float
     parent: Architecture | None = None
     parent_loss: float | None = None

@@ -1,12 +1,12 @@
 """The searcher `trellis`: Thompson sampling of an additive surrogate, optimised by dynamic programming over layers.
 
-A search begins with the anchors. The most promising one gets its final training, so that there is a front early; others
-get low-fidelity evaluations. Then, in every generation:
+A search begins with the initial design. Its most promising member gets its final training, so that there is a front
+early; others get low-fidelity evaluations. Then, in every generation:
 
 1. For draws of weights from the posterior of the surrogate, and for its mean, the best architectures at every cost are
    computed.
-2. These, some random members and the anchors are evaluated at low fidelity, those first whose expected hypervolume
-   improvement times probability of completion is largest; other members count at their predicted losses.
+2. These, some random members and the initial design are evaluated at low fidelity, those first whose expected
+   hypervolume improvement times probability of completion is largest; other members count at their predicted losses.
 3. Evaluated members that are expected to add most to the front of final results are promoted, at the ratio
    `RemainingBudget.per_end`.
 """
@@ -108,8 +108,8 @@ class Trellis(Strategy):
     def _new(
         self, posterior: Posterior, rng: np.random.Generator, seen: Collection[Member], least: int
     ) -> list[Member]:
-        """Return members that may be trained, one per folded form; only anchors while there are `least` of them."""
-        members = self.draws.new_of(self.problem.anchors, seen)
+        """Return members that may be trained, one per folded form; those of the initial design while `least` are left."""
+        members = self.draws.new_of(self.problem.initial_design, seen)
         if len(members) >= least:
             return self._drawn(members)
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes

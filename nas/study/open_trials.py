@@ -15,7 +15,7 @@ from nas.run import ledger
 from nas.run.config import THREADS_PER_TRIAL, StudyConfig
 from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record, architecture_of
-from nas.searchers.anchors import anchors, published_members
+from nas.searchers.initial_design import initial_design, published_members
 from nas.searchers.strategy import SearchProblem, Suggestion, searcher_of
 from nas.study.affordable import affordable
 from nas.study.blocks import study_blocks
@@ -100,8 +100,8 @@ def search_problem(
     """Return what a searcher knows before anything is trained.
 
     With a parent, the reference loss is the trigram baseline's, and from scratch the unigram's, since few candidates
-    beat the trigram. At a parent's own size it is 1.5 times the parent's perplexity. There are no anchors there,
-    because short training cannot make up for what they lack; block scores show where to begin.
+    beat the trigram. At a parent's own size it is 1.5 times the parent's perplexity. There is no initial design there,
+    because short training cannot make up for what its members lack; block scores show where to begin.
     """
     distillation, parent = meta.recipe.distillation, meta.parent
     reference_loss = meta.reference[1]
@@ -111,7 +111,9 @@ def search_problem(
         reference_loss = meta.ngrams.losses[TRIGRAM - 1]
     return SearchProblem(
         feasible=feasible,
-        anchors=() if config.scale == "parent" else tuple(anchors(feasible, published_members(feasible.space))),
+        initial_design=()
+        if config.scale == "parent"
+        else tuple(initial_design(feasible, published_members(feasible.space))),
         reference_loss=reference_loss,
         parent=None if distillation is None else parent_architecture(distillation, feasible.space.base),
         parent_loss=None if parent is None else parent.val_loss,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from costmodel.config.units import parse_budget
 from costmodel.cost import Budget
-from costmodel.protocols.by_protocol import options_by_protocol, protocols_of
+from costmodel.protocols.flags_per_protocol import options_by_protocol, protocols_of
 
 BY_PROTOCOL = ("network", "testbed", "budget_latency", "budget_comm", "budget_keys")  # may be given per protocol
 

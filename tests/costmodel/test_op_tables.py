@@ -16,7 +16,7 @@ from costmodel.execution import op_functions
 from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import ckks_steps, crypten, op_programs, published, sigma_programs
 from costmodel.protocols.compute_testbed import POOL, UNMEASURED
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 
 ROOT = Path(__file__).parents[2]
 LOCAL = {op_type.__name__: "it is local" for op_type in OP_TYPES if op_type.is_local}

@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from costmodel.errors import UserError
-from experiments import engines
+from experiments import private_answers as answers
 from experiments.__main__ import settings_of
-from experiments.engines import answer_table, private_answers
+from experiments.private_answers import answer_table, private_answers
 from nas.private.model import load_model
 from search_spaces.notation import name_of
 
@@ -32,7 +32,7 @@ def test_each_model_answers_once_under_each_protocol(tmp_path, monkeypatch):
         commands.append(command[2:])
         return CompletedProcess(command, 0, stdout=json.dumps(DOCUMENT), stderr="")
 
-    monkeypatch.setattr("experiments.engines.subprocess.run", run)
+    monkeypatch.setattr("experiments.private_answers.subprocess.run", run)
     models, asked = {"parent": ("p",), "a1": ("runs/r", "--pick", "a1")}, ("--prompt", "x: list[int]")
     console = Console(width=200)
     with console.capture() as printed:
@@ -56,7 +56,7 @@ def test_one_that_does_not_answer_is_said_in_a_line(tmp_path, monkeypatch):
     def run(command, **settings):
         return CompletedProcess(command, 2, stdout="", stderr="Note\nerror: the engine is not installed\n")
 
-    monkeypatch.setattr("experiments.engines.subprocess.run", run)
+    monkeypatch.setattr("experiments.private_answers.subprocess.run", run)
     with pytest.raises(UserError, match="nas.private parent must answer under aby3, but: error: the engine is not"):
         private_answers({"parent": ("p",)}, ("aby3",), (), tmp_path, Console(quiet=True))
     assert list(tmp_path.iterdir()) == []
@@ -72,18 +72,18 @@ def test_a_line_has_what_agrees_and_what_it_took():
 
 def test_engines_answer_for_both_models_and_leave_their_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "experiments.engines.subprocess.run",
+        "experiments.private_answers.subprocess.run",
         lambda command, **settings: CompletedProcess(command, 0, stdout=json.dumps(DOCUMENT), stderr=""),
     )
     settings = settings_of("engines", output_dir=str(tmp_path))
-    engines.run("engines", settings, Console(quiet=True))
+    answers.run("engines", settings, Console(quiet=True))
     with (tmp_path / "engines.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(row["model"], row["protocol"]) for row in rows] == [
         (model, protocol) for model in ("parent", "member") for protocol in ("semi2k", "aby3", "crypten")
     ]
     assert (rows[0]["as_in_the_clear"], rows[0]["messages"], rows[0]["peak_bytes"]) == ("2", "4", "3000000")
-    committed = Path(engines.__file__).parent / "data" / "engines.csv"
+    committed = Path(answers.__file__).parent / "data" / "engines.csv"
     assert committed.read_text().partition("\n")[0] == ",".join(rows[0])
     member = load_model(str(tmp_path / "member"), "knee")
     assert name_of(member.architecture) == "SM+R"  # five layers are left of it

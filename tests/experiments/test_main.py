@@ -6,7 +6,7 @@ import pytest
 
 from costmodel.errors import UserError
 from experiments.__main__ import KINDS, definitions, kind_of, list_experiments, run, settings_of
-from experiments.bars import Figure
+from experiments.figures import Figure
 
 
 def test_every_experiment_has_a_known_kind():

@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from costmodel import ops
-from costmodel.engine import compare, runtimes, spu
+from costmodel.engine import compare, installed, spu
 from costmodel.engine.measured_rounds import MeasuredRounds
 from costmodel.engine.spu import EngineRun, Measured
 from costmodel.errors import UserError
@@ -17,7 +17,7 @@ from costmodel.execution import interpreter
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols import derived
 from costmodel.protocols.compute_testbed import dump_compute, load_compute
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons
 from costmodel.report.estimates import PRICE_KEYS
@@ -33,7 +33,7 @@ CHEETAH_SMALL_OP_TOLERANCE = 3e-3  # answers of few elements compress worse: a l
 
 @pytest.fixture
 def no_engine(monkeypatch):
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.engine import runtimes, spu
+from costmodel.engine import installed, spu
 from costmodel.engine.assignment import Assignment
 from costmodel.engine.greedy import ClearRun, generate
 from costmodel.engine.plan import Plan, graphs
@@ -79,7 +79,7 @@ def kill_in_op(child):
 
 @pytest.mark.needs_crypten
 def test_another_version_is_refused(crypten_client, monkeypatch):
-    monkeypatch.setattr(runtimes, "version", lambda package: "0.5.0")
+    monkeypatch.setattr(installed, "version", lambda package: "0.5.0")
     with (
         pytest.raises(UserError, match=r"^CrypTen must be 0\.4\.1, but 0\.5\.0 is installed; run: .*crypten==0\.4\.1$"),
         on_this_machine(crypten_client),

@@ -4,8 +4,9 @@ import pytest
 from costmodel import ops
 from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine import runtimes, spu
+from costmodel.engine import installed, spu
 from costmodel.engine.agreement import compared, joined, wilson
+from costmodel.engine.assignment import SERVER
 from costmodel.engine.compare import compare, drawn_weights, predict
 from costmodel.engine.greedy import ClearRun, ClientLayers
 from costmodel.engine.party import OpCost
@@ -13,7 +14,6 @@ from costmodel.engine.plan import Plan, fingerprint, graphs, variables
 from costmodel.engine.predicted import predictions
 from costmodel.engine.programs import operands
 from costmodel.engine.runtime import Traffic
-from costmodel.engine.runtimes import SERVER
 from costmodel.engine.spu_runtime import entries, make_shares
 from costmodel.estimate import estimate
 from costmodel.execution import interpreter
@@ -197,7 +197,7 @@ def test_gelu_under_the_engine_is_far_from_tanh_and_near_the_other_forms():
 
 
 def test_an_unknown_protocol_and_an_engine_that_is_not_installed_are_refused(monkeypatch):
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="is not installed.*run: .*pip install 'spu==0.9.5'"):
         spu.measure([RELU], protocol="semi2k", setting=EngineSetting())
     with pytest.raises(ValueError, match="must be one of semi2k, aby3, cheetah, crypten, but got 'spdz'"):

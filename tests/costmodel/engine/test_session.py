@@ -17,13 +17,12 @@ import pytest
 from costmodel import ops
 from costmodel.deployment.client_layers import halves
 from costmodel.engine import children, links, spu
-from costmodel.engine.assignment import part_of
+from costmodel.engine.assignment import SERVER, part_of
 from costmodel.engine.children import kept_children, own_children
 from costmodel.engine.greedy import ClearRun, ClientLayers, generate, sequences
 from costmodel.engine.links import LOOPBACK, UNHINDERED
 from costmodel.engine.plan import Plan, graphs
 from costmodel.engine.predicted import predictions
-from costmodel.engine.runtimes import SERVER
 from costmodel.engine.session import on_this_machine, started
 from costmodel.engine.spu_runtime import make_shares
 from costmodel.errors import StoppedError, UserError

@@ -22,7 +22,7 @@ from costmodel.execution.memory import (
     peak_memory,
 )
 from costmodel.ops import Node, OpGraph
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower

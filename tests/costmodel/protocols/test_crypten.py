@@ -20,7 +20,7 @@ import pytest
 from costmodel import ops
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine import runtimes, spu
+from costmodel.engine import installed, spu
 from costmodel.engine.children import kept_children
 from costmodel.engine.compare import drawn_caches, drawn_tokens, drawn_weights
 from costmodel.engine.links import UNHINDERED, tcp
@@ -275,7 +275,7 @@ def test_compare_refuses_what_is_of_the_other_engine(run, monkeypatch):
     assert (
         "--delays measures rounds, which crypten counts itself; leave it out" in run("compare", "SM", *TINY, *delays)[2]
     )
-    monkeypatch.setattr(runtimes, "find_spec", lambda name: None)
+    monkeypatch.setattr(installed, "find_spec", lambda name: None)
     said = refused(run("compare", "SM", *TINY))
     assert "the engine CrypTen is not installed; run: python -m pip install --no-deps crypten==0.4.1" in said
 

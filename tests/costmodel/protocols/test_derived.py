@@ -25,7 +25,7 @@ from costmodel.protocols.compute_testbed import (
     work,
 )
 from costmodel.protocols.derived import TESTBEDS, load
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.report.estimates import estimate_tables

@@ -10,7 +10,7 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, Op, shape
 from costmodel.protocols import aby3, cheetah, semi2k
-from costmodel.protocols.by_protocol import by_protocol, options_by_protocol, protocols_of
+from costmodel.protocols.flags_per_protocol import by_protocol, options_by_protocol, protocols_of
 from costmodel.protocols.primitives import Comm, EngineSetting
 
 Price = Callable[[Op, EngineSetting], Comm]

@@ -8,8 +8,8 @@ import pytest
 
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
-from nas.searchers.anchors import MOST_ANCHORS, anchors, published_members
 from nas.searchers.draws import IDLE_SHARE, NUM_SLICES, Draws
+from nas.searchers.initial_design import MOST_INITIAL, initial_design, published_members
 from nas.searchers.optuna_samplers import OptunaStrategy, _layer
 from nas.searchers.strategy import SEARCHERS, Observation, SearchProblem, Strategy, Suggestion, searcher_of
 from nas.study.schedule import LAG, TrialSchedule
@@ -32,8 +32,10 @@ from tests.nas.study.conftest import run_schedule
 GENERATION_SIZE = 4
 
 
-def schedule(feasible, searcher="evolution", num_trials=12, seed=0, anchors=(), baselines=(), known=()):
-    strategy = searcher_of(searcher)(SearchProblem(feasible=feasible, anchors=tuple(anchors), reference_loss=6.0))
+def schedule(feasible, searcher="evolution", num_trials=12, seed=0, initial=(), baselines=(), known=()):
+    strategy = searcher_of(searcher)(
+        SearchProblem(feasible=feasible, initial_design=tuple(initial), reference_loss=6.0)
+    )
     given = {"seed": seed, "num_trials": num_trials, "baselines": baselines, "known": known}
     return TrialSchedule(strategy=strategy, reference=(40.0, 6.0), generation_size=GENERATION_SIZE, **given)
 
@@ -79,7 +81,7 @@ def test_samplers_suggest_layers_that_all_members_begin_with(feasible, searcher)
     priced = price_space(with_first_layers(feasible.space, kept), feasible.priced.pricer, 16)
     begun = within_budget(priced, Budget(latency_s=99.0))
     members = run(begun, schedule(begun, searcher))
-    strategy = searcher_of(searcher)(SearchProblem(feasible=begun, anchors=(), reference_loss=6.0))
+    strategy = searcher_of(searcher)(SearchProblem(feasible=begun, initial_design=(), reference_loss=6.0))
     known = [Observation(member=member, latency_s=9.0, log_perplexity=5.0) for member in members]
     assert isinstance(strategy, OptunaStrategy)
     study = strategy._study(0, known)
@@ -91,7 +93,7 @@ def test_samplers_suggest_layers_that_all_members_begin_with(feasible, searcher)
 def test_any_sampler_of_optuna_is_a_searcher_by_its_name(feasible):
     members = run(feasible, schedule(feasible, "optuna:RandomSampler"))
     assert len(set(members)) == len(members)
-    problem = SearchProblem(feasible=feasible, anchors=(), reference_loss=6.0)
+    problem = SearchProblem(feasible=feasible, initial_design=(), reference_loss=6.0)
     with pytest.raises(ValueError, match=r"optuna:NoSampler must name a class of optuna\.samplers, but there is none"):
         searcher_of("optuna:NoSampler")(problem)
 
@@ -104,9 +106,9 @@ def test_as_written_every_member_is_one_answer(feasible):
 
 
 def test_evolution_begins_with_the_anchors_and_diverged_trials_have_no_offspring(feasible):
-    anchors = [feasible.sample(np.random.default_rng(seed)) for seed in (1, 2)]
-    plan = schedule(feasible, anchors=anchors)
-    assert [plan.ask().member for _ in range(2)] == anchors
+    initial = [feasible.sample(np.random.default_rng(seed)) for seed in (1, 2)]
+    plan = schedule(feasible, initial=initial)
+    assert [plan.ask().member for _ in range(2)] == initial
     plan = schedule(feasible)
     for _ in range(GENERATION_SIZE):
         plan.tell(outcome(feasible, plan.ask(), status="diverged"))
@@ -274,15 +276,15 @@ def begun(
     space: str, minutes: float, cost_of: CostForm = "folded", kept: tuple[Layer, ...] = ()
 ) -> tuple[FeasibleSpace, list[Member]]:
     feasible = within_budget(priced(space, cost_of, kept), Budget(latency_s=60 * minutes))
-    return feasible, anchors(feasible, published_members(feasible.space))
+    return feasible, initial_design(feasible, published_members(feasible.space))
 
 
 @pytest.mark.parametrize("minutes", [2.5, 8.0])
 def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(minutes):
-    feasible, anchors = begun("gpt2-small", minutes)
-    assert len({deployed_id(anchor.architecture) for anchor in anchors}) == len(anchors) <= MOST_ANCHORS
-    assert all(feasible.fits(anchor) for anchor in anchors)
-    prices = sorted(price_of(feasible.priced, anchor).latency_s for anchor in anchors)
+    feasible, initial = begun("gpt2-small", minutes)
+    assert len({deployed_id(member.architecture) for member in initial}) == len(initial) <= MOST_INITIAL
+    assert all(feasible.fits(member) for member in initial)
+    prices = sorted(price_of(feasible.priced, member).latency_s for member in initial)
     least = price_of(feasible.priced, cheapest(feasible.priced)).latency_s
     most = min(60 * minutes, price_of(feasible.priced, most_expensive(feasible.priced)).latency_s)
     assert prices[0] >= least + IDLE_SHARE * (most - least)
@@ -292,15 +294,15 @@ def test_each_deployed_form_is_there_once_within_budget_over_the_whole_range(min
 
 
 def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold_the_first_far_apart():
-    feasible, anchors = begun("gpt2-small", 5.0)
-    prices = [price_of(feasible.priced, member).latency_s / 60 for member in anchors]
+    feasible, initial = begun("gpt2-small", 5.0)
+    prices = [price_of(feasible.priced, member).latency_s / 60 for member in initial]
     assert (prices[0], prices[1]) == (max(prices), min(prices))
     assert abs(prices[2] - sum(prices[:2]) / 2) < 0.5
     shallow = [parse(f"{count}xlSlRo-{12 - count}xooooo", feasible.space.base) for count in range(1, 11)]
-    assert len(set(shallow) & set(anchors)) == 5
-    assert shallow[9] == anchors[0]
-    assert len([anchor for anchor in anchors if anchor not in shallow]) >= 3
-    for member in anchors:
+    assert len(set(shallow) & set(initial)) == 5
+    assert shallow[9] == initial[0]
+    assert len([member for member in initial if member not in shallow]) >= 3
+    for member in initial:
         kept = [layer.ffn != "none" for layer in member.architecture.layers]
         assert kept[0]
         assert kept == sorted(kept, reverse=True)
@@ -308,10 +310,10 @@ def test_the_first_layers_whole_and_a_few_relus_with_norms_that_fold_the_first_f
 
 def test_layers_that_all_members_begin_with_are_in_front():
     kept = parse("SM+LN+G", base_architecture("gpt2-small")).architecture.layers[:2]
-    _, anchors = begun("gpt2-small", 8.0, kept=kept)
-    assert len(anchors) == MOST_ANCHORS
-    assert all(anchor.architecture.layers[:2] == kept for anchor in anchors)
-    assert {anchor.architecture.layers[11].attention for anchor in anchors} >= {"none", "softmax"}
+    _, initial = begun("gpt2-small", 8.0, kept=kept)
+    assert len(initial) == MOST_INITIAL
+    assert all(member.architecture.layers[:2] == kept for member in initial)
+    assert {member.architecture.layers[11].attention for member in initial} >= {"none", "softmax"}
 
 
 def test_without_frozen_norms_there_are_none_and_as_written_there_are_the_published_rows_and_the_cheapest_member():

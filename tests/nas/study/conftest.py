@@ -74,14 +74,14 @@ def run_schedule(
 
 @pytest.fixture
 def make_trials(feasible) -> Callable[..., Trials]:
-    """Makes the trials of a run in a folder. anchors: notations of its first candidates, for `evolution`."""
+    """Makes the trials of a run in a folder. initial: notations of its first candidates, for `evolution`."""
 
     def make(
-        folder: Path, corpus: Corpus, config=ONE_TRIAL, *, recipe=None, records=(), anchors=(), distillation=None
+        folder: Path, corpus: Corpus, config=ONE_TRIAL, *, recipe=None, records=(), initial=(), distillation=None
     ) -> Trials:
-        members = tuple(parse(name, feasible.space.base) for name in anchors)
-        searcher = searcher_of("evolution" if anchors else config.searcher)
-        strategy = searcher(SearchProblem(feasible=feasible, anchors=members, reference_loss=6.0))
+        members = tuple(parse(name, feasible.space.base) for name in initial)
+        searcher = searcher_of("evolution" if initial else config.searcher)
+        strategy = searcher(SearchProblem(feasible=feasible, initial_design=members, reference_loss=6.0))
         known = proposals_of(records, feasible.space.base)
         counts: dict[str, Any] = {
             name: getattr(config, name) for name in ("seed", "num_trials", "finalist_seeds", "most_replicates")

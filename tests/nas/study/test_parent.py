@@ -64,7 +64,7 @@ def test_a_trial_starts_from_the_parent_and_ends_as_its_candidate(make_trials, c
     write_pretrained(parent.model, tmp_path / PARENT_FOLDER)
     recipe = study_recipe(ONE_TRIAL, parent.distillation)
     recipe = replace(recipe, scale=replace(recipe.scale, learning_rate=1e-2))
-    trials = make_trials(tmp_path, corpus, recipe=recipe, anchors=[name])
+    trials = make_trials(tmp_path, corpus, recipe=recipe, initial=[name])
     trial = trials.next_trial()
     *_, last = run_trial(trial)
     assert (last.status, last.reason) == ("completed", None)

@@ -162,7 +162,7 @@ def trained(make_trials, corpus, tmp_path):
     """Trains a member, and returns its trial and the records of the ledger."""
 
     def train(config=ONE_TRIAL):
-        trials = make_trials(tmp_path, corpus, config, anchors=["SM+R_i1"])
+        trials = make_trials(tmp_path, corpus, config, initial=["SM+R_i1"])
         trial = trials.next_trial()
         trials.started(trial)
         for record in run_trial(trial):

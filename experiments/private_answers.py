@@ -20,7 +20,7 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
-from experiments.bars import table, write_csv
+from experiments.figures import table, write_csv
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import write_pretrained
 from nas.model.decoder import Decoder

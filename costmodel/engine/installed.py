@@ -1,4 +1,4 @@
-"""Which engines are installed, and who owns what their parties share."""
+"""Whether the engines are installed, and the commands that install them."""
 
 import sys
 from importlib.metadata import version
@@ -10,7 +10,6 @@ INSTALL = "python3.11 -m pip install 'spu==0.9.5' 'numpy<2'"
 CRYPTEN_VERSION = "0.4.1"  # `crypten_arrays` replaces internal parts of this version
 INSTALL_CRYPTEN = f"python -m pip install --no-deps crypten=={CRYPTEN_VERSION}"
 NEWEST_PYTHON = (3, 11)  # the engine has wheels for 3.10 and 3.11
-SERVER, SHARED = 1, -1  # owners of a secret: the rank of the server, or all parties together
 
 
 def check_installed(protocol: str) -> None:

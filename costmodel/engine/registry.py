@@ -7,7 +7,7 @@ from costmodel.errors import UserError
 from costmodel.ops import Op
 from costmodel.protocols import PROTOCOLS
 from costmodel.protocols.derived import check_setting
-from costmodel.protocols.engine_protocols import ENGINE_PROTOCOLS
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import Comm, EngineSetting
 
 

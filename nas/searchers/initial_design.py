@@ -19,8 +19,8 @@ from search_spaces.forms import Attention, Ffn, Norm
 from search_spaces.notation import Member, parse
 from search_spaces.space import SearchSpace, contains, member_of
 
-MOST_ANCHORS = 9  # two thirds of the default number of trials; the rest are offspring
-MOST_SHALLOW = 5  # of MOST_ANCHORS, those with fewer layers, all of them with attention and an FFN
+MOST_INITIAL = 9  # two thirds of the default number of trials; the rest are offspring
+MOST_SHALLOW = 5  # of MOST_INITIAL, those with fewer layers, all of them with attention and an FFN
 # in order of preference; the first one that the space has is used, and frozen norms are present while training
 FOLDING_NORMS: tuple[Norm, ...] = ("frozen-layernorm", "frozen-rmsnorm", "none")
 CHEAP_FFNS: tuple[Ffn, ...] = ("relu", "quadglu", "square", "bilinear")
@@ -35,14 +35,14 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
     return tuple(member for member in members if contains(space, member))
 
 
-def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
+def initial_design(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member]:
     """Return the first candidates of a search, all within the budget, in an order that covers all costs early.
 
     First come models of fewer layers, each with attention and a ReLU FFN. Then the model farthest in cost from those
     chosen so far is taken, repeatedly. Models have attention in all layers and ReLU FFNs in the first 1, 3, 5 ...
-    of them, the same with fewer layers or half the heads, and published rows. There are at most MOST_ANCHORS, one per
+    of them, the same with fewer layers or half the heads, and published rows. There are at most MOST_INITIAL, one per
     folded form, and none from the cheapest IDLE_SHARE of the range of costs. If none is left, the cheapest member is
-    returned. With costs of the unfolded form, the anchors are all published rows and the cheapest member.
+    returned. With costs of the unfolded form, the initial design is all published rows and the cheapest member.
     """
     least = cheapest(feasible.priced)
     if feasible.priced.cost_of == "unfolded":
@@ -52,7 +52,7 @@ def anchors(feasible: FeasibleSpace, published: Sequence[Member]) -> list[Member
     some_ffns = [_first_layers(space, count, num) for count in range(depth, 1, -1) for num in range(1, count, 2)]
     some_ffns += [_first_layers(space, depth, num_ffns, "softmax-half") for num_ffns in range(1, depth, 2)]
     chosen = _spread(feasible, [], _known(feasible, shallow), MOST_SHALLOW)
-    chosen = _spread(feasible, chosen, _known(feasible, [*some_ffns, *reversed(published)], chosen), MOST_ANCHORS)
+    chosen = _spread(feasible, chosen, _known(feasible, [*some_ffns, *reversed(published)], chosen), MOST_INITIAL)
     return _spread(feasible, [], chosen, len(chosen)) or [least]
 
 
