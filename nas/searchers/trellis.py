@@ -108,7 +108,7 @@ class Trellis(Strategy):
     def _new(
         self, posterior: Posterior, rng: np.random.Generator, seen: Collection[Member], least: int
     ) -> list[Member]:
-        """Return members that may be trained, one per folded form; those of the initial design while `least` are left."""
+        """Return members that may be trained, one per folded form; at first the initial design."""
         members = self.draws.new_of(self.problem.initial_design, seen)
         if len(members) >= least:
             return self._drawn(members)
