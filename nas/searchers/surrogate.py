@@ -342,5 +342,9 @@ def _log_posterior(whitened: _Whitened, scale: Floats, worth: float, discrepancy
     factor = _precision_factor(inner, scale)
     explained = solve_triangular(factor, scale * seen, lower=True)
     likelihood = explained @ explained / 2 - np.log(factor.diagonal()).sum() - constant
+    return float(likelihood + _log_prior(worth, discrepancy))
+
+
+def _log_prior(worth: float, discrepancy: float) -> float:
     apart = sum(float(np.log(value / usual)) ** 2 for value, usual in zip((worth, discrepancy), USUAL, strict=True))
-    return float(likelihood - apart / 2 / SPREAD**2)
+    return -apart / 2 / SPREAD**2
