@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -19,8 +20,8 @@ from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.fixed_point_check import MAX_ERROR, Both, both, check_sequences, fitting, recorded, require_accuracy
 from nas.conversion.fold import fold
-from nas.conversion.pretrained import Pretrained, write_pretrained
-from nas.conversion.verified_fold import check_tokens, fold_as_far_as
+from nas.conversion.pretrained import Pretrained, read_export, write_pretrained
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as, why_not_equal
 from nas.model.weights import deployed_weights
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -182,11 +183,11 @@ def test_what_is_accepted_is_right_under_the_engine(protocol, base, name, change
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory, tokenizer):
-    """`hostile(name, changed, change)`: an export, folded, of which some weights are changed."""
+    """`hostile(name, changed, change)`: an export, folded or not, of which some weights are changed."""
 
-    def written(name: str, changed: str, change: Change, with_record: bool = False):
+    def written(name: str, changed: str, change: Change, with_record: bool = False, is_folded: bool = True):
         base = base_architecture("gpt2-small", Dimensions(layers=1, heads=2, d_model=16, vocab=280, context=24))
-        architecture, weights = made(base, name, changed, change, True)
+        architecture, weights = made(base, name, changed, change, is_folded)
         folder = tmp_path_factory.mktemp("hostile")
         tensors = {key: torch.from_numpy(value).float() for key, value in weights.items()}
         write_pretrained(Pretrained(architecture, tensors, tokenizer), folder)
@@ -216,6 +217,19 @@ REFUSED = (
 @pytest.mark.parametrize("flags", [("--prompt", "v"), ("--party", "1", "--peers", "127.0.0.1:9,127.0.0.1:11")])
 def test_a_party_with_weights_refuses_before_it_starts(run, hostile, flags):
     code, out, err = run(str(hostile("SM+LN+R", "qkv.weight", queries_and_keys(200))), *flags)
+    assert (code, out) == (2, "")
+    assert re.match(REFUSED, err)
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.needs_engine
+def test_a_model_that_folding_changes_too_is_refused_with_op_and_value(run, hostile):
+    """Rounding decides where scores are far apart, so that the folded model differs; the scores are the reason."""
+    folder = hostile("SM+LN+G", "qkv.weight", queries_and_keys(200), is_folded=False)
+    _, tokens = check_tokens(None, 280, 24)
+    export = read_export(folder)
+    assert why_not_equal(**asdict(fold_as_far_as(export.architecture, export.weights, tokens).check))
+    code, out, err = run(str(folder), "--prompt", "v")
     assert (code, out) == (2, "")
     assert re.match(REFUSED, err)
     assert len(err.splitlines()) == 1

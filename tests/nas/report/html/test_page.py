@@ -138,7 +138,7 @@ def test_a_folder_is_no_file_to_write(run_folder: Path, tmp_path: Path) -> None:
 
 def test_what_comes_from_a_run_is_escaped(make_run) -> None:
     evil = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'&"
-    candidate = record(0, "SM+LN+R", "candidate", 0, 2.0, left_unfolded=(evil,), trial_id=evil, notation=evil)
+    candidate = record(0, "SM+LN+R", "candidate", 0, 2.0, left_unfolded=(evil,), notation=evil)
     failed = record(1, "SM+LN+R", "candidate", 0, None, status="failed", reason=evil)
     folder = make_run([candidate, failed], meta={"hardware": {evil: evil}}, budget_latency="9min")
     text = write_report(Run.read(folder)).read_text(encoding="utf-8")
