@@ -87,8 +87,9 @@ class Form:
 def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[Task], list[str]]:
     """Return the tasks below a folder, and the names of those that are not judged by accuracy.
 
-    only: names, such as `piqa` or `piqa/rc_0shot`, or patterns like `*/rc_0shot`; if empty, of each task the form with
-        the fewest examples. most_items: most items of a task; a larger task is sampled, equally for all models.
+    only: names, such as `piqa` or `piqa/rc_5shot`, or patterns like `*/rc_5shot`; without a form, and if empty, of each
+        task the form with the fewest examples. most_items: most items of a task; a larger task is sampled, equally for
+        all models.
 
     Raises UserError for a folder or name without a task, or a file of another format.
     """
@@ -100,8 +101,9 @@ def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[
         raise UserError(f"--tasks {folder} must have a task, a folder with {' or '.join(REQUESTS)}, but has none.")
     forms = [_form(path, root) for path in folders]
     judged = [form for form in forms if form.metric in METRICS]
-    chosen = [form for form in judged if any(_is_named(form, name) for name in only)] if only else _fewest(judged)
-    unknown = [name for name in only if not any(_is_named(form, name) for form in judged)]
+    named = {name: _named(judged, name) for name in only or ("*",)}
+    chosen = [form for form in judged if any(form in forms for forms in named.values())]
+    unknown = [name for name in only if not named[name]]
     if unknown or not chosen:
         metrics = ", ".join(METRICS)
         which = f"named {unknown[0]}" if unknown else f"in {folder}"
@@ -116,8 +118,10 @@ def _fewest(forms: Iterable[Form]) -> list[Form]:
     return sorted(fewest.values(), key=lambda form: form.name)
 
 
-def _is_named(form: Form, pattern: str) -> bool:
-    return fnmatch(form.name, pattern) or fnmatch(form.task, pattern) or fnmatch(form.name, f"{pattern}/*")
+def _named(forms: Sequence[Form], pattern: str) -> list[Form]:
+    """Return the forms of this name, or of each task of this name the one with the fewest examples."""
+    exact = [form for form in forms if fnmatch(form.name, pattern) or fnmatch(form.name, f"{pattern}/*")]
+    return exact if "/" in pattern else _fewest(form for form in forms if form in exact or fnmatch(form.task, pattern))
 
 
 def _form(folder: Path, root: Path) -> Form:

@@ -338,6 +338,11 @@ def test_the_form_with_the_fewest_examples_is_run_and_a_sample_is_even(there):
         ("quiz/rc_0shot", 3, 5),
     ]
     assert others == ["code/bpb"]
+    assert [task.name for task in read_tasks(str(there / "tasks"), ["quiz"], 3)[0]] == ["quiz/rc_0shot"]
+    assert [task.name for task in read_tasks(str(there / "tasks"), ["quiz/*"], 3)[0]] == [
+        "quiz/rc_0shot",
+        "quiz/rc_5shot",
+    ]
     (five,), _ = read_tasks(str(there / "tasks"), ["*/rc_5shot"], 3)
     assert (five.name, five.metric) == ("quiz/rc_5shot", "acc_raw")
     assert five.items == tasks[1].items
