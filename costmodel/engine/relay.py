@@ -7,6 +7,7 @@ delay.
 
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
@@ -20,6 +21,8 @@ End: TypeAlias = socket.socket | Sealed
 Handshake: TypeAlias = Callable[[socket.socket], End]
 
 CHUNK_BYTES = 1 << 16  # what one read takes at most; any size works
+MOST_WAITING = 64  # connections whose handshake goes on; parties have a few each
+RETRY_S = 0.1  # after a connection that could not be accepted
 
 
 def plain(connection: socket.socket) -> End:
@@ -51,15 +54,29 @@ class Relay:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
     def _serve(self, server: socket.socket, target: str, near: Handshake, far: Handshake) -> None:
-        with suppress(OSError):  # the server was closed
-            while True:
+        waiting = deque[socket.socket]()  # the longest waiting leaves if there are many
+        while server in self._servers:
+            try:
                 accepted, _ = server.accept()
-                Thread(target=self._connect, args=(accepted, target, near, far), daemon=True).start()
+            except OSError:  # the server was closed, or a flood has taken all descriptors
+                time.sleep(RETRY_S)
+                continue
+            waiting.append(accepted)
+            if len(waiting) > MOST_WAITING:
+                with suppress(OSError):
+                    waiting.popleft().shutdown(socket.SHUT_RDWR)
+            Thread(target=self._connect, args=(accepted, waiting, target, near, far), daemon=True).start()
 
-    def _connect(self, accepted: socket.socket, target: str, near: Handshake, far: Handshake) -> None:
+    def _connect(
+        self, accepted: socket.socket, waiting: deque[socket.socket], target: str, near: Handshake, far: Handshake
+    ) -> None:
         host, _, port = target.rpartition(":")
-        with accepted, suppress(OSError, UserError):  # nobody listens there yet, or somebody else; the peer tries again
-            here = near(accepted)
+        # nobody listens there yet, or somebody else (the peer tries again), or this one had to leave (a ValueError)
+        with suppress(OSError, UserError, ValueError), accepted, accepted.dup() as handed:
+            try:
+                here = near(handed)  # which a handshake may detach, while a flood may still end it
+            finally:
+                waiting.remove(accepted)
             with here, socket.create_connection((host, int(port))) as reached, far(reached) as there:
                 self._join(here, there)
 

@@ -1,13 +1,14 @@
+import errno
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
 from costmodel.engine.links import LOOPBACK, free_addresses
-from costmodel.engine.relay import Relay
+from costmodel.engine.relay import MOST_WAITING, Relay
 
 DELAY_S = 0.05
 
@@ -78,6 +79,32 @@ def test_a_target_that_does_not_listen_closes_the_connection(relay):
     (nobody,) = free_addresses(1)
     with connected(relay.forward(LOOPBACK, nobody)) as connection:
         assert connection.recv(1) == b""
+
+
+def test_strangers_and_a_flood_leave_room_for_a_party(relay, echo, monkeypatch):
+    accept = socket.socket.accept
+    failed: list[OSError] = []
+
+    def accept_or_fail(server):
+        if not failed:
+            failed.append(OSError(errno.EMFILE, "too many open files"))
+            raise failed[0]
+        return accept(server)
+
+    def greeted(connection):
+        if connection.recv(1) != b"!":
+            raise OSError("a stranger")
+        return connection
+
+    monkeypatch.setattr(socket.socket, "accept", accept_or_fail)
+    address = relay.forward(LOOPBACK, echo, near=greeted)
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(connected(address)) for _ in range(MOST_WAITING + 5)]
+        party = stack.enter_context(connected(address))
+        party.sendall(b"!")
+        assert there_and_back(party, b"text")[0] == b"text"
+        assert [stranger.recv(1) for stranger in strangers[:5]] == [b""] * 5
+    assert failed
 
 
 def test_a_closed_relay_takes_no_connection(relay, echo):
