@@ -117,7 +117,7 @@ def test_a_budget_is_met_by_fewer_trainings_and_a_late_first_candidate_is_forese
     assert not budget.is_over(trials)
     budget._began_s -= 600  # beyond the budget, but the first candidate has not ended
     assert not budget.is_over(trials)
-    trials.happened(replace(first.ended("completed"), val_loss=2.0))
+    trials.happened(replace(first.ended("failed"), status="completed", val_loss=2.0))
     assert budget.is_over(trials)
 
 
@@ -151,7 +151,7 @@ def test_without_a_budget_nothing_is_planned(study, caplog):
 def test_what_is_skipped_for_want_of_time_is_trained_by_a_resumed_run(study, make_trials, corpus, tmp_path):
     _, trials, first = study(time_budget="13s", num_trials=3)
     assert trials.next_trial() is None
-    trials.happened(replace(first.ended("completed"), val_loss=2.0))
+    trials.happened(replace(first.ended("failed"), status="completed", val_loss=2.0))
     again = make_trials(tmp_path, corpus, trials.setting.config, records=trials.records)
     trials = [again.next_trial() for _ in range(2)]
     assert None not in trials
