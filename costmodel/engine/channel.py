@@ -10,6 +10,7 @@ import select
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
@@ -29,7 +30,29 @@ BEAT_S = 0.5  # time between two of these
 JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece and sent at once
 PIECE_BYTES = 1 << 20  # memory for a blob grows from this size as its bytes come
 
+RETRY_S = 0.1  # between two attempts to connect to a party that does not listen yet, or to accept a connection
+
 Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
+
+
+def callers(
+    server: socket.socket, waiting: deque[socket.socket], most: int, is_open: Callable[[], bool]
+) -> Iterator[socket.socket]:
+    """Yield everybody who connects, until the server is closed and `is_open` is false.
+
+    waiting: those who have not said yet who they are, to which this adds; the longest waiting leaves beyond `most`.
+    """
+    while is_open():
+        try:
+            connection, _ = server.accept()
+        except OSError:  # the server was closed, or a flood has taken all descriptors
+            time.sleep(RETRY_S)
+            continue
+        waiting.append(connection)
+        if len(waiting) > most:
+            with suppress(OSError):
+                waiting.popleft().shutdown(socket.SHUT_RDWR)
+        yield connection
 
 
 class Connection(Protocol):

@@ -14,7 +14,7 @@ from threading import Lock, Thread
 from typing import Any, TypeAlias
 
 from costmodel.config.units import format_seconds
-from costmodel.engine.channel import Channel, Connection
+from costmodel.engine.channel import RETRY_S, Channel, Connection, callers
 from costmodel.engine.keys import Keys, RefusedError
 from costmodel.errors import UserError
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
@@ -23,7 +23,6 @@ from costmodel.protocols.primitives import EngineSetting
 
 INTRODUCTION_S = 10.0  # whoever connects and sends nothing for so long is not a party
 MOST_HEARD = 256  # connections that have not said yet who they are
-RETRY_S = 0.1  # between two attempts to connect to a party that does not listen yet
 HELLO = "private inference"
 # What decides which numbers an op graph gives, below the package's folder: every party must have the same.
 COMPUTING = ("engine", "execution", "ops", "protocols", "rotary.py")
@@ -206,18 +205,9 @@ class _Meeting:
                 time.sleep(RETRY_S)
 
     def _accept(self, server: socket.socket) -> None:
-        """Hear everybody who connects, side by side; the longest silent leaves if there are many."""
+        """Hear everybody who connects, side by side."""
         heard = deque[socket.socket]()
-        while not self.is_over:
-            try:
-                connection, _ = server.accept()
-            except OSError:  # the meeting is over, or a flood has taken all descriptors
-                time.sleep(RETRY_S)
-                continue
-            heard.append(connection)
-            if len(heard) > MOST_HEARD:
-                with suppress(OSError):
-                    heard.popleft().shutdown(socket.SHUT_RDWR)
+        for connection in callers(server, heard, MOST_HEARD, lambda: not self.is_over):
             Thread(target=self._hear, args=(connection, heard), daemon=True).start()
 
     def _hear(self, connection: socket.socket, heard: deque[socket.socket]) -> None:

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeAlias
 
+from costmodel.engine.channel import callers
 from costmodel.engine.keys import Sealed
 from costmodel.errors import UserError
 
@@ -22,7 +23,6 @@ Handshake: TypeAlias = Callable[[socket.socket], End]
 
 CHUNK_BYTES = 1 << 16  # what one read takes at most; any size works
 MOST_WAITING = 64  # connections whose handshake goes on; parties have a few each
-RETRY_S = 0.1  # after a connection that could not be accepted
 
 
 def plain(connection: socket.socket) -> End:
@@ -54,17 +54,8 @@ class Relay:
                 server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
 
     def _serve(self, server: socket.socket, target: str, near: Handshake, far: Handshake) -> None:
-        waiting = deque[socket.socket]()  # the longest waiting leaves if there are many
-        while server in self._servers:
-            try:
-                accepted, _ = server.accept()
-            except OSError:  # the server was closed, or a flood has taken all descriptors
-                time.sleep(RETRY_S)
-                continue
-            waiting.append(accepted)
-            if len(waiting) > MOST_WAITING:
-                with suppress(OSError):
-                    waiting.popleft().shutdown(socket.SHUT_RDWR)
+        waiting = deque[socket.socket]()
+        for accepted in callers(server, waiting, MOST_WAITING, lambda: server in self._servers):
             Thread(target=self._connect, args=(accepted, waiting, target, near, far), daemon=True).start()
 
     def _connect(

@@ -226,7 +226,10 @@ class _Shaped(nn.Module):
         self.identity, self.softmax, self.uniform = (nn.Parameter(torch.ones(num_heads)) for _ in range(3))
 
     def forward(self, values: Tensor, mixed: Tensor, first: int) -> Tensor:
-        """Combine all values and the attention's output from position `first` on, batch x heads x T x head_dim."""
+        """Return the weighted sum for the positions from `first` on, batch x heads x T x head_dim.
+
+        values: of all positions. mixed: the output of softmax attention, of the positions from `first` on.
+        """
         counts = torch.arange(1, values.shape[-2] + 1, device=values.device)
         running_mean = values.cumsum(dim=-2) / counts.unsqueeze(-1)
         if first:

@@ -90,10 +90,8 @@ def private(
     """
     find_model(run)  # before the engine is asked for
     check_installed(protocol)
-    has_prompt = prompt is not None or prompt_file is not None
-    _check_flags(perplexity, party, peers, protocol, has_prompt=has_prompt)
-    # before the model is folded, which takes long
-    text = given_text(prompt, prompt_file) if perplexity is None and party in (None, CLIENT) else ""
+    _check_flags(perplexity, party, peers, protocol, has_prompt=(prompt, prompt_file) != (None, None))
+    text = given_text(prompt, prompt_file) if perplexity is None and party in (None, CLIENT) else ""  # before folding
     as_json, wait_s = format == "json", parse_seconds(wait, "--wait")
     asked = resolve_setup(run, pick, party=party, protocol=protocol, **setup)
     # --perplexity shows what is lost, next to the model in plaintext
