@@ -23,9 +23,8 @@ from experiments.plain_gpt2 import plain_step
 from experiments.smollm2.pipeline import UNTAUGHT
 from nas.conversion.parent import Parent, load_parent
 from nas.model.bf16_products import has_matrix_units
-from nas.recipe.candidate import Candidate
+from nas.recipe.candidate import Candidate, recipe_at, recipe_for
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, changed
-from nas.recipe.papers import recipe_at, recipe_for
 from nas.recipe.recipe import Precision, ScaleName
 from nas.study.throughput import random_corpus
 from nas.training.device import Device, lowered

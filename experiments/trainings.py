@@ -24,9 +24,8 @@ from experiments.figures import write_csv
 from nas.conversion.parent import Parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.malloc import keep_freed_memory
-from nas.recipe.candidate import Candidate, candidate_id, trial_id
+from nas.recipe.candidate import Candidate, candidate_id, recipe_at, trial_id
 from nas.recipe.overrides import RecipeChanges, changed
-from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import SCALES, ScaleName
 from nas.study.worker import worker_env
 from nas.training.distillation.library import initial_weights

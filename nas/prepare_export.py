@@ -19,8 +19,7 @@ from nas.conversion.pretrained import read_windows
 from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens, fold_as_far_as
 from nas.corpus.corpus import known_corpus, tokenizer_folder
-from nas.corpus.held_out import trained_on
-from nas.corpus.near_duplicates import KeptWindows
+from nas.corpus.held_out import KeptWindows, trained_on
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.report.model_card import Facts, Fold, Provenance, Result
 from nas.run.config import study_candidate

@@ -26,10 +26,8 @@ from nas.conversion.parent import Parent, digest_of, require_fit
 from nas.conversion.pretrained import Pretrained, require_vocabulary
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
-from nas.corpus.documents import OWN_RULE
-from nas.corpus.folders import Reading
-from nas.corpus.ngram_baseline import ngram_baseline
-from nas.corpus.ngrams import NgramBaseline
+from nas.corpus.documents import OWN_RULE, Reading
+from nas.corpus.ngrams import NgramBaseline, ngram_baseline
 from nas.corpus.tokenizer import begin_line, write_tokenizer
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder

@@ -29,7 +29,7 @@ from costmodel.estimate import Pricer
 from costmodel.protocols import TRUST
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import NgramBaseline
-from nas.recipe.papers import recipe_for
+from nas.recipe.candidate import recipe_for
 from nas.run.folder import Meta
 from nas.run.ledger import Record
 from nas.study.trials import Trials

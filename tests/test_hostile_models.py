@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import costmodel.__main__
 from costmodel.errors import UserError
 from nas.conversion.parent import load_initial
-from nas.corpus import sentencepiece
+from nas.corpus import foreign_tokenizer
 from tests.test_hostile_files import in_little_memory, refused  # noqa: F401  # a fixture of every test
 
 
@@ -48,7 +48,7 @@ SENTENCEPIECES = {  # content of a tokenizer.model, and what is said of it
 def test_a_hostile_sentencepiece_model_is_refused_in_one_line(capfd, kind):
     content, why = SENTENCEPIECES[kind]
     with pytest.raises(UserError, match=why) as error:
-        sentencepiece.to_json(content)
+        foreign_tokenizer.to_json(content)
     assert "\n" not in str(error.value)
     assert capfd.readouterr() == ("", "")
 

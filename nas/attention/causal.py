@@ -23,7 +23,7 @@ from torch._subclasses import FakeTensor
 from torch.nn import functional
 
 from nas.attention import cpu_native
-from nas.attention.compile_cpp import NotCompiledError
+from nas.attention.cpu_native import NotCompiledError
 from nas.attention.reference import Attended, attention_reference, bounded, scale_by_temperature, upcast
 
 LANES = 16  # fp32 numbers in an AVX-512 register: torch's flash kernel is as fast with 16 features as with 8

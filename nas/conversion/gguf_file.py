@@ -22,9 +22,8 @@ from torch import Tensor
 
 from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
 from costmodel.errors import UserError
-from nas.conversion.checkpoint_memory import require_memory
-from nas.conversion.huggingface_layout import from_theirs, their_names
-from nas.conversion.pretrained import Pretrained
+from nas.conversion.huggingface import from_theirs, their_names
+from nas.conversion.pretrained import Pretrained, require_memory
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import (

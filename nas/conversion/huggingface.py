@@ -7,7 +7,7 @@ import ast
 import inspect
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -23,9 +23,7 @@ from torch import Tensor
 from costmodel.config.schema import decode
 from costmodel.config.user_files import MOST_JSON, MOST_WEIGHTS, open_file, read_bytes, read_json
 from costmodel.errors import UserError
-from nas.conversion.checkpoint_memory import require_memory
-from nas.conversion.huggingface_layout import from_theirs, to_theirs
-from nas.conversion.pretrained import Pretrained, is_sound
+from nas.conversion.pretrained import Pretrained, is_sound, require_memory
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import (
@@ -48,6 +46,7 @@ from search_spaces.checkpoints.checkpoint import (
     transformers_library,
     what_is_asked,
 )
+from search_spaces.checkpoints.families import Family
 from search_spaces.checkpoints.settings import architecture_of, family_of, plain_settings
 
 CARRIED = (
@@ -69,6 +68,7 @@ PROBES = (
 )
 FLOATS = ("F64", "F32", "F16", "BF16")
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
+LINEAR_WEIGHTS = tuple(f".{linear}.weight" for linear in ("qkv", "out", "up", "down"))  # of a layer
 
 
 def load_pretrained(path: str) -> Pretrained:
@@ -280,3 +280,58 @@ def _transformers() -> Any:
     library.AutoConfig.register(OUR_TYPE, DecoderConfig, exist_ok=True)
     library.AutoModelForCausalLM.register(DecoderConfig, DecoderForCausalLM, exist_ok=True)
     return library
+
+
+def from_theirs(family: Family, architecture: Architecture, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return our weights, by node of the op graph. state: the weights of transformers, by their name there."""
+    weights: dict[str, Tensor] = {}
+    for theirs, ours in their_names(family, architecture):
+        if theirs in state:
+            parts = state[theirs].chunk(len(ours))  # several of our weights are stacked in one of theirs
+            weights |= {
+                name: _laid_out(family, name, part, architecture.num_heads, 3)
+                for name, part in zip(ours, parts, strict=True)
+            }
+    for name in weights:
+        weights[name] = weights[name] + family.gain_offset if _is_gain(name) else weights[name]
+    if family.first_position:
+        weights["position.weight"] = weights["position.weight"][family.first_position :]
+    return weights
+
+
+def to_theirs(family: Family, architecture: Architecture, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the weights of transformers by their name there. weights: ours, by node of the op graph.
+
+    Rows of their position table that no position of ours fills are 0.
+    """
+    weights = {name: value - family.gain_offset if _is_gain(name) else value for name, value in weights.items()}
+    state = {
+        theirs: torch.cat([_laid_out(family, name, weights[name], 3, architecture.num_heads) for name in ours])
+        for theirs, ours in their_names(family, architecture)
+        if ours[0] in weights
+    }
+    if family.first_position:
+        (name,) = (theirs for theirs, ours in family.names.items() if ours == "position")
+        table = state[f"{name}.weight"]
+        state[f"{name}.weight"] = torch.cat((table.new_zeros(family.first_position, table.shape[1]), table))
+    return state
+
+
+def _is_gain(name: str) -> bool:
+    return name.endswith(("norm.weight", "norm1.weight", "norm2.weight"))
+
+
+def their_names(family: Family, architecture: Architecture) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the name in transformers, and our names, of every weight that may exist."""
+    for theirs, modules in family.names.items():
+        ours = (modules,) if isinstance(modules, str) else modules
+        for index in range(architecture.num_layers if "{}" in theirs else 1):
+            for suffix in ("weight", "bias"):
+                yield f"{theirs.format(index)}.{suffix}", tuple(f"{name.format(index)}.{suffix}" for name in ours)
+
+
+def _laid_out(family: Family, name: str, value: Tensor, outer: int, inner: int) -> Tensor:
+    """Convert the layout of one weight, to or from theirs. name: ours. No family both transposes and interleaves."""
+    if family.interleaved and ".qkv." in name:  # rows of outer x inner x head_dim as inner x outer x head_dim
+        value = value.view(outer, inner, -1, *value.shape[1:]).transpose(0, 1).reshape(value.shape)
+    return value.T if family.transposed and name.endswith(LINEAR_WEIGHTS) else value

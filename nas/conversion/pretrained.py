@@ -5,6 +5,7 @@ CHECKSUMS_FILE holds the SHA-256 of every other file of a folder, so that a lost
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from costmodel.config.units import format_bytes
 from costmodel.config.user_files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer
-from nas.corpus.near_duplicates import KEPT_TYPE, KeptWindows
+from nas.corpus.held_out import KEPT_TYPE, KeptWindows
 from nas.corpus.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, kept_tokenizer, write_tokenizer
+from nas.malloc import free_bytes
 from nas.model.weights import WEIGHTS_FILE
 from search_spaces.architecture import Architecture, dump_architecture, load_architecture
 from search_spaces.lower import lower
@@ -29,13 +32,14 @@ TRAINED_FILE = "trained.yaml"
 CHECKSUMS_FILE = "checksums.json"
 LARGEST_WEIGHT = 2.0**45  # of numbers of 64 bits with 18 fractional bits
 WINDOWS_FILE = "trained-on.u32"
+COPIES = 2  # of every weight in single precision: as it is read, and under our name
 
 
 class Pretrained(NamedTuple):
     """A pretrained model: its architecture, its deployed weights in single precision, and its tokenizer.
 
     No two weights share memory: a tied output table is copied.
-    windows: hashes of its training text (`nas.corpus.near_duplicates`); None if unknown.
+    windows: hashes of its training text (`nas.corpus.held_out`); None if unknown.
     notes: remarks for the user on how it was read.
     """
 
@@ -185,3 +189,19 @@ def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
             f"data {corpus.data!r} must be in the tokens of {path!r}, but is in those of {corpus.tokenizer}; put the "
             f"tokenizer.json of the weights beside them."
         )
+
+
+def require_memory(architecture: Architecture, path: str) -> None:
+    """Raise UserError if the weights of an architecture do not fit into the free memory."""
+    needed, free = COPIES * 4 * num_weights(architecture), free_bytes()
+    if free is not None and needed > free:
+        raise UserError(
+            f"{path!r} has {num_weights(architecture):,} weights, which take {format_bytes(needed)} to load ({COPIES} "
+            f"copies in single precision), but {format_bytes(free)} of memory are free; use a machine with more."
+        )
+
+
+def num_weights(architecture: Architecture) -> int:
+    """Return the number of weights of all nodes of the op graph; a tied table is stored, and counted, twice."""
+    graph = lower(architecture, 1)
+    return sum(math.prod(shape) for node in graph for shape in node.op.weight_shapes.values())

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from costmodel.config.schema import decode
 from costmodel.errors import UserError
@@ -17,7 +18,7 @@ from nas.corpus.documents import Batch, Document, DocumentSource, Split, Stream,
 from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import Encoder, given_encoder
 from nas.model.decoder import Decoder
-from nas.model.sampling import sampled
+from nas.model.self_attention import Past
 from nas.model.weights import load_deployed
 
 NAME = "parent"
@@ -26,6 +27,7 @@ LONGEST = 256  # tokens of a document
 VALIDATION_SHARE = 1 / 8
 MOST_VALIDATION = 65_536  # tokens
 FORMAT = 1  # of the text; part of the fingerprint
+GREEDY_TOKENS = 3  # after the first, which is drawn uniformly; Liu et al. use 3 to 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,3 +123,35 @@ def _text(row: list[int], encoder: Encoder) -> tuple[str, int]:
     """Return a document, cut where the model ended it, and its number of tokens."""
     kept = row[: row.index(encoder.end)] if encoder.end in row else row
     return encoder.tokenizer.decode(kept), len(kept) + 1
+
+
+@torch.no_grad()
+def sampled(
+    model: Decoder,
+    *,
+    batch: int,
+    length: int,
+    vocab_size: int,
+    temperature: float,
+    generator: torch.Generator,
+    begin: int | None = None,
+) -> Tensor:
+    """Sample sequences from a model without any prompt: batch x length token ids.
+
+    The first token is uniform over the first `vocab_size` entries, the next GREEDY_TOKENS are the most likely ones, and
+    all others are drawn at the temperature. begin: the token that begins every text, which is not returned.
+
+    Source: Liu et al. 2023, arXiv 2305.17888, section 3.1. Raises UserError as `Decoder.step` does.
+    """
+    tokens = torch.randint(vocab_size, (batch,), generator=generator)
+    made, past, device = [tokens], Past(), model.embed.weight.device
+    if begin is not None:
+        model.step(torch.full_like(tokens, begin).to(device), past)
+    for position in range(length - 1):
+        logits = model.step(made[-1].to(device), past)[:, :vocab_size].float().cpu()
+        if position < GREEDY_TOKENS:
+            made.append(logits.argmax(dim=-1))
+        else:
+            shares = (logits / temperature).softmax(dim=-1)
+            made.append(torch.multinomial(shares, 1, generator=generator)[:, 0])
+    return torch.stack(made, dim=1)

@@ -5,6 +5,7 @@ Fixed point is emulated: operands are rounded to the engine's resolution, and th
 The steps inside an op are exact here, for both models.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,11 +21,12 @@ from costmodel.execution.arithmetic import ARITHMETICS, Arithmetic
 from costmodel.execution.op_functions import SOFTMAX_FORMS, Array, evaluate, numpy_library
 from costmodel.ops import SoftmaxForm
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
+from nas.conversion.change_of_basis import stream_readers, stream_writers
 from nas.conversion.fold import Folded, fold
-from nas.conversion.stream_scale import factor_for, with_stream_scale
 from nas.corpus.corpus import Corpus
 from nas.corpus.tokenizer import BeginOfText
 from search_spaces.architecture import Architecture
+from search_spaces.forms import LIVE_NORMS
 from search_spaces.lower import lower
 
 FRACTION_BITS = 18  # the engine's default
@@ -309,3 +311,34 @@ def _sums_share(op: ops.Softmax, scores: Array) -> float:
     log_sums = np.log(np.where(seen, positive, 0.0).sum(axis=-1))
     apart, half = np.abs(log_sums - (least + most) / 2), (most - least) / 2
     return float(max(np.quantile(apart, ROWS_WITHIN, method="higher") / half, apart.max() / (half + BEYOND)))
+
+
+def factor_for(square_share: float) -> float:
+    """Return the largest power of two, at most 1, by which the stream is scaled so that its squares fit fixed point.
+
+    square_share: largest square / limit.
+    """
+    return 1.0 if square_share < 1 else 2.0 ** (math.ceil(-math.log2(square_share) / 2) - 1)
+
+
+def with_stream_scale(
+    architecture: Architecture, weights: Mapping[str, Tensor], factor: float
+) -> tuple[Architecture, dict[str, Tensor]]:
+    """Return the same unfolded model with its stream multiplied by this factor, a power of two.
+
+    A model with a LayerNorm is unchanged: its epsilon would have to shrink too, but is no setting of a model.
+    """
+    new = dict(weights)
+    if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:
+        return architecture, new
+    new["logits.weight"] = new["embed.weight"] if architecture.tied_embeddings else new["logits.weight"]
+    written = stream_writers(architecture, architecture.num_layers)
+    for parameter in (f"{node}.{suffix}" for node in written for suffix in ("weight", "bias")):
+        if parameter in new:
+            new[parameter] = new[parameter] * factor
+    for norm, kind, linears in ("final_norm", architecture.final_norm, ["logits"]), *stream_readers(architecture):
+        if kind not in LIVE_NORMS:
+            for node in linears if kind == "none" else [norm]:
+                new[f"{node}.weight"] = new[f"{node}.weight"] / factor
+    epsilon = architecture.norm_epsilon * factor**2
+    return replace(architecture, norm_epsilon=epsilon, tied_embeddings=False), new

@@ -27,8 +27,7 @@ from costmodel.config.user_files import MOST_JSON, read_json, read_text
 from costmodel.errors import UserError
 from nas.corpus import token_files
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split
-from nas.corpus.held_out import HeldOut, hold_out
-from nas.corpus.near_duplicates import KeptWindows
+from nas.corpus.held_out import HeldOut, KeptWindows, hold_out
 from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import (
     END_OF_TEXT,

@@ -10,14 +10,14 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from nas.corpus.folders import Reading
-
 Split = Literal["train", "validation"]
+SPLITS: tuple[Split, ...] = ("train", "validation")
 
 OWN_RULE, NO_TOKEN = "tokenizer", "none"  # what begins a text: the tokenizer's own rule, nothing, or a named token
 VALIDATION_SHARE = 0.05  # of files or rows: about 90,000 tokens of the standard library
 BATCH_DOCUMENTS = 256
 BATCH_CHARACTERS = 1 << 22  # bounds memory for books
+MOST_REASONS = 10  # why files are not read, in a line
 
 
 class Document(NamedTuple):
@@ -63,6 +63,37 @@ class GivenTokenizer:
     json: str
     end_of_text: str
     files: tuple[tuple[str, bytes], ...] = field(default=(), compare=False, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """What was read of a folder.
+
+    read: files by kind, and bytes. left_out: for each reason, the number of files and one name.
+    """
+
+    folder: str
+    read: dict[str, int]
+    num_bytes: int
+    left_out: dict[str, tuple[int, str]]
+
+    @property
+    def lines(self) -> list[str]:
+        """Return a line that says what was read and, if anything was left out, a line that says what and why."""
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in self.read.items())
+        num_read, num_left = sum(self.read.values()), sum(count for count, _ in self.left_out.values())
+        lines = [
+            f"text of {self.folder}: {num_read:,} of {num_read + num_left:,} files, {self.num_bytes:,} bytes ({kinds})"
+        ]
+        if self.left_out:
+            ordered = sorted(self.left_out.items(), key=lambda item: -item[1][0])
+            parts = [
+                f"{count:,} {reason} ({'' if count == 1 else 'such as '}{name})"
+                for reason, (count, name) in ordered[:MOST_REASONS]
+            ]
+            rest = sum(count for _, (count, _) in ordered[MOST_REASONS:])
+            lines.append(f"not read: {'; '.join(parts)}" + (f"; {rest:,} more" if rest else ""))
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

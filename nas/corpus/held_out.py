@@ -1,22 +1,36 @@
 """The validation split without near-duplicates of training text."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from costmodel.errors import UserError
-from nas.corpus.near_duplicates import KeptWindows, Windows, kept_documents, repeated, to_keep
-from nas.corpus.token_files import SPLITS, WINDOW_BYTES
+from nas.corpus.documents import SPLITS
 from nas.storage import replace_file
 
 MOST_GROUPS = 64  # documents whose loss is recorded separately; the error over 64 groups is as good as over thousands
 MOST_KEPT = 1 << 22  # windows kept with a model: 16 MiB, and 0.1 % of other windows match by chance
 READ_WINDOWS = 1 << 22  # at a time, which bounds memory
+WINDOW_LINES = 5
+MOST_OF_A_DOCUMENT = 0.1  # under Python 3.11 to 3.13, copies have at least 44 %, other files at most 1.6 %
+MOST_OF_ALL = 0.02
+KEPT_TYPE = np.dtype("<u4")  # of windows kept with a parent
+WINDOW_BYTES = 8  # of others
+
+Windows = NDArray[np.uint64]
+KeptWindows = NDArray[np.uint32]
+
+_COUNTS = re.compile(r"[^\W_]")
+# odd numbers with well-mixed bits, one for each place in a window
+_FACTORS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93, 0xA0761D6478BD642F)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,3 +107,46 @@ def grouped(documents: Sequence[tuple[str, int]]) -> tuple[tuple[str, int], ...]
 def _parts(path: Path, length: int) -> Iterator[Windows]:
     for start in range(0, length, READ_WINDOWS):
         yield np.fromfile(path, np.uint64, min(READ_WINDOWS, length - start), offset=start * WINDOW_BYTES)
+
+
+def window_hashes(text: str) -> Windows:
+    """Return the hash of every window of a text, in order, with repeats."""
+    stripped = (line.strip() for line in text.splitlines())
+    lines = [zlib.crc32(line.encode("utf-8", "surrogatepass")) for line in stripped if _COUNTS.search(line)]
+    if 0 < len(lines) < WINDOW_LINES:
+        lines += [0] * (WINDOW_LINES - len(lines))
+    hashes = np.array(lines, dtype=np.uint64)
+    num_windows = max(0, len(lines) - WINDOW_LINES + 1)
+    mixed = np.zeros(num_windows, dtype=np.uint64)
+    for place, factor in enumerate(_FACTORS):
+        mixed = (mixed ^ (hashes[place : place + num_windows] + np.uint64(place + 1))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+    return mixed
+
+
+def to_keep(windows: Windows) -> KeptWindows:
+    """Return the sorted, distinct upper halves of windows, which are kept with a parent."""
+    return np.unique((windows >> np.uint64(32)).astype(KEPT_TYPE))
+
+
+def repeated(windows: Windows, trained_on: Iterable[Windows], of_parent: KeptWindows | None) -> NDArray[np.bool_]:
+    """Whether each window occurs in the training text of candidates, given in parts, or of their parent."""
+    wanted, places = np.unique(windows, return_inverse=True)
+    repeats = np.zeros(len(wanted), dtype=bool)
+    if of_parent is not None:
+        repeats |= np.isin((wanted >> np.uint64(32)).astype(KEPT_TYPE), of_parent)
+    for part in trained_on:
+        repeats |= np.isin(wanted, part)
+    of_each: NDArray[np.bool_] = repeats[places]
+    return of_each
+
+
+def kept_documents(num_windows: NDArray[np.int64], num_repeated: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each document is used for validation, from its numbers of windows and of repeated ones."""
+    shares = num_repeated / np.maximum(num_windows, 1)
+    kept: NDArray[np.bool_] = shares <= MOST_OF_A_DOCUMENT
+    for document in np.argsort(-shares, kind="stable"):
+        if num_repeated[kept].sum() <= MOST_OF_ALL * num_windows[kept].sum():
+            break
+        kept[document] = False
+    return kept

@@ -7,12 +7,14 @@ validation text is trained on.
 
 import hashlib
 import os
+import re
 import sysconfig
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from costmodel.config.user_files import MOST_ROWS, MOST_TEXT, open_file
@@ -22,13 +24,13 @@ from nas.corpus.documents import (
     Batch,
     Document,
     DocumentSource,
+    Reading,
     Split,
     Stream,
     by_hash,
     fingerprint,
     in_batches,
 )
-from nas.corpus.folders import CARD, Reading, files_below, is_card, reading, splits_by_name
 from nas.corpus.rows import DAMAGED, ROW_READERS, kind_of, lacks_text, opened, unreadable
 
 FILE_SUFFIXES = (".txt", ".py", ".md", *ROW_READERS)
@@ -38,6 +40,11 @@ STDLIB_EXCLUDED = frozenset({
     "test", "tests", "idle_test", "idlelib", "site-packages", "dist-packages", "turtledemo", "lib2to3", "encodings",
     "pydoc_data", "__pycache__",
 })  # fmt: skip
+SPLIT_NAMES = {"train": "train", "training": "train", "validation": "validation", "valid": "validation",
+               "val": "validation", "dev": "validation", "test": "test", "testing": "test", "eval": "test",
+               "evaluation": "test"}  # fmt: skip
+CARD = "README.md"
+CARD_KEYS = re.compile(r"^(dataset_info|configs|task_categories|task_ids|size_categories|pretty_name):", re.MULTILINE)
 
 
 class File(NamedTuple):
@@ -265,3 +272,79 @@ def _decoded(path: Path) -> str:
         return _read(path).decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path} must be text in UTF-8, but holds other bytes.") from None
+
+
+def reading(folder: Path, read: Iterable[tuple[str, int]], left_out: Iterable[tuple[str, str]]) -> Reading:
+    """Return what was read: (kind, bytes) of each file; and what was not: (reason, relative path) of each."""
+    files, others = list(read), list(left_out)
+    first = dict(reversed(others))
+    counts = Counter(reason for reason, _ in others)
+    return Reading(
+        folder=str(folder),
+        read=dict(sorted(Counter(kind for kind, _ in files).items())),
+        num_bytes=sum(size for _, size in files),
+        left_out={reason: (count, first[reason]) for reason, count in sorted(counts.items())},
+    )
+
+
+def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
+    """Return all files by relative path, and what cannot be listed, as (reason, relative path).
+
+    Folders behind links come last, each once, so that links in a circle end and files without links keep their order.
+    """
+    found: list[tuple[str, Path]] = []
+    unlisted: list[tuple[str, str]] = []
+    starts, seen = [folder], set()
+
+    def relative(path: Path | str) -> str:
+        return Path(path).relative_to(folder).as_posix()
+
+    for start in starts:
+        links: list[Path] = []
+        here: list[tuple[str, Path]] = []
+        for parent, folders, names in os.walk(
+            start, onerror=lambda error: unlisted.append(("in a folder that cannot be read", relative(error.filename)))
+        ):
+            if (place := (os.stat(parent).st_dev, os.stat(parent).st_ino)) in seen:
+                folders.clear()
+                continue
+            seen.add(place)
+            links += [path for path in (Path(parent, name) for name in folders) if path.is_symlink()]
+            here += [(relative(path), path) for path in (Path(parent, name) for name in names)]
+        found += sorted(here)
+        starts += sorted(links)
+    regular = [(name, path) for name, path in found if path.is_file()]
+    unlisted += [
+        ("linked to nothing" if path.is_symlink() else "not regular", name)
+        for name, path in found
+        if not path.is_file()
+    ]
+    return regular, unlisted
+
+
+def splits_by_name(names: Iterable[str]) -> dict[str, str]:
+    """Return the split that each file's name states, or its nearest folder's; empty if none states train."""
+    stated = {name: split for name in names if (split := _stated(name)) is not None}
+    return stated if "train" in stated.values() else {}
+
+
+def _stated(name: str) -> str | None:
+    for part in reversed(PurePosixPath(name.lower()).parts):
+        if splits := [SPLIT_NAMES[word] for word in re.split("[^a-z]+", part) if word in SPLIT_NAMES]:
+            return splits[0]
+    return None
+
+
+def is_card(name: str, text: str, others: Mapping[str, bool]) -> bool:
+    """Whether a file is the card of a data set: by its front matter, or as the only text beside tables.
+
+    others: the other files that are read, by relative path, with whether each is a table.
+    """
+    if PurePosixPath(name).name != CARD:
+        return False
+    front = re.match(r"---\r?\n(.*?)\n---", text, re.DOTALL)
+    if front and CARD_KEYS.search(front[1]):
+        return True
+    parent = PurePosixPath(name).parent
+    beside = [is_table for other, is_table in others.items() if PurePosixPath(other).is_relative_to(parent)]
+    return bool(beside) and all(beside)

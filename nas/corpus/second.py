@@ -23,9 +23,16 @@ from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
 from nas.corpus.documents import Document, DocumentSource, fingerprint
-from nas.corpus.held_out import HeldOut, grouped, stored_windows
+from nas.corpus.held_out import (
+    MOST_OF_A_DOCUMENT,
+    HeldOut,
+    KeptWindows,
+    grouped,
+    repeated,
+    stored_windows,
+    window_hashes,
+)
 from nas.corpus.local_files import digest
-from nas.corpus.near_duplicates import MOST_OF_A_DOCUMENT, KeptWindows, repeated, window_hashes
 from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import given_encoder, kept_tokenizer
 from nas.storage import replace_file

@@ -1,7 +1,7 @@
 """Tokenises a source into growing files; a killed preparation is resumed from its last record.
 
 `train.bin` and `validation.bin` have the tokens of both splits. Other files have the windows of their texts
-(`nas.corpus.near_duplicates`) and, in `documents.bin`, one JSON line per validation document: its name, and its numbers
+(`nas.corpus.held_out`) and, in `documents.bin`, one JSON line per validation document: its name, and its numbers
 of tokens and windows. Only whole batches up to the last `progress.json` count; anything written later is cut off.
 """
 
@@ -18,8 +18,8 @@ from typing import Any, BinaryIO
 
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
-from nas.corpus.documents import Batch, DocumentSource, Split
-from nas.corpus.near_duplicates import window_hashes
+from nas.corpus.documents import SPLITS, Batch, DocumentSource
+from nas.corpus.held_out import WINDOW_BYTES, window_hashes
 from nas.corpus.tokenizer import Encoder
 from nas.storage import replace_file
 
@@ -28,9 +28,7 @@ LEVEL_TOKENS = 1 << 23  # a corpus is prepared to this many training tokens, tim
 VALIDATION_TOKENS = 1 << 22  # of a separate validation split: as many as the largest scale uses
 COMMIT_TOKENS = 1 << 20  # about the most that is tokenised again after a kill, in seconds
 LOG_EVERY_S = 5.0
-SPLITS: tuple[Split, ...] = ("train", "validation")
 FILES = (*SPLITS, "train-windows", "validation-windows", "documents")  # with suffix .bin
-WINDOW_BYTES = 8
 
 _log = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ def require_public(
     """Check that layers that are not secret have the checkpoint's weights, bit for bit, in both models as they run.
 
     What is folded into a layer must be the checkpoint's too. Weights that write to the stream may differ by the power
-    of two between both streams (`nas.conversion.stream_scale`; epsilons by its square). If the model's weights are
+    of two between both streams (`nas.conversion.verified_fold`; epsilons by its square). If the model's weights are
     elsewhere, only shapes are compared, and the streams must be equal. Raise UserError for a missing layer or any other
     difference.
     """

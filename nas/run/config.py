@@ -13,10 +13,9 @@ from costmodel.ops import Encoding
 from costmodel.protocols import SETTINGS, Setting, setting_of
 from costmodel.protocols.primitives import Holder, WeightMasks
 from nas.corpus.documents import OWN_RULE
-from nas.recipe.candidate import Candidate
+from nas.recipe.candidate import Candidate, recipe_at
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import RecipeChanges, changed
-from nas.recipe.papers import recipe_at
 from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, check_precision, check_seed, layers_kept_foldable
 from search_spaces.budget.options import BudgetOptions
 from search_spaces.budget.priced_space import CostForm

@@ -21,7 +21,7 @@ from costmodel.config.user_files import MOST_YAML, read_json, read_text
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
-from nas.corpus.folders import Reading
+from nas.corpus.documents import Reading
 from nas.corpus.held_out import HeldOut
 from nas.corpus.ngrams import NgramBaseline, require_losses
 from nas.provenance import SCHEMA_VERSION

@@ -8,8 +8,7 @@ from costmodel.config.user_files import MOST_YAML, read_text
 from nas.report.progress import share_progress
 from nas.storage import replace_file
 from nas.study.resolve import ResolvedStudy, device_of
-from nas.training.distillation.block_scores import block_scores
-from nas.training.distillation.library import settings_of
+from nas.training.distillation.library import block_scores, settings_of
 from nas.training.distillation.sub_layers import BlockScores, from_csv, to_csv
 
 BLOCKS_FILE = "blocks.csv"

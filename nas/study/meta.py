@@ -10,10 +10,8 @@ from functools import partial
 from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, Parent
 from nas.corpus.corpus import Corpus
-from nas.corpus.documents import OWN_RULE
-from nas.corpus.folders import Reading
-from nas.corpus.ngram_baseline import ngram_baseline
-from nas.corpus.ngrams import TRIGRAM
+from nas.corpus.documents import OWN_RULE, Reading
+from nas.corpus.ngrams import TRIGRAM, ngram_baseline
 from nas.corpus.tokenizer import begin_line
 from nas.provenance import versions
 from nas.recipe.distillation import parent_architecture

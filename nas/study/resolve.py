@@ -17,8 +17,7 @@ from nas.conversion.sampled_text import sampled_source
 from nas.conversion.score_bounds import bounding_tokens, unheld_by_parent
 from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import Corpus, prepare
-from nas.corpus.documents import OWN_RULE
-from nas.corpus.folders import Reading
+from nas.corpus.documents import OWN_RULE, Reading
 from nas.corpus.second import DEPENDENCIES, require_sequences, second_corpus, second_source
 from nas.corpus.sources import open_source
 from nas.recipe.candidate import Candidate

@@ -6,14 +6,21 @@ With a distillation schedule, which may remove parts at once, this rule holds on
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from nas.model.decoder import Decoder
+from nas.model.norms import freezing_steps, frozen_norms
+from nas.recipe.recipe import Recipe
+
 MAX_LOSS = math.log(sys.float_info.max)  # nats; the perplexity of a larger loss overflows a float
 WINDOW = 10  # steps: a model that learns nothing exceeds by chance once in a thousand
+LAG = {"cpu": 0, "cuda": 4}  # steps that may be begun before the numbers of a step are read
 
 
 def above_start(losses: Sequence[float], initial: float) -> bool:
@@ -68,3 +75,81 @@ def steepest_module(model: nn.Module) -> str:
     """Name the module with the largest gradient norm."""
     norms = {name: p.grad.double().norm().item() for name, p in model.named_parameters() if p.grad is not None}
     return max(norms, key=lambda name: (not math.isnan(norms[name]), norms[name])).rpartition(".")[0]
+
+
+class Reading(NamedTuple):
+    """Numbers of a step. halted: 1 if this or an earlier step broke a rule of divergence, so no weight changed."""
+
+    loss: float
+    penalty: float
+    gradient_norm: float
+    halted: float
+
+
+class Readings:
+    """A queue of the numbers of steps that the host has not read yet.
+
+    Without a lag, the numbers of a step are read before weights change. With one, the device applies the rules of
+    `nas.training.divergence` itself: `halted` becomes 1 at the first step that breaks one and stays 1, and optimizers
+    with `halted` as `found_inf` change nothing. The host finds out when it reads that step.
+
+    losses, initial_loss: those of earlier steps, as in `TrainingProgress`. least_initial: the smallest initial loss.
+    """
+
+    def __init__(
+        self, lag: int, device: str, losses: Sequence[float], initial_loss: float | None, least_initial: float
+    ) -> None:
+        self.lag, self._least_initial = lag, least_initial
+        self.halted = torch.zeros((), device=device)
+        known = [-math.inf] * (WINDOW - len(losses)) + list(losses)
+        self._window = torch.tensor(known, dtype=torch.float64, device=device)
+        initial = math.nan if initial_loss is None else initial_loss
+        self._initial = torch.tensor(initial, dtype=torch.float64, device=device)
+        self._settled = torch.zeros((), dtype=torch.bool, device=device)
+        self._queue: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def begin(self, *, settled: bool) -> None:
+        """Set whether a loss above the start counts as divergence in the next step."""
+        self._settled.fill_(settled)
+
+    def judged(self, values: Tensor) -> Tensor:
+        """Return a step's loss, penalty and gradient norm, float64, followed by `halted`."""
+        if self.lag:
+            loss, _, norm = values
+            self._window.copy_(torch.cat((self._window[1:], loss[None])))
+            self._initial.copy_(torch.where(self._initial.isnan(), loss.clamp(min=self._least_initial), self._initial))
+            broken = ~(loss.isfinite() & norm.isfinite()) | self._settled & (self._window.min() > self._initial)
+            self.halted.copy_(torch.maximum(self.halted, broken))
+        return torch.cat((values, self.halted.to(values.dtype)[None]))
+
+    def send(self, values: Tensor) -> None:
+        """Send the result of `judged` to the host."""
+        event = None
+        if values.is_cuda:
+            values = torch.empty_like(values, device="cpu", pin_memory=True).copy_(values, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record()
+        self._queue.append((values, event))
+
+    def take(self, *, everything: bool) -> Iterator[Reading]:
+        """Yield the numbers of the steps that are to be judged now, in order."""
+        while len(self._queue) > (0 if everything else self.lag):
+            values, event = self._queue.popleft()
+            if event is not None:
+                event.synchronize()
+            yield Reading(*values.tolist())
+
+
+def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
+    """Return the steps that are judged at once: rungs, and steps after which something other than an optimizer
+
+    changes the model.
+    """
+    num_steps = recipe.scale.num_steps
+    points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
+    if recipe.distillation is not None:
+        points.add(math.ceil(recipe.distillation.end_share * num_steps))
+    return points if recipe.foldable is None else points | set(range(0, num_steps + 1, recipe.foldable.every))

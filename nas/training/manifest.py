@@ -7,7 +7,7 @@ from pathlib import Path
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import dump, load_mapping
 from nas.corpus.corpus import tokenizer_folder
-from nas.corpus.folders import Reading
+from nas.corpus.documents import Reading
 from nas.corpus.ngrams import NgramBaseline
 from nas.corpus.tokenizer import TOKENIZER_FILE
 from nas.provenance import SCHEMA_VERSION

@@ -16,7 +16,7 @@ from nas.malloc import free_bytes
 from nas.model.cross_entropy import CHUNK_SIZE
 from nas.model.norms import forget_seen
 from nas.recipe.candidate import Candidate
-from nas.training.compilation import counted_layer_function
+from nas.training.device import counted_layer_function
 from nas.training.distillation.teacher import Lesson, Predictions
 from nas.training.objective import Losses, Objective
 from nas.training.optimizer import optimizers

@@ -3,21 +3,27 @@
 Hidden states after each layer carry much more information per token than predictions (weights: docs/research-log.md).
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from costmodel.errors import UserError
+from nas.attention.reference import row_bounds
 from nas.model.bf16_products import bf16_products
 from nas.model.cross_entropy import Runner, losses_of_chunk, projected_cross_entropy
 from nas.model.decoder import build
 from nas.model.weight_normalisation import normalise
 from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import EntropyRegularisation
 from nas.training.distillation.parts import train_parts
 from nas.training.distillation.teacher import Lesson
-from nas.training.entropy import EntropyPenalty
+from nas.training.outcome import EntropySummary
 from search_spaces.architecture import num_heads
+
+COLLAPSE_SHARE = 0.02  # of ln T: a head below it attends to one token. Only recorded, since it can be useful
 
 
 class Losses(NamedTuple):
@@ -107,3 +113,68 @@ class Objective(nn.Module):
             shares = (1 / num_parts, penalty_share, 1 / num_parts)
             total += torch.stack([value.detach() * share for value, share in zip(losses, shares, strict=True)])
         return Losses(*total)
+
+
+class EntropyPenalty(nn.Module):
+    """The regulariser of all layers and heads, with its learned thresholds (layers x heads, shares of E_max).
+
+    If layers differ in heads, `num_heads` is the largest number; thresholds without a head do not change. With the
+    deviation d = E - threshold * E_max, the penalty is d^2 where |d| > margin * E_max, else 0. The regulariser's weight
+    is not included.
+
+    Source: arXiv 2501.03489, Algorithm 1.
+    """
+
+    def __init__(self, settings: EntropyRegularisation, *, num_layers: int, num_heads: int) -> None:
+        super().__init__()
+        self.settings = settings
+        self.thresholds = nn.Parameter(torch.full((num_layers, num_heads), settings.threshold_init))
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether the penalty of a batch is the sum, not the mean, over its parts."""
+        return self.settings.form == "published-code"
+
+    def forward(self, layers: Sequence[Tensor]) -> Tensor:
+        """Return the scalar penalty of row entropies in nats, batch x heads x T for each layer; 0 without heads."""
+        num_heads = [layer.shape[1] for layer in layers]
+        if not any(num_heads):  # all attention is gated to zero
+            return 0.0 * self.thresholds.sum()
+        if set(num_heads) == {self.thresholds.shape[1]}:
+            entropies = torch.stack(tuple(layers))  # layers x batch x heads x T
+            thresholds = self.thresholds[:, None, :, None]
+        else:  # concatenates the heads of all layers, as if they were one
+            of_heads = [row[:heads] for row, heads in zip(self.thresholds, num_heads, strict=True)]
+            entropies = torch.cat(tuple(layers), dim=1)[None]
+            thresholds = torch.cat(of_heads)[None, None, :, None]
+        bounds = row_bounds(entropies.shape[-1], entropies.device).to(entropies.dtype)
+        largest = bounds if self.settings.maximum == "causal" else bounds[-1].expand_as(bounds)  # E_max of every row
+        if self.settings.form == "mean":  # all sequences have equal weight in any batch
+            heads = entropies.mean(dim=-1, keepdim=True)
+            return self._penalty(heads, thresholds, largest.mean()).mean()
+        return self._penalty(entropies, thresholds, largest).sum(dim=(1, 3)).mean()
+
+    def _penalty(self, entropies: Tensor, thresholds: Tensor, largest: Tensor) -> Tensor:
+        deviation = entropies - thresholds * largest
+        outside = deviation.detach().abs() > self.settings.margin * largest
+        return deviation.square() * outside
+
+
+def summarise(head_means: Sequence[Tensor], seq_len: int) -> EntropySummary:
+    """Summarise the mean entropies of all heads, by layer, in nats, over sequences of seq_len tokens.
+
+    Raises UserError if an entropy is not finite.
+    """
+    layers = [layer.detach().double().cpu() for layer in head_means]
+    means = torch.cat(layers)
+    if not means.isfinite().all():
+        raise UserError("head entropies must be finite, but at least one is not; the model has diverged.")
+    largest = means.max().item() if len(means) else 0.0
+    relative = means / largest if largest > 0 else torch.zeros_like(means)
+    quarters = (relative * 4).long().clamp(max=3)
+    shares = [int((quarters == quarter).sum()) / max(1, len(means)) for quarter in range(4)]
+    return EntropySummary(
+        head_means=tuple(tuple(layer.tolist()) for layer in layers),
+        num_collapsed=int((means < COLLAPSE_SHARE * math.log(seq_len)).sum()),
+        quarter_shares=(shares[0], shares[1], shares[2], shares[3]),
+    )

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from nas.model.norms import follow_deviations, forget_seen
 from nas.recipe.recipe import Recipe
 from nas.training.distillation.teacher import Lesson
+from nas.training.divergence import Readings
 from nas.training.memory import MicroBatch, available_bytes
 from nas.training.objective import Losses, Objective
 from nas.training.optimizer import optimizers, set_rate
-from nas.training.readings import Readings
 
 MOST_CAPTURED = {"cuda": 1 << 16}  # tokens of a step by type of device; larger ones keep a GPU busy without a graph
 CLIP_EPSILON = 1e-6  # torch adds it to the norm

@@ -15,25 +15,22 @@ from torch import Tensor, nn
 from costmodel.config.schema import decode
 from nas.corpus.corpus import Corpus
 from nas.model.cross_entropy import losses_of_chunk
-from nas.model.freezing import freeze_due
+from nas.model.norms import freeze_due
 from nas.model.weights import load_deployed, load_stored, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
 from nas.training.batches import Prefetched, check, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint, TrainingProgress
-from nas.training.compilation import compiled, layer_function
-from nas.training.device import kind_of, log_another
-from nas.training.diagnostics import Diagnosis, diagnose, is_due
+from nas.training.device import compiled, kind_of, layer_function, log_another
 from nas.training.distillation.foldable import keep_foldable
 from nas.training.distillation.parts import Gates
 from nas.training.distillation.teacher import Lesson, Teacher
-from nas.training.entropy import summarise
+from nas.training.divergence import LAG, Readings, turning_points
 from nas.training.memory import raise_out_of_memory
-from nas.training.metrics import MetricsLog, StepMetrics
-from nas.training.objective import Objective
+from nas.training.metrics import Diagnosis, MetricsLog, StepMetrics, diagnose, is_due
+from nas.training.objective import Objective, summarise
 from nas.training.optimizer import learning_rate, load_state_tensors, state_tensors
 from nas.training.outcome import Outcome, RungRecord, completed
-from nas.training.readings import LAG, Readings, turning_points
 from nas.training.step_graph import OptimizerStep, StepGraph
 
 CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,

@@ -1,6 +1,6 @@
 """`FAMILIES`: the model types of transformers that our blocks cover, with the meaning of their settings and weights.
 
-`search_spaces.checkpoints.settings` reads the facts on settings, `nas.conversion.huggingface_layout` those on weights.
+`search_spaces.checkpoints.settings` reads the facts on settings, `nas.conversion.huggingface` those on weights.
 """
 
 from collections.abc import Callable, Mapping

@@ -21,12 +21,12 @@ from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.documents import GivenTokenizer
-from nas.corpus.ngram_baseline import ngram_baseline
+from nas.corpus.ngrams import ngram_baseline
 from nas.corpus.sequences import gather
 from nas.corpus.tokenizer import begin_line, given_encoder, with_begin_of_text
 from nas.private.prompt import read_prompt
 from nas.training.batches import train_batch, validation_batches
-from nas.training.distillation.block_scores import scored_tokens
+from nas.training.distillation.library import scored_tokens
 from nas.training.manifest import read_training
 
 TEXTS = ("", "a", "def f(a, b):\n    return a * 3 + b\n", "  two  spaces\t", "u\u0308 \u00fc \u65e5 12345", "a</s> b")

@@ -26,7 +26,7 @@ from nas.model.bf16_products import bf16_products, wide_product
 from nas.model.cross_entropy import Distilled, distilled, fully_distilled, padded
 from nas.model.decoder import Decoder, LayerFunction
 from nas.recipe.recipe import Recipe
-from nas.training.compilation import layer_function
+from nas.training.device import layer_function
 
 LOGITS_AT_A_TIME = 1 << 22  # at least one sequence's: 16 MiB of fp32
 RECORD = np.dtype([("token", "<u4"), ("log_probability", "<f4")])

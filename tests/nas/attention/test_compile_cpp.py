@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from nas.attention import causal, compile_cpp, cpu_native
-from nas.attention.compile_cpp import NotCompiledError, library
+from nas.attention import causal, cpu_native
+from nas.attention.cpu_native import NotCompiledError, library
 from nas.attention.reference import attention_reference
 
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
@@ -33,7 +33,7 @@ def test_a_library_is_compiled_once_for_its_macros_and_text(tmp_path, cache, mon
     assert library(source(tmp_path, 'extern "C" int answer() { return -ANSWER; }'), ANSWER=1).answer() == -1
     assert [library(source(tmp_path), ANSWER=answer).answer() for answer in (1, 2)] == [1, 2]
     assert len(list(cache.iterdir())) == 3
-    monkeypatch.setattr(compile_cpp, "_compile", lambda *args: pytest.fail("compiled again"))
+    monkeypatch.setattr(cpu_native, "_compile", lambda *args: pytest.fail("compiled again"))
     assert library(source(tmp_path), ANSWER=2).answer() == 2
 
 
@@ -72,7 +72,7 @@ def test_the_openmp_that_is_loaded_is_the_one_that_is_used(tmp_path, cache, monk
     subprocess.run(["g++", "-shared", "-fPIC", f"-Wl,-soname,{runtime.name}", stub, "-o", runtime], check=True)
     maps = tmp_path / "maps"
     maps.write_text(f"7f0-7f1 r-xp 00000000 08:01 42    {runtime}\n7f2-7f3 r-xp 00000000 08:01 43    /a/libgomp.so.1\n")
-    monkeypatch.setattr(compile_cpp, "MAPS", maps)
+    monkeypatch.setattr(cpu_native, "MAPS", maps)
     monkeypatch.setattr(ctypes, "CDLL", lambda path: path)
     text = 'extern "C" void answer(int* all) {\n#pragma omp parallel\n    all[0] = ANSWER;\n}'
     made = library(source(tmp_path, text), ANSWER=1)

@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensorMode
 
 from nas.attention import cpu_native
 from nas.attention.causal import causal_attention
-from nas.attention.compile_cpp import FLAGS
+from nas.attention.cpu_native import FLAGS
 from nas.attention.reference import attention_reference
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -73,7 +73,7 @@ WITHOUT_AVX512 = ["-mno-avx512f"] if "avx512f" in CPUINFO.read_text() else []
 
 @pytest.mark.parametrize("length", [5, 130])
 def test_without_avx512_too(length, monkeypatch):
-    monkeypatch.setattr("nas.attention.compile_cpp.FLAGS", (*FLAGS, *WITHOUT_AVX512))
+    monkeypatch.setattr("nas.attention.cpu_native.FLAGS", (*FLAGS, *WITHOUT_AVX512))
     cpu_native.compiled.cache_clear()
     for head_dim in (8, 20):
         assert_exact(operands(1, 2, length, head_dim))

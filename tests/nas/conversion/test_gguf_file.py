@@ -11,7 +11,7 @@ gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 
 from costmodel.rotary import RotaryScaling  # noqa: E402
-from nas.conversion import checkpoint_memory  # noqa: E402
+from nas.conversion import pretrained  # noqa: E402
 from nas.conversion.gguf_file import load_gguf  # noqa: E402
 from nas.conversion.huggingface import to_transformers  # noqa: E402
 from nas.conversion.parent import load_parent, read_parent_architecture  # noqa: E402
@@ -266,7 +266,7 @@ def test_what_gguf_cannot_read_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="must be a GGUF file, but there is none"):
         load_gguf(str(path))
     write(path, form="Q8_0")
-    monkeypatch.setattr(checkpoint_memory, "free_bytes", lambda: 10**5)
+    monkeypatch.setattr(pretrained, "free_bytes", lambda: 10**5)
     with pytest.raises(ValueError, match=r"has 37,\d+ weights, which take .* kB to load"):
         load_gguf(str(path))
     monkeypatch.undo()

@@ -14,7 +14,7 @@ from torch import Tensor
 transformers = pytest.importorskip("transformers")
 
 from costmodel.errors import UserError  # noqa: E402
-from nas.conversion import checkpoint_memory  # noqa: E402
+from nas.conversion import pretrained  # noqa: E402
 from nas.conversion.huggingface import exported_code, load_pretrained, save_model, to_transformers  # noqa: E402
 from nas.conversion.huggingface_model import CACHE  # noqa: E402
 from nas.model.decoder import Decoder, build  # noqa: E402
@@ -246,7 +246,7 @@ def saved(tmp_path: Path) -> Path:
     ],
 )
 def test_models_that_are_not_ours_are_refused(tmp_path, monkeypatch, setting: str, value: object, message: str) -> None:
-    monkeypatch.setattr(checkpoint_memory, "free_bytes", lambda: 50 * 10**9)
+    monkeypatch.setattr(pretrained, "free_bytes", lambda: 50 * 10**9)
     folder = saved(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {setting: value}))

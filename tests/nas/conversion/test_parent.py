@@ -27,7 +27,7 @@ from nas.conversion.sampled_text import sampled_source
 from nas.corpus import local_files
 from nas.corpus.corpus import Corpus, prepare, tokenizer_folder
 from nas.corpus.documents import DocumentSource, by_hash
-from nas.corpus.ngram_baseline import ngram_baseline
+from nas.corpus.ngrams import ngram_baseline
 from nas.corpus.tokenizer import kept_tokenizer
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed

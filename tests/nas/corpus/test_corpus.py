@@ -18,9 +18,8 @@ from nas.conversion.pretrained import read_windows
 from nas.corpus import second as module
 from nas.corpus.corpus import Corpus, open_corpus, prepare, require_chunks
 from nas.corpus.documents import by_hash, texts
-from nas.corpus.held_out import MOST_GROUPS, grouped, trained_on
-from nas.corpus.near_duplicates import kept_documents, repeated, to_keep, window_hashes
-from nas.corpus.ngram_baseline import ngram_baseline
+from nas.corpus.held_out import MOST_GROUPS, grouped, kept_documents, repeated, to_keep, trained_on, window_hashes
+from nas.corpus.ngrams import ngram_baseline
 from nas.corpus.second import require_sequences, second_corpus, second_source
 from nas.corpus.sequences import held_out_targets, num_sequences
 from nas.corpus.sources import open_source

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nas.corpus import ngram_baseline as ngram_cache
+from nas.corpus import ngrams as ngram_cache
 from nas.corpus.corpus import Corpus
-from nas.corpus.ngram_baseline import ngram_baseline
-from nas.corpus.ngrams import NAMES, NgramBaseline, kneser_ney
+from nas.corpus.ngrams import NAMES, NgramBaseline, kneser_ney, ngram_baseline
 from nas.recipe.recipe import SCALES
 from nas.training.batches import train_batch, validation_batches
 

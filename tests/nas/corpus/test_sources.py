@@ -12,9 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from nas.corpus.corpus import open_corpus, prepare
 from nas.corpus.documents import Document
-from nas.corpus.hub import Repository, hub_stream, reach
 from nas.corpus.sequences import num_sequences
-from nas.corpus.sources import PAPER_CORPORA, HubDataset, open_source
+from nas.corpus.sources import PAPER_CORPORA, HubDataset, Repository, hub_stream, open_source, reach
 from nas.training.batches import train_batch
 
 SEQ_LEN = 16
@@ -207,7 +206,7 @@ def test_a_repository_is_pinned_to_its_present_commit_or_out_of_reach(monkeypatc
 
 
 def test_a_hub_that_goes_away_while_it_is_read_is_one_line(monkeypatch):
-    monkeypatch.setattr("nas.corpus.hub._load", lambda repository: Rows())
+    monkeypatch.setattr("nas.corpus.sources._load", lambda repository: Rows())
     monkeypatch.setattr("nas.corpus.documents.BATCH_DOCUMENTS", 1)
     batches = hub_stream(Repository("some/data", "1", "wait"), "text", "train").batches(None)
     assert next(batches).documents == [Document("train", "abc")]

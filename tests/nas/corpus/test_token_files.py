@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from nas.corpus.corpus import Corpus, known_corpus, prepare, tokenizer_folder
 from nas.corpus.documents import Batch, Document, DocumentSource, Stream, by_hash
-from nas.corpus.sentencepiece import to_json
+from nas.corpus.foreign_tokenizer import to_json
 from nas.corpus.sequences import gather, held_out_targets, loss_shares, mean_loss
 from nas.corpus.token_files import level_of
 from nas.corpus.tokenizer import Encoder, id_type, train_tokenizer, trained_encoder

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nas.attention.reference import attention_reference, capped
+from nas.conversion.sampled_text import sampled
 from nas.model import cross_entropy
 from nas.model.cross_entropy import (
     distilled,
@@ -16,7 +17,6 @@ from nas.model.cross_entropy import (
     token_cross_entropies,
 )
 from nas.model.decoder import Decoder, build
-from nas.model.sampling import sampled
 from nas.model.self_attention import Past
 from nas.model.weights import deployed_weights
 from search_spaces.architecture import Architecture, Layer

@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nas.model.freezing import freezing_steps
-from nas.model.norms import frozen_norms
+from nas.model.norms import freezing_steps, frozen_norms
 from nas.model.weights import load_stored
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import Freezing

@@ -19,7 +19,7 @@ import torch
 import nas.private.__main__ as main
 from costmodel.execution import interpreter
 from nas.conversion.fold import fold
-from nas.conversion.stream_scale import with_stream_scale
+from nas.conversion.verified_fold import with_stream_scale
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
 from nas.private.model import PrivateModel, load_model

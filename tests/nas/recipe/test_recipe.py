@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from costmodel.errors import UserError
 from nas import search, train
-from nas.recipe.candidate import Candidate, candidate_at, candidate_id, trial_id
+from nas.recipe.candidate import LANGUINI, Candidate, candidate_at, candidate_id, recipe_for, trial_id
 from nas.recipe.distillation import (
     DistillationSchedule,
     Part,
@@ -17,7 +17,6 @@ from nas.recipe.distillation import (
     student_architecture,
 )
 from nas.recipe.overrides import EntropyChanges, FoldableChanges, RecipeChanges, ScaleChanges, changed
-from nas.recipe.papers import LANGUINI, recipe_for
 from nas.recipe.recipe import SCALES, EntropyRegularisation, Foldable, Recipe, from_parent, trained_architecture
 from nas.training.optimizer import learning_rate
 from search_spaces.architecture import Architecture, default_final_norm

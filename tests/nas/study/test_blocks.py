@@ -18,15 +18,13 @@ from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder, build
 from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights, load_deployed
-from nas.recipe.candidate import Candidate
+from nas.recipe.candidate import Candidate, recipe_for
 from nas.recipe.distillation import DistillationSchedule
-from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import SCALES, from_parent, trained_architecture
 from nas.training.batches import train_batch
 from nas.training.distillation import library
-from nas.training.distillation.block_scores import block_scores, scored_tokens
 from nas.training.distillation.blocks import BlockwiseDistillation, distillation_error, trained_block
-from nas.training.distillation.library import initial_weights, parent_hidden_states
+from nas.training.distillation.library import block_scores, initial_weights, parent_hidden_states, scored_tokens
 from nas.training.distillation.sub_layers import (
     BlockScores,
     SubLayer,

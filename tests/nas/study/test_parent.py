@@ -14,7 +14,7 @@ from nas.corpus.corpus import Corpus, prepare
 from nas.model.decoder import Decoder
 from nas.model.weights import load_stored
 from nas.prepare_export import training_export
-from nas.recipe.papers import recipe_for
+from nas.recipe.candidate import recipe_for
 from nas.recipe.recipe import SCALES
 from nas.report.html import page
 from nas.run.config import StudyConfig, study_recipe

@@ -13,7 +13,7 @@ from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import EntropyRegularisation, Freezing, Recipe
-from nas.training import compilation
+from nas.training import device
 from nas.training.distillation.teacher import CachedTeacher
 from nas.training.trainer import train
 from tests.nas.training.short_runs import SCALE, candidate
@@ -27,13 +27,13 @@ REGULARISED = EntropyRegularisation()
 
 @pytest.fixture(autouse=True)
 def _compiled_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(compilation.BACKENDS, "cpu", "aot_eager")
+    monkeypatch.setitem(device.BACKENDS, "cpu", "aot_eager")
     torch._dynamo.reset()
-    compilation._compiled.cache_clear()
+    device._compiled.cache_clear()
     counters.clear()
     yield
     torch._dynamo.reset()
-    compilation._compiled.cache_clear()
+    device._compiled.cache_clear()
 
 
 def num_graphs() -> int:
@@ -61,7 +61,7 @@ def test_a_training_compiles_each_kind_of_layer_once(monkeypatch, corpus, caplog
 
 
 def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.message for record in caplog.records if record.name == compilation.__name__]
+    return [record.message for record in caplog.records if record.name == device.__name__]
 
 
 def test_gates_move_without_compiling_and_a_removed_part_leaves_another_kind(monkeypatch, corpus, caplog):
@@ -90,7 +90,7 @@ def test_where_nothing_can_be_compiled_one_warning_is_given(monkeypatch, corpus,
 
     made = candidate("SM+LN+G")
     eager = list(train(replace(made, recipe=replace(made.recipe, compile="off")), corpus, seed=0))
-    monkeypatch.setitem(compilation.BACKENDS, "cpu", broken)
+    monkeypatch.setitem(device.BACKENDS, "cpu", broken)
     assert [event.val_loss for event in train(made, corpus, seed=0)] == [event.val_loss for event in eager]
     (warning,) = warned(caplog)
     assert warning.startswith("layers cannot be compiled, so that steps take longer: ")
@@ -100,7 +100,7 @@ def test_where_nothing_can_be_compiled_one_warning_is_given(monkeypatch, corpus,
 @pytest.mark.parametrize("cap", [None, 3.0])
 def test_compiled_losses_have_the_numbers_and_gradients_of_others(monkeypatch, cap):
     monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", 1)  # 128 rows a chunk
-    run = compilation.compiled(cross_entropy.losses_of_chunk, Recipe(), "cpu")
+    run = device.compiled(cross_entropy.losses_of_chunk, Recipe(), "cpu")
     generator = torch.Generator().manual_seed(0)
     hidden, theirs = torch.randn(2, 256, 8, generator=generator)
     weight, targets = torch.randn(30, 8, generator=generator), torch.randint(30, (256,), generator=generator)

@@ -17,7 +17,7 @@ from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import EntropyRegularisation, Foldable
-from nas.training import checkpoint, readings, step_graph, trainer
+from nas.training import checkpoint, divergence, step_graph, trainer
 from nas.training.batches import Validation, validate
 from nas.training.distillation.teacher import LiveTeacher
 from nas.training.divergence import WINDOW, above_start
@@ -137,12 +137,12 @@ def told(made: Candidate, corpus: Corpus, folder: Path) -> tuple[list[RungRecord
 )
 def test_numbers_that_are_read_later_are_the_same(monkeypatch, corpus, tmp_path, made):
     at_once = told(made, corpus, tmp_path / "at once")
-    monkeypatch.setitem(readings.LAG, "cpu", LAG)
+    monkeypatch.setitem(divergence.LAG, "cpu", LAG)
     assert told(made, corpus, tmp_path / "later") == at_once
 
 
 def test_steps_are_begun_before_earlier_ones_are_judged(monkeypatch, corpus):
-    monkeypatch.setitem(readings.LAG, "cpu", LAG)
+    monkeypatch.setitem(divergence.LAG, "cpu", LAG)
     run = TrainingRun(
         candidate("SM+LN+G", replace(SCALE, tokens=64 * 400)), corpus, seed=0, folder=None, device="cpu", initial={}
     )
@@ -183,7 +183,7 @@ def test_a_diverged_step_is_named_and_moves_no_weight(
         with monkeypatch.context() as patched:
             acts = chain(repeat(lambda objective: None, 10), [act], repeat(lambda objective: None))
             before_every_step(patched, partial(in_turn, acts))
-            patched.setitem(readings.LAG, "cpu", lag)
+            patched.setitem(divergence.LAG, "cpu", lag)
             results.append(told(made, corpus, tmp_path / str(lag)))
     assert results[0][0][-1].reason == reason
     assert repr(results[0]) == repr(results[1])  # with a NaN that equals itself
@@ -193,12 +193,12 @@ def test_a_loss_above_its_start_is_found_later_too(monkeypatch, corpus, tmp_path
     hot = candidate("SM+LN+R", replace(SCALE, learning_rate=30.0, tokens=64 * 400, rungs=(1.0,), warmup_share=0.005))
     at_once = told(hot, corpus, tmp_path / "at once")
     assert at_once[0][-1].reason.startswith("training loss above its initial value at step 12, steepest in ")
-    monkeypatch.setitem(readings.LAG, "cpu", LAG)
+    monkeypatch.setitem(divergence.LAG, "cpu", LAG)
     assert told(hot, corpus, tmp_path / "later") == at_once
 
 
 def test_a_stopped_run_resumes_to_the_same_numbers(monkeypatch, corpus, tmp_path):
-    monkeypatch.setitem(readings.LAG, "cpu", LAG)
+    monkeypatch.setitem(divergence.LAG, "cpu", LAG)
     made = candidate("SM+LN+G", replace(SCALE, tokens=64 * 45), entropy=REGULARISED)
     assert_resumes(partial(train, made, corpus, seed=0), tmp_path, stopped_after=13)
 
@@ -220,7 +220,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return replay
 
-    monkeypatch.setitem(readings.LAG, "cpu", 3)
+    monkeypatch.setitem(divergence.LAG, "cpu", 3)
     monkeypatch.setitem(step_graph.MOST_CAPTURED, "cpu", 1 << 14)
     monkeypatch.setattr(step_graph, "captured", captured)
     return done
@@ -239,7 +239,7 @@ def test_graphs_change_no_number(monkeypatch, corpus, tmp_path, captures, made):
     assert captures.count("captured") == 1
     assert captures.count("launched") > 10
     monkeypatch.setitem(step_graph.MOST_CAPTURED, "cpu", 0)
-    monkeypatch.setitem(readings.LAG, "cpu", 0)
+    monkeypatch.setitem(divergence.LAG, "cpu", 0)
     assert told(made, corpus, tmp_path / "at once") == later
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from nas.recipe.recipe import EntropyRegularisation, PenaltyForm
-from nas.training.entropy import EntropyPenalty, summarise
+from nas.training.objective import EntropyPenalty, summarise
 
 LARGEST = math.log(4)  # 1.3863 nats: the goldens have sequences of 4 tokens
 

@@ -13,9 +13,18 @@ from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.overrides import RecipeChanges
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training.device import kind_of, on_device, usual_device
-from nas.training.diagnostics import NUM_DIAGNOSES, Diagnosis, diagnose, is_due
 from nas.training.memory import CONTEXT_BYTES, Memory, TooLargeError, available_bytes, require_memory, training_memory
-from nas.training.metrics import COLUMNS, DIAGNOSTICS_FILE, METRICS_FILE, MetricsLog, StepMetrics
+from nas.training.metrics import (
+    COLUMNS,
+    DIAGNOSTICS_FILE,
+    METRICS_FILE,
+    NUM_DIAGNOSES,
+    Diagnosis,
+    MetricsLog,
+    StepMetrics,
+    diagnose,
+    is_due,
+)
 from nas.training.objective import Objective
 from nas.training.trainer import train
 from search_spaces.bases import Dimensions, base_architecture

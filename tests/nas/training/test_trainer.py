@@ -17,9 +17,8 @@ from nas.model import cross_entropy
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training import batches, checkpoint, trainer
-from nas.training.entropy import EntropyPenalty
 from nas.training.memory import TooLargeError
-from nas.training.objective import Objective
+from nas.training.objective import EntropyPenalty, Objective
 from nas.training.outcome import EntropySummary, Outcome, RungRecord
 from nas.training.trainer import train
 from tests.conftest import python

@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.protocols import load_pricer
 from nas.corpus.ngrams import NgramBaseline
-from nas.recipe.papers import recipe_for
+from nas.recipe.candidate import recipe_for
 from nas.report.html.page import write_report
 from nas.run import ledger
 from nas.run.config import StudyConfig
