@@ -46,7 +46,10 @@ def causal_attention(
             if device == "cpu" and _is_native(values):
                 return Attended(cpu_native.attend(queries, keys, values)[0], None)
             return Attended(functional.scaled_dot_product_attention(queries, keys, values, is_causal=True), None)
-        output, entropy = _attention_for(device)(queries, keys, values, temperature=temperature)
+        # compiled code needs Triton on CUDA, and cannot call a cached function
+        compiled = _on_cuda if device == "cuda" else _on_cpu
+        attend = compiled if torch.compiler.is_compiling() else _attend_on(device)
+        output, entropy = attend(queries, keys, values, temperature=temperature)
         return Attended(output.to(values.dtype), entropy)
 
 
@@ -102,12 +105,6 @@ def _on_cuda(queries: Tensor, keys: Tensor, values: Tensor, *, temperature: Tens
 
     output, entropy = cuda_triton.attend(queries, keys, values, temperature)
     return Attended(output, bounded(entropy))
-
-
-def _attention_for(device_type: str) -> Callable[..., Attended]:
-    if torch.compiler.is_compiling():  # needs Triton on CUDA, and cannot call a cached function
-        return _on_cuda if device_type == "cuda" else _on_cpu
-    return _attend_on(device_type)
 
 
 @cache

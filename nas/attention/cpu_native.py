@@ -39,9 +39,8 @@ def attend(queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tenso
     """Return output and row entropy in nats, not clamped; both can be differentiated once, but not by torch.func.
 
     queries, keys, values: batch x heads x T x head_dim, all fp32 or all bf16, on the CPU; so are output and gradients.
-        Arithmetic is in fp32, and so is the entropy.
-
-    Raises UserError for other operands and nas.attention.cpu_native.NotCompiledError if the kernel cannot be compiled.
+        Arithmetic is in fp32, and so is the entropy. Raises UserError for other operands and
+        nas.attention.cpu_native.NotCompiledError if the kernel cannot be compiled.
     """
     for part in (queries, keys, values):
         is_known = part.dtype in DTYPES and part.dtype == queries.dtype and part.device.type == "cpu"
@@ -143,9 +142,8 @@ class NotCompiledError(RuntimeError):
 def library(source: Path, **defines: int) -> ctypes.CDLL:
     """Return the shared library of a C++ source with macros defined, compiled unless it is in the cache.
 
-    The compiler is g++, or that of CXX. The cache key covers source, flags, compiler and processor.
-
-    Raises NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is writable by others.
+    The compiler is g++, or that of CXX. The cache key covers source, flags, compiler and processor. Raises
+    NotCompiledError if there is no compiler, it fails, or the cache cannot be written or is writable by others.
     """
     compiler = shlex.split(os.environ.get("CXX") or "g++")
     flags = [*FLAGS, *(f"-D{name}={value}" for name, value in defines.items())]

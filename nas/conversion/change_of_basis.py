@@ -12,7 +12,7 @@ Weights are in double precision, are named `<node>.<suffix>`, and are changed in
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,14 +23,6 @@ from search_spaces.forms import FFNS, Norm
 from search_spaces.inner import inner_norms
 
 Weights = dict[str, Tensor]
-
-
-class _Stretch(NamedTuple):
-    """Consecutive layers with one chain of bases; `plain` is the end where the basis must be the identity."""
-
-    start: int
-    stop: int
-    plain: Literal["start", "stop", "free"]
 
 
 class _Step(NamedTuple):
@@ -61,43 +53,43 @@ def rebase(
     were not folded, with the reason. Linear FFNs must be fused and alphas 1, and frozen norms must be folded already.
     """
     layers, left, condition = list(architecture.layers), [], 1.0
-    for stretch in _stretches(architecture):
-        steps, bases, reasons = _chosen(architecture, weights, stretch, max_condition)
+    around, num_layers = regions(architecture), architecture.num_layers
+    ahead, behind = (sum(getattr(region, side) for region in around) for side in ("ahead", "behind"))
+    # layers with one chain of bases, and the end where the basis must be the identity
+    stretches = [(0, ahead, "stop"), (num_layers - behind, num_layers, "start")]
+    if ahead == behind == num_layers:
+        stretches = [(0, num_layers, "free")]
+    for start, stop, plain in stretches:
+        if start == stop:
+            continue
+        steps, bases, reasons = _chosen(architecture, weights, range(start, stop), plain, max_condition)
         left += reasons
         condition = max(condition, _condition(bases))
-        _move(architecture, weights, stretch.start, steps, bases)
-        if stretch.start == 0 and not architecture.block_facts.is_shaped:
+        _move(architecture, weights, start, steps, bases)
+        if start == 0 and not architecture.block_facts.is_shaped:
             for table in architecture.block_facts.tables:
                 weights[f"{table}.weight"] = weights[f"{table}.weight"] @ bases[0].inverse.T
-        if stretch.stop == len(layers):
+        if stop == num_layers:
             weights["logits.weight"] = weights["logits.weight"] @ bases[-1].axes
-        for index, step in enumerate(steps, stretch.start):
-            layers[index] = _without(weights, index, layers[index], step)
+        for index, step in enumerate(steps, start):
+            parts = ("residual.alpha", "residual.beta", "fused.weight", "fused.bias")[: 2 * step.level]
+            for name in parts:  # which the step takes up
+                weights.pop(f"layers.{index}.ffn.{name}", None)
+            layers[index] = replace(layers[index], stabiliser="none") if step.level else layers[index]
+            layers[index] = replace(layers[index], norm2="none", ffn="none") if step.level == 2 else layers[index]
         origin = _origins(steps)[-1]
         if origin.any():
-            behind = replace(architecture, layers=tuple(layers))
-            add_constant(behind, weights, stretch.stop, bases[-1].inverse @ origin)
+            behind_them = replace(architecture, layers=tuple(layers))
+            add_constant(behind_them, weights, stop, bases[-1].inverse @ origin)
     return tuple(layers), condition, tuple(left)
 
 
-def _stretches(architecture: Architecture) -> list[_Stretch]:
-    around, num_layers = regions(architecture), architecture.num_layers
-    ahead, behind = (sum(getattr(region, side) for region in around) for side in ("ahead", "behind"))
-    if ahead == behind == num_layers:
-        return [_Stretch(0, num_layers, "free")]
-    stretches = [_Stretch(0, ahead, "stop"), _Stretch(num_layers - behind, num_layers, "start")]
-    return [stretch for stretch in stretches if stretch.start < stretch.stop]
-
-
 def _chosen(
-    architecture: Architecture, weights: Weights, stretch: _Stretch, max_condition: float
+    architecture: Architecture, weights: Weights, stretch: range, plain: str, max_condition: float
 ) -> tuple[list[_Step], list[Basis], list[str]]:
     """Take up as much as possible: while the condition is too high, lower the level of the worst-conditioned step."""
     layers, around = architecture.layers, regions(architecture)
-    levels = {
-        index: 2 if absorbs(architecture.block_facts, layers[index], around[index]) else 1
-        for index in range(stretch.start, stretch.stop)
-    }
+    levels = {index: 2 if absorbs(architecture.block_facts, layers[index], around[index]) else 1 for index in stretch}
     reasons: list[str] = []
     while True:
         steps = [_step(architecture, weights, index, level) for index, level in levels.items()]
@@ -105,11 +97,11 @@ def _chosen(
         worst = max(range(len(steps)), key=spreads.__getitem__)
         condition = spreads[worst]
         if condition <= max_condition or spreads[worst] == 1:  # no level can be lowered
-            bases = _bases(steps, stretch)
+            bases = _bases(steps, plain)
             condition = _condition(bases)
             if condition <= max_condition or spreads[worst] == 1:
                 return steps, bases, reasons
-        index = stretch.start + worst
+        index = stretch[worst]
         part = "ffn" if levels[index] == 2 else "ffn.residual"
         reasons.append(f"layers.{index}.{part}: a basis of condition {condition:.1e}, above {max_condition:.1e}")
         levels[index] -= 1
@@ -131,15 +123,15 @@ def _spread(matrix: Tensor) -> float:
     return float(values[0].clamp(min=1) / values[-1].clamp(max=1))
 
 
-def _bases(steps: list[_Step], stretch: _Stretch) -> list[Basis]:
+def _bases(steps: list[_Step], plain: str) -> list[Basis]:
     """Return the bases before every layer and after the last."""
     identity = torch.eye(len(steps[0].shift), dtype=torch.float64)
     bases = [Basis(identity, identity)]
     for step in steps:
         bases.append(Basis(step.taken @ bases[-1].axes, bases[-1].inverse @ torch.linalg.inv(step.taken)))
-    if stretch.plain == "start" or all(torch.equal(step.taken, identity) for step in steps):
+    if plain == "start" or all(torch.equal(step.taken, identity) for step in steps):
         return bases
-    first = Basis(bases[-1].inverse, bases[-1].axes) if stretch.plain == "stop" else balanced(bases)
+    first = Basis(bases[-1].inverse, bases[-1].axes) if plain == "stop" else balanced(bases)
     return [Basis(basis.axes @ first.axes, first.inverse @ basis.inverse) for basis in bases]
 
 
@@ -186,7 +178,13 @@ def _move(architecture: Architecture, weights: Weights, start: int, steps: list[
                 change_input(weights, linear, before.axes, origin)
             change_output(weights, last_linear(at, layer), after.inverse)
         if layer.attention != "none" and architecture.block_facts.is_shaped:
-            _move_shaped_attention(weights, at, before)
+            attention, norm_bias = f"layers.{at}.attention", f"layers.{at}.norm1.bias"
+            if at == 0:  # its values become the stream; the basis is a multiple of the identity
+                change_output(weights, f"{attention}.v", before.inverse)
+            else:
+                change_input(weights, f"{attention}.qk", before.axes, torch.zeros_like(origin))
+                if norm_bias in weights:  # only a frozen norm has one
+                    weights[norm_bias] = before.inverse @ weights[norm_bias]
         elif layer.attention != "none":
             for linear in architecture.block_facts.norm1_readers(at):
                 change_input(weights, f"layers.{at}.{linear}", before.axes, origin)
@@ -194,27 +192,6 @@ def _move(architecture: Architecture, weights: Weights, start: int, steps: list[
             if architecture.block_facts.join == "parallel" and step.level:  # next to the FFN: only beta multiplies it
                 into = after.inverse * weights.get(f"layers.{at}.ffn.residual.beta", into.new_ones(()))
             change_output(weights, f"layers.{at}.attention.out", into)
-
-
-def _move_shaped_attention(weights: Weights, index: int, before: Basis) -> None:
-    """Rewrite shaped attention. The basis is a multiple of the identity, and layer 0's values become the stream."""
-    attention, norm_bias = f"layers.{index}.attention", f"layers.{index}.norm1.bias"
-    if index == 0:
-        change_output(weights, f"{attention}.v", before.inverse)
-        return
-    change_input(weights, f"{attention}.qk", before.axes, torch.zeros(len(before.axes), dtype=torch.float64))
-    if norm_bias in weights:  # only a frozen norm has one
-        weights[norm_bias] = before.inverse @ weights[norm_bias]
-
-
-def _without(weights: Weights, index: int, layer: Layer, step: _Step) -> Layer:
-    """Return a layer without the parts that its step takes up, and remove their weights."""
-    if not step.level:
-        return layer
-    for name in ("residual.alpha", "residual.beta", "fused.weight", "fused.bias")[: 2 * step.level]:
-        weights.pop(f"layers.{index}.ffn.{name}", None)
-    kept = replace(layer, stabiliser="none")
-    return replace(kept, norm2="none", ffn="none") if step.level == 2 else kept
 
 
 def change_input(weights: Weights, linear: str, matrix: Tensor, shift: Tensor) -> None:

@@ -75,7 +75,11 @@ def fold(
         new["logits.weight"] = new["embed.weight"]
     model = _fold_scales(_fuse(_fold_inner_norms(_with_biases(architecture, new), new), new), new)
     model = _fold_final_norm(model, new)
-    _fold_norms(model, new)
+    for norm, kind, linears in stream_readers(model):  # without linears, the output is used as values
+        if kind != "none" and linears:  # W (gain (x - mean x) + bias) + b goes into linears of x or of normalised x
+            matrix, shift = _taken_up(new, norm, kind)
+            for linear in linears:
+                change_input(new, linear, matrix, shift)
     layers, condition, left = rebase(model, new, max_condition)
     model = _fold_score_factors(replace(model, layers=layers), new)
     folded, new = _renumbered(replace(model, tied_embeddings=False, folded=True), new)
@@ -170,15 +174,6 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
             name = f"layers.{len(joined_layers(block, layers[: int(layer) + 1])) - 1}.{rest}"
         renamed[name] = value
     return with_layers(architecture, joined_layers(block, layers), joined_places(block, layers)), renamed
-
-
-def _fold_norms(architecture: Architecture, weights: Weights) -> None:
-    """Fold W (gain (x - mean x) + bias) + b into a linear of x or, behind a live norm, of the normalised x."""
-    for norm, kind, linears in stream_readers(architecture):  # without linears, the output is used as values
-        if kind != "none" and linears:
-            matrix, shift = _taken_up(weights, norm, kind)
-            for linear in linears:
-                change_input(weights, linear, matrix, shift)
 
 
 def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architecture:

@@ -164,7 +164,10 @@ def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
         if not Path(path, TOKENIZER_FILE).is_file():  # there is none, or one in another form
             return None
         raise UserError(f"{path!r} must have a {TOKENIZER_FILE} that can be read, but: {reason:.200}")
-    tokenizer, files = theirs.backend_tokenizer, _tokenizer_files(path)
+    tokenizer = theirs.backend_tokenizer
+    quiet = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors", "gated_repo")}
+    found = {name: transformers.utils.cached_file(path, name, **quiet) for name in KEPT_FILES}
+    files = {name: read_bytes(Path(file), MOST_JSON) for name, file in found.items() if file is not None}
     tokenizer.no_truncation()
     tokenizer.no_padding()
     if GENERATION_FILE not in files:
@@ -175,15 +178,6 @@ def _tokenizer(path: str, config: Any) -> GivenTokenizer | None:
     end = theirs.eos_token or next(filter(None, map(tokenizer.id_to_token, ends)), END_OF_TEXT)
     name = Path(path).resolve().name if os.path.exists(path) else path  # of a folder, or an id on the hub
     return GivenTokenizer(name=name, json=tokenizer.to_str(), end_of_text=end, files=tuple(files.items()))
-
-
-def _tokenizer_files(path: str) -> dict[str, bytes]:
-    """Return the files beside the tokenizer.json of a folder or repository, by name."""
-    from transformers.utils import cached_file
-
-    quiet = {f"_raise_exceptions_for_{what}": False for what in ("missing_entries", "connection_errors", "gated_repo")}
-    found = {name: cached_file(path, name, **quiet) for name in KEPT_FILES}
-    return {name: read_bytes(Path(file), MOST_JSON) for name, file in found.items() if file is not None}
 
 
 def to_transformers(architecture: Architecture, weights: Mapping[str, Tensor]) -> Any:

@@ -20,7 +20,6 @@ from nas.conversion.pretrained import (
     read_export,
     read_windows,
     require_checksums,
-    require_in_range,
 )
 from nas.conversion.transfer import SAME, transferred
 from nas.corpus.corpus import Corpus
@@ -37,22 +36,33 @@ from search_spaces.checkpoints.gguf_head import is_gguf
 from search_spaces.notation import placement
 
 BUILTIN = "builtin"
+LARGEST_WEIGHT = 2.0**45  # of numbers of 64 bits with 18 fractional bits
 BUILTIN_FOLDER = Path(__file__).parents[1] / "parents" / "gpt2-small-proxy"
 
 
 def load_initial(path: str) -> Pretrained:
     """Load a folder of `nas.export` or of transformers' `save_pretrained`, a GGUF file, or an id on the hub.
 
-    Raises UserError if there is none, a file was changed after it was written, or weights are missing or not finite.
+    Raises UserError if there is none, a file was changed after it was written, or weights are missing, not finite
+    or too large for fixed point.
     """
     if Path(path).name == "config.json" and Path(path).is_file():
         path = str(Path(path).parent)
     if is_export(Path(path)):
-        return require_in_range(read_export(Path(path)), path)
-    if is_gguf(path):
-        return require_in_range(load_gguf(path), path)
-    require_checksums(Path(path))
-    return require_in_range(load_pretrained(path)._replace(windows=read_windows(Path(path))), path)
+        model = read_export(Path(path))
+    elif is_gguf(path):
+        model = load_gguf(path)
+    else:
+        require_checksums(Path(path))
+        model = load_pretrained(path)._replace(windows=read_windows(Path(path)))
+    for name, value in model.weights.items():
+        if value.numel() and (largest := float(value.abs().max())) > LARGEST_WEIGHT:
+            raise UserError(
+                f"weights of {path!r} must be at most 2^45, but {name!r} has {largest:.3g}; no ring holds it."
+            )
+    if not model.weights["embed.weight"].any():
+        raise UserError(f"{path!r} must have an embedding, but its 'embed.weight' is zero.")
+    return model
 
 
 def read_parent_architecture(name: str) -> Architecture:

@@ -30,7 +30,6 @@ from search_spaces.lower import lower
 
 TRAINED_FILE = "trained.yaml"
 CHECKSUMS_FILE = "checksums.json"
-LARGEST_WEIGHT = 2.0**45  # of numbers of 64 bits with 18 fractional bits
 WINDOWS_FILE = "trained-on.u32"
 COPIES = 2  # of every weight in single precision: as it is read, and under our name
 
@@ -53,18 +52,6 @@ class Pretrained(NamedTuple):
 def is_sound(value: Tensor) -> bool:
     """Whether a weight is floating point with at least 16 bits and finite; weights of 8 bits need scales to be read."""
     return value.is_floating_point() and value.element_size() > 1 and bool(value.isfinite().all())
-
-
-def require_in_range(model: Pretrained, path: str) -> Pretrained:
-    """Return the model. Raises UserError if a weight is too large for fixed point, or the embedding is all zeros."""
-    for name, value in model.weights.items():
-        if value.numel() and (largest := float(value.abs().max())) > LARGEST_WEIGHT:
-            raise UserError(
-                f"weights of {path!r} must be at most 2^45, but {name!r} has {largest:.3g}; no ring holds it."
-            )
-    if not model.weights["embed.weight"].any():
-        raise UserError(f"{path!r} must have an embedding, but its 'embed.weight' is zero.")
-    return model
 
 
 def is_export(folder: Path) -> bool:
@@ -193,15 +180,11 @@ def require_vocabulary(source: Pretrained, path: str, corpus: Corpus) -> None:
 
 def require_memory(architecture: Architecture, path: str) -> None:
     """Raise UserError if the weights of an architecture do not fit into the free memory."""
-    needed, free = COPIES * 4 * num_weights(architecture), free_bytes()
+    shapes = [shape for node in lower(architecture, 1) for shape in node.op.weight_shapes.values()]
+    num_weights, free = sum(map(math.prod, shapes)), free_bytes()  # a tied table is stored, and counted, twice
+    needed = COPIES * 4 * num_weights
     if free is not None and needed > free:
         raise UserError(
-            f"{path!r} has {num_weights(architecture):,} weights, which take {format_bytes(needed)} to load ({COPIES} "
+            f"{path!r} has {num_weights:,} weights, which take {format_bytes(needed)} to load ({COPIES} "
             f"copies in single precision), but {format_bytes(free)} of memory are free; use a machine with more."
         )
-
-
-def num_weights(architecture: Architecture) -> int:
-    """Return the number of weights of all nodes of the op graph; a tied table is stored, and counted, twice."""
-    graph = lower(architecture, 1)
-    return sum(math.prod(shape) for node in graph for shape in node.op.weight_shapes.values())

@@ -16,7 +16,7 @@ from costmodel.errors import UserError
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import Batch, Document, DocumentSource, Split, Stream, fingerprint
 from nas.corpus.foreign_tokenizer import tokenizing
-from nas.corpus.tokenizer import Encoder, given_encoder
+from nas.corpus.tokenizer import given_encoder
 from nas.model.decoder import Decoder
 from nas.model.self_attention import Past
 from nas.model.weights import load_deployed
@@ -57,9 +57,8 @@ def sampled_source(
 ) -> DocumentSource | None:
     """Return the text that a model generates as a source of documents; None if `--data` asks for another source.
 
-    tokens: number of training tokens if `data` does not set it. digest: the parent's. device: where to sample.
-
-    Raises UserError for unknown settings, or without a parent that has a tokenizer.
+    tokens: number of training tokens if `data` does not set it. digest: the parent's. device: where to sample. Raises
+    UserError for unknown settings, or without a parent that has a tokenizer.
     """
     if data.partition(":")[0] != NAME:
         return None
@@ -111,18 +110,13 @@ def _batches(
             temperature=settings.temperature,
             generator=torch.Generator().manual_seed(int(fingerprint([settings.seed, split, number])[:15], 16)),
         )
+        # each cut where the model ended it
+        kept = [row[: row.index(encoder.end)] if encoder.end in row else row for row in drawn.tolist()]
         with tokenizing("the tokenizer of the parent"):
-            texts = [_text(row, encoder) for row in drawn.tolist()]
-        made, number = made + sum(count for _, count in texts), number + 1
-        names = (f"{split}-{number}-{place}" for place in range(BATCH))
-        documents = [Document(split, text, name) for name, (text, _) in zip(names, texts, strict=True) if text]
+            texts = [encoder.tokenizer.decode(row) for row in kept]
+        made, number = made + sum(len(row) + 1 for row in kept), number + 1
+        documents = [Document(split, text, f"{split}-{number}-{at}") for at, text in enumerate(texts) if text]
         yield Batch(documents, [made, number], min(1.0, made / tokens))
-
-
-def _text(row: list[int], encoder: Encoder) -> tuple[str, int]:
-    """Return a document, cut where the model ended it, and its number of tokens."""
-    kept = row[: row.index(encoder.end)] if encoder.end in row else row
-    return encoder.tokenizer.decode(kept), len(kept) + 1
 
 
 @torch.no_grad()

@@ -64,23 +64,15 @@ def transferred(source: Architecture, weights: Mapping[str, Tensor], target: Arc
                 value = _strongest_heads(source, target, node, suffix, value, weights)
             at = node.layer
             if isinstance(at, int) and node.name == f"layers.{at}.{queries(target, target.layers[at])}":
-                value = _scaled_queries(source, target, node, value)
+                ours, theirs = (query_scale(softmax_form(model, model.layers[at])) for model in (target, source))
+                num_rows = num_heads(target, target.layers[at]) * target.head_dim
+                value = value if ours == theirs else torch.cat((value[:num_rows] * (ours / theirs), value[num_rows:]))
             if value.shape != shape:
                 raise UserError(f"`{node.name}.{suffix}` must have the shape {shape}, but has {tuple(value.shape)}.")
             started[f"{node.name}.{suffix}"] = value
         if isinstance(node.op, ops.FrozenNorm) and f"{node.name}.weight" in started:
             started[f"{node.name}.frozen"] = torch.tensor(float(_is_frozen(source, node)))
     return started
-
-
-def _scaled_queries(source: Architecture, target: Architecture, node: Node, value: Tensor) -> Tensor:
-    """Rescale the query rows of a linear from the source's initial query scale to the target's."""
-    assert isinstance(node.layer, int)
-    ours, theirs = (query_scale(softmax_form(model, model.layers[node.layer])) for model in (target, source))
-    if ours == theirs:
-        return value
-    num_rows = num_heads(target, target.layers[node.layer]) * target.head_dim
-    return torch.cat((value[:num_rows] * (ours / theirs), value[num_rows:]))
 
 
 def _strongest_heads(

@@ -107,22 +107,20 @@ class VerifiedFold(NamedTuple):
 
 
 class _Numbers(NamedTuple):
-    """An arithmetic: how it rounds operands and results, and in fixed point that of the engine, whose range is checked.
+    """An arithmetic: the type of floating point, or the smallest number of fixed point and its engine's arithmetic."""
 
-    unit: the smallest number.
-    """
-
-    operand: Callable[[Array], Array]
-    result: Callable[[Array], Array]
-    engine: Callable[[], Arithmetic] | None = None
+    dtype: Any = None
     unit: float = 0.0
+    engine: Callable[[], Arithmetic] | None = None  # of which the range is checked
+
+    def operand(self, value: Array) -> Array:
+        return np.round(np.asarray(value) / self.unit) * self.unit if self.unit else np.asarray(value, self.dtype)
+
+    def result(self, value: Array) -> Array:
+        return np.floor(value / self.unit) * self.unit if self.unit else np.asarray(value, self.dtype)
 
 
-def _single(value: Array) -> Array:
-    return np.asarray(value, dtype=np.float32)
-
-
-DOUBLE, SINGLE = _Numbers(np.asarray, np.asarray), _Numbers(_single, _single)
+DOUBLE, SINGLE = _Numbers(), _Numbers(np.float32)
 
 
 def _fixed_points(protocol: str) -> list[_Numbers]:
@@ -130,16 +128,7 @@ def _fixed_points(protocol: str) -> list[_Numbers]:
     facts = ENGINE_PROTOCOLS.get(protocol, ENGINE_PROTOCOLS["semi2k"])  # no engine here runs the others
     usual = facts.setting()
     settings = [replace(usual, fraction_bits=bits) for bits in facts.fraction_bits or (usual.fraction_bits,)]
-    return [_fixed(partial(ARITHMETICS[facts.engine], setting), 2.0**-setting.fraction_bits) for setting in settings]
-
-
-def _fixed(engine: Callable[[], Arithmetic], unit: float) -> _Numbers:
-    return _Numbers(
-        operand=lambda value: np.round(np.asarray(value) / unit) * unit,
-        result=lambda value: np.floor(value / unit) * unit,
-        engine=engine,
-        unit=unit,
-    )
+    return [_Numbers(None, 2.0**-it.fraction_bits, partial(ARITHMETICS[facts.engine], it)) for it in settings]
 
 
 class _Run(NamedTuple):

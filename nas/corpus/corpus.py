@@ -142,7 +142,7 @@ def prepare(
             progress = _anew_if_torn(entry, lambda: token_files.read_progress(entry, source, itemsize))
             if not (entry / TOKENIZER_FILE).exists():
                 write_tokenizer(entry, encoder.tokenizer.to_str(), given.end_of_text if given else END_OF_TEXT)
-            progress = progress or token_files.new_progress(source)
+            progress = progress or token_files.read_progress(entry, source, itemsize)
             progress = token_files.extend(entry, source, encoder, progress, level)
             return _described(entry, source, encoder, level, progress, key, of_parent)
         except OSError as error:

@@ -114,13 +114,18 @@ class DocumentSource:
     read: tuple[Reading, ...] = ()
 
 
-def texts(source: DocumentSource, split: Split) -> Iterator[str]:
-    """Yield the documents of a split, from the first."""
+def documents(source: DocumentSource, split: Split | None = None) -> Iterator[Document]:
+    """Yield the documents of a split, or of both, from the first."""
     for stream in source.streams:
-        if stream.split in (None, split):
+        if split is None or stream.split in (None, split):
             with closing(stream.batches(None)) as batches:
                 for batch in batches:
-                    yield from (document.text for document in batch.documents if document.split == split)
+                    yield from (document for document in batch.documents if split in (None, document.split))
+
+
+def texts(source: DocumentSource, split: Split) -> Iterator[str]:
+    """Yield the texts of a split, from the first."""
+    return (document.text for document in documents(source, split))
 
 
 def in_batches(

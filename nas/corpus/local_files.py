@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ from nas.corpus.documents import (
     fingerprint,
     in_batches,
 )
-from nas.corpus.rows import DAMAGED, ROW_READERS, kind_of, lacks_text, opened, unreadable
+from nas.corpus.rows import ROW_READERS, kind_of, lacks_text, opened
 
 FILE_SUFFIXES = (".txt", ".py", ".md", *ROW_READERS)
 
@@ -92,25 +93,13 @@ def folder_source(name: str, folder: Path, *, whole_files: bool = False) -> Docu
     return _source(name, listing._replace(files=files, content=[*content, "cut"]))
 
 
-def txt_source(name: str, path: Path) -> DocumentSource:
-    """Return one text, whose beginning is trained on and whose end is held out."""
+def file_source(name: str, path: Path) -> DocumentSource:
+    """Return one text, whose end is held out, or the rows of one file, split by hash."""
+    if kind_of(path) in ROW_READERS:
+        file = File(path.stat().st_size, partial(_documents, path, path.name, None))
+        return _source(name, Listing([file], [path.suffix, digest(path)]))
     _decoded(path)  # refuses other encodings at once
     return _source(name, Listing([_cut_file(path, path.name)], [".txt", digest(path)]))
-
-
-def _halves(text: str) -> tuple[str, str]:
-    """Split off the end of a text: VALIDATION_SHARE of its lines, or of its words if it has too few lines."""
-    lines = text.splitlines(keepends=True)
-    if held_out := round(VALIDATION_SHARE * len(lines)):
-        return "".join(lines[:-held_out]), "".join(lines[-held_out:])
-    cut = len(text) - round(VALIDATION_SHARE * len(text))
-    cut = text.find(" ", cut) + 1 or cut
-    return text[:cut], text[cut:]
-
-
-def rows_source(name: str, path: Path) -> DocumentSource:
-    """Return the rows of one file, split by hash."""
-    return _source(name, Listing([_file(path, path.name, None)], [path.suffix, digest(path)]))
 
 
 def _source(name: str, listing: Listing, *streams: Stream) -> DocumentSource:
@@ -154,7 +143,15 @@ def listed(folder: Path, split: Split | None, *, by_name: bool = False, has_card
     names = [relative for relative, *_ in listing.content]
     shown = {name: f"{kinds[name]} of its validation split" if name in held_out else kinds[name] for name in names}
     sizes = [(shown[name], file.size) for name, file in zip(names, listing.files, strict=True) if file.size]
-    return listing._replace(read=reading(folder, sizes, [*left_out, *unused]))
+    left_out += unused
+    reasons, first = Counter(reason for reason, _ in left_out), dict(reversed(left_out))
+    read = Reading(
+        folder=str(folder),
+        read=dict(sorted(Counter(kind for kind, _ in sizes).items())),
+        num_bytes=sum(size for _, size in sizes),
+        left_out={reason: (count, first[reason]) for reason, count in sorted(reasons.items())},
+    )
+    return listing._replace(read=read)
 
 
 def file_stream(files: Sequence[File], split: Split | None) -> Stream:
@@ -185,7 +182,7 @@ def digest(path: Path) -> str:
         with open_file(path, MOST_ROWS) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise unreadable(path, error) from None
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from None
 
 
 def _listed(
@@ -225,7 +222,8 @@ def _listed(
         warnings.warn(f"{folder}: {bad}, and left out; convert what should be read.", stacklevel=1)
     unique = [(relative, path, digest) for kind in (texts, tables) for digest, (relative, path) in kind.items()]
     split = split or ("train" if held_out else None)
-    files = [_file(path, relative, "validation" if relative in held_out else split) for relative, path, _ in unique]
+    splits = [*zip(unique, ("validation" if relative in held_out else split for relative, *_ in unique), strict=True)]
+    files = [File(path.stat().st_size, partial(_documents, path, name, its)) for (name, path, _), its in splits]
     content = [[relative, key, *["validation"] * (relative in held_out)] for relative, _, key in unique]
     return Listing(files, content), left_out
 
@@ -239,32 +237,33 @@ def stdlib_files(folder: Path) -> Iterator[Path]:
         )
 
 
-def _file(path: Path, relative: str, split: Split | None) -> File:
-    def documents() -> Iterator[Document]:
-        if kind_of(path) in ROW_READERS:
-            rows = enumerate(ROW_READERS[kind_of(path)](path), 1)
-            yield from (Document(split or by_hash(text), text, f"{relative}:{row}") for row, text in rows)
-        else:
-            yield Document(split or by_hash(relative), _decoded(path), relative)
-
-    return File(path.stat().st_size, documents)
+def _documents(path: Path, relative: str, split: Split | None) -> Iterator[Document]:
+    if kind_of(path) in ROW_READERS:
+        rows = enumerate(ROW_READERS[kind_of(path)](path), 1)
+        yield from (Document(split or by_hash(text), text, f"{relative}:{row}") for row, text in rows)
+    else:
+        yield Document(split or by_hash(relative), _decoded(path), relative)
 
 
 def _cut_file(path: Path, relative: str) -> File:
+    """Return a text whose end validates: VALIDATION_SHARE of its lines, or of its words if it has too few lines."""
+
     def documents() -> Iterator[Document]:
-        train, validation = _halves(_decoded(path))
-        yield Document("train", train, relative)
-        yield Document("validation", validation, relative)
+        text = _decoded(path)
+        lines = text.splitlines(keepends=True)
+        cut = len(text) - round(VALIDATION_SHARE * len(text))
+        cut = text.find(" ", cut) + 1 or cut
+        if held_out := round(VALIDATION_SHARE * len(lines)):
+            cut = len("".join(lines[:-held_out]))
+        yield Document("train", text[:cut], relative)
+        yield Document("validation", text[cut:], relative)
 
     return File(path.stat().st_size, documents)
 
 
 def _read(path: Path) -> bytes:
-    try:
-        with opened(path, MOST_TEXT) as file:
-            return file.read()
-    except DAMAGED as error:
-        raise unreadable(path, error) from None
+    with opened(path, MOST_TEXT) as file:
+        return file.read()
 
 
 def _decoded(path: Path) -> str:
@@ -272,19 +271,6 @@ def _decoded(path: Path) -> str:
         return _read(path).decode("utf-8")
     except UnicodeDecodeError:
         raise UserError(f"{path} must be text in UTF-8, but holds other bytes.") from None
-
-
-def reading(folder: Path, read: Iterable[tuple[str, int]], left_out: Iterable[tuple[str, str]]) -> Reading:
-    """Return what was read: (kind, bytes) of each file; and what was not: (reason, relative path) of each."""
-    files, others = list(read), list(left_out)
-    first = dict(reversed(others))
-    counts = Counter(reason for reason, _ in others)
-    return Reading(
-        folder=str(folder),
-        read=dict(sorted(Counter(kind for kind, _ in files).items())),
-        num_bytes=sum(size for _, size in files),
-        left_out={reason: (count, first[reason]) for reason, count in sorted(counts.items())},
-    )
 
 
 def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
@@ -324,15 +310,12 @@ def files_below(folder: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, s
 
 def splits_by_name(names: Iterable[str]) -> dict[str, str]:
     """Return the split that each file's name states, or its nearest folder's; empty if none states train."""
-    stated = {name: split for name in names if (split := _stated(name)) is not None}
+    stated: dict[str, str] = {}
+    for name in names:
+        for part in PurePosixPath(name.lower()).parts:  # the last one counts that states a split
+            words = [word for word in re.split("[^a-z]+", part) if word in SPLIT_NAMES]
+            stated |= {name: SPLIT_NAMES[words[0]]} if words else {}
     return stated if "train" in stated.values() else {}
-
-
-def _stated(name: str) -> str | None:
-    for part in reversed(PurePosixPath(name.lower()).parts):
-        if splits := [SPLIT_NAMES[word] for word in re.split("[^a-z]+", part) if word in SPLIT_NAMES]:
-            return splits[0]
-    return None
 
 
 def is_card(name: str, text: str, others: Mapping[str, bool]) -> bool:

@@ -90,22 +90,21 @@ def kneser_ney(train: Tokens, held_out: Tokens, vocab_size: int) -> Iterator[NDA
     ids, held_ids = train.astype(np.int64), held_out.astype(np.int64)  # of the n-gram that ends at each place
     counts = np.bincount(train[:, 1:].ravel(), minlength=vocab_size)
     grams = _Grams(counts=counts, contexts=np.zeros(vocab_size, dtype=np.int64), num_contexts=1)
-    asked = _Asked(grams=held_ids[:, 1:], contexts=np.zeros_like(held_ids[:, 1:]))
-    probabilities = np.full(asked.grams.shape, 1 / vocab_size)
+    asked, contexts = held_ids[:, 1:], np.zeros_like(held_ids[:, 1:])  # wanted n-grams by id, -1 if never seen
+    probabilities = np.full(asked.shape, 1 / vocab_size)
     lower = probabilities.copy()  # of order n - 1 by context, at the targets of order n
     for order in range(1, len(NAMES) + 1):
-        probabilities[:, max(0, order - 2) :] = _interpolated(grams, asked, lower)
+        probabilities[:, max(0, order - 2) :] = _interpolated(grams, asked, contexts, lower)
         yield probabilities.copy()
         if order == len(NAMES):
             return
         codes, ids, counts, continuations = _extended(ids, train[:, order:], vocab_size, len(grams.counts))
-        lower = _interpolated(grams._replace(counts=continuations), asked, lower)[:, min(1, order - 1) :]
+        lower = _interpolated(grams._replace(counts=continuations), asked, contexts, lower)[:, min(1, order - 1) :]
         grams = _Grams(counts=counts, contexts=codes // vocab_size, num_contexts=len(grams.counts))
         contexts = held_ids[:, :-1]
         wanted = np.where(contexts < 0, -1, contexts * vocab_size + held_out[:, order:])
         places = np.minimum(np.searchsorted(codes, wanted), len(codes) - 1)
-        held_ids = np.where(codes[places] == wanted, places, -1)
-        asked = _Asked(grams=held_ids, contexts=contexts)
+        asked = held_ids = np.where(codes[places] == wanted, places, -1)
 
 
 class _Grams(NamedTuple):
@@ -116,19 +115,14 @@ class _Grams(NamedTuple):
     num_contexts: int
 
 
-class _Asked(NamedTuple):
-    """The n-grams whose probability is wanted, by id, and their contexts; -1 if never seen."""
-
-    grams: NDArray[np.int64]
-    contexts: NDArray[np.int64]
-
-
-def _interpolated(grams: _Grams, asked: _Asked, lower: NDArray[np.float64]) -> NDArray[np.float64]:
+def _interpolated(
+    grams: _Grams, asked: NDArray[np.int64], contexts: NDArray[np.int64], lower: NDArray[np.float64]
+) -> NDArray[np.float64]:
     totals = np.append(np.bincount(grams.contexts, grams.counts, grams.num_contexts), 0)
     kinds = np.append(np.bincount(grams.contexts, grams.counts > 0, grams.num_contexts), 0)
     discounted = np.append(np.maximum(grams.counts - DISCOUNT, 0), 0)  # the last value is for id -1
-    total = totals[asked.contexts]
-    seen = discounted[asked.grams] + DISCOUNT * kinds[asked.contexts] * lower
+    total = totals[contexts]
+    seen = discounted[asked] + DISCOUNT * kinds[contexts] * lower
     return np.divide(seen, total, out=lower.copy(), where=total > 0)
 
 

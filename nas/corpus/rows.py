@@ -7,6 +7,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +20,6 @@ MOST_JSON_BYTES = 1 << 30  # a .json file is read as a whole
 MOST_CSV_CHARACTERS = (1 << 31) - 1  # of a cell, instead of 131,072
 
 OPENERS: dict[str, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
-DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError)  # what these raise
 
 
 def kind_of(path: Path) -> str:
@@ -28,18 +28,18 @@ def kind_of(path: Path) -> str:
     return path.suffix.lower() if kind in ("", ".parquet") else kind
 
 
-def opened(path: Path, most: int = MOST_ROWS) -> IO[bytes]:
-    """Open a file for its bytes, which are decompressed as they are read. A UserError is raised as by `open_file`."""
-    file: IO[bytes] = open_file(path, most)
-    if path.suffix.lower() in OPENERS:
-        file.close()
-        file = OPENERS[path.suffix.lower()](path, "rb")
-    return file
-
-
-def unreadable(path: Path, error: BaseException) -> UserError:
-    """Return the error to raise for a file that cannot be opened or decompressed."""
-    return UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.")
+@contextmanager
+def opened(path: Path, most: int = MOST_ROWS) -> Iterator[IO[bytes]]:
+    """Open a file for its bytes, which are decompressed as they are read. Raises UserError if it cannot be read."""
+    try:
+        file: IO[bytes] = open_file(path, most)
+        if path.suffix.lower() in OPENERS:
+            file.close()
+            file = OPENERS[path.suffix.lower()](path, "rb")
+        with file:
+            yield file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        raise UserError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
 def jsonl_texts(path: Path) -> Iterator[str]:
@@ -55,15 +55,12 @@ def jsonl_rows(path: Path) -> Iterator[tuple[Any, str]]:
 
     Raises UserError, naming file and line, if the file cannot be read or a line is not JSON.
     """
-    try:
-        with opened(path) as file:  # lines end with \\n only: JSON strings may contain U+2028
-            for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
-                if len(line) == MOST_LINE:
-                    raise UserError(f"{path}, line {number} must have less than {MOST_LINE:,} bytes.")
-                if line.strip():
-                    yield _parsed(line, path, f", line {number}"), f"{path}, line {number}"
-    except DAMAGED as error:
-        raise unreadable(path, error) from None
+    with opened(path) as file:  # lines end with \\n only: JSON strings may contain U+2028
+        for number, line in enumerate(iter(lambda: file.readline(MOST_LINE), b""), 1):
+            if len(line) == MOST_LINE:
+                raise UserError(f"{path}, line {number} must have less than {MOST_LINE:,} bytes.")
+            if line.strip():
+                yield _parsed(line, path, f", line {number}"), f"{path}, line {number}"
 
 
 def json_texts(path: Path) -> Iterator[str]:
@@ -73,11 +70,8 @@ def json_texts(path: Path) -> Iterator[str]:
     """
     if path.stat().st_size > MOST_JSON_BYTES:
         raise UserError(f"{path} must be at most 1 GiB to be read as one JSON document; write it as .jsonl.")
-    try:
-        with opened(path) as file:
-            raw = file.read()
-    except DAMAGED as error:
-        raise unreadable(path, error) from None
+    with opened(path) as file:
+        raw = file.read()
     try:
         rows = _parsed(raw, path, "")
     except UserError:
@@ -104,8 +98,6 @@ def csv_texts(path: Path) -> Iterator[str]:
         raise UserError(f"{path} must be text in UTF-8, but holds other bytes.") from None
     except csv.Error as error:
         raise UserError(f"{path} must be a table of comma-separated values, but: {error}.") from None
-    except DAMAGED as error:
-        raise unreadable(path, error) from None
 
 
 def _parsed(raw: bytes, path: Path, place: str) -> Any:

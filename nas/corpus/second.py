@@ -8,7 +8,7 @@ installed files whose paths have the lowest hashes, so that equal versions give 
 import hashlib
 import json
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, distribution
 from itertools import islice
@@ -22,7 +22,8 @@ from costmodel.config.schema import decode
 from costmodel.config.user_files import read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
-from nas.corpus.documents import Document, DocumentSource, fingerprint
+from nas.corpus.documents import Document, fingerprint
+from nas.corpus.documents import documents as documents_of
 from nas.corpus.held_out import (
     MOST_OF_A_DOCUMENT,
     HeldOut,
@@ -57,7 +58,13 @@ def second_source(data: str) -> SecondSource:
     """Return the documents of `dependencies`, or the first ones of a source named as in `--data`."""
     if data != DEPENDENCIES:
         source = open_source(data, whole_files=True)
-        return SecondSource(source.fingerprint, list(_first_documents(source)))
+        first, num_characters = list[Document](), 0
+        for document in documents_of(source):
+            if num_characters >= READ_CHARACTERS:
+                break
+            first.append(document)
+            num_characters += len(document.text)
+        return SecondSource(source.fingerprint, first)
     chosen: list[tuple[str, Path]] = []
     for package in PACKAGES:
         sized = ((name, path) for name, path in package_files(package) if path.stat().st_size in FILE_BYTES)
@@ -138,15 +145,3 @@ def package_files(package: str) -> Iterator[tuple[str, Path]]:
     for name in sorted(theirs, key=lambda name: hashlib.sha256(name.encode()).hexdigest()):
         if named[name].is_file():
             yield name, named[name]
-
-
-def _first_documents(source: DocumentSource) -> Iterator[Document]:
-    num_characters = 0
-    for stream in source.streams:
-        with closing(stream.batches(None)) as batches:
-            for batch in batches:
-                for document in batch.documents:
-                    if num_characters >= READ_CHARACTERS:
-                        return
-                    num_characters += len(document.text)
-                    yield document

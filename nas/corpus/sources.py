@@ -10,7 +10,17 @@ from typing import Any, NamedTuple, TypeVar
 from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
 from costmodel.errors import UserError
 from nas.corpus import local_files
-from nas.corpus.documents import Batch, Document, DocumentSource, GivenTokenizer, Split, Stream, fingerprint, in_batches
+from nas.corpus.documents import (
+    SPLITS,
+    Batch,
+    Document,
+    DocumentSource,
+    GivenTokenizer,
+    Split,
+    Stream,
+    fingerprint,
+    in_batches,
+)
 from nas.corpus.foreign_tokenizer import to_json
 from nas.corpus.local_files import FILE_SUFFIXES
 from nas.corpus.rows import ROW_READERS, kind_of
@@ -20,25 +30,16 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HubDataset:
-    """Repositories on the hub. field: the column of texts."""
-
-    train: str
-    validation: str
-    tokenizer: str
-    field: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class PaperCorpus:
     """A corpus of the papers.
 
-    hub: None if it cannot be downloaded, with the reason in `withdrawn`. vocab_size: its tokenizer's. end_of_text: the
+    hub: its repositories train, validation and tokenizer on the hub; None if it cannot be downloaded, with the reason
+        in `withdrawn`. vocab_size: its tokenizer's. end_of_text: the
         token after a document. tokenizer_file: in a local copy, next to train and validation texts. chunked: whether
         sequences are cut within each document, and tails dropped.
     """
 
-    hub: HubDataset | None
+    hub: dict[str, str] | None
     withdrawn: str = ""
     vocab_size: int
     end_of_text: str
@@ -46,15 +47,15 @@ class PaperCorpus:
     chunked: bool
 
 
+HUB_FIELD = "content"  # the column of texts
 PAPER_CORPORA: dict[str, PaperCorpus] = {
     # arXiv 2410.13060, section 4; chunks as in its training code
     "codeparrot": PaperCorpus(
-        hub=HubDataset(
-            train="huggingface-course/codeparrot-ds-train",
-            validation="huggingface-course/codeparrot-ds-valid",
-            tokenizer="huggingface-course/code-search-net-tokenizer",
-            field="content",
-        ),
+        hub={
+            "train": "huggingface-course/codeparrot-ds-train",
+            "validation": "huggingface-course/codeparrot-ds-valid",
+            "tokenizer": "huggingface-course/code-search-net-tokenizer",
+        },
         vocab_size=50_000,
         end_of_text="<|endoftext|>",
         chunked=True,
@@ -74,10 +75,9 @@ PAPER_CORPORA: dict[str, PaperCorpus] = {
 def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
     """Open the source named `stdlib`, `codeparrot`, `languini`, by a path, or by NAME:FOLDER for a local copy.
 
-    whole_files: never split a file of a folder, even if there are too few to hold some out.
-
-    Raises UserError, in one line, for anything else and for a source that cannot be read or reached; unreadable rows
-    raise it when they are read.
+    whole_files: never split a file of a folder, even if there are too few to hold some out. Raises UserError, in one
+    line, for anything else and for a source that cannot be read or reached; unreadable rows raise it when they are
+    read.
     """
     name, colon, folder = data.partition(":")
     if name in PAPER_CORPORA:
@@ -92,10 +92,8 @@ def open_source(data: str, *, whole_files: bool = False) -> DocumentSource:
         raise UserError(f"data {data!r} is text that a parent generates for nas.search or nas.train; name a path here.")
     if os.path.isdir(path):
         return local_files.folder_source(data, path, whole_files=whole_files)
-    if os.path.isfile(path) and kind_of(path) == ".txt":
-        return local_files.txt_source(data, path)
-    if os.path.isfile(path) and kind_of(path) in ROW_READERS:
-        return local_files.rows_source(data, path)
+    if os.path.isfile(path) and kind_of(path) in (".txt", *ROW_READERS):
+        return local_files.file_source(data, path)
     raise UserError(
         f"data must be stdlib, {', '.join(PAPER_CORPORA)}, NAME:FOLDER for a local copy of these, "
         f"a folder of {', '.join(FILE_SUFFIXES)} files, or a "
@@ -110,17 +108,17 @@ def _hub_source(name: str, corpus: PaperCorpus) -> DocumentSource:
     )
     if corpus.hub is None:
         raise UserError(f"data {name!r} cannot be downloaded: {corpus.withdrawn}; if you have a copy, {remedy}.")
-    hub = corpus.hub
-    validation, train = (reach(name, "dataset", remedy) for name in (hub.validation, hub.train))
-    streams = hub_stream(validation, hub.field, "validation"), hub_stream(train, hub.field, "train")
-    content = [list(train[:2]), list(validation[:2]), hub.field]
+    repositories = {split: reach(corpus.hub[split], "dataset", remedy) for split in reversed(SPLITS)}
+    streams = tuple(hub_stream(repository, HUB_FIELD, split) for split, repository in repositories.items())
+    content = [*(list(repositories[split][:2]) for split in SPLITS), HUB_FIELD]
+    tokenizer = corpus.hub["tokenizer"]
     return _paper_source(
-        name, corpus, streams, content, lambda: hub_file(reach(hub.tokenizer, "model", remedy), TOKENIZER_FILE)
+        name, corpus, streams, content, lambda: hub_file(reach(tokenizer, "model", remedy), TOKENIZER_FILE)
     )
 
 
 def _copy_source(data: str, corpus: PaperCorpus, folder: Path) -> DocumentSource:
-    splits: tuple[Split, Split] = ("validation", "train")
+    splits = tuple(reversed(SPLITS))
     for path in (folder / split for split in splits):
         if not os.path.isdir(path):
             raise UserError(f"data {data!r} must be a folder with texts in {path}, but there is no such folder.")

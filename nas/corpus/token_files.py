@@ -70,7 +70,11 @@ def extend(
     """
     recorded = progress
     report = _progress_log(source, level)
-    with _opened(folder, recorded, encoder.dtype.itemsize) as files:
+    with ExitStack() as stack:
+        files: dict[str, BinaryIO] = {}
+        for name, size in _bytes(recorded, encoder.dtype.itemsize).items():
+            files[name] = stack.enter_context((folder / f"{name}.bin").open("ab"))
+            files[name].truncate(size)
         for index, stream in enumerate(source.streams):
             split, least = ("validation", VALIDATION_TOKENS) if stream.split == "validation" else ("train", level)
             with closing(stream.batches(progress.positions[index])) as batches:
@@ -81,7 +85,11 @@ def extend(
                     if progress.num_tokens - recorded.num_tokens >= COMMIT_TOKENS:
                         _record(folder, files, progress)
                         recorded = progress
-        _require_both(source, progress)
+        rule = "; it is a share of the files or rows, by hash, or the last lines of a single text: give it more of them"
+        if source.chunked:
+            rule = ": it has no document as long as a sequence; use longer documents or shorter sequences"
+        if empty := [split for split in SPLITS if not progress.lengths[split]]:
+            raise UserError(f"the {empty[0]} split of data {source.name!r} is empty{rule}.")
         _record(folder, files, progress)
     return progress
 
@@ -89,11 +97,6 @@ def extend(
 def _bytes(progress: PreparationProgress, itemsize: int) -> dict[str, int]:
     units = dict.fromkeys(SPLITS, itemsize) | dict.fromkeys(FILES[2:4], WINDOW_BYTES)
     return {name: progress.lengths[name] * units.get(name, 1) for name in FILES}
-
-
-def new_progress(source: DocumentSource) -> PreparationProgress:
-    """Return the progress of an unread source."""
-    return PreparationProgress(positions=[None] * len(source.streams), ended=[False] * len(source.streams))
 
 
 def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> PreparationProgress:
@@ -105,7 +108,7 @@ def read_progress(folder: Path, source: DocumentSource, itemsize: int) -> Prepar
             if (size := (folder / f"{name}.bin").stat().st_size) < least:
                 raise UserError(f"{name}.bin must have {least} bytes, but has {size}")
     except FileNotFoundError:
-        return new_progress(source)
+        return PreparationProgress(positions=[None] * len(source.streams), ended=[False] * len(source.streams))
     except (OSError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise UserError(f"{path} must be a record of the files beside it, but: {error}.") from None
     return progress
@@ -127,15 +130,6 @@ def locked(folder: Path) -> Iterator[None]:
                 if os.path.sameopenfile(file.fileno(), stack.enter_context((folder / ".lock").open()).fileno()):
                     break
         yield
-
-
-def _require_both(source: DocumentSource, progress: PreparationProgress) -> None:
-    rule = "; it is a share of the files or rows, by hash, or the last lines of a single text: give it more of them"
-    if source.chunked:
-        rule = ": it has no document as long as a sequence; use longer documents or shorter sequences"
-    for split in SPLITS:
-        if not progress.lengths[split]:
-            raise UserError(f"the {split} split of data {source.name!r} is empty{rule}.")
 
 
 def _append(batch: Batch | None, encoder: Encoder, files: dict[str, BinaryIO]) -> dict[str, int]:
@@ -165,16 +159,6 @@ def _after(
         cuts[str(level)] = lengths
     positions = [*progress.positions[:index], batch.position, *progress.positions[index + 1 :]]
     return replace(progress, lengths=lengths, positions=positions, cuts=cuts)
-
-
-@contextmanager
-def _opened(folder: Path, progress: PreparationProgress, itemsize: int) -> Iterator[dict[str, BinaryIO]]:
-    with ExitStack() as stack:
-        files: dict[str, BinaryIO] = {}
-        for name, size in _bytes(progress, itemsize).items():
-            files[name] = stack.enter_context((folder / f"{name}.bin").open("ab"))
-            files[name].truncate(size)
-        yield files
 
 
 def _record(folder: Path, files: dict[str, BinaryIO], progress: PreparationProgress) -> None:

@@ -39,11 +39,6 @@ def bf16_products(device_type: str, *, enabled: bool = True) -> Iterator[None]:
         yield
 
 
-def are_lowered(device_type: str) -> bool:
-    """Whether products on a device have their factors rounded now."""
-    return torch.is_autocast_enabled(device_type)
-
-
 def rounded(weight: Tensor) -> Tensor:
     """Return a weight in bf16, converted once after each change of it. Gradients go to the weight, in its precision."""
     if not isinstance(weight, nn.Parameter) or isinstance(weight, FakeTensor):
@@ -72,7 +67,7 @@ class _RoundedWeights(TorchFunctionMode):
     """Lets linears read the copies of their weights; autocast would convert a weight in each part of a step."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is functional.linear and not kwargs and are_lowered("cpu"):
+        if function is functional.linear and not kwargs and torch.is_autocast_enabled("cpu"):
             source, weight, *rest = args
             args = source, rounded(weight), *rest
         return function(*args, **(kwargs or {}))

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from nas.attention.reference import capped
-from nas.model.bf16_products import add_product, are_lowered, rounded, wide_product
+from nas.model.bf16_products import add_product, rounded, wide_product
 
 CHUNK_SIZE = {"cpu": 1 << 20, "cuda": 1 << 28}  # logits in a chunk: 4 MiB of fp32 (smaller chunks are slower), 1 GiB
 
@@ -202,8 +202,11 @@ def _full_divergence(logits: Tensor, targets: Tensor, parent_logits: Tensor, *, 
 
 def _in_one_piece(hidden: Tensor, weight: Tensor) -> bool:
     """Whether to compute all logits at once. On a GPU chunks are faster, even a single one, as they are compiled."""
+    # autocast would round logits, which chunks do not
     is_small = len(hidden) * len(weight) <= CHUNK_SIZE["cpu"]
-    return hidden.device.type == "cpu" and is_small and not are_lowered("cpu")  # chunks do not round logits
+    return (
+        hidden.device.type == "cpu" and is_small and not torch.is_autocast_enabled("cpu")
+    )  # chunks do not round logits
 
 
 def _projected(
@@ -211,7 +214,7 @@ def _projected(
 ) -> tuple[Tensor, ...]:
     """Return means over rows; the first carries gradients."""
     kind = hidden.device.type
-    lowered = torch.get_autocast_dtype(kind) if are_lowered(kind) else hidden.dtype
+    lowered = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     means: Tensor = _Projected.apply(hidden.to(lowered), weight, partial(run, losses), known, cap)  # type: ignore[no-untyped-call]
     return means[0], *means[1:].detach()
 

@@ -13,12 +13,12 @@ from torch.utils.checkpoint import checkpoint
 from costmodel.errors import UserError
 from nas.attention.causal import causal_attention
 from nas.attention.reference import capped
-from nas.model.bf16_products import are_lowered, wide_linear
+from nas.model.bf16_products import wide_linear
 from nas.model.layers import Block, FeedForward, LeakyRelu, PlainDecoder
 from nas.model.mpc_friendly import query_scale
 from nas.model.norms import FrozenNorm
 from nas.model.self_attention import Parts, ShapedSelfAttention
-from nas.model.settings import layer_settings, settings_of
+from nas.model.settings import settings_of
 from nas.recipe.recipe import SlopeSharing
 from search_spaces.architecture import Architecture, num_heads, softmax_form
 
@@ -55,11 +55,6 @@ class TrainedTemperature(nn.Module):
 TRAINED = Parts(causal_attention, FrozenNorm, TrainedTemperature)
 
 
-def block_of(architecture: Architecture, index: int) -> Block:
-    """Return a layer in training, with weights that are not set yet."""
-    return Block(**layer_settings(architecture, index), parts=TRAINED)
-
-
 class Decoder(PlainDecoder):
     """A decoder-only language model. Raises UserError if its block would rotate an odd number of features."""
 
@@ -79,7 +74,7 @@ class Decoder(PlainDecoder):
 
     def logits_of(self, features: Tensor) -> Tensor:
         """Return the logits, batch x T x vocab, of features that `features` returned."""
-        if are_lowered(features.device.type) and not torch.is_grad_enabled():
+        if torch.is_autocast_enabled(features.device.type) and not torch.is_grad_enabled():
             return capped(wide_linear(features, self.logits.weight), self.logit_cap)
         return super().logits_of(features)
 
@@ -146,9 +141,8 @@ def build(
     `nas.recipe.recipe`). In a shaped block, queries start at 0, layer 0's values at the identity plus N(0, s), and the
     last linear of an FFN without a learned scale at 0.1 times N(0, s).
 
-    slopes: with `global`, all leaky ReLUs share one learned slope.
-
-    Raises UserError for a shaped block with ReLU instead of softmax, which has no gradient at queries of 0.
+    slopes: with `global`, all leaky ReLUs share one learned slope. Raises UserError for a shaped block with ReLU
+    instead of softmax, which has no gradient at queries of 0.
     """
     forms = {softmax_form(architecture, layer) for layer in architecture.layers}
     if architecture.block_facts.is_shaped and "relu" in forms:

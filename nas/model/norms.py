@@ -89,7 +89,11 @@ class FrozenNorm(nn.Module):
 
     def forward(self, source: Tensor) -> Tensor:
         """Normalise `source`, batch x T x features."""
-        if _is_recorded(source):
+        if torch.compiler.is_compiling():
+            is_recorded = not torch.compiler.is_exporting()
+        else:
+            is_recorded = source.is_cuda and torch.cuda.is_current_stream_capturing()
+        if is_recorded:  # compiled code, and a CUDA graph, must be valid before and after freezing
             return self._selected(source)
         if self.is_frozen:
             if self.bias is None:
@@ -132,13 +136,6 @@ class FrozenNorm(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
         if f"{prefix}frozen" in state_dict:
             self.is_frozen = bool(state_dict[f"{prefix}frozen"])
-
-
-def _is_recorded(source: Tensor) -> bool:
-    """Whether this call is compiled or captured as a CUDA graph, which must be valid before and after freezing."""
-    if torch.compiler.is_compiling():
-        return not torch.compiler.is_exporting()
-    return source.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def frozen_norms(model: nn.Module) -> dict[str, FrozenNorm]:

@@ -38,9 +38,8 @@ def load_deployed(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Set weights from their deployed form, the inverse of `deployed_weights`; weights not given stay as they are.
 
     A norm that will be frozen is frozen now if its weight is given, unless `<norm>.frozen` is given as 0: the weight is
-    then the gain of a norm that normalises each row.
-
-    Raises UserError for a name or shape that is not the model's, or a weight that is not finite.
+    then the gain of a norm that normalises each row. Raises UserError for a name or shape that is not the model's, or a
+    weight that is not finite.
     """
     norms = frozen_norms(model)
     expected = deployed_weights(model) | {f"{name}.frozen": norm.frozen for name, norm in norms.items()}

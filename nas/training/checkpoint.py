@@ -95,7 +95,11 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
         write_through(draft / STATE_FILE, json.dumps(state, allow_nan=False).encode())
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
-        _flush_folder(folder)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except OSError:
         shutil.rmtree(draft, ignore_errors=True)
         raise
@@ -146,11 +150,3 @@ def _read(folder: Path) -> Checkpoint:
 def _by_age(trial: Path) -> list[Path]:
     """Return the checkpoint folders, newest first."""
     return sorted((path for path in (trial / FOLDER).glob("step-*") if path.suffix != ".draft"), reverse=True)
-
-
-def _flush_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -71,15 +71,6 @@ def kind_of(device: str, precision: Precision) -> str:
     return f"{kind} with matrix units" if kind == "cpu" and precision == "bfloat16" and has_matrix_units() else kind
 
 
-def log_another(began_on: str | None, kind: str) -> None:
-    """Log that a training continues on another kind of device than its last checkpoint's. began_on: None if unknown."""
-    if began_on not in (None, kind):
-        _log.warning(
-            f"the checkpoint was written on {began_on} and training continues on {kind}; from here on, its numbers "
-            f"differ by more than rounding from those of a training on one device"
-        )
-
-
 def layer_function(recipe: Recipe, device: str) -> LayerFunction:
     """Return the function that runs the layers of a training step; layers that are recomputed are not compiled."""
     return nn.Module.__call__ if recipe.recompute else compiled(_layer, recipe, device, nn.Module.__call__)

@@ -9,7 +9,6 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -40,8 +39,11 @@ def nonfinite_step(
         return "non-finite loss at step {step}, first in {layer}", first_nonfinite_activation(model, batches)
     if math.isfinite(gradient_norm):
         return None
-    if deepest := deepest_nonfinite_gradient(objective):
-        return "non-finite gradient at step {step}, first in {layer}", deepest.removeprefix("model.")
+    names = [name for name, p in objective.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+    if names:  # of the last one, which back-propagation reached first
+        return "non-finite gradient at step {step}, first in {layer}", names[-1].removeprefix("model.").rpartition(".")[
+            0
+        ]
     return "gradient norm too large at step {step}, steepest in {layer}", steepest_module(model)
 
 
@@ -65,25 +67,10 @@ def first_nonfinite_activation(model: nn.Module, batches: Iterable[Tensor]) -> s
     return broken[0] if broken else "the model"
 
 
-def deepest_nonfinite_gradient(model: nn.Module) -> str | None:
-    """Name the last module with a non-finite gradient, which back-propagation reached first, or None."""
-    names = [name for name, p in model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-    return names[-1].rpartition(".")[0] if names else None
-
-
 def steepest_module(model: nn.Module) -> str:
     """Name the module with the largest gradient norm."""
     norms = {name: p.grad.double().norm().item() for name, p in model.named_parameters() if p.grad is not None}
     return max(norms, key=lambda name: (not math.isnan(norms[name]), norms[name])).rpartition(".")[0]
-
-
-class Reading(NamedTuple):
-    """Numbers of a step. halted: 1 if this or an earlier step broke a rule of divergence, so no weight changed."""
-
-    loss: float
-    penalty: float
-    gradient_norm: float
-    halted: float
 
 
 class Readings:
@@ -116,7 +103,10 @@ class Readings:
         self._settled.fill_(settled)
 
     def judged(self, values: Tensor) -> Tensor:
-        """Return a step's loss, penalty and gradient norm, float64, followed by `halted`."""
+        """Return a step's loss, penalty and gradient norm, float64, followed by `halted`.
+
+        `halted` is 1 if this or an earlier step broke a rule of divergence, so that no weight changed.
+        """
         if self.lag:
             loss, _, norm = values
             self._window.copy_(torch.cat((self._window[1:], loss[None])))
@@ -134,20 +124,17 @@ class Readings:
             event.record()
         self._queue.append((values, event))
 
-    def take(self, *, everything: bool) -> Iterator[Reading]:
-        """Yield the numbers of the steps that are to be judged now, in order."""
+    def take(self, *, everything: bool) -> Iterator[list[float]]:
+        """Yield the numbers of the steps that are to be judged now, in order, as `judged` returned them."""
         while len(self._queue) > (0 if everything else self.lag):
             values, event = self._queue.popleft()
             if event is not None:
                 event.synchronize()
-            yield Reading(*values.tolist())
+            yield values.tolist()
 
 
 def turning_points(recipe: Recipe, model: Decoder) -> set[int]:
-    """Return the steps that are judged at once: rungs, and steps after which something other than an optimizer
-
-    changes the model.
-    """
+    """Return the steps that are judged at once: rungs, and steps after which not only weights change."""
     num_steps = recipe.scale.num_steps
     points = {*recipe.scale.rung_steps, *freezing_steps(list(frozen_norms(model)), recipe.freezing, num_steps).values()}
     if recipe.distillation is not None:

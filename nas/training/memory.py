@@ -1,8 +1,7 @@
 """Estimates the memory of a training before it starts, on tensors without data; reports where memory ran out."""
 
-import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, astuple, dataclass
 
@@ -14,14 +13,11 @@ from costmodel.config.units import format_bytes
 from costmodel.errors import StoppedError, UserError
 from nas.malloc import free_bytes
 from nas.model.cross_entropy import CHUNK_SIZE
-from nas.model.norms import forget_seen
 from nas.recipe.candidate import Candidate
 from nas.training.device import counted_layer_function
 from nas.training.distillation.teacher import Lesson, Predictions
-from nas.training.objective import Losses, Objective
+from nas.training.objective import Objective
 from nas.training.optimizer import optimizers
-
-_log = logging.getLogger(__name__)
 
 BF16_BYTES, FP32_BYTES = 2, 4
 MOMENTS = {"AdamW": 2, "Muon": 1}  # numbers that an optimizer stores per parameter
@@ -143,39 +139,6 @@ def raise_out_of_memory(candidate: Candidate, device: str) -> Iterator[None]:
             f"out of memory on {device} with {scale.micro_batch} sequences of {scale.seq_len} tokens in a forward pass "
             f"at width {candidate.trained.d_model}; lower `micro_batch`, `seq_len` or the width."
         ) from error
-
-
-class MicroBatch:
-    """Number of sequences in memory at a time. It is halved once, if the memory of a GPU runs out.
-
-    A step's gradients are averaged over parts, so that only their rounding depends on the number of parts.
-    """
-
-    def __init__(self, size: int, objective: Objective) -> None:
-        self.size, self._objective, self._is_halved = size, objective, False
-
-    def in_parts(self, backward: Callable[[int], Losses], num_sequences: int) -> Losses:
-        """Return the losses of `backward(number of parts)`; if memory runs out, halve the micro-batch and try again.
-
-        Gradients, and what norms have recorded, are discarded in between; no weight has changed.
-        Raises torch.OutOfMemoryError the second time, or if the micro-batch cannot be halved.
-        """
-        try:
-            return backward(max(1, num_sequences // self.size))
-        except torch.OutOfMemoryError:
-            half = min(self.size, num_sequences) // 2
-            if self._is_halved or not half or num_sequences % half:
-                raise
-            _log.warning(
-                f"out of memory with {min(self.size, num_sequences)} sequences in a forward pass; training continues "
-                f"with {half}, which changes only the rounding of its numbers"
-            )
-            self.size, self._is_halved = half, True
-        # after the handler, whose traceback keeps the tensors of the pass that failed
-        self._objective.zero_grad(set_to_none=True)
-        forget_seen(self._objective.model)
-        torch.cuda.empty_cache()
-        return backward(num_sequences // self.size)
 
 
 def _size(tensors: Iterable[Tensor | nn.Parameter]) -> int:

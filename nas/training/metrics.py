@@ -70,6 +70,11 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
     thresholds = None
     if penalty is not None:
         thresholds = [row[: len(means)] for row, means in zip(penalty.thresholds.tolist(), head_means, strict=True)]
+    gradients: dict[str, list[Tensor]] = defaultdict(list)
+    for name, parameter in objective.named_parameters():
+        if parameter.grad is not None:
+            place = name.removeprefix("model.").split(".")
+            gradients[".".join(place[:2]) if place[0] == "layers" else place[0]].append(parameter.grad)
     learned = dict(model.named_parameters())
     return Diagnosis(
         step=step,
@@ -77,7 +82,7 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
         quarter_shares=summary.quarter_shares if summary else None,
         flags=summary.flags if summary else (),
         num_nan=[int(layer.isnan().sum()) for layer in rows],
-        gradient_norms=_gradient_norms(objective),
+        gradient_norms={part: _finite(nn.utils.get_total_norm(values).item()) for part, values in gradients.items()},
         thresholds=thresholds,
         temperatures={
             name.removesuffix(".attention.temperature.log_weight"): log_weight.mean(dim=1).exp().tolist()
@@ -86,15 +91,6 @@ def diagnose(objective: Objective, inputs: Tensor, *, step: int) -> Diagnosis:
         },
         scalars={name: value.flatten().tolist() for name, value in learned.items() if name.endswith(SCALARS)},
     )
-
-
-def _gradient_norms(objective: nn.Module) -> dict[str, float | None]:
-    parts: dict[str, list[Tensor]] = defaultdict(list)
-    for name, parameter in objective.named_parameters():
-        if parameter.grad is not None:
-            place = name.removeprefix("model.").split(".")
-            parts[".".join(place[:2]) if place[0] == "layers" else place[0]].append(parameter.grad)
-    return {part: _finite(nn.utils.get_total_norm(gradients).item()) for part, gradients in parts.items()}
 
 
 def _finite(number: float) -> float | None:

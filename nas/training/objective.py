@@ -46,8 +46,7 @@ class Objective(nn.Module):
 
     def __init__(self, candidate: Candidate, generator: torch.Generator) -> None:
         super().__init__()
-        recipe = candidate.recipe
-        architecture = candidate.initial_architecture
+        recipe, architecture = candidate.recipe, candidate.initial_architecture
         self.model = build(architecture, generator, temperature_init=recipe.temperature_init, slopes=recipe.slopes)
         if recipe.normalisation is not None:
             normalise(self.model, recipe.normalisation, generator)
@@ -104,7 +103,8 @@ class Objective(nn.Module):
 
         lessons: as in `forward`, one per part.
         """
-        penalty_share = 1.0 if self.penalty is not None and self.penalty.adds_up else 1 / num_parts
+        adds_up = self.penalty is not None and self.penalty.settings.form == "published-code"
+        penalty_share = 1.0 if adds_up else 1 / num_parts
         total = torch.zeros(3, dtype=torch.float64, device=inputs.device)
         taught = [None] * num_parts if lessons is None else lessons
         for part in zip(inputs.chunk(num_parts), targets.chunk(num_parts), taught, strict=True):
@@ -129,11 +129,6 @@ class EntropyPenalty(nn.Module):
         super().__init__()
         self.settings = settings
         self.thresholds = nn.Parameter(torch.full((num_layers, num_heads), settings.threshold_init))
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether the penalty of a batch is the sum, not the mean, over its parts."""
-        return self.settings.form == "published-code"
 
     def forward(self, layers: Sequence[Tensor]) -> Tensor:
         """Return the scalar penalty of row entropies in nats, batch x heads x T for each layer; 0 without heads."""

@@ -100,9 +100,3 @@ class Outcome:
     reason: str | None = None
     layer: str | None = None
     documents: tuple[tuple[float, float], ...] = ()
-
-
-def completed(record: RungRecord) -> Outcome:
-    """Return the outcome of a training that completed with this last rung."""
-    names = ("steps", "tokens", "seconds", "val_loss", "perplexity", "entropy", "documents")
-    return Outcome(status="completed", **{name: getattr(record, name) for name in names})

@@ -10,7 +10,7 @@ from nas.model.norms import follow_deviations, forget_seen
 from nas.recipe.recipe import Recipe
 from nas.training.distillation.teacher import Lesson
 from nas.training.divergence import Readings
-from nas.training.memory import MicroBatch, available_bytes
+from nas.training.memory import available_bytes
 from nas.training.objective import Losses, Objective
 from nas.training.optimizer import optimizers, set_rate
 
@@ -40,7 +40,7 @@ class OptimizerStep:
         self.objective, self.lessons = objective, lessons
         self.optimizers = optimizers(objective, recipe)
         self._clip_norm = recipe.clip_norm
-        self._micro_batch = MicroBatch(recipe.scale.micro_batch, objective)
+        self._micro_batch, self._is_halved = recipe.scale.micro_batch, False
         self._penalty_weight = torch.zeros((), device=device)
 
     def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
@@ -50,13 +50,34 @@ class OptimizerStep:
         self.readings.begin(settled=settled)
 
     def differentiate(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the gradients; return the step's numbers for the host, and the norm of the whole gradient."""
+        """Compute the gradients; return the step's numbers for the host, and the norm of the whole gradient.
 
-        def backward(parts: int) -> Losses:
+        They are averages over parts of a micro-batch each, which is halved once if the memory of a GPU runs out.
+        Raises torch.OutOfMemoryError the second time, or if it cannot be halved.
+        """
+
+        def backward() -> Losses:
+            parts = max(1, len(inputs) // self._micro_batch)
             lessons, weight = self.lessons(inputs, parts), self._penalty_weight
             return self.objective.backward(inputs, targets, num_parts=parts, penalty_weight=weight, lessons=lessons)
 
-        losses = self._micro_batch.in_parts(backward, len(inputs))
+        losses: Losses | None = None
+        try:
+            losses = backward()
+        except torch.OutOfMemoryError:
+            size = min(self._micro_batch, len(inputs))
+            half = size // 2
+            if self._is_halved or not half or len(inputs) % half:
+                raise
+            logger.warning(
+                f"out of memory with {size} sequences in a forward pass; training continues with {half}, which "
+                f"changes only the rounding of its numbers"
+            )
+            self._micro_batch, self._is_halved = half, True
+        if losses is None:  # after the handler, whose traceback keeps the tensors of the pass that failed
+            self.undo()
+            torch.cuda.empty_cache()
+            losses = backward()
         gradients = [value.grad for value in self.objective.parameters() if value.grad is not None]
         follow_deviations(self.objective.model)
         norm = nn.utils.get_total_norm(gradients)
@@ -83,7 +104,7 @@ class OptimizerStep:
         return values
 
     def undo(self) -> None:
-        """Drop the gradients and norm statistics of a step that was only partly captured; change no weights."""
+        """Drop the gradients and norm statistics of a step that was only partly taken; change no weights."""
         self.clear()
         forget_seen(self.objective.model)
 

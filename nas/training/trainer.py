@@ -3,9 +3,10 @@
 On the CPU with one thread, the numbers depend only on candidate, corpus and seed, even after a kill and a resumption.
 """
 
+import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from nas.recipe.candidate import Candidate, candidate_id
 from nas.training import checkpoint, divergence
 from nas.training.batches import Prefetched, check, train_batch, train_indices, validate, validation_batches
 from nas.training.checkpoint import Checkpoint, TrainingProgress
-from nas.training.device import compiled, kind_of, layer_function, log_another
+from nas.training.device import compiled, kind_of, layer_function
 from nas.training.distillation.foldable import keep_foldable
 from nas.training.distillation.parts import Gates
 from nas.training.distillation.teacher import Lesson, Teacher
@@ -30,8 +31,10 @@ from nas.training.memory import raise_out_of_memory
 from nas.training.metrics import Diagnosis, MetricsLog, StepMetrics, diagnose, is_due
 from nas.training.objective import Objective, summarise
 from nas.training.optimizer import learning_rate, load_state_tensors, state_tensors
-from nas.training.outcome import Outcome, RungRecord, completed
+from nas.training.outcome import Outcome, RungRecord
 from nas.training.step_graph import OptimizerStep, StepGraph
+
+_log = logging.getLogger(__name__)
 
 CHECKPOINT_INTERVAL_S = 30.0  # most work that is lost in a kill,
 CHECKPOINT_SHARE = 0.03  # unless checkpoints would take more than this share of the time
@@ -61,44 +64,41 @@ def train(
     TooLargeError if memory is too small.
     """
     with raise_out_of_memory(candidate, device):
-        initial = initial or {}
-        run = TrainingRun(candidate, corpus, seed=seed, folder=folder, device=device, initial=initial, teacher=teacher)
-        yield from _records(run, stop)
-
-
-def _records(run: "TrainingRun", stop: Callable[[], bool]) -> Generator[RungRecord | Outcome, None, None]:
-    yield from run.progress.rungs
-    log = MetricsLog(run.folder, last_step=run.progress.step) if run.folder and not run.progress.outcome else None
-    saved_s, interval_s = run.progress.seconds, CHECKPOINT_INTERVAL_S
-    try:
-        while run.progress.outcome is None:
-            judged = run.step()
-            record = run.validate_if_due()
-            stopping, due = stop(), run.progress.seconds - saved_s >= interval_s
-            if stopping or (log and due):
-                judged += run.settle()
+        run = TrainingRun(
+            candidate, corpus, seed=seed, folder=folder, device=device, initial=initial or {}, teacher=teacher
+        )
+        yield from run.progress.rungs
+        log = MetricsLog(folder, last_step=run.progress.step) if folder and not run.progress.outcome else None
+        saved_s, interval_s = run.progress.seconds, CHECKPOINT_INTERVAL_S
+        try:
+            while run.progress.outcome is None:
+                judged = run.step()
+                record = run.validate_if_due()
+                stopping, due = stop(), run.progress.seconds - saved_s >= interval_s
+                if stopping or (log and due):
+                    judged += run.settle()
+                if log:
+                    for metrics in judged:
+                        is_rung = record is not None and record.steps == metrics.step
+                        log.add(replace(metrics, val_loss=record.val_loss if record and is_rung else None))
+                    if judged and run.diagnosis:
+                        log.add_diagnosis(run.diagnosis)
+                    if record or run.progress.outcome or due or stopping:
+                        since_s = time.perf_counter()
+                        log.flush()
+                        run.save()
+                        saved_s = run.progress.seconds
+                        interval_s = max(CHECKPOINT_INTERVAL_S, (time.perf_counter() - since_s) / CHECKPOINT_SHARE)
+                if record:
+                    yield record
+                if stopping:
+                    break
+        finally:
+            run.close()
             if log:
-                for metrics in judged:
-                    is_rung = record is not None and record.steps == metrics.step
-                    log.add(replace(metrics, val_loss=record.val_loss if record and is_rung else None))
-                if judged and run.diagnosis:
-                    log.add_diagnosis(run.diagnosis)
-                if record or run.progress.outcome or due or stopping:
-                    since_s = time.perf_counter()
-                    log.flush()
-                    run.save()
-                    saved_s = run.progress.seconds
-                    interval_s = max(CHECKPOINT_INTERVAL_S, (time.perf_counter() - since_s) / CHECKPOINT_SHARE)
-            if record:
-                yield record
-            if stopping:
-                break
-    finally:
-        run.close()
-        if log:
-            log.close()
-    if run.progress.outcome:
-        yield run.progress.outcome
+                log.close()
+        if run.progress.outcome:
+            yield run.progress.outcome
 
 
 class TrainingRun:
@@ -151,7 +151,9 @@ class TrainingRun:
         step, (inputs, targets) = self.begun + 1, self.batch()
         is_judged_now = step in self._turning_points or is_due(step, self.scale)
         rate = learning_rate(self.recipe, self.begun)
-        self._step.begin(rate=rate, penalty_weight=self.penalty_weight, settled=step >= self._settled)
+        entropy = self.recipe.entropy
+        penalty_weight = 0.0 if entropy is None else entropy.weight_at(self.begun, self.scale.num_steps)
+        self._step.begin(rate=rate, penalty_weight=penalty_weight, settled=step >= self._settled)
         if not is_judged_now and (values := self._graph.take(inputs, targets)) is not None:
             self._step.readings.send(values)
             judged = self.settle()
@@ -193,7 +195,12 @@ class TrainingRun:
         rate = learning_rate(self.recipe, self.progress.step)
         self.progress = self.progress.counted(loss, self.corpus.unigram_loss)
         self._tick()
-        problem = self._problem(loss, gradient_norm, inputs)
+        batches, progress = () if inputs is None else torch.split(inputs, self.scale.micro_batch), self.progress
+        problem = divergence.nonfinite_step(self.objective, batches, loss, gradient_norm)
+        initial = math.inf if progress.initial_loss is None else progress.initial_loss
+        if not problem and progress.step >= self._settled and divergence.above_start(progress.losses, initial):
+            where = divergence.steepest_module(self.objective.model)
+            problem = "training loss above its initial value at step {step}, steepest in {layer}", where
         self.diagnosis = None
         if self.folder is not None and inputs is not None and (problem or is_due(self.progress.step, self.scale)):
             self.diagnosis = diagnose(self.objective, inputs[: self.scale.micro_batch], step=self.progress.step)
@@ -218,8 +225,13 @@ class TrainingRun:
         tokens = scale.validation_tokens if is_last else scale.rung_validation_tokens
         loss, head_means, documents = validate(self.objective.model, self.corpus, scale, tokens)
         self._tick()
-        if problem := self._validation_problem(loss, head_means):
-            self._end_diverged(*problem)
+        if not (math.isfinite(loss) and torch.cat(head_means).isfinite().all()):
+            batches = (inputs.to(self.device) for inputs, _ in validation_batches(self.corpus, scale))
+            where = divergence.first_nonfinite_activation(self.objective.model, batches)
+            self._end_diverged("non-finite validation loss at step {step}, first in {layer}", where)
+            return None
+        if loss > divergence.MAX_LOSS:
+            self._end_diverged("validation loss too large for a perplexity at step {step}, in {layer}", "logits")
             return None
         progress = self.progress
         record = RungRecord(
@@ -233,8 +245,11 @@ class TrainingRun:
             seconds=progress.seconds,
             documents=documents if is_last else (),
         )
-        outcome = completed(record) if is_last else None
-        self.progress = replace(progress, rungs=(*progress.rungs, record), outcome=outcome)
+        self.progress = replace(progress, rungs=(*progress.rungs, record))
+        if is_last:
+            names = ("steps", "tokens", "seconds", "val_loss", "perplexity", "entropy", "documents")
+            outcome = Outcome(status="completed", **{name: getattr(record, name) for name in names})
+            self.progress = replace(self.progress, outcome=outcome)
         return record
 
     def save(self) -> None:
@@ -259,7 +274,11 @@ class TrainingRun:
         self.progress = decode(TrainingProgress, saved.progress, "the progress of a checkpoint")
         if saved.optimizer is None:  # an ended run does not need its weights
             return
-        log_another(saved.device, kind_of(self.device, self.recipe.precision))
+        if saved.device not in (None, kind := kind_of(self.device, self.recipe.precision)):
+            _log.warning(
+                f"the checkpoint was written on {saved.device} and training continues on {kind}; from here on, its "
+                f"numbers differ by more than rounding from those of a training on one device"
+            )
         if self._gates is not None:
             self._gates.move(step=saved.step, num_steps=self.scale.num_steps)
         load_stored(self.objective.model, saved.weights)
@@ -289,30 +308,9 @@ class TrainingRun:
         return self.teacher.lessons(indices, inputs, num_parts, predictions=predictions, hidden_states=hidden_states)
 
     def _host_batch(self, step: int) -> tuple[Tensor, Tensor]:
-        scale = self.scale
-        batch = scale.batch
-        inputs, targets = train_batch(self.corpus, step=step, batch=batch, seq_len=scale.seq_len, seed=self.seed)
+        batch, seq_len = self.scale.batch, self.scale.seq_len
+        inputs, targets = train_batch(self.corpus, step=step, batch=batch, seq_len=seq_len, seed=self.seed)
         return (inputs.pin_memory(), targets.pin_memory()) if self._prefetched else (inputs, targets)
-
-    def _problem(self, loss: float, norm: float, inputs: Tensor | None) -> tuple[str, str] | None:
-        """Return what is wrong with the last step, and in which module; None if nothing is."""
-        progress, batches = self.progress, () if inputs is None else torch.split(inputs, self.scale.micro_batch)
-        if problem := divergence.nonfinite_step(self.objective, batches, loss, norm):
-            return problem
-        assert progress.initial_loss is not None
-        if progress.step >= self._settled and divergence.above_start(progress.losses, progress.initial_loss):
-            where = divergence.steepest_module(self.objective.model)
-            return "training loss above its initial value at step {step}, steepest in {layer}", where
-        return None
-
-    def _validation_problem(self, loss: float, head_means: Sequence[Tensor]) -> tuple[str, str] | None:
-        if not (math.isfinite(loss) and torch.cat(tuple(head_means)).isfinite().all()):
-            tokens = (inputs.to(self.device) for inputs, _ in validation_batches(self.corpus, self.scale))
-            where = divergence.first_nonfinite_activation(self.objective.model, tokens)
-            return "non-finite validation loss at step {step}, first in {layer}", where
-        if loss > divergence.MAX_LOSS:
-            return "validation loss too large for a perplexity at step {step}, in {layer}", "logits"
-        return None
 
     def _end_diverged(self, reason: str, layer: str) -> None:
         """Set the outcome. reason: a format string with step and layer."""
@@ -337,12 +335,6 @@ class TrainingRun:
     def begun(self) -> int:
         """Number of steps taken, including those whose numbers are not read yet."""
         return self.progress.step + len(self._step.readings)
-
-    @property
-    def penalty_weight(self) -> float:
-        """Weight of the entropy penalty in the next step."""
-        entropy = self.recipe.entropy
-        return 0.0 if entropy is None else entropy.weight_at(self.begun, self.scale.num_steps)
 
     @property
     def _settled(self) -> int:

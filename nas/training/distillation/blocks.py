@@ -20,9 +20,10 @@ from nas.conversion.parent import Parent
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
 from nas.model.bf16_products import bf16_products
-from nas.model.decoder import block_of
+from nas.model.decoder import TRAINED
 from nas.model.layers import Block
 from nas.model.norms import follow_deviations, frozen_norms
+from nas.model.settings import layer_settings
 from nas.model.weights import load_deployed
 from nas.recipe.distillation import KINDS, fitted_degree
 from nas.training.batches import train_batch
@@ -150,7 +151,7 @@ def _untrained(parent: Parent, sub_layer: SubLayer) -> Block:
     chosen: dict[str, Any] = {norm: sub_layer.norm, form: sub_layer.form, inner: sub_layer.inner}
     layers[depth] = replace(layers[depth], **chosen)
     target = replace(source, layers=tuple(layers))
-    block, prefix = block_of(target, depth), f"layers.{depth}."
+    block, prefix = Block(**layer_settings(target, depth), parts=TRAINED), f"layers.{depth}."
     weights = transferred(source, parent.model.weights, target)
     load_deployed(block, {n.removeprefix(prefix): value for n, value in weights.items() if n.startswith(prefix)})
     return block
@@ -189,10 +190,16 @@ def trained_together(
         sub_layer: fitted_block(parent, sub_layer, HiddenStates(first[sub_layer.depth], first[sub_layer.depth + 1]))
         for sub_layer in sub_layers
     }
-    alike: dict[Hashable, dict[SubLayer, Block]] = {}
+    alike: dict[Hashable, dict[SubLayer, Block]] = {}  # blocks that differ only in numbers
     for sub_layer, block in blocks.items():
         if any(value.requires_grad for value in block.parameters()):
-            alike.setdefault(_shape_of(parent, sub_layer, block), {})[sub_layer] = block
+            shape = (
+                sub_layer[1:],
+                parent.model.architecture.layers[sub_layer.depth],
+                tuple((name, value.shape) for name, value in chain(block.named_parameters(), block.named_buffers())),
+                tuple(norm.is_frozen for norm in frozen_norms(block).values()),
+            )
+            alike.setdefault(shape, {})[sub_layer] = block
     stacks = [_Stack(group, settings.rate_of(parent, next(iter(group)))) for group in alike.values()]
     for step in range(num_steps):
         streams = hidden_states(step)
@@ -201,17 +208,6 @@ def trained_together(
     for stack in stacks:
         stack.unstack()
     return blocks
-
-
-def _shape_of(parent: Parent, sub_layer: SubLayer, block: Block) -> Hashable:
-    """Return a key that is equal for blocks that differ only in numbers: forms, layers, tensors and frozen norms."""
-    tensors = chain(block.named_parameters(), block.named_buffers())
-    return (
-        sub_layer[1:],
-        parent.model.architecture.layers[sub_layer.depth],
-        tuple((name, value.shape) for name, value in tensors),
-        tuple(norm.is_frozen for norm in frozen_norms(block).values()),
-    )
 
 
 class _Stack:

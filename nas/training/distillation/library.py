@@ -199,7 +199,7 @@ class Library:
             if name.startswith(MODULES[sub_layer.part])
         }
         self.folder.mkdir(exist_ok=True)
-        replace_file(self._path(sub_layer), safetensors.torch.save(weights))
+        replace_file(self.path(sub_layer), safetensors.torch.save(weights))
 
     def start(
         self, candidate: Candidate, on_progress: Callable[[float], None] = lambda share: None
@@ -216,15 +216,12 @@ class Library:
         assert None not in found.values()
         return {name: value for weights in found.values() if weights for name, value in weights.items()}
 
-    def holds(self, sub_layer: SubLayer) -> bool:
-        return self._path(sub_layer).exists()
-
     def _read(self, sub_layer: SubLayer) -> dict[str, Tensor] | None:
         with suppress(OSError, SafetensorError):
-            return dict(safetensors.torch.load(self._path(sub_layer).read_bytes()))
+            return dict(safetensors.torch.load(self.path(sub_layer).read_bytes()))
         return None
 
-    def _path(self, sub_layer: SubLayer) -> Path:
+    def path(self, sub_layer: SubLayer) -> Path:
         inner = "" if sub_layer.inner == "own" else f"-{sub_layer.inner}"
         name = f"{sub_layer.depth:03d}-{sub_layer.part}-{sub_layer.norm}-{sub_layer.form}{inner}"
         return self.folder / f"{name}.safetensors"
@@ -265,7 +262,7 @@ def block_scores(
         sub_layer
         for sub_layer in wanted
         if sub_layer not in divergences
-        or (keep and sub_layer not in parent_sub_layers and not library.holds(sub_layer))
+        or (keep and sub_layer not in parent_sub_layers and not library.path(sub_layer).exists())
     ]
     if not missing:
         return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})

@@ -62,28 +62,42 @@ class Predictions(NamedTuple):
 
 
 class Kept:
-    """A file with one record per sequence, at the position of the sequence's index. dtype, shape: of one record."""
+    """A file with one record per sequence, at the position of the sequence's index; without a path nothing is kept.
 
-    def __init__(self, path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
+    dtype, shape: of one record.
+    """
+
+    def __init__(self, path: Path | None, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.path, self.dtype, self.shape = path, dtype, shape
         self.num_bytes = dtype.itemsize * int(np.prod(shape))
 
-    def read(self, index: int) -> Records | None:
+    def all(self, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
+        """Return the records of these sequences in order, and keep new ones. computed: computes missing records."""
+        records = {index: self._read(self.path, index) if self.path else None for index in indices}
+        missing = [place for place, index in enumerate(indices) if records[index] is None]
+        if missing:
+            for place, record in zip(missing, computed(inputs[missing]), strict=True):
+                records[indices[place]] = record
+                if self.path:
+                    self._write(self.path, indices[place], record)
+        return np.stack([record for index in indices if (record := records[index]) is not None])
+
+    def _read(self, path: Path, index: int) -> Records | None:
         """Return a record; None if it is missing or incomplete."""
         size = self.num_bytes + len(WRITTEN)
         try:
-            with self.path.open("rb", buffering=0) as file:
+            with path.open("rb", buffering=0) as file:
                 raw = os.pread(file.fileno(), size, index * size)
         except OSError:
             return None
         is_whole = len(raw) == size and raw.endswith(WRITTEN)
         return np.frombuffer(raw[: self.num_bytes], dtype=self.dtype).reshape(self.shape) if is_whole else None
 
-    def write(self, index: int, record: Records) -> None:
+    def _write(self, path: Path, index: int, record: Records) -> None:
         """Write a record, unless the disk is full."""
         at = index * (self.num_bytes + len(WRITTEN))
         with suppress(OSError):
-            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
                 os.pwrite(descriptor, record.tobytes(), at)
                 os.pwrite(descriptor, WRITTEN, at + self.num_bytes)
@@ -168,18 +182,16 @@ class CachedTeacher(Teacher):
 
     def predictions(self, indices: Sequence[int], inputs: Tensor) -> Predictions:
         """Return predictions. inputs: batch x T, the sequences with these indices in the corpus."""
-        path, shape = self.predictions_path, (inputs.shape[1], self.most_likely)
-        kept = None if path is None else Kept(path, RECORD, shape)
-        records = _all(kept, indices, inputs, self._predicted)
+        kept = Kept(self.predictions_path, RECORD, (inputs.shape[1], self.most_likely))
+        records = kept.all(indices, inputs, self._predicted)
         return Predictions(
             torch.from_numpy(records["token"].astype(np.int64)), torch.from_numpy(records["log_probability"].copy())
         )
 
     def hidden_states(self, indices: Sequence[int], inputs: Tensor) -> Tensor:
         """Return hidden states as `normed` does. inputs: as in `predictions`."""
-        path, shape = self.hidden_states_path, (len(self.readers), inputs.shape[1], self.model.architecture.d_model)
-        kept = None if path is None else Kept(path, STREAM, shape)
-        return torch.from_numpy(_all(kept, indices, inputs, self._normed))
+        shape = len(self.readers), inputs.shape[1], self.model.architecture.d_model
+        return torch.from_numpy(Kept(self.hidden_states_path, STREAM, shape).all(indices, inputs, self._normed))
 
     @torch.no_grad()
     def _predicted(self, inputs: Tensor) -> Records:
@@ -245,18 +257,6 @@ class LiveTeacher(Teacher):
     def _logits(self, features: Tensor, rows: slice) -> Tensor:
         logits = wide_product(features[rows], self.table.T)[:, : self.model.architecture.vocab_size]
         return capped(logits, self.model.logit_cap)
-
-
-def _all(kept: Kept | None, indices: Sequence[int], inputs: Tensor, computed: Callable[[Tensor], Records]) -> Records:
-    """Return the records of these sequences in order, and cache new ones. computed: computes missing records."""
-    records = {index: kept.read(index) if kept else None for index in indices}
-    missing = [place for place, index in enumerate(indices) if records[index] is None]
-    if missing:
-        for place, record in zip(missing, computed(inputs[missing]), strict=True):
-            records[indices[place]] = record
-            if kept:
-                kept.write(indices[place], record)
-    return np.stack([record for index in indices if (record := records[index]) is not None])
 
 
 def teacher_of(parent: Parent, corpus: Corpus, recipe: Recipe, device: str) -> Teacher:

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from nas.corpus.corpus import open_corpus, prepare
 from nas.corpus.documents import Document
 from nas.corpus.sequences import num_sequences
-from nas.corpus.sources import PAPER_CORPORA, HubDataset, Repository, hub_stream, open_source, reach
+from nas.corpus.sources import PAPER_CORPORA, Repository, hub_stream, open_source, reach
 from nas.training.batches import train_batch
 
 SEQ_LEN = 16
@@ -48,8 +48,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (tmp_path / "tokenizer").mkdir()
     write_tokenizer(tmp_path / "tokenizer" / "tokenizer.json")
     folders = {name: str(tmp_path / name) for name in ("train", "validation", "tokenizer")}
-    dataset = HubDataset(field="content", **folders)
-    corpus = replace(PAPER_CORPORA["codeparrot"], hub=dataset, vocab_size=400)
+    corpus = replace(PAPER_CORPORA["codeparrot"], hub=folders, vocab_size=400)
     monkeypatch.setitem(PAPER_CORPORA, "codeparrot", corpus)
     return tmp_path
 
@@ -196,7 +195,7 @@ def test_a_repository_is_pinned_to_its_present_commit_or_out_of_reach(monkeypatc
             raise ConnectionError("no\nroute")
 
     monkeypatch.setattr("huggingface_hub.HfApi", Api)
-    wanted = rf"{PAPER_CORPORA['codeparrot'].hub.validation} of the .* \(ConnectionError\).* give codeparrot:FOLDER"
+    wanted = rf"{PAPER_CORPORA['codeparrot'].hub['validation']} of the .* \(ConnectionError\).* give codeparrot:FOLDER"
     with pytest.raises(ValueError, match=wanted) as error:
         open_source("codeparrot")
     assert "\n" not in str(error.value)
