@@ -65,7 +65,7 @@ GROUPS = {
         "docs",
         "nas/private",
         "nas/conversion/test_families.py",
-        "nas/conversion/test_folded_under_the_engine.py",
+        "nas/conversion/test_fold.py",
         "nas/test_llama.py",
     ),
     "search": ("nas/test_search.py",),

@@ -12,12 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from costmodel import ops
+from costmodel.engine import spu
 from costmodel.execution import interpreter
+from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.change_of_basis import Basis, balanced
 from nas.conversion.fold import fold
 from nas.conversion.verified_fold import FIXED_POSITIONS, FRACTION_BITS, FoldCheck, Reference, fold_as_far_as
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
+from nas.recipe.candidate import Candidate
+from nas.recipe.recipe import Recipe
+from nas.training.objective import Objective
 from search_spaces.architecture import Architecture, Layer, default_final_norm
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.deployed import deployed
@@ -38,6 +43,8 @@ BASES = {
 }
 TOKENS = np.random.default_rng(5).integers(24, size=6)
 NORMS, ATTENTIONS, FFNS = ("".join(table.values()) for table in (NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS))
+SEQ_LEN = 16
+LEAST_ERROR = 2e-4  # what fixed point leaves of logits of a few units
 
 
 @st.composite
@@ -314,3 +321,28 @@ def test_what_the_ring_cannot_hold_is_told() -> None:
     assert check.float_error < 1e-5
     assert not check.fits
     assert not check.passes
+
+
+def engine_error(architecture: Architecture, weights: dict[str, Any], tokens: Any) -> float:
+    """Largest difference of a logit under `semi2k` to the clear one."""
+    graph, arrays = lower(architecture, SEQ_LEN), {name: value.double().numpy() for name, value in weights.items()}
+    clear = interpreter.execute(graph, arrays, tokens)
+    run = spu.run(graph, arrays, tokens, protocol="semi2k", setting=EngineSetting())
+    return float(np.abs(np.asarray(run.logits) - clear).max())
+
+
+@pytest.mark.slow
+@pytest.mark.needs_engine
+@pytest.mark.parametrize("name", ["SM+ScFuFFN", "SM+fLN+R", "1xoSoFs-1xoSoRo"])
+def test_folding_costs_no_precision_under_the_engine(name: str) -> None:
+    architecture = parse(name, base_architecture("tiny")).architecture
+    generator = torch.Generator().manual_seed(0)
+    model = Objective(Candidate(architecture=architecture, recipe=Recipe()), generator).model
+    weights = dict(deployed_weights(model))
+    if architecture.tied_embeddings:
+        weights["logits.weight"] = weights["embed.weight"]
+    tokens = np.arange(SEQ_LEN) * 7 % architecture.vocab_size
+    folded = fold(architecture, weights)
+    assert folded.architecture == deployed(architecture)
+    trained_error = engine_error(architecture, weights, tokens)
+    assert engine_error(folded.architecture, dict(folded.weights), tokens) <= 2 * trained_error + LEAST_ERROR

@@ -26,7 +26,7 @@ from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import END_OF_TEXT
 from nas.recipe.recipe import SCALES
 from nas.training.batches import train_batch, validation_batches
-from tests.nas.corpus.source_files import write_files
+from tests.nas.corpus.test_local_files import write_files
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from pyarrow import parquet
 from nas.corpus.corpus import prepare
 from nas.corpus.documents import by_hash, texts
 from nas.corpus.sources import open_source
-from tests.nas.corpus.source_files import write_files
 
 CUT_GZIP = gzip.compress(b'{"text": "x"}\n' * 9, mtime=0)[:-9]
 
@@ -286,3 +285,12 @@ def test_files_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):
         path.write_bytes(b"\xe9\xff")
     with pytest.raises(ValueError, match="and 60 other files are not UTF-8"):
         open_source(str(folder))
+
+
+def write_files(folder: Path, count: int = 60) -> Path:
+    """So many different files of 40 lines, no five lines of which are in two."""
+    folder.mkdir()
+    for index in range(count):
+        lines = (f"def function_{index}_{line}(x):\n    return x + {index * line}\n" for line in range(20))
+        (folder / f"module_{index}.py").write_text("".join(lines))
+    return folder

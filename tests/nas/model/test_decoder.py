@@ -8,7 +8,8 @@ from torch.nn import functional
 
 from nas.attention.reference import attention_reference, capped
 from nas.conversion.sampled_text import sampled
-from nas.model import cross_entropy
+from nas.model import bf16_products, cross_entropy
+from nas.model.bf16_products import add_product, wide_product
 from nas.model.cross_entropy import (
     distilled,
     fully_distilled,
@@ -23,6 +24,14 @@ from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 from tests.small_models import GPT2, PYTHIA
+
+LAYOUTS = {
+    "rows": lambda matrix: matrix,
+    "transposed": lambda matrix: matrix.T.contiguous().T,
+    "of a larger one": lambda matrix: torch.nn.functional.pad(matrix, (3, 2, 1, 1))[1:-1, 3:-2],
+    "neither": lambda matrix: torch.stack((matrix, matrix), dim=2)[..., 0],
+    "one row for all": lambda matrix: matrix[:1].expand_as(matrix),
+}
 
 
 def seeded(architecture: Architecture, seed: int = 0) -> Decoder:
@@ -110,21 +119,6 @@ def test_chunks_give_the_loss_and_gradients_of_all_logits(dtype, cap):
         torch.testing.assert_close(got, expected)
 
 
-@pytest.mark.usefixtures("chunked")
-def test_under_autocast_products_are_lowered_and_sums_are_not():
-    hidden, weight, targets = drawn(torch.float32)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = projected_cross_entropy(hidden, weight, targets)
-    loss.backward()
-    exact = functional.cross_entropy(hidden @ weight.T, targets)
-    assert loss.dtype == weight.grad.dtype == torch.float32
-    assert loss != exact
-    torch.testing.assert_close(loss, exact, rtol=2e-2, atol=2e-2)
-    hidden, weight, targets = drawn(torch.float32)
-    with torch.no_grad():
-        assert not projected_cross_entropy(hidden, weight, targets).requires_grad
-
-
 def predicted(count: int) -> tuple[Tensor, Tensor]:
     drawn_logits = torch.randn(ROWS, VOCAB, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     kept = drawn_logits.log_softmax(1).topk(count)
@@ -193,6 +187,8 @@ def test_under_autocast_logits_and_the_gradient_of_the_table_are_not_rounded(mon
 def test_a_table_that_is_not_trained_gets_no_gradient(monkeypatch):
     monkeypatch.setitem(cross_entropy.CHUNK_SIZE, "cpu", 1)
     hidden, weight, targets = drawn(torch.float32)
+    with torch.no_grad():
+        assert not projected_cross_entropy(hidden, weight, targets).requires_grad
     projected_cross_entropy(hidden, weight.requires_grad_(False), targets).backward()
     assert weight.grad is None
     assert hidden.grad is not None
@@ -245,3 +241,62 @@ def test_a_seed_gives_the_same_text_within_the_vocabulary() -> None:
     assert first.shape == (3, 9)
     assert torch.equal(first, again)
     assert first.max() < 100
+
+
+@pytest.mark.parametrize("has_mkl", [True, False])
+@pytest.mark.parametrize("shape", [(5, 7, 3), (1, 4, 1), (1, 1, 6), (64, 300, 33)])
+def test_products_of_bf16_have_sums_and_results_in_fp32(monkeypatch, shape, has_mkl):
+    assert not has_mkl or bf16_products._mkl() is not None or not torch.backends.mkl.is_available()
+    if not has_mkl:
+        monkeypatch.setattr(bf16_products, "_mkl", lambda: None)
+    rows, depth, columns = shape
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(rows, depth, generator=generator).bfloat16()
+    right = torch.randn(depth, columns, generator=generator).bfloat16()
+    before = torch.randn(rows, columns, generator=generator)
+    for laid_left, laid_right in product(LAYOUTS.values(), LAYOUTS.values()):
+        a, b, total = laid_left(left), laid_right(right), before.clone()
+        exact = a.double() @ b.double()
+        add_product(total, a, b)
+        got = wide_product(a, b)
+        assert got.dtype == total.dtype == torch.float32
+        torch.testing.assert_close(got.double(), exact, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(total.double(), before + exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_other_products_stay_in_their_type(dtype):
+    left, right, total = (torch.randn(4, 4, dtype=dtype) for _ in range(3))
+    assert wide_product(left, right).equal(left @ right)
+    expected = torch.addmm(total, left, right)
+    add_product(total, left, right)
+    assert total.equal(expected)
+
+
+def test_weights_are_rounded_once_after_each_change():
+    linear, source = torch.nn.Linear(5, 3), torch.randn(4, 5)
+    with bf16_products.bf16_products("cpu"):
+        first = linear(source)
+        copy = bf16_products.rounded(linear.weight)
+        assert bf16_products.rounded(linear.weight).data_ptr() == copy.data_ptr()
+        first.sum().backward()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = torch.nn.functional.linear(source, linear.weight, linear.bias)
+        gradient = torch.autograd.grad(expected.sum(), linear.weight)[0]
+    assert first.equal(expected)
+    assert linear.weight.grad.dtype == torch.float32
+    assert linear.weight.grad.equal(gradient)
+    with torch.no_grad():
+        linear.weight.mul_(3.0)
+    assert bf16_products.rounded(linear.weight).equal(linear.weight.bfloat16())
+    linear.weight.data = torch.ones(3, 5)
+    assert bf16_products.rounded(linear.weight).equal(torch.ones(3, 5).bfloat16())
+    assert linear(source).dtype == torch.float32  # outside, products are not lowered
+
+
+def test_logits_are_not_rounded():
+    source, weight = torch.randn(2, 3, 8), torch.nn.Parameter(torch.randn(11, 8))
+    exact = source.bfloat16().double() @ weight.detach().bfloat16().double().T
+    with torch.no_grad():
+        logits = bf16_products.wide_linear(source, weight)
+    torch.testing.assert_close(logits.double(), exact, rtol=1e-5, atol=1e-5)

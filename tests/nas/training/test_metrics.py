@@ -171,6 +171,10 @@ def test_everything_learned_is_told_with_the_models_entropies():
     assert diagnosis.scalars == {
         f"layers.{index}.ffn.residual.{name}": [1.0] for index in range(2) for name in ("alpha", "beta")
     }
+    slopes = diagnose(objective_with_gradients("2xoSoKo"), TOKENS, step=1).scalars
+    assert slopes == {f"layers.{index}.ffn.activation.slope": [pytest.approx(0.01)] for index in range(2)}
+    plain = diagnose(objective_with_gradients("SM+LN+G"), TOKENS, step=1)
+    assert (plain.thresholds, plain.temperatures, plain.scalars) == (None, {}, {})
 
 
 def test_a_diagnosis_makes_no_logits_and_its_gradient_norms_add_up_to_the_whole(monkeypatch):
@@ -182,14 +186,6 @@ def test_a_diagnosis_makes_no_logits_and_its_gradient_norms_add_up_to_the_whole(
     assert {"embed", "position", "layers.0", "layers.1", "penalty"} <= set(norms)
     whole = math.hypot(*(float(p.grad.norm()) for p in objective.parameters() if p.grad is not None))
     assert math.hypot(*(norm or 0.0 for norm in norms.values())) == pytest.approx(whole, rel=1e-5)
-
-
-def test_slopes_are_told_and_a_model_without_extras_has_none():
-    assert diagnose(objective_with_gradients("2xoSoKo"), TOKENS, step=1).scalars == {
-        f"layers.{index}.ffn.activation.slope": [pytest.approx(0.01)] for index in range(2)
-    }
-    plain = diagnose(objective_with_gradients("SM+LN+G"), TOKENS, step=1)
-    assert (plain.thresholds, plain.temperatures, plain.scalars) == (None, {}, {})
 
 
 def test_nans_are_counted_by_layer_and_written_as_null():
@@ -208,20 +204,17 @@ def diagnoses(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "diagnostics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_writes_its_diagnoses_and_they_change_nothing(corpus, tmp_path):
+def test_a_run_writes_its_diagnoses_and_they_change_nothing(corpus, tmp_path, monkeypatch):
     made = candidate("SM(t)+ScFuFFN", entropy=EntropyRegularisation())
     *_, kept = train(made, corpus, seed=0, folder=tmp_path)
     *_, unkept = train(made, corpus, seed=0)
     assert kept.val_loss == unkept.val_loss
     assert [diagnosis["step"] for diagnosis in diagnoses(tmp_path)] == list(range(1, 17))
-
-
-def test_the_step_that_diverged_is_looked_into(corpus, tmp_path, monkeypatch):
-    weight = "model.layers.1.attention.qkv.weight"
+    weight = "model.layers.1.attention.qkv.weight"  # the step that diverged is diagnosed too
     before_every_step(monkeypatch, lambda objective: objective.get_parameter(weight).data[0, 0].fill_(math.nan))
-    *_, outcome = train(candidate("SM+LN+G"), corpus, seed=0, folder=tmp_path)
+    *_, outcome = train(candidate("SM+LN+G"), corpus, seed=0, folder=tmp_path / "diverged")
     assert outcome.status == "diverged"
-    assert [(diagnosis["step"], diagnosis["num_nan"]) for diagnosis in diagnoses(tmp_path)] == [(1, [0, 64])]
+    assert [(made["step"], made["num_nan"]) for made in diagnoses(tmp_path / "diverged")] == [(1, [0, 64])]
 
 
 def test_the_weight_of_the_penalty_follows_its_schedule(corpus, monkeypatch):

@@ -4,25 +4,31 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder, build
+from nas.model.layers import FeedForward
 from nas.model.weights import deployed_weights, load_deployed, load_stored
-from nas.recipe.candidate import Candidate
+from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.distillation import DistillationSchedule, trained_parts
-from nas.recipe.recipe import EntropyRegularisation, Recipe, from_parent
+from nas.recipe.recipe import EntropyRegularisation, Foldable, Normalisation, Recipe, from_parent
 from nas.training import checkpoint
 from nas.training.distillation import teacher
+from nas.training.distillation.foldable import floor_singular_values, keep_foldable
 from nas.training.distillation.parts import Gates
 from nas.training.distillation.teacher import RECORD, CachedTeacher, Predictions
 from nas.training.objective import Objective
 from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import parse
+from tests.nas.training import short_runs
 from tests.nas.training.short_runs import SCALE, assert_resumes
 
 INPUTS = torch.randint(300, (3, 8), generator=torch.Generator().manual_seed(0))
+FLOOR = 0.3
+SETTINGS = Foldable(floor=FLOOR, every=5)
 
 
 @pytest.fixture
@@ -73,6 +79,12 @@ def test_what_was_computed_is_read_back_in_any_batch(model, tmp_path):
     alone = read.predictions([0], INPUTS[1:2])
     assert alone.tokens.equal(plain.tokens[1:2])
     assert equal(CachedTeacher(model, 16).predictions([0], INPUTS[1:2]), alone)
+    streams = CachedTeacher(model, 16, hidden_states_path=tmp_path / "streams").hidden_states([5, 0, 9], INPUTS)
+    read = CachedTeacher(Refusing(model.architecture), 16, hidden_states_path=tmp_path / "streams")
+    assert read.hidden_states([0, 5], INPUTS[[1, 0]]).equal(streams[[1, 0]])
+    passed = model.hidden_states(INPUTS)
+    assert streams[:, 0].equal(model.layers[1].norm1(passed[1]).half())
+    assert streams[:, -1].equal(model.final_norm(passed[-1]).half())
 
 
 def test_records_that_are_not_whole_or_not_there_are_computed_anew(model, tmp_path):
@@ -85,19 +97,6 @@ def test_records_that_are_not_whole_or_not_there_are_computed_anew(model, tmp_pa
     assert equal(CachedTeacher(Refusing(model.architecture), 16, path).predictions([0, 1], INPUTS[:2]), plain)
     made = CachedTeacher(model, 16, tmp_path / "missing" / "kept")
     assert equal(made.predictions([0], INPUTS[:1]), CachedTeacher(model, 16).predictions([0], INPUTS[:1]))
-
-
-def test_streams_are_what_norms_read_and_the_same_read_back(model, tmp_path):
-    plain = CachedTeacher(model, 16).hidden_states([7, 2, 4], INPUTS)
-    first = CachedTeacher(model, 16, hidden_states_path=tmp_path / "kept").hidden_states([7, 2, 4], INPUTS)
-    read = CachedTeacher(Refusing(model.architecture), 16, hidden_states_path=tmp_path / "kept").hidden_states(
-        [2, 7], INPUTS[[1, 0]]
-    )
-    passed = model.hidden_states(INPUTS)
-    assert plain.equal(first)
-    assert read.equal(plain[[1, 0]])
-    assert plain[:, 0].equal(model.layers[1].norm1(passed[1]).half())
-    assert plain[:, -1].equal(model.final_norm(passed[-1]).half())
 
 
 def test_sequences_are_predicted_together_as_far_as_memory_says(model, monkeypatch):
@@ -128,6 +127,12 @@ def test_layers_that_are_kept_are_not_trained_with_the_embedding(trainable):
     assert moved
     assert not any(name.startswith(("embed", "position", "layers.0.", "layers.1.")) for name in moved)
     assert any(name.startswith("layers.3.") for name in moved)
+    objective = Objective(partly("1xLSLGo-1xlSLGo-2xLSLGo", trainable="changed"), torch.Generator())
+    moved = {name for name, value in objective.named_parameters() if value.requires_grad}
+    assert {".".join(name.split(".")[1:4]) for name in moved} == {"layers.1.norm1", "layers.1.attention"}
+    gone = Objective(partly("4xlSlGo-o", trainable="changed"), torch.Generator())
+    assert gone.model.final_norm.weight.requires_grad
+    assert not gone.model.embed.weight.requires_grad
 
 
 @pytest.mark.parametrize(
@@ -147,15 +152,6 @@ def test_the_parts_that_are_trained(name, trainable, expected):
     made = partly(name)
     parts = trained_parts(made.trained, parse("4xLSLGo", made.trained).architecture, trainable)
     assert (None if parts is None else [f"{part.layer}{part.kind[0]}" for part in parts]) == expected
-
-
-def test_parameters_of_other_parts_have_no_gradient():
-    objective = Objective(partly("1xLSLGo-1xlSLGo-2xLSLGo", trainable="changed"), torch.Generator())
-    moved = {name for name, value in objective.named_parameters() if value.requires_grad}
-    assert {".".join(name.split(".")[1:4]) for name in moved} == {"layers.1.norm1", "layers.1.attention"}
-    gone = Objective(partly("4xlSlGo-o", trainable="changed"), torch.Generator())
-    assert gone.model.final_norm.weight.requires_grad
-    assert not gone.model.embed.weight.requires_grad
 
 
 def test_a_stopped_run_resumes_and_the_rest_stays_the_parents(corpus, tmp_path):
@@ -283,3 +279,124 @@ def test_the_loss_is_shared_between_the_next_token_and_the_parent(parent, corpus
     torch.testing.assert_close(gradient, model.embed.weight.grad, rtol=1e-4, atol=1e-7)
     assert losses.cross_entropy.item() == pytest.approx(cross_entropy.item(), rel=1e-6)
     assert losses.distillation.item() == pytest.approx(divergence.item(), rel=1e-4)
+
+
+def floored(name: str = "SM+ScFFN", foldable: Foldable | None = SETTINGS) -> Candidate:
+    return short_runs.candidate(name, foldable=foldable)
+
+
+def ffn_of(layer: nn.Module) -> FeedForward:
+    assert isinstance(layer.ffn, FeedForward)
+    return layer.ffn
+
+
+@torch.no_grad()
+def model_of(name: str, *, smallest: float = 0.01) -> Decoder:
+    """The singular values of every linear FFN's M are evenly spread from `smallest` to 2."""
+    generator = torch.Generator().manual_seed(0)
+    model = build(floored(name).trained, generator)
+    for layer in model.layers:
+        ffn, size = ffn_of(layer), model.architecture.d_model
+        left, _, right = torch.linalg.svd(torch.randn(size, size, generator=generator))
+        product = (left * torch.linspace(2, smallest, size)) @ right
+        if ffn.residual is None:
+            product -= torch.eye(size)
+        else:
+            ffn.residual.alpha.fill_(-0.7)
+            ffn.residual.beta.fill_(0.8)
+            product = -0.7 * (product - 0.8 * torch.eye(size))
+        if ffn.fused is None:
+            ffn.down.weight.copy_(product @ torch.linalg.pinv(ffn.up.weight))
+        else:
+            ffn.fused.weight.copy_(product)
+    return model
+
+
+def stream_map(ffn: FeedForward) -> Tensor:
+    """M, from what the FFN does to the rows of 1, without biases."""
+    identity = torch.eye((ffn.up if ffn.fused is None else ffn.fused).in_features)
+    zero = torch.zeros_like(identity)
+    return (ffn(identity, identity) - ffn(zero, zero)).T.detach().double()
+
+
+def smallest(ffn: FeedForward) -> float:
+    return float(torch.linalg.svdvals(stream_map(ffn))[-1])
+
+
+@pytest.mark.parametrize("name", ["SM+ScFuFFN", "SM+ScFFN", "SM", "2xoSoFo"])
+def test_singular_values_below_the_floor_are_raised_to_it_and_nothing_else_moves(name):
+    for layer in model_of(name).layers:
+        before = stream_map(ffn_of(layer))
+        left, sizes, right = torch.linalg.svd(before)
+        assert 0 < (sizes < FLOOR).sum() < len(sizes)
+        floor_singular_values(ffn_of(layer), FLOOR)
+        expected = (left * sizes.clamp(min=FLOOR)) @ right
+        torch.testing.assert_close(stream_map(ffn_of(layer)), expected, rtol=0, atol=1e-4 * float(sizes[0]))
+        assert smallest(ffn_of(layer)) == pytest.approx(FLOOR, rel=1e-3)
+
+
+def test_of_two_linears_down_changes_the_least_and_what_is_within_the_floor_or_not_finite_stays():
+    model = model_of("SM+ScFFN", smallest=FLOOR + 0.01)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    keep_foldable(model, SETTINGS, step=16, num_steps=16)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    broken = ffn_of(model_of("SM+ScFuFFN").layers[0]).requires_grad_(False)
+    broken.fused.weight[0, 0] = torch.nan  # left for the divergence rule
+    before = broken.fused.weight.clone()
+    floor_singular_values(broken, FLOOR)
+    assert torch.equal(broken.fused.weight.nan_to_num(), before.nan_to_num())
+    ffn = ffn_of(model_of("SM+ScFFN").layers[0])
+    down, up = (linear.weight.detach().clone().double() for linear in (ffn.down, ffn.up))
+    floor_singular_values(ffn, FLOOR)
+    moved = ffn.down.weight.detach().double() - down
+    least = moved @ up @ torch.linalg.pinv(up)  # of all matrices with the same product
+    assert torch.equal(ffn.up.weight.double(), up)
+    torch.testing.assert_close(moved, least, rtol=0, atol=1e-4 * float(moved.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("name", "floored"),
+    [
+        ("1xLSLGo-1xoSoFs-o", [1]),  # behind the last live norm of a net without a final one
+        ("1xoSoFs-1xLSLGo", [0]),  # ahead of the first
+        ("1xLSLFs-1xLSLFs", []),  # between live norms
+        ("1xoSlFs-1xoSoFs-o", [1]),  # a frozen norm before the FFN
+        ("SM+R", []),
+    ],
+)
+def test_only_ffns_that_fold_away_are_floored(name, floored):
+    model = model_of(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    keep_foldable(model, SETTINGS, step=5, num_steps=16)
+    moved = {key for key, value in model.state_dict().items() if not torch.equal(value, before[key])}
+    assert moved == {f"layers.{index}.ffn.fused.weight" for index in floored}
+
+
+def test_a_run_raises_them_every_so_many_steps_and_at_the_end(corpus):
+    run, plain = (
+        TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial={})
+        for made in (floored(), floored(foldable=None))
+    )
+    with torch.no_grad():
+        for layers in (run.objective.model.layers, plain.objective.model.layers):
+            for layer in layers:
+                ffn_of(layer).residual.beta.zero_()  # of a map that is far from 1
+    for step in range(1, 17):
+        run.step()
+        plain.step()
+        if step < 5:
+            assert all(map(torch.equal, run.objective.state_dict().values(), plain.objective.state_dict().values()))
+        if step in (5, 10, 15, 16):
+            assert min(smallest(ffn_of(layer)) for layer in run.objective.model.layers) >= FLOOR * 0.999
+
+
+def test_a_floor_names_a_candidate_where_there_is_an_ffn_and_must_be_possible():
+    assert candidate_id(floored()) != candidate_id(floored(foldable=None))
+    assert candidate_id(floored()) != candidate_id(floored(foldable=Foldable(floor=0.4, every=5)))
+    assert candidate_id(floored("SM+LN+G")) == candidate_id(floored("SM+LN+G", foldable=None))
+    for numbers in ({"floor": 0.0}, {"floor": 1.1}, {"floor": float("nan")}, {"every": 0}):
+        with pytest.raises(ValueError, match="`floor` of foldable FFNs must be above 0 and at most 1, and `every`"):
+            Foldable(**numbers)
+    Recipe(foldable=Foldable(), normalisation=Normalisation(kind="weight", linears="qk"))
+    with pytest.raises(ValueError, match=r"kept foldable or trained with normalised weights, not both.*'qk\+ffn'"):
+        Recipe(foldable=Foldable(), normalisation=Normalisation(kind="weight", linears="qk+ffn"))
