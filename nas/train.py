@@ -31,7 +31,7 @@ from nas.corpus.ngrams import NgramBaseline, ngram_baseline
 from nas.corpus.tokenizer import begin_line, write_tokenizer
 from nas.malloc import keep_freed_memory
 from nas.model.decoder import Decoder
-from nas.model.weight_normalisation import chosen_linears
+from nas.model.weights import chosen_linears
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate, candidate_at
 from nas.recipe.overrides import RecipeChanges, add_recipe_flags, changed

@@ -66,17 +66,6 @@ def _extreme(table: Array, few: int) -> list[int]:
     return list(dict.fromkeys(np.stack([np.argsort(rank)[:few] for rank in ranks], axis=1).flat))
 
 
-def _with_extreme_positions(weights: Weights, length: int) -> Weights:
-    """Return weights of which the last positions within a length are the extreme ones beyond it."""
-    table = weights.get("position.weight")
-    if table is None or len(table) <= length:
-        return weights
-    table = table.copy()
-    late = _extreme(table[length:], length // 8)[: length // 2]
-    table[length - len(late) : length] = table[length:][late]
-    return {**weights, "position.weight": table}
-
-
 def fitting(
     protocol: str,
     setting: EngineSetting,
@@ -94,7 +83,12 @@ def fitting(
     """
     num_sequences, length = sequences.shape
     batch = Deployment(batch=num_sequences)
-    graph, tokens, weights = graph_of(length, batch), sequences.T.reshape(-1), _with_extreme_positions(weights, length)
+    graph, tokens, table = graph_of(length, batch), sequences.T.reshape(-1), weights.get("position.weight")
+    if table is not None and len(table) > length:  # the extreme positions beyond the length are the last within it
+        table = table.copy()
+        late = _extreme(table[length:], length // 8)[: length // 2]
+        table[length - len(late) : length] = table[length:][late]
+        weights = {**weights, "position.weight": table}
     inputs = {"tokens": tokens} if inputs_of is None else inputs_of(tokens, batch)
     choices = ENGINE_PROTOCOLS[protocol].fraction_bits or (setting.fraction_bits,)
     choices = choices if fraction_bits is None else (fraction_bits,)

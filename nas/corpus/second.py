@@ -85,7 +85,17 @@ def second_corpus(data: str, source: SecondSource, first: Corpus, of_parent: Kep
     with suppress(OSError, ValueError):  # missing or damaged
         held_out = decode(HeldOut, read_json(entry / "held-out.json"), str(entry))
         return _beside(first, data, key, entry, held_out)
-    kept = _without_copies(data, source.documents, first, of_parent)
+    windows = [window_hashes(document.text) for document in source.documents]
+    repeats = repeated(np.concatenate(windows), stored_windows(Path(first.folder)), of_parent)
+    ends = np.cumsum([len(hashes) for hashes in windows])
+    shares = [float(part.mean()) if len(part) else 0.0 for part in np.split(repeats, ends[:-1])]
+    copies = [document.name for document, share in zip(source.documents, shares, strict=True) if share > A_COPY]
+    if copies and data != DEPENDENCIES:
+        raise UserError(
+            f"--second-eval-data {data} must be other text than --data {first.data} and what the parent was trained "
+            f"on, but shares {len(copies)} files with them, {copies[0]} first; give other files, or none."
+        )
+    kept = [one for one, share in zip(source.documents, shares, strict=True) if share <= MOST_OF_A_DOCUMENT]
     encoder = given_encoder(kept_tokenizer(Path(first.folder), "first"), first.vocab_size, first.chunk_len)
     ids = encoder.encode([document.text for document in kept])
     sizes = [(document.name, len(tokens)) for document, tokens in zip(kept, ids, strict=True) if len(tokens)]
@@ -113,23 +123,6 @@ def _beside(first: Corpus, data: str, key: str, entry: Path, held_out: HeldOut) 
     return replace(
         first, folder=str(entry), data=data, fingerprint=key, num_validation_tokens=num_tokens, held_out=held_out
     )
-
-
-def _without_copies(
-    data: str, documents: list[Document], first: Corpus, of_parent: KeptWindows | None
-) -> list[Document]:
-    """Drop documents that repeat training text. Raises UserError for whole copies in a source that the user chose."""
-    windows = [window_hashes(document.text) for document in documents]
-    repeats = repeated(np.concatenate(windows), stored_windows(Path(first.folder)), of_parent)
-    ends = np.cumsum([len(hashes) for hashes in windows])
-    shares = [float(part.mean()) if len(part) else 0.0 for part in np.split(repeats, ends[:-1])]
-    copies = [document.name for document, share in zip(documents, shares, strict=True) if share > A_COPY]
-    if copies and data != DEPENDENCIES:
-        raise UserError(
-            f"--second-eval-data {data} must be other text than --data {first.data} and what the parent was trained "
-            f"on, but shares {len(copies)} files with them, {copies[0]} first; give other files, or none."
-        )
-    return [document for document, share in zip(documents, shares, strict=True) if share <= MOST_OF_A_DOCUMENT]
 
 
 def package_files(package: str) -> Iterator[tuple[str, Path]]:

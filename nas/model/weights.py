@@ -1,17 +1,36 @@
-"""The weights of a decoder by node of its op graph: as its executors read them, and as a checkpoint stores them."""
+"""The weights of a decoder by node of its op graph: as executors read them, as checkpoints store them, and normalised.
+
+The `weight` of a normalised linear is computed from other parameters at every use.
+"""
 
 from collections.abc import Mapping
 from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized, register_parametrization
 
 from costmodel.errors import UserError
 from nas.model.decoder import Decoder
 from nas.model.norms import frozen_norms
+from nas.recipe.recipe import Normalisation, NormalisedLinears
+from search_spaces.block import BLOCKS
 
 WEIGHTS_FILE = "weights.safetensors"
+FIRST_ITERATIONS = 15  # of the power method, as torch.nn.utils.parametrizations.spectral_norm has it
+PACKED = 3  # matrices in a packed linear
+QK = {"attention.qkv": 2, "attention.q": 1, "attention.k": 1}
+QKV = {"attention.qkv": 3, "attention.q": 1, "attention.k": 1, "attention.v": 1}
+FFN = {"ffn.gate": 1, "ffn.up": 1, "ffn.down": 1, "ffn.fused": 1}
+# Set -> linears of a block, and how many matrices of each are normalised (a packed one has three).
+LINEARS: dict[NormalisedLinears, dict[str, int]] = {
+    "qk": QK,
+    "ffn": FFN,
+    "qk+ffn": QK | FFN,
+    "qkv+ffn": QKV | FFN,
+    "qkvo+ffn": QKV | FFN | {"attention.out": 1},
+}
 
 
 def deployed_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -85,3 +104,95 @@ def load_stored(model: Decoder, weights: Mapping[str, Tensor]) -> None:
         model.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"weights must have the model's shapes, but: {' '.join(str(error).split())}") from None
+
+
+def normalise(model: Decoder, settings: Normalisation, generator: torch.Generator) -> None:
+    """Train the chosen linears of every layer in normalised form. Raises UserError as `chosen_linears` does."""
+    for linear, num_matrices in chosen_linears(model, settings):
+        num_rows = num_matrices * linear.out_features // (PACKED if num_matrices > 1 else 1)
+        form: nn.Module = _WeightNorm(num_rows)
+        if settings.kind == "spectral":
+            form = _SpectralNorm(linear.weight[:num_rows].detach(), num_matrices, generator)
+        register_parametrization(linear, "weight", form)
+
+
+def chosen_linears(model: Decoder, settings: Normalisation) -> list[tuple[nn.Linear, int]]:
+    """Return the linears whose weights are normalised, with the number of matrices that are stacked in each.
+
+    Raises UserError for a shaped block, whose queries start at 0 and have no direction, or if no layer has such
+    linears.
+    """
+    if model.architecture.block_facts.is_shaped:
+        able = " or ".join(repr(name) for name, block in BLOCKS.items() if not block.is_shaped)
+        raise UserError(
+            f"normalisation of weights needs block {able}, but got {model.architecture.block!r}; leave it out."
+        )
+    chosen = [
+        (linear, num_matrices)
+        for layer in model.layers
+        for name, num_matrices in LINEARS[settings.linears].items()
+        if isinstance(linear := dict(layer.named_modules()).get(name), nn.Linear)
+    ]
+    if not chosen:
+        raise UserError(f"normalisation of {settings.linears!r} has nothing to act on: no layer has such linears.")
+    return chosen
+
+
+class _WeightNorm(nn.Module):
+    """Computes the first rows as `gain * direction / |direction|`, row by row; the others are unchanged.
+
+    The initial value is the given weight. Source: Salimans and Kingma 2016, arXiv 1602.07868.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self.num_rows = num_rows
+
+    def forward(self, gain: Tensor, direction: Tensor) -> Tensor:
+        rows = gain.unsqueeze(-1) * functional.normalize(direction[: self.num_rows], dim=-1)
+        return torch.cat((rows, direction[self.num_rows :]))
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        return weight[: self.num_rows].norm(dim=-1), weight
+
+
+class _SpectralNorm(nn.Module):
+    """Divides each of the first matrices by its largest singular value; the rows after them are unchanged.
+
+    The singular vectors follow the weights by one step of the power method in every forward pass with gradients, so
+    that validation changes nothing. Source: Miyato et al. 2018, arXiv 1802.05957, section 2.1.
+    """
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, rows: Tensor, num_matrices: int, generator: torch.Generator) -> None:
+        """rows: the rows of all matrices, stacked."""
+        super().__init__()
+        self.num_rows = len(rows)
+        matrices = rows.view(num_matrices, -1, rows.shape[-1])  # matrices x out x in
+        right = torch.empty(num_matrices, matrices.shape[-1], 1, dtype=rows.dtype)
+        self.register_buffer("right", functional.normalize(right.normal_(generator=generator), dim=1))
+        self.register_buffer("left", functional.normalize(matrices @ self.right, dim=1))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        matrices = self._matrices(weight)
+        if self.training and torch.is_grad_enabled():
+            self._follow(matrices.detach())
+        left, right = self.left.clone(), self.right.clone()  # the next forward pass overwrites them
+        largest = left.transpose(1, 2) @ matrices @ right  # matrices x 1 x 1
+        return torch.cat(((matrices / largest).flatten(0, 1), weight[self.num_rows :]))
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Compute the singular vectors of a newly assigned weight, and return the weight."""
+        for _ in range(FIRST_ITERATIONS):
+            self._follow(self._matrices(weight))
+        return weight
+
+    def _matrices(self, weight: Tensor) -> Tensor:
+        return weight[: self.num_rows].view(len(self.left), -1, weight.shape[-1])
+
+    @torch.no_grad()
+    def _follow(self, matrices: Tensor) -> None:
+        self.left.copy_(functional.normalize(matrices @ self.right, dim=1))
+        self.right.copy_(functional.normalize(matrices.transpose(1, 2) @ self.left, dim=1))

@@ -15,7 +15,7 @@ from nas.attention.reference import row_bounds
 from nas.model.bf16_products import bf16_products
 from nas.model.cross_entropy import Runner, losses_of_chunk, projected_cross_entropy
 from nas.model.decoder import build
-from nas.model.weight_normalisation import normalise
+from nas.model.weights import normalise
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import EntropyRegularisation
 from nas.training.distillation.parts import train_parts

@@ -59,16 +59,6 @@ def _rate(recipe: Recipe, is_cuda: bool) -> float | Tensor:
     return torch.tensor(recipe.scale.learning_rate, device="cuda") if is_cuda else recipe.scale.learning_rate
 
 
-def set_rate(moving: Sequence[torch.optim.Optimizer], rate: float) -> None:
-    """Set the learning rate of all parameters of these optimizers."""
-    for optimizer in moving:
-        for group in optimizer.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
-
-
 def learning_rate(recipe: Recipe, step: int) -> float:
     """Return the rate of step 0, 1, ...: linear warm-up to the peak, then the recipe's schedule to its final share."""
     scale = recipe.scale
@@ -133,8 +123,16 @@ class Muon(torch.optim.Optimizer):
         """Update every weight that has a gradient. closure: never called."""
         moved: list[tuple[Tensor, Tensor, dict[str, Any]]] = []  # matrices of a weight, its momentum, its group
         for group in self.param_groups:
-            held = [weight for weight in group["params"] if weight.grad is not None]
-            moved += [(weight, self._look_ahead(weight), group) for weight in held]
+            for weight in group["params"]:
+                if weight.grad is not None:  # Nesterov's momentum: updated twice with the present gradient
+                    gradient, state = weight.grad, self.state[weight]
+                    if not state:
+                        state["momentum"] = torch.zeros_like(weight)
+                    momentum: Tensor = state["momentum"]
+                    if self.found_inf is not None:
+                        gradient = torch.where(self.found_inf > 0, momentum, gradient)
+                    momentum.lerp_(gradient, 1 - MOMENTUM)
+                    moved.append((weight, gradient.lerp(momentum, MOMENTUM), group))
         moved.sort(key=lambda move: _matrix_size(move[0], move[2]["packed"]))
         for (short, long), alike in groupby(moved, key=lambda move: _matrix_size(move[0], move[2]["packed"])):
             members = list(alike)
@@ -152,17 +150,6 @@ class Muon(torch.optim.Optimizer):
                     target.add_(change, alpha=-rate)
                 if self.found_inf is not None:
                     weight.copy_(torch.where(self.found_inf > 0, weight, target))
-
-    def _look_ahead(self, weight: nn.Parameter) -> Tensor:
-        """Return Nesterov's momentum of a weight: the running mean of gradients, updated twice with the present one."""
-        assert weight.grad is not None
-        state = self.state[weight]
-        if not state:
-            state["momentum"] = torch.zeros_like(weight)
-        momentum: Tensor = state["momentum"]
-        gradient = weight.grad if self.found_inf is None else torch.where(self.found_inf > 0, momentum, weight.grad)
-        momentum.lerp_(gradient, 1 - MOMENTUM)
-        return gradient.lerp(momentum, MOMENTUM)
 
 
 def orthogonalised(matrices: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterable
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from nas.training.distillation.teacher import Lesson
 from nas.training.divergence import Readings
 from nas.training.memory import available_bytes
 from nas.training.objective import Losses, Objective
-from nas.training.optimizer import optimizers, set_rate
+from nas.training.optimizer import optimizers
 
 MOST_CAPTURED = {"cuda": 1 << 16}  # tokens of a step by type of device; larger ones keep a GPU busy without a graph
 CLIP_EPSILON = 1e-6  # torch adds it to the norm
@@ -45,7 +46,11 @@ class OptimizerStep:
 
     def begin(self, *, rate: float, penalty_weight: float, settled: bool) -> None:
         """Set rate and penalty weight of the next step. settled: whether a loss above the initial one is divergence."""
-        set_rate(self.optimizers, rate)
+        for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
         self._penalty_weight.fill_(penalty_weight)
         self.readings.begin(settled=settled)
 

@@ -267,9 +267,12 @@ def block_scores(
     if not missing:
         return BlockScores(divergences={sub_layer: divergences[sub_layer] for sub_layer in wanted})
     model, lowered = parent.decoder().to(device), settings.lowered and device == "cpu"
-    with bf16_products(device, enabled=lowered):
+    with torch.no_grad(), bf16_products(device, enabled=lowered):
         hidden_states = model.hidden_states(tokens.to(device))
-        predicted = _predicted(model, hidden_states[-1], Path(corpus.folder))
+        shape = tokens.numel(), architecture.vocab_size
+        predicted = allocate_buffer(shape, Path(corpus.folder), torch.device(device).type)
+        for rows, part in _log_probabilities(model, hidden_states[-1]):
+            predicted[rows] = part
 
     def score(sub_layer: SubLayer, block: Block) -> float:
         if keep:
@@ -300,16 +303,6 @@ def _divergence(model: Decoder, stream: Tensor, predicted: Tensor, block: Block,
     for rows, replaced in _log_probabilities(model, stream):
         total += float(functional.kl_div(replaced, predicted[rows], reduction="sum", log_target=True))
     return total / len(predicted)
-
-
-@torch.no_grad()
-def _predicted(model: Decoder, stream: Tensor, folder: Path) -> Tensor:
-    """Return the log-probabilities of all rows, rows x vocab. stream: the output of the last layer."""
-    shape = stream.shape[:-1].numel(), model.architecture.vocab_size
-    predicted = allocate_buffer(shape, folder, stream.device.type)
-    for rows, part in _log_probabilities(model, stream):
-        predicted[rows] = part
-    return predicted
 
 
 def _log_probabilities(model: Decoder, stream: Tensor) -> Iterator[tuple[slice, Tensor]]:

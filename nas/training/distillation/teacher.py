@@ -237,21 +237,17 @@ class LiveTeacher(Teacher):
         self, indices: Sequence[int], inputs: Tensor, num_parts: int, *, predictions: bool, hidden_states: bool
     ) -> Iterator[Lesson]:
         for part in inputs.chunk(num_parts):
-            features, wanted = self._passed(part, hidden_states)
+            with torch.no_grad(), bf16_products(inputs.device.type, enabled=self.lowered):
+                passed = [self.model.embedded(part)]
+                for layer in self.model.layers:
+                    passed.append(self.layer_function(layer, passed[-1], False)[0])
+                features = self.model.read_out(passed[-1]).flatten(0, 1).to(self.table.dtype)  # rows x d_model
+            with torch.no_grad():
+                wanted = self.normed(passed) if hidden_states else None
             yield Lesson(
                 partial(fully_distilled, parent_logits=partial(self._logits, features)) if predictions else None,
                 None if wanted is None else partial(self.hidden_state_error, wanted),
             )
-
-    @torch.no_grad()
-    def _passed(self, inputs: Tensor, hidden_states: bool) -> tuple[Tensor, Tensor | None]:
-        """Return the input of the vocabulary projection, rows x d_model, and, if wanted, `normed` hidden states."""
-        with bf16_products(inputs.device.type, enabled=self.lowered):
-            passed = [self.model.embedded(inputs)]
-            for layer in self.model.layers:
-                passed.append(self.layer_function(layer, passed[-1], False)[0])
-            features = self.model.read_out(passed[-1])
-        return features.flatten(0, 1).to(self.table.dtype), self.normed(passed) if hidden_states else None
 
     @torch.no_grad()
     def _logits(self, features: Tensor, rows: slice) -> Tensor:

@@ -20,8 +20,7 @@ from nas.model.mpc_friendly import FORMS, PiecewiseGelu, normalised_attention
 from nas.model.norms import MEMORY, FrozenNorm, follow_deviations, freezing_steps, frozen_norms
 from nas.model.self_attention import norm_of
 from nas.model.settings import norm_settings
-from nas.model.weight_normalisation import LINEARS, normalise
-from nas.model.weights import deployed_weights, load_deployed, load_stored, stored_weights
+from nas.model.weights import LINEARS, deployed_weights, load_deployed, load_stored, normalise, stored_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.recipe import SCALES, Freezing, Normalisation, NormalisedLinears, Recipe
 from nas.training import checkpoint
