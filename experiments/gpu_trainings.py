@@ -23,7 +23,7 @@ from experiments.plain_gpt2 import plain_step
 from experiments.smollm2.pipeline import UNTAUGHT
 from nas.conversion.parent import Parent, load_parent
 from nas.model.bf16_products import has_matrix_units
-from nas.recipe.candidate import Candidate, recipe_at, recipe_for
+from nas.recipe.candidate import Candidate, recipe_at
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, changed
 from nas.recipe.recipe import Precision, ScaleName
 from nas.study.throughput import random_corpus
@@ -117,7 +117,7 @@ def _ours(place: Place, seq_len: int) -> Iterator[Way]:
 
 
 def _gpt2(place: Place, seq_len: int, *, entropy_regularised: bool) -> Candidate:
-    recipe = recipe_for("paper", "random", entropy_regularised=entropy_regularised)
+    recipe = recipe_at("paper", "random", entropy_regularised=entropy_regularised)
     batch = place.sizes.tokens // seq_len
     scale = replace(recipe.scale, seq_len=seq_len, batch=batch, micro_batch=batch, tokens=ENDLESS)
     architecture = resolve(LAYERS, place.sizes.base).architecture

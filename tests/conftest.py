@@ -29,7 +29,7 @@ from costmodel.estimate import Pricer
 from costmodel.protocols import TRUST
 from nas.corpus.corpus import Corpus, prepare
 from nas.corpus.ngrams import NgramBaseline
-from nas.recipe.candidate import recipe_for
+from nas.recipe.candidate import recipe_at
 from nas.run.folder import Meta
 from nas.run.ledger import Record
 from nas.study.trials import Trials
@@ -299,7 +299,7 @@ def made_meta(**changes: Any) -> Meta:
     fields |= {"hardware": {"cores": "2"}, "cost_model_id": "1-m", "corpus": "c", "tokenizer": "bpe"}
     fields |= {"split": "validation", "vocab_size": 512, "reference": (300.0, 5.0), "num_members": 10}
     fields |= {"num_feasible": 5, "base": base_architecture("tiny")}
-    fields |= {"recipe": recipe_for("smoke", "stdlib", entropy_regularised=True)}
+    fields |= {"recipe": recipe_at("smoke", "stdlib", entropy_regularised=True)}
     return Meta(**{**fields, **changes})
 
 

@@ -186,18 +186,14 @@ def recipe_at(
 ) -> Recipe:
     """Return the recipe of a scale on some data, with a distillation schedule if there is a parent.
 
-    None keeps the recipe's own sequence length or tokens. Raises UserError for a number out of range.
+    For scale `paper` it is the papers', on their corpora and copies of them. None keeps the recipe's own sequence
+    length or tokens. Raises UserError for a number out of range.
     """
-    recipe = recipe_for(name, data, entropy_regularised=entropy_regularised)
+    corpus = data.partition(":")[0] if name == "paper" else ""
+    recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[name], optimizer="muon" if name == "proxy" else "adamw"))
+    penalty = PAPER_PENALTIES.get(corpus, EntropyRegularisation()) if entropy_regularised else None
+    recipe = replace(recipe, data=data, entropy=penalty)
     recipe = recipe if distillation is None else from_parent(recipe, distillation)
     scale = recipe.scale
     seq_len, tokens = scale.seq_len if seq_len is None else seq_len, scale.tokens if tokens is None else tokens
     return replace(recipe, scale=replace(scale, seq_len=seq_len, tokens=tokens))
-
-
-def recipe_for(scale: ScaleName, data: str, *, entropy_regularised: bool) -> Recipe:
-    """Return the recipe of a scale on some data; for scale `paper` the papers', on their corpora and copies of them."""
-    corpus = data.partition(":")[0] if scale == "paper" else ""
-    recipe = PAPER_RECIPES.get(corpus, Recipe(scale=SCALES[scale], optimizer="muon" if scale == "proxy" else "adamw"))
-    penalty = PAPER_PENALTIES.get(corpus, EntropyRegularisation()) if entropy_regularised else None
-    return replace(recipe, data=data, entropy=penalty)

@@ -8,12 +8,11 @@ only `step-000000128-end/` is kept, without `optimizer.safetensors`.
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from torch import Tensor
 from costmodel.config.user_files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.errors import UserError
 from nas.storage import write_through
-from nas.training.divergence import WINDOW
 from nas.training.outcome import Outcome, RungRecord
 
 FOLDER = "checkpoints"
@@ -67,13 +65,6 @@ class TrainingProgress:
     losses: tuple[float, ...] = ()
     rungs: tuple[RungRecord, ...] = ()
     outcome: Outcome | None = None
-
-    def counted(self, loss: float, unigram_loss: float) -> "TrainingProgress":
-        """Count a step, and its loss if it is finite. unigram_loss: loss of the best model without context."""
-        if not math.isfinite(loss):
-            return replace(self, step=self.step + 1)
-        initial_loss = max(loss, unigram_loss) if self.initial_loss is None else self.initial_loss
-        return replace(self, step=self.step + 1, losses=(*self.losses, loss)[-WINDOW:], initial_loss=initial_loss)
 
 
 def save(trial: Path, checkpoint: Checkpoint) -> None:

@@ -193,7 +193,11 @@ class TrainingRun:
     def judge(self, inputs: Tensor | None, loss: float, penalty: float, gradient_norm: float) -> StepMetrics:
         """Count a step; set the outcome if it diverged. inputs: its tokens, while its gradients exist."""
         rate = learning_rate(self.recipe, self.progress.step)
-        self.progress = self.progress.counted(loss, self.corpus.unigram_loss)
+        losses, initial_loss = self.progress.losses, self.progress.initial_loss
+        if math.isfinite(loss):
+            losses = (*losses, loss)[-divergence.WINDOW :]
+            initial_loss = max(loss, self.corpus.unigram_loss) if initial_loss is None else initial_loss
+        self.progress = replace(self.progress, step=self.progress.step + 1, losses=losses, initial_loss=initial_loss)
         self._tick()
         batches, progress = () if inputs is None else torch.split(inputs, self.scale.micro_batch), self.progress
         problem = divergence.nonfinite_step(self.objective, batches, loss, gradient_norm)

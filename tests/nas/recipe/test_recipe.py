@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from costmodel.errors import UserError
 from nas import search, train
-from nas.recipe.candidate import LANGUINI, Candidate, candidate_at, candidate_id, recipe_for, trial_id
+from nas.recipe.candidate import LANGUINI, Candidate, candidate_at, candidate_id, recipe_at, trial_id
 from nas.recipe.distillation import (
     DistillationSchedule,
     Part,
@@ -128,7 +128,7 @@ def test_the_recipe_has_one_entry_in_the_help_and_a_list_of_its_own(command, cap
 
 
 def test_codeparrot_and_languini_at_paper_scale():
-    recipe = recipe_for("paper", "codeparrot:/copy", entropy_regularised=True)
+    recipe = recipe_at("paper", "codeparrot:/copy", entropy_regularised=True)
     scale = recipe.scale
     assert scale.batch * scale.seq_len == 65_536
     assert scale.num_steps == pytest.approx(32_000, rel=0.01)
@@ -136,7 +136,7 @@ def test_codeparrot_and_languini_at_paper_scale():
     assert learning_rate(recipe, scale.num_steps) == 0
     assert (recipe.weight_decay, recipe.clip_norm, recipe.data) == (0.1, 1.0, "codeparrot:/copy")
     assert recipe.entropy.weight == pytest.approx(0.16, rel=0.03)
-    recipe = recipe_for("paper", "languini", entropy_regularised=False)
+    recipe = recipe_at("paper", "languini", entropy_regularised=False)
     assert recipe == LANGUINI
     assert (recipe.scale.num_steps, recipe.scale.warmup_steps, recipe.scale.seq_len) == (18_265, 200, 512)
     assert learning_rate(recipe, 199) == 6e-4
@@ -146,8 +146,8 @@ def test_codeparrot_and_languini_at_paper_scale():
 
 
 def test_a_candidate_gets_the_recipe_of_its_data_at_paper_scale_alone():
-    assert recipe_for("proxy", "languini", entropy_regularised=False).clip_norm == 1
-    assert recipe_for("paper", "books", entropy_regularised=False).scale.seq_len == 128
+    assert recipe_at("proxy", "languini", entropy_regularised=False).clip_norm == 1
+    assert recipe_at("paper", "books", entropy_regularised=False).scale.seq_len == 128
     member = parse("EReg(SM+ScFuFFN)", base_architecture("gpt2-small"))
     candidate = candidate_at(member, "paper", seq_len=None, tokens=1_000_000, data="languini")
     assert (candidate.trained.vocab_size, candidate.recipe.scale.tokens) == (16_384, 1_000_000)

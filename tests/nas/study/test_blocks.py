@@ -18,7 +18,7 @@ from nas.corpus.corpus import Corpus
 from nas.model.decoder import Decoder, build
 from nas.model.norms import frozen_norms
 from nas.model.weights import deployed_weights, load_deployed
-from nas.recipe.candidate import Candidate, recipe_for
+from nas.recipe.candidate import Candidate, recipe_at
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import SCALES, from_parent, trained_architecture
 from nas.training.batches import train_batch
@@ -143,7 +143,7 @@ def test_scores_are_finite_and_of_known_parts_and_steps_as_many_at_any_length():
 
 def test_a_candidate_starts_from_linears_that_are_nearest_to_its_parents_ffns(parent, texts):
     recipe = from_parent(
-        recipe_for("smoke", "", entropy_regularised=False), DistillationSchedule(parent="p", placement="2xLSLGo")
+        recipe_at("smoke", "", entropy_regularised=False), DistillationSchedule(parent="p", placement="2xLSLGo")
     )
     made = Candidate(architecture=parse("2xLSLFo", BASES["tiny"]).architecture, recipe=recipe)
     read_stream, left, *_ = parent.decoder().hidden_states(scored_of(texts, parent))
@@ -189,7 +189,7 @@ def test_frozen_inner_norms_are_trained_scored_and_kept(texts):
     candidate = Candidate(
         architecture=replace(whole, layers=(own, frozen)),
         recipe=from_parent(
-            recipe_for("smoke", "", entropy_regularised=False),
+            recipe_at("smoke", "", entropy_regularised=False),
             DistillationSchedule(parent="gemma3", placement=placement(base), blockwise_tokens=SETTINGS.tokens),
         ),
     )
@@ -289,7 +289,7 @@ def test_alternatives_train_together_as_one_after_another(parent, texts, monkeyp
 @pytest.mark.parametrize("name", ["1xlSLFo-1xLHLRs", "1xLSLRo-1xLSooo", "1xLTLRo-1xooLGo", "1xLBLGo-1xLSLBo"])
 def test_a_candidate_starts_from_trained_sub_layers(parent, texts, name, monkeypatch):
     distillation = DistillationSchedule(parent="p", placement="2xLSLGo", blockwise_tokens=4096)
-    recipe = from_parent(recipe_for("smoke", "", entropy_regularised=False), distillation)
+    recipe = from_parent(recipe_at("smoke", "", entropy_regularised=False), distillation)
     made = Candidate(architecture=parse(name, BASES["tiny"]).architecture, recipe=recipe)
     tokens = scored_of(texts, parent)
     hidden_states = parent.decoder().hidden_states(tokens)

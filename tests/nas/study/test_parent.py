@@ -14,7 +14,7 @@ from nas.corpus.corpus import Corpus, prepare
 from nas.model.decoder import Decoder
 from nas.model.weights import load_stored
 from nas.prepare_export import training_export
-from nas.recipe.candidate import recipe_for
+from nas.recipe.candidate import recipe_at
 from nas.recipe.recipe import SCALES
 from nas.report.html import page
 from nas.run.config import StudyConfig, study_recipe
@@ -126,7 +126,7 @@ def test_a_run_says_and_keeps_what_begins_its_sequences(rule, begin, feasible, f
 
 
 def test_a_study_says_what_its_candidates_start_from_and_warns_of_few_tokens(make_meta):
-    recipe = recipe_for("proxy", "stdlib", entropy_regularised=False)
+    recipe = recipe_at("proxy", "stdlib", entropy_regularised=False)
     enough = replace(recipe, scale=replace(recipe.scale, tokens=FEW_TOKENS))
     parent = ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(7.0), latency_s=400.0)
     for meta, said in (

@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.protocols import load_pricer
 from nas.corpus.ngrams import NgramBaseline
-from nas.recipe.candidate import recipe_for
+from nas.recipe.candidate import recipe_at
 from nas.report.html.page import write_report
 from nas.run import ledger
 from nas.run.config import StudyConfig
@@ -92,7 +92,7 @@ def write_run(folder: Path, records: Sequence[Record], *, meta: dict[str, Any] |
         "num_members": 10**30,
         "num_feasible": 12345,
         "base": BASE,
-        "recipe": recipe_for("proxy", "stdlib", entropy_regularised=True),
+        "recipe": recipe_at("proxy", "stdlib", entropy_regularised=True),
         "parent": ParentResult(name="builtin", notation="SM+LN+G", val_loss=math.log(6.9), latency_s=473.4),
         "ngrams": NgramBaseline(tokens=3_900_000, losses=tuple(map(math.log, (213.0, 36.0, 16.2, 12.7, 11.5)))),
     }
