@@ -56,7 +56,7 @@ def load_gguf(path: str) -> Pretrained:
     Raises UserError if the file is missing, damaged, of another family, lacks a tensor or a readable tokenizer, has a
     tensor that is not finite or of an unknown type, or does not fit into memory, or if gguf is not installed.
     """
-    family, architecture = _checked(path)
+    family, architecture = read_gguf_settings(path)
     require_memory(architecture, path)
     tokenizer = _tokenizer(path)
     weights = _weights(path, family, architecture, lambda tensor: _dequantised(tensor, tensor.data, path))
@@ -68,13 +68,8 @@ def load_gguf(path: str) -> Pretrained:
     return Pretrained(architecture, weights, tokenizer, notes=(note,))
 
 
-def read_gguf_architecture(path: str) -> Architecture:
-    """Return the architecture in a file. Raises UserError as `load_gguf` does, but not for values or their memory."""
-    return _checked(path)[1]
-
-
-def _checked(path: str) -> tuple[Family, Architecture]:
-    """Return family and architecture of a file, after all checks that need no values of weights."""
+def read_gguf_settings(path: str) -> tuple[Family, Architecture]:
+    """Return family and architecture of a file. Raises UserError as `load_gguf`, but not for values or their memory."""
     config = read_config(path)
     family, architecture = family_of(config, path), architecture_of(config, path)
 

@@ -77,7 +77,7 @@ def load_pretrained(path: str) -> Pretrained:
     Raises UserError if there is none, the hub cannot be reached, the family is unknown, transformers is not installed,
     or the weights are incomplete, of wrong shapes, not floating point, not finite or larger than memory.
     """
-    config, architecture = _read_config(path)
+    config, architecture = read_pretrained_config(path)
     require_memory(architecture, path)  # before a model of any size is made
     _require_files_of_its_own(path)
     load = _transformers().AutoModelForCausalLM.from_pretrained
@@ -129,12 +129,8 @@ def _require_files_of_its_own(path: str) -> None:
             raise UserError(f"`weight_map` of {index} must map weights to files beside it; get the checkpoint again.")
 
 
-def read_pretrained_architecture(path: str) -> Architecture:
-    """Return the architecture that `load_pretrained` loads. Raises UserError as it does for the configuration."""
-    return _read_config(path)[1]
-
-
-def _read_config(path: str) -> tuple[Any, Architecture]:
+def read_pretrained_config(path: str) -> tuple[Any, Architecture]:
+    """Return the configuration and architecture that `load_pretrained` loads. Raises UserError as it does for them."""
     _transformers()
     config = read_config(path)
     if config.model_type == OUR_TYPE:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from costmodel.errors import UserError
-from nas.conversion.gguf_file import load_gguf, read_gguf_architecture
-from nas.conversion.huggingface import load_pretrained, read_pretrained_architecture
+from nas.conversion.gguf_file import load_gguf, read_gguf_settings
+from nas.conversion.huggingface import load_pretrained, read_pretrained_config
 from nas.conversion.linear_fit import fitted_linears
 from nas.conversion.pretrained import (
     Pretrained,
@@ -69,7 +69,7 @@ def read_parent_architecture(name: str) -> Architecture:
     """Return the architecture that `load_parent` loads, without its weights. Raises UserError if it cannot be read."""
     if name == BUILTIN or is_export(Path(name)):
         return read_architecture(BUILTIN_FOLDER if name == BUILTIN else Path(name))[0]
-    return read_gguf_architecture(name) if is_gguf(name) else read_pretrained_architecture(name)
+    return (read_gguf_settings if is_gguf(name) else read_pretrained_config)(name)[1]
 
 
 class Parent(NamedTuple):

@@ -80,7 +80,13 @@ def save(trial: Path, checkpoint: Checkpoint) -> None:
         # Through bytes, since on a full disk safetensors' own writer raises an error that is no OSError.
         # One file at a time, since each is in memory twice.
         files = {WEIGHTS_FILE: checkpoint.weights, OPTIMIZER_FILE: checkpoint.optimizer}
-        digests = {name: _write(draft / name, tensors) for name, tensors in files.items() if tensors is not None}
+        digests = {}
+        for name, tensors in files.items():
+            if tensors is not None:
+                raw = safetensors.torch.save(dict(tensors))
+                write_through(draft / name, raw)
+                digests[name] = hashlib.sha256(raw).hexdigest()
+                del raw
         state = {"step": checkpoint.step, "identity": dict(checkpoint.identity), "progress": dict(checkpoint.progress)}
         state |= {"device": checkpoint.device, "sha256": digests}
         write_through(draft / STATE_FILE, json.dumps(state, allow_nan=False).encode())
@@ -118,12 +124,6 @@ def load_latest(trial: Path, identity: Mapping[str, Any] | None = None) -> Check
     if _by_age(trial):
         warnings.warn(f"{trial} has no whole checkpoint left", stacklevel=2)
     return None
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> str:
-    raw = safetensors.torch.save(dict(tensors))
-    write_through(path, raw)
-    return hashlib.sha256(raw).hexdigest()
 
 
 def _read(folder: Path) -> Checkpoint:

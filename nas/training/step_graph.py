@@ -132,13 +132,9 @@ class StepGraph:
         self.is_wanted = recipe.compile == "auto" and scale.batch * scale.seq_len <= most
         self.drop()
 
-    def close(self) -> None:
-        """Drop the graph, and capture no other one."""
-        self.is_wanted = False
-        self.drop()
-
-    def drop(self) -> None:
+    def drop(self, *, for_good: bool = False) -> None:
         """Drop the graph, because the work has changed; it is captured again after `WARM_UP` further steps."""
+        self.is_wanted = self.is_wanted and not for_good
         self._num_taken, self._num_bytes = 0, 0
         self._replay: Callable[..., Tensor] | None = None
 

@@ -182,7 +182,7 @@ class TrainingRun:
         for loss, penalty, norm, halted in self._step.readings.take(everything=everything):
             if halted and (inputs is None or self._step.readings):
                 self._step.readings = self._new_readings(lag=0)
-                self._graph.close()
+                self._graph.drop(for_good=True)
                 self.objective.zero_grad(set_to_none=True)
                 if self._gates is not None:
                     self._gates.move(step=self.progress.step, num_steps=self.scale.num_steps)
@@ -293,7 +293,7 @@ class TrainingRun:
 
     def close(self) -> None:
         """Stop preparing batches, and free the memory of a graph."""
-        self._graph.close()
+        self._graph.drop(for_good=True)
         if self._prefetched:
             self._prefetched.close()
 
