@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
 from nas.attention import cpu_native
@@ -44,9 +42,9 @@ def assert_exact(parts: list[torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 9, 16, 24, 40, 64, 128])
-@pytest.mark.parametrize("length", [1, 7, 16, 17, 130])
-def test_values_and_gradients_are_the_textbooks(head_dim, length):
-    assert_exact(operands(2, 3, length, head_dim))
+@pytest.mark.parametrize(("batch", "num_heads", "length"), [(2, 3, 1), (1, 1, 7), (2, 3, 16), (3, 2, 17), (1, 2, 300)])
+def test_values_and_gradients_are_the_textbooks(head_dim, batch, num_heads, length):
+    assert_exact(operands(batch, num_heads, length, head_dim))
 
 
 @pytest.mark.parametrize("head_dim", [1, 9, 16, 64])
@@ -61,11 +59,6 @@ def test_operands_in_bf16_are_computed_with_in_fp32(head_dim, length):
     assert ours[1].equal(in_fp32[1])
     for result, theirs in zip(ours, exact, strict=True):  # gradients are of the rounded output
         assert (result - theirs).abs().max().item() < 8e-3 * max(1.0, theirs.abs().max().item())
-
-
-@given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 300), st.sampled_from([8, 16]), st.integers(0, 99))
-def test_any_length_and_any_number_of_heads(batch, num_heads, length, head_dim, seed):
-    assert_exact(operands(batch, num_heads, length, head_dim, seed=seed))
 
 
 WITHOUT_AVX512 = ["-mno-avx512f"] if "avx512f" in CPUINFO.read_text() else []

@@ -76,12 +76,11 @@ def test_a_gradient_without_a_norm_ends_the_run_and_names_the_layer(monkeypatch,
 
 
 def test_good_weights_to_start_from_may_get_worse_as_long_as_they_beat_frequencies(corpus):
-    run = trainer.TrainingRun(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
-    run.judge(None, corpus.unigram_loss / 2, penalty=0.0, gradient_norm=1.0)
-    assert run.progress.initial_loss == corpus.unigram_loss
-    run = trainer.TrainingRun(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
-    run.judge(None, corpus.unigram_loss + 1, penalty=0.0, gradient_norm=1.0)
-    assert run.progress.initial_loss == corpus.unigram_loss + 1
+    unigram = corpus.unigram_loss
+    for first, initial in ((unigram / 2, unigram), (unigram + 1, unigram + 1)):
+        run = trainer.TrainingRun(candidate(), corpus, seed=0, folder=None, device="cpu", initial={})
+        run.judge(None, first, penalty=0.0, gradient_norm=1.0)
+        assert run.progress.initial_loss == initial
 
 
 @pytest.mark.parametrize(
