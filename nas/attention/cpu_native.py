@@ -7,7 +7,7 @@ With scores s_ij = q_i . k_j / sqrt(head_dim) and weights a = softmax(s) over j 
     ds_ij = a_ij (dO_i . v_j - dO_i . O_i - dE_i (ln a_ij + E_i))    with ln a_ij = s_ij - lse_i.
 
 Neither pass stores a T x T matrix; the backward pass computes the weights again, as flash attention does (Dao et al.
-2022, arXiv 2205.14135, algorithm 4).
+2022, arXiv 2205.14135, algorithm 4). The kernel is compiled for the present processor when first needed, and cached.
 """
 
 import ctypes

@@ -2,6 +2,9 @@
 
 The package tokenizers runs whatever the file says. A regular expression that gives up is a panic there, which is no
 `Exception` and writes a traceback of its own; replacements can make gigabytes of one letter.
+
+A SentencePiece BPE model, such as the published tokenizer of Languini, is converted. Source: google/sentencepiece,
+src/sentencepiece_model.proto, whose field numbers are the numbers below.
 """
 
 import base64

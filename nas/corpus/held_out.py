@@ -1,4 +1,13 @@
-"""The validation split without near-duplicates of training text."""
+"""The validation split without documents that repeat training text, which windows of five lines find.
+
+Lines are stripped and need a letter or a digit, so that indentation and layout do not hide a copy. A window is five
+such consecutive lines, or all of a shorter document. Windows are compared by hashes of 64 bits. Of a parent's text only
+the upper 32 bits are kept, so that a new window matches one of N distinct ones with probability N / 2**32: 4.4e-5 for
+the 189,152 of the builtin parent.
+
+Whole documents are excluded, since text around a copy is mostly copied too: each with more than a tenth of its windows
+in training text, and then those with the largest shares, until at most 2 % of all windows are repeated.
+"""
 
 import json
 import re

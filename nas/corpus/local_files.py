@@ -2,7 +2,8 @@
 
 A hash decides the split (of the relative path for files, of the text for rows), so that it depends neither on order nor
 on other files. Exact copies of a file are read once, and rows with equal text are in the same split, so that no
-validation text is trained on.
+validation text is trained on. Names that state a split follow the convention of the Hugging Face hub:
+`data/test-00000-of-00001.parquet` is of the test split.
 """
 
 import hashlib

@@ -158,7 +158,9 @@ def ngram_baseline(
 ) -> NgramBaseline:
     """Return the n-gram baseline of candidates trained and validated in sequences of seq_len tokens.
 
-    It is of text alone, without the token that begins a text.
+    It is of text alone, without the token that begins a text, and cached with the corpus. A model that has learned
+    something from its context is below the trigram. The hypervolume's reference is another unigram model,
+    `Corpus.unigram_loss`, of the whole training split.
 
     Args:
         tokens: training tokens of a candidate, in whole sequences; None for all. At most 2**24 are counted

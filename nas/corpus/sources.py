@@ -1,4 +1,4 @@
-"""Finds training text: from a name or path to a source of documents."""
+"""Finds training text: from a name or path to a source of documents. The Hugging Face hub needs the extra `hf`."""
 
 import os
 from collections.abc import Callable, Generator

@@ -1,4 +1,4 @@
-"""A candidate, which a trial trains: an architecture and the recipe that trains it."""
+"""A candidate, which a trial trains: an architecture and the recipe that trains it, at scale `paper` the papers'."""
 
 import hashlib
 import json

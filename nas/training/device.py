@@ -1,4 +1,7 @@
-"""The default device of a training, and the precision of products on a device."""
+"""The default device of a training, the precision of products on it, and compiled code.
+
+On CUDA, layers and losses of a training step run fused, one piece of code for each kind of layer.
+"""
 
 import logging
 import os
@@ -25,8 +28,6 @@ BACKENDS = {"cuda": "inductor"}  # by type of device; others are not compiled fo
 MOST_KINDS = 1 << 10  # of layers, with shapes and precisions, in one process; torch's limit of 8 is for functions
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-logger = logging.getLogger(__name__)
 
 
 def usual_device() -> Device:
@@ -140,7 +141,7 @@ def _compiled(function: Callable[..., Any], backend: Any) -> Any:
 
 @cache
 def _warn(reason: str) -> None:
-    logger.warning("layers cannot be compiled, so that steps take longer: %s", reason)
+    _log.warning("layers cannot be compiled, so that steps take longer: %s", reason)
 
 
 def _layer(layer: nn.Module, stream: Tensor, with_entropies: bool) -> Any:

@@ -2,6 +2,8 @@
 
 A run whose last `WINDOW` losses exceed its initial one is worse than untrained, not because of a spike or one batch.
 With a distillation schedule, which may remove parts at once, this rule holds only in the second half of the steps.
+
+On a GPU no training step waits for its numbers, which are judged some steps later (`Readings`).
 """
 
 import math

@@ -1,6 +1,7 @@
 """The loss of a recipe: cross-entropy, distillation from a parent, and the entropy penalty.
 
 Hidden states after each layer carry much more information per token than predictions (weights: docs/research-log.md).
+Attention entropy is also a diagnosis of collapse and overload (`summarise`).
 """
 
 import math

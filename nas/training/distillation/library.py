@@ -4,6 +4,10 @@ On a CPU it is trained layer by layer, so that memory holds only the input and o
 one alternative per thread, whose number and order change no result. On a GPU, all alternatives of as many layers as fit
 train at once (`trained_together`).
 
+A block score is the change of the parent's predictions when one of its sub-layers is replaced. Scoring takes a few
+minutes on one core at the width of the builtin parent, once for each parent, corpus and set of forms. Scores are cached
+next to the corpus as soon as a layer is scored, and saved with the run.
+
 Source: Bercovich et al. 2024, "Puzzle", arXiv 2411.19146, section 3: a library of blocks trained apart.
 """
 
