@@ -185,18 +185,10 @@ def test_targets_are_the_next_tokens(corpus):
     assert sum(len(inputs) for inputs, _ in batches[1:]) == 200 // 16
 
 
-def write(folder: Path, name: str, count: int) -> Path:
-    folder.mkdir()
-    for index in range(count):
-        lines = (f"{name}_{index}_{line} = {line * index}\n" for line in range(30))
-        (folder / f"{name}_{index}.py").write_text("".join(lines))
-    return folder
-
-
 @pytest.fixture
 def first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Corpus:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return prepare(str(write(tmp_path / "first", "value", 60)), 300)
+    return prepare(str(write_files(tmp_path / "first", 60, "value")), 300)
 
 
 def made(folder: Path, first: Corpus, of_parent=None) -> Corpus:
@@ -204,7 +196,7 @@ def made(folder: Path, first: Corpus, of_parent=None) -> Corpus:
 
 
 def test_all_of_it_validates_in_the_tokens_of_the_first(first, tmp_path):
-    folder = write(tmp_path / "other", "other", 5)
+    folder = write_files(tmp_path / "other", 5, "other")
     second = made(folder, first)
     assert [name for name, _ in second.held_out.documents] == [f"other_{index}.py" for index in range(5)]
     tokenizer = Tokenizer.from_file(str(Path(first.folder) / "tokenizer.json"))
@@ -218,7 +210,7 @@ def test_all_of_it_validates_in_the_tokens_of_the_first(first, tmp_path):
 
 
 def test_n_grams_of_the_first_are_looked_up_in_it(first, tmp_path):
-    second = made(write(tmp_path / "other", "other", 5), first)
+    second = made(write_files(tmp_path / "other", 5, "other"), first)
     here, there = (
         ngram_baseline(first, second=other_corpus, seq_len=16, validation_tokens=10**6)
         for other_corpus in (None, second)
@@ -229,10 +221,10 @@ def test_n_grams_of_the_first_are_looked_up_in_it(first, tmp_path):
 
 
 def test_one_that_cannot_be_a_second_is_refused_in_one_line(first, tmp_path):
-    folder = write(tmp_path / "other", "other", 5)
+    folder = write_files(tmp_path / "other", 5, "other")
     of_parent = to_keep(window_hashes((folder / "other_3.py").read_text()))
     small = made(folder, first)
-    copied = write(tmp_path / "copied", "copied", 1)
+    copied = write_files(tmp_path / "copied", 1, "copied")
     (copied / "moved.py").write_text((tmp_path / "first" / "value_7.py").read_text())
     for refused, said in (
         (lambda: made(copied, first), "must be other text than --data .* but shares 1 files with them, moved.py"),

@@ -287,10 +287,10 @@ def test_files_that_are_not_utf8_are_left_out_with_a_warning(tmp_path):
         open_source(str(folder))
 
 
-def write_files(folder: Path, count: int = 60) -> Path:
+def write_files(folder: Path, count: int = 60, name: str = "module") -> Path:
     """So many different files of 40 lines, no five lines of which are in two."""
     folder.mkdir()
     for index in range(count):
-        lines = (f"def function_{index}_{line}(x):\n    return x + {index * line}\n" for line in range(20))
-        (folder / f"module_{index}.py").write_text("".join(lines))
+        lines = (f"def {name}_{index}_{line}(x):\n    return x + {index * line}\n" for line in range(20))
+        (folder / f"{name}_{index}.py").write_text("".join(lines))
     return folder

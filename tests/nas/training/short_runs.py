@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from nas.conversion.transfer import transferred
+from nas.model.decoder import Decoder, build
+from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import SCALES, Recipe, Scale
 from nas.training import checkpoint
@@ -24,6 +28,13 @@ SCALE = replace(
 
 def candidate(name: str = "SM+LN+G", scale: Scale = SCALE, base: str = "tiny", **recipe: Any) -> Candidate:
     return Candidate(architecture=parse(name, BASES[base]).architecture, recipe=Recipe(scale=scale, **recipe))
+
+
+def parent_of(made: Candidate) -> tuple[Decoder, dict[str, Tensor]]:
+    """An untrained parent, and the weights that a candidate starts from."""
+    plain = replace(made, architecture=parse("SM+LN+G", BASES["tiny"]).architecture, recipe=Recipe(scale=SCALE))
+    parent = build(plain.trained, torch.Generator().manual_seed(7)).requires_grad_(False)
+    return parent, transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
 
 
 def before_every_step(monkeypatch: pytest.MonkeyPatch, act: Callable[[Objective], object]) -> None:

@@ -6,17 +6,14 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from nas.conversion.transfer import transferred
 from nas.model import cross_entropy
-from nas.model.decoder import build
-from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate, candidate_id
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import EntropyRegularisation, Freezing, Recipe
 from nas.training import device
 from nas.training.distillation.teacher import CachedTeacher
 from nas.training.trainer import train
-from tests.nas.training.short_runs import SCALE, candidate
+from tests.nas.training.short_runs import SCALE, candidate, parent_of
 
 pytestmark = [  # torch's own: of every stream, and under Python 3.13.0
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),
@@ -67,8 +64,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_gates_move_without_compiling_and_a_removed_part_leaves_another_kind(monkeypatch, corpus, caplog):
     route = DistillationSchedule(parent="p", placement="2xLSLGo", prediction_weight=0.5, end_share=0.6)
     made = candidate("2xooLGo", distillation=route, entropy=REGULARISED)
-    parent = build(candidate("SM+LN+G").trained, torch.Generator().manual_seed(7)).requires_grad_(False)
-    initial = transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
+    parent, initial = parent_of(made)
     run = partial(train, corpus=corpus, seed=0, initial=initial, teacher=CachedTeacher(parent, 16))
     eager = list(run(replace(made, recipe=replace(made.recipe, compile="off"))))
     graphs: list[int] = []

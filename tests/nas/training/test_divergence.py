@@ -10,10 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nas.conversion.transfer import transferred
 from nas.corpus.corpus import Corpus
-from nas.model.decoder import build
-from nas.model.weights import deployed_weights
 from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule
 from nas.recipe.recipe import EntropyRegularisation, Foldable
@@ -24,7 +21,7 @@ from nas.training.divergence import WINDOW, above_start
 from nas.training.objective import Objective
 from nas.training.outcome import Outcome, RungRecord
 from nas.training.trainer import TrainingRun, train
-from tests.nas.training.short_runs import SCALE, assert_resumes, before_every_step, candidate, timeless
+from tests.nas.training.short_runs import SCALE, assert_resumes, before_every_step, candidate, parent_of, timeless
 
 INFINITE, LARGE = (partial(torch.full_like, fill_value=value) for value in (math.inf, 1e20))
 
@@ -231,8 +228,7 @@ def test_a_part_that_leaves_the_model_is_captured_anew(monkeypatch, corpus, capt
         parent="p", placement="2xLSLGo", prediction_weight=0.5, hidden_state_weight=1.0, end_share=0.4
     )
     made = candidate("2xooLGo", LONG, distillation=route)
-    parent = build(candidate("SM+LN+G").trained, torch.Generator().manual_seed(7)).requires_grad_(False)
-    initial = transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
+    parent, initial = parent_of(made)
     run = partial(train, made, corpus, seed=0, initial=initial, teacher=LiveTeacher(parent, lowered=False))
     events = timeless(run())
     assert captures.count("captured") == 2

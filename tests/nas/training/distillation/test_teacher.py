@@ -24,7 +24,7 @@ from nas.training.trainer import TrainingRun, train
 from search_spaces.bases import BASES, Dimensions, base_architecture
 from search_spaces.notation import parse
 from tests.nas.training import short_runs
-from tests.nas.training.short_runs import SCALE, assert_resumes
+from tests.nas.training.short_runs import SCALE, assert_resumes, parent_of
 
 INPUTS = torch.randint(300, (3, 8), generator=torch.Generator().manual_seed(0))
 FLOOR = 0.3
@@ -183,24 +183,19 @@ def candidate(name: str, **recipe: Any) -> Candidate:
 
 @pytest.fixture
 def parent() -> Decoder:
-    made = replace(candidate("SM+LN+G"), recipe=Recipe(scale=SCALE))
-    return build(made.trained, torch.Generator().manual_seed(7)).requires_grad_(False)
+    return parent_of(candidate("SM+LN+G"))[0]
 
 
 def gated(parent: Decoder, made: Candidate, end_share: float = 0.6) -> tuple[Decoder, Gates]:
     model = Decoder(made.initial_architecture)
-    load_deployed(model, start(parent, made))
+    load_deployed(model, parent_of(made)[1])
     assert made.recipe.distillation is not None
     return model, Gates(model, made.trained, replace(made.recipe.distillation, end_share=end_share))
 
 
 def taught_run(parent: Decoder, made: Candidate, corpus: Corpus) -> TrainingRun:
-    weights, teacher = start(parent, made), CachedTeacher(parent, 16)
+    weights, teacher = parent_of(made)[1], CachedTeacher(parent, 16)
     return TrainingRun(made, corpus, seed=0, folder=None, device="cpu", initial=weights, teacher=teacher)
-
-
-def start(parent: Decoder, made: Candidate) -> dict[str, torch.Tensor]:
-    return transferred(parent.architecture, deployed_weights(parent), made.initial_architecture)
 
 
 @pytest.mark.parametrize("name", [name for name in TARGETS if not set("HFI") & set(name)])
@@ -223,7 +218,7 @@ def test_a_model_and_a_run_end_as_what_is_trained(parent, some_tokens, name, cor
     torch.testing.assert_close(model(tokens).logits, expected(tokens).logits)
     made = candidate(name, entropy=EntropyRegularisation())
     *_, outcome = train(
-        made, corpus, seed=0, folder=tmp_path, initial=start(parent, made), teacher=CachedTeacher(parent, 16)
+        made, corpus, seed=0, folder=tmp_path, initial=parent_of(made)[1], teacher=CachedTeacher(parent, 16)
     )
     assert outcome.status == "completed"
     load_stored(Decoder(made.trained), checkpoint.load_latest(tmp_path).weights)
@@ -250,7 +245,7 @@ def test_half_way_half_of_a_part_is_left(parent, some_tokens):
 @pytest.mark.parametrize(("stopped_after", "optimizer"), [(5, "adamw"), (9, "muon"), (10, "adamw")])
 def test_a_stopped_run_resumes_to_the_same_numbers(corpus, parent, tmp_path, stopped_after, optimizer):
     made = candidate("1xooLFs-1xlSooo", entropy=EntropyRegularisation(), optimizer=optimizer)
-    run = partial(train, made, corpus, seed=0, initial=start(parent, made), teacher=CachedTeacher(parent, 16))
+    run = partial(train, made, corpus, seed=0, initial=parent_of(made)[1], teacher=CachedTeacher(parent, 16))
     assert_resumes(run, tmp_path, stopped_after=stopped_after)
 
 
