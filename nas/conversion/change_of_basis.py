@@ -72,11 +72,13 @@ def rebase(
         if stop == num_layers:
             weights["logits.weight"] = weights["logits.weight"] @ bases[-1].axes
         for index, step in enumerate(steps, start):
-            parts = ("residual.alpha", "residual.beta", "fused.weight", "fused.bias")[: 2 * step.level]
-            for name in parts:  # which the step takes up
+            taken_up = ("residual.alpha", "residual.beta", "fused.weight", "fused.bias")[: 2 * step.level]
+            for name in taken_up:
                 weights.pop(f"layers.{index}.ffn.{name}", None)
-            layers[index] = replace(layers[index], stabiliser="none") if step.level else layers[index]
-            layers[index] = replace(layers[index], norm2="none", ffn="none") if step.level == 2 else layers[index]
+            if step.level:
+                layers[index] = replace(layers[index], stabiliser="none")
+            if step.level == 2:
+                layers[index] = replace(layers[index], norm2="none", ffn="none")
         origin = _origins(steps)[-1]
         if origin.any():
             behind_them = replace(architecture, layers=tuple(layers))

@@ -223,8 +223,8 @@ def _listed(
         warnings.warn(f"{folder}: {bad}, and left out; convert what should be read.", stacklevel=1)
     unique = [(relative, path, digest) for kind in (texts, tables) for digest, (relative, path) in kind.items()]
     split = split or ("train" if held_out else None)
-    splits = [*zip(unique, ("validation" if relative in held_out else split for relative, *_ in unique), strict=True)]
-    files = [File(path.stat().st_size, partial(_documents, path, name, its)) for (name, path, _), its in splits]
+    splits: dict[str, Split | None] = {name: "validation" if name in held_out else split for name, *_ in unique}
+    files = [File(path.stat().st_size, partial(_documents, path, name, splits[name])) for name, path, _ in unique]
     content = [[relative, key, *["validation"] * (relative in held_out)] for relative, _, key in unique]
     return Listing(files, content), left_out
 

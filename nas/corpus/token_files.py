@@ -80,7 +80,7 @@ def extend(
             with closing(stream.batches(progress.positions[index])) as batches:
                 while not (progress.ended[index] or progress.lengths[split] >= least):
                     batch = next(batches, None)
-                    progress = _after(progress, index, batch, _append(batch, encoder, files))
+                    progress = _appended(progress, index, batch, encoder, files)
                     report(progress, batch)
                     if progress.num_tokens - recorded.num_tokens >= COMMIT_TOKENS:
                         _record(folder, files, progress)
@@ -132,29 +132,23 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _append(batch: Batch | None, encoder: Encoder, files: dict[str, BinaryIO]) -> dict[str, int]:
-    """Write the documents of a batch, and return by how much each file has grown."""
-    added = dict.fromkeys(FILES, 0)
-    documents = batch.documents if batch else []
-    for document, ids in zip(documents, encoder.encode([document.text for document in documents]), strict=True):
+def _appended(
+    progress: PreparationProgress, index: int, batch: Batch | None, encoder: Encoder, files: dict[str, BinaryIO]
+) -> PreparationProgress:
+    """Write a batch of the stream `index`, None if it has ended, and return the progress after it."""
+    if batch is None:
+        return replace(progress, ended=[*progress.ended[:index], True, *progress.ended[index + 1 :]])
+    lengths, cuts = dict(progress.lengths), dict(progress.cuts)
+    encoded = encoder.encode([document.text for document in batch.documents])
+    for document, ids in zip(batch.documents, encoded, strict=True):
         windows, split = window_hashes(document.text), document.split
         files[split].write(ids.tobytes())
         files[f"{split}-windows"].write(windows.tobytes())
-        added[split] += len(ids)
-        added[f"{split}-windows"] += len(windows)
+        lengths[split] += len(ids)
+        lengths[f"{split}-windows"] += len(windows)
         if split == "validation":
             line = json.dumps([document.name, len(ids), len(windows)]) + "\n"
-            added["documents"] += files["documents"].write(line.encode())
-    return added
-
-
-def _after(
-    progress: PreparationProgress, index: int, batch: Batch | None, added: dict[str, int]
-) -> PreparationProgress:
-    if batch is None:
-        return replace(progress, ended=[*progress.ended[:index], True, *progress.ended[index + 1 :]])
-    lengths = {name: progress.lengths[name] + num_added for name, num_added in added.items()}
-    cuts = dict(progress.cuts)
+            lengths["documents"] += files["documents"].write(line.encode())
     while lengths["train"] >= (level := LEVEL_TOKENS << len(cuts)):
         cuts[str(level)] = lengths
     positions = [*progress.positions[:index], batch.position, *progress.positions[index + 1 :]]

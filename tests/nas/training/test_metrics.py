@@ -229,48 +229,40 @@ def test_the_weight_of_the_penalty_follows_its_schedule(corpus, monkeypatch):
     assert weights == pytest.approx([0.1, 0.2, 0.3, *[0.4] * 13])
 
 
+OLD, LOWERED = (
+    "V100 is too old for bfloat16 products; training in float32 instead",
+    "products are in bfloat16, which its",
+)
+
+
 @pytest.mark.parametrize(
-    ("asked", "device", "has_bfloat16", "expected"),
+    ("device", "asked", "scale", "has_bfloat16", "expected", "said"),
     [
-        (None, "cuda", True, "bfloat16"),
-        (None, "cuda:1", True, "bfloat16"),
-        ("float32", "cuda", True, "float32"),
-        ("tf32", "cuda", False, "tf32"),
-        (None, "cuda", False, "float32"),
-        ("bfloat16", "cuda", False, "float32"),
+        ("cuda", None, "proxy", True, "bfloat16", ""),
+        ("cuda:1", None, "proxy", True, "bfloat16", ""),
+        ("cuda", "float32", "proxy", True, "float32", ""),
+        ("cuda", "tf32", "proxy", False, "tf32", ""),
+        ("cuda", None, "proxy", False, "float32", OLD),
+        ("cuda", "bfloat16", "proxy", False, "float32", OLD),
+        ("cpu", None, "parent", True, "bfloat16", LOWERED),
+        ("cpu", None, "gpu", True, "bfloat16", LOWERED),
+        ("cpu", None, "parent", False, None, ""),
+        ("cpu", None, "proxy", True, None, ""),
+        ("cpu", None, "smoke", True, None, ""),
+        ("cpu", "float32", "parent", True, "float32", ""),
+        ("cpu", "bfloat16", "proxy", True, "bfloat16", ""),
+        ("cpu", "bfloat16", "parent", False, "bfloat16", "they are slower than float32 here"),
     ],
 )
-def test_a_gpu_trains_in_bfloat16_unless_asked_otherwise_or_too_old(
-    monkeypatch, caplog, asked, device, has_bfloat16, expected
+def test_a_precision_is_what_was_asked_or_suits_the_device_and_the_scale(
+    monkeypatch, caplog, device, asked, scale, has_bfloat16, expected, said
 ):
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: has_bfloat16)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "V100")
+    monkeypatch.setattr("nas.training.device.has_matrix_units", lambda: has_bfloat16)
     caplog.set_level("INFO", "nas")
-    assert on_device(RecipeChanges(precision=asked), device, "proxy").precision == expected
-    fell_back = device == "cuda" and not has_bfloat16 and asked != "tf32"
-    assert caplog.messages == ["V100 is too old for bfloat16 products; training in float32 instead"] * fell_back
-
-
-@pytest.mark.parametrize(
-    ("asked", "scale", "has_units", "expected", "said"),
-    [
-        (None, "parent", True, "bfloat16", "on the CPU, products are in bfloat16"),
-        (None, "gpu", True, "bfloat16", "on the CPU, products are in bfloat16"),
-        (None, "parent", False, None, ""),
-        (None, "proxy", True, None, ""),
-        (None, "smoke", True, None, ""),
-        ("float32", "parent", True, "float32", ""),
-        ("bfloat16", "proxy", True, "bfloat16", ""),
-        ("bfloat16", "parent", False, "bfloat16", "they are slower than float32 here"),
-    ],
-)
-def test_a_cpu_trains_real_models_in_bfloat16_where_it_has_matrix_units(
-    monkeypatch, caplog, asked, scale, has_units, expected, said
-):
-    monkeypatch.setattr("nas.training.device.has_matrix_units", lambda: has_units)
-    caplog.set_level("INFO", "nas")
-    assert on_device(RecipeChanges(precision=asked), "cpu", scale).precision == expected
+    assert on_device(RecipeChanges(precision=asked), device, scale).precision == expected
     assert len(caplog.messages) == bool(said)
     assert said in caplog.text
 
