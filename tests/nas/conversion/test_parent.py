@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from nas import train
+from nas.conversion import sampled_text
 from nas.conversion.parent import (
     BUILTIN,
     BUILTIN_FOLDER,
@@ -269,7 +270,8 @@ def source_of(parent: Parent, data: str = "parent", tokens: int = 2048) -> Docum
     return source
 
 
-def test_a_corpus_is_prepared_from_what_the_parent_writes(builtin: Parent, tmp_path: Path) -> None:
+def test_a_corpus_is_prepared_from_what_the_parent_writes(builtin: Parent, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(sampled_text, "BATCH", 8)
     tokenizer = builtin.model.tokenizer
     assert tokenizer is not None
     corpus = prepare("parent", 512, tmp_path, tokenizer=tokenizer, source=source_of(builtin), tokens=2048)

@@ -159,16 +159,16 @@ def test_too_small_a_vocabulary_or_split_is_refused(files, corpus, tmp_path):
 
 
 def test_an_epoch_visits_every_chunk_once_and_the_next_in_another_order(corpus):
-    chunks = num_sequences(corpus, "train", 8)
+    chunks = num_sequences(corpus, "train", 64)
     visited = [
         [
-            tuple(train_batch(corpus, step=epoch * chunks + place, batch=1, seq_len=8, seed=0)[0][0].tolist())
+            tuple(train_batch(corpus, step=epoch * chunks + place, batch=1, seq_len=64, seed=0)[0][0].tolist())
             for place in range(chunks)
         ]
         for epoch in range(2)
     ]
     tokens = corpus.tokens("train").tolist()
-    expected = Counter(tuple(tokens[8 * index : 8 * index + 8]) for index in range(chunks))
+    expected = Counter(tuple(tokens[64 * index : 64 * index + 64]) for index in range(chunks))
     assert Counter(visited[0]) == Counter(visited[1]) == expected
     assert visited[0] != visited[1]
     first, again, other = (train_batch(corpus, step=5, batch=4, seq_len=16, seed=seed)[0] for seed in (1, 1, 2))
