@@ -1,6 +1,6 @@
 import csv
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -140,6 +140,11 @@ def break_gradient(objective: Objective) -> None:
     objective.get_parameter("model.layers.0.ffn.fused.weight").register_hook(INFINITE)
 
 
+def at_the_eleventh(act: Callable[[Objective], None], calls: Iterator[int], objective: Objective) -> None:
+    if next(calls) == 11:
+        act(objective)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize(
     ("act", "reason"),
@@ -153,8 +158,7 @@ def test_a_diverged_step_is_named_and_moves_no_weight(monkeypatch, corpus, tmp_p
     results = []
     for lag, most_captured in ((0, 0), (LAG, 0), (LAG, 1 << 14)):
         with monkeypatch.context() as patched:
-            calls = count(1)
-            before_every_step(patched, lambda objective, calls=calls: next(calls) == 11 and act(objective))
+            before_every_step(patched, partial(at_the_eleventh, act, count(1)))
             patched.setitem(divergence.LAG, "cpu", lag)
             patched.setitem(step_graph.MOST_CAPTURED, "cpu", most_captured)
             results.append(told(made, corpus, tmp_path / f"{lag} {most_captured}"))
