@@ -30,7 +30,7 @@ from costmodel.execution.interpreter import Array, Weights, operands
 from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.ops import OpGraph
 from costmodel.protocols.ckks import CkksTestbed, placed_by_layer
-from costmodel.protocols.ckks_forms import FORMS, PRIMITIVES, Machine
+from costmodel.protocols.ckks_forms import FORMS, PRIMITIVES, Machine, Primitive
 from costmodel.protocols.ckks_packing import Packing, packing_of
 from costmodel.protocols.ckks_placement import Placement, place
 from costmodel.protocols.ckks_steps import Step
@@ -208,7 +208,7 @@ def measured_times(library: Library, bootstrap_s: float | None = None) -> CkksTe
     """
     slots = np.random.default_rng(SEED).uniform(-1, 1, library.slots)
     levels = sorted({round(level) for level in np.linspace(1, library.levels, NUM_LEVELS)})
-    least: dict[str, list[float]] = {name: [] for name in PRIMITIVES}
+    least: dict[Primitive, list[float]] = {name: [] for name in PRIMITIVES}
     for level in levels:
         runs = []
         for _ in range(NUM_RUNS):

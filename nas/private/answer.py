@@ -183,7 +183,9 @@ def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
 
 
 def agreement_document(agreement: Agreement | None) -> dict[str, Any] | None:
-    return agreement and {
+    if agreement is None:
+        return None
+    return {
         "num_positions": agreement.num_positions,
         "top1": agreement.top1,
         "top1_interval": list(agreement.interval),
