@@ -24,7 +24,7 @@ from xdist.scheduler import LoadScopeScheduling
 from costmodel import ops
 from costmodel.cost import Budget, Price
 from costmodel.engine.children import kept_children
-from costmodel.engine.installed import INSTALL_CRYPTEN
+from costmodel.engine.registry import INSTALL_CRYPTEN
 from costmodel.estimate import Pricer
 from costmodel.protocols import TRUST
 from nas.corpus.corpus import Corpus, prepare

@@ -7,7 +7,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from costmodel.engine.installed import CRYPTEN_VERSION
+from costmodel.engine.registry import CRYPTEN_VERSION
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

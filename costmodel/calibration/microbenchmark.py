@@ -7,21 +7,31 @@ resume.
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from importlib.metadata import version
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from rich.progress import Progress, TimeElapsedColumn
+
 from costmodel import ops
+from costmodel.config.console import Console
 from costmodel.config.schema import decode
+from costmodel.config.units import format_seconds
 from costmodel.config.user_files import MOST_JSON, plain_json, read_bytes
 from costmodel.engine import spu
-from costmodel.errors import UserError
+from costmodel.engine.plan import CRYPTEN
+from costmodel.engine.registry import INSTALL, check_installed
+from costmodel.engine.session import Measured
+from costmodel.errors import StoppedError, UserError
 from costmodel.ops import OP_TYPES, OnScores, Op
 from costmodel.protocols.compute_testbed import kind, op_name
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.protocols.identity import ENGINE
+from costmodel.protocols.primitives import EngineSetting, Holder
 
 T = TypeVar("T")
 
@@ -55,7 +65,7 @@ class Series:
     `cold` is true if every run has a session of its own, in which large memory is used for the first time.
     """
 
-    weights: Literal["secret", "server"]
+    weights: Holder
     sizes: tuple[Op, ...]
     repeats: tuple[int, ...]
     cold: bool = False
@@ -96,18 +106,18 @@ def plan(protocol: str) -> tuple[Series, ...]:
     An op with weights has two series: with weights that are secret-shared, and with weights that the server holds.
     """
     sizes = [_sizes(op_type, forms) for op_type in OP_TYPES for forms in _forms(op_type)]
-    secret = [_series(protocol, "secret", ops_of_kind) for ops_of_kind in sizes]
-    server = [_series(protocol, "server", ops_of_kind) for ops_of_kind in sizes if ops_of_kind[0].weights == "hidden"]
-    return tuple(series for series in (*secret, *server) if _is_priced(protocol, series))
-
-
-def _is_priced(protocol: str, series: Series) -> bool:
-    engine = ENGINE_PROTOCOLS[protocol]
-    try:
-        engine.comm(series.sizes[0], engine.setting(weights=series.weights))
-    except UserError:
-        return False
-    return True
+    planned, engine = list[Series](), ENGINE_PROTOCOLS[protocol]
+    repeats, more_repeats = REPEATS[engine.is_slow], MORE_REPEATS[engine.is_slow]
+    holders: tuple[Holder, ...] = ("secret", "server")
+    for weights in holders:
+        for of_kind in sizes:
+            if weights == "secret" or of_kind[0].weights == "hidden":
+                with suppress(UserError):  # for an op without a price
+                    engine.comm(of_kind[0], engine.setting(weights=weights))
+                    more = _more(type(of_kind[0]), is_slow=engine.is_slow)
+                    counts = (*repeats[: len(of_kind)], *[more_repeats] * len(more))
+                    planned.append(Series(weights=weights, sizes=(*of_kind[: len(repeats)], *more), repeats=counts))
+    return tuple(planned)
 
 
 def _forms(op_type: type[Op]) -> list[dict[str, Any]]:
@@ -124,16 +134,6 @@ def _sizes(op_type: type[Op], forms: dict[str, Any]) -> tuple[Op, ...]:
     if issubclass(op_type, OnScores):
         return tuple(make(heads=heads, queries=queries, keys=keys) for heads, queries, keys in SCORES)
     return _by_elements(make)
-
-
-def _series(protocol: str, weights: Literal["secret", "server"], sizes: tuple[Op, ...]) -> Series:
-    is_slow = ENGINE_PROTOCOLS[protocol].is_slow
-    repeats, more = REPEATS[is_slow], _more(type(sizes[0]), is_slow=is_slow)
-    return Series(
-        weights=weights,
-        sizes=(*sizes[: len(repeats)], *more),
-        repeats=(*repeats[: len(sizes)], *[MORE_REPEATS[is_slow]] * len(more)),
-    )
 
 
 def _more(op: type, *, is_slow: bool) -> tuple[Op, ...]:
@@ -155,7 +155,7 @@ def measure(
     protocol: str,
     setting: EngineSetting,
     known: Iterable[Timing],
-    run: Callable[..., Sequence[spu.Measured]] = spu.measure,
+    run: Callable[..., Sequence[Measured]] = spu.measure,
 ) -> Iterator[Timing]:
     """Yield the timing of every series, in order, running those that are not `known` or had another number of runs.
 
@@ -200,15 +200,58 @@ def saved(path: Path) -> tuple[Timing, ...]:
 
     A UserError that names file and line is raised for a line that is not a timing.
     """
-    lines = read_bytes(path, MOST_JSON).splitlines(keepends=True) if path.exists() else []
-    return tuple(
-        _timing(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1) if line.endswith(b"\n")
-    )
+    timings = []
+    for number, line in enumerate(read_bytes(path, MOST_JSON).splitlines(keepends=True) if path.exists() else [], 1):
+        if line.endswith(b"\n"):
+            where = f"{path}, line {number}"
+            data = plain_json(line, f"{where} must be JSON (delete the line to measure what it held again)")
+            timings.append(decode(Timing, data, where))
+    return tuple(timings)
 
 
-def _timing(line: bytes, where: str) -> Timing:
-    data = plain_json(line, f"{where} must be JSON (delete the line to measure what it held again)")
-    return decode(Timing, data, where)
+def check_engine(protocol: str) -> None:
+    """Check that the engine is installed and has the version of the formulas; a UserError is raised if not."""
+    check_installed(protocol)
+    if protocol != CRYPTEN and (engine := f"SecretFlow-SPU {version('spu')}") != ENGINE:
+        raise UserError(f"the engine must be {ENGINE}, which the formulas are of, but is {engine}; run: {INSTALL}")
+
+
+def timings_file(output: Path, protocol: str, setting: EngineSetting, num_pass: int = 1) -> Path:
+    """Return the file of the timings so far, beside the testbed to be written, for pass `num_pass` (from 1)."""
+    threads = "" if setting.threads == 1 else f".{setting.threads}-threads"
+    later = "" if num_pass == 1 else f".pass-{num_pass}"
+    return output.with_suffix(f".{protocol}{threads}{later}.timings.jsonl")
+
+
+def timed_run(
+    plan: Sequence[Series],
+    protocol: str,
+    setting: EngineSetting,
+    path: Path,
+    expected_s: Callable[[Series], float] = lambda series: 1.0,
+) -> list[Timing]:
+    """Return the timing of every series; those in the file at `path` are not measured again.
+
+    `expected_s` estimates a series in any unit, from which the time left is reported on stderr. A StoppedError that
+    says how to resume is raised if the engine fails.
+    """
+    known, timings = saved(path), list[Timing]()
+    console, total = Console(stderr=True, highlight=False, soft_wrap=True), len(plan)
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=console) as progress:
+        task = progress.add_task(protocol, total=sum(map(expected_s, plan)), visible=console.is_terminal)
+        try:
+            for series, timing in zip(plan, measure(plan, protocol, setting, known), strict=True):
+                if timing not in known:
+                    save(timing, path)
+                timings.append(timing)
+                progress.update(task, advance=expected_s(series), description=f"{protocol}: {timing.kind}")
+                if not console.is_terminal:
+                    left_s = progress.tasks[task].time_remaining
+                    eta = "" if left_s is None else f", about {format_seconds(left_s)} left"
+                    console.print(f"{protocol}: {timing.kind}, {len(timings)} of {total} series{eta}")
+        except StoppedError as error:
+            raise StoppedError(f"{error} Timings so far are in {path}; run the command again to go on.") from None
+    return timings
 
 
 def _by_elements(op: Callable[..., Op]) -> tuple[Op, ...]:

@@ -2,19 +2,18 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
 from costmodel.calibration import microbenchmark
-from costmodel.calibration.ckks_times import dump
-from costmodel.calibration.ckks_times import measured as measured_times
-from costmodel.calibration.fit_compute import fit_testbed as fit_compute
-from costmodel.calibration.fit_memory import dump_memory, measured_memory
-from costmodel.calibration.model_testbed import measured_model
-from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
+from costmodel.calibration.fits import fit_testbed as fit_compute
+from costmodel.calibration.fits import measured_memory, measured_model
+from costmodel.calibration.microbenchmark import check_engine, timed_run, timings_file
 from costmodel.commands.output import console, print_blocks
+from costmodel.config import strict_yaml
 from costmodel.config.units import format_seconds
-from costmodel.engine.ckks_library import Library, load_library
+from costmodel.engine.ckks_library import Library, load_library, measured_times
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.model_spec import ModelOptions, resolve_model
@@ -72,7 +71,7 @@ def calibrate(
             raise UserError("protocol ckks is measured by primitive, on one thread; leave all flags but --output out.")
         to = _writable(protocol, output)
         load_library()
-        return write(to, dump(measured_times(Library(MOST_LEVELS, is_bootstrapped=True))))
+        return write(to, strict_yaml.dump(asdict(measured_times(Library(MOST_LEVELS, is_bootstrapped=True)))))
     if engine not in (None, own := ENGINE_PROTOCOLS[protocol].engine):
         raise UserError(f"--engine of protocol {protocol} is {own}, but got {engine}; leave it out.")
     if memory:
@@ -87,7 +86,7 @@ def calibrate(
             ).graph
             for d_model, layers, seq_len in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]
         ]
-        return write(to, dump_memory(measured_memory(graphs, protocol, console(stderr=True).print)))
+        return write(to, strict_yaml.dump(asdict(measured_memory(graphs, protocol, console(stderr=True).print))))
     asked = None if for_ is None else resolve_model(for_, options)
     measured = [] if asked is None else [asked, asked.folded]  # `estimate` also prices the folded model
     graphs = [part.graph for part in measured if part is not None]

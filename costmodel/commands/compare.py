@@ -6,17 +6,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.calibration.ckks_times import SECONDS_BAR, STATED_ERROR
-from costmodel.calibration.ckks_times import compare as compare_ckks
 from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
 from costmodel.engine.children import kept_children
-from costmodel.engine.ckks_library import PACKAGE, VERSION, Library, load_library
+from costmodel.engine.ckks_library import PACKAGE, SECONDS_BAR, STATED_ERROR, VERSION, Library, load_library
+from costmodel.engine.ckks_library import compare as compare_ckks
 from costmodel.engine.compare import compare as run_both
 from costmodel.engine.compare import predict
-from costmodel.engine.installed import check_installed
-from costmodel.engine.measured_rounds import parse_delays
-from costmodel.engine.registry import engine_of
+from costmodel.engine.registry import check_installed, engine_of
+from costmodel.engine.spu import parse_delays
 from costmodel.errors import UserError
 from costmodel.estimate import estimate as price_graph
 from costmodel.execution.interpreter import load_weights

@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from costmodel import ops
-from costmodel.deployment.blocks import in_query_blocks, in_vocab_blocks
-from costmodel.deployment.client_layers import halves
-from costmodel.deployment.last_token import decode_step, for_last_row
-from costmodel.deployment.public_layers import public_layers, with_public_layers
+from costmodel.deployment.known_layers import halves, public_layers, with_public_layers
+from costmodel.deployment.rewrites import decode_step, for_last_row, in_query_blocks, in_vocab_blocks
 from costmodel.errors import UserError
 from costmodel.ops import Encoding, Input, OpGraph
 
@@ -80,15 +78,6 @@ def deploy(graph: OpGraph, deployment: Deployment, num_tokens: int | None = None
     """
     if deployment.public_layers is not None:
         graph = with_public_layers(graph, public_layers(deployment.public_layers))
-    graph = _of_one_sequence(graph, deployment, num_tokens)
-    if deployment.vocab_blocks > 1:
-        graph = in_vocab_blocks(graph, deployment.vocab_blocks)
-    if deployment.batch > 1:
-        graph = in_batch(graph, deployment.batch)
-    return graph if deployment.client_layers is None else halves(graph, deployment.client_layers).private
-
-
-def _of_one_sequence(graph: OpGraph, deployment: Deployment, num_tokens: int | None) -> OpGraph:
     if deployment.embedding == "lookup":
         looked_up = [
             replace(node, op=replace(node.op, encoding="lookup")) if isinstance(node.op, ops.TokenEmbedding) else node
@@ -96,10 +85,16 @@ def _of_one_sequence(graph: OpGraph, deployment: Deployment, num_tokens: int | N
         ]
         graph = replace(graph, nodes=tuple(looked_up))
     if deployment.phase == "decode":
-        return decode_step(graph, num_tokens)
-    if deployment.projection == "last":
+        graph = decode_step(graph, num_tokens)
+    elif deployment.projection == "last":
         graph = for_last_row(graph, through_layers=deployment.rows == "needed")
-    return graph if deployment.query_block is None else in_query_blocks(graph, deployment.query_block)
+    if deployment.query_block is not None and deployment.phase == "prefill":
+        graph = in_query_blocks(graph, deployment.query_block)
+    if deployment.vocab_blocks > 1:
+        graph = in_vocab_blocks(graph, deployment.vocab_blocks)
+    if deployment.batch > 1:
+        graph = in_batch(graph, deployment.batch)
+    return graph if deployment.client_layers is None else halves(graph, deployment.client_layers).private
 
 
 def in_batch(graph: OpGraph, batch: int) -> OpGraph:
@@ -107,9 +102,7 @@ def in_batch(graph: OpGraph, batch: int) -> OpGraph:
     rewritten = {op: op.in_batch(batch) for op in dict.fromkeys(node.op for node in graph)}
     return OpGraph(
         nodes=tuple(replace(node, op=rewritten[node.op]) for node in graph),
-        inputs=tuple(
-            Input(name=cache.name, shape=(cache.shape[0] * batch, *cache.shape[1:])) for cache in graph.inputs
-        ),
+        inputs=tuple(Input(name=read.name, shape=(read.shape[0] * batch, *read.shape[1:])) for read in graph.inputs),
     )
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import select
 import socket
+import ssl
 import struct
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from threading import Event, Lock, Thread
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from costmodel.config.units import format_bytes, format_seconds
 
@@ -28,6 +29,7 @@ LEAVE, FAREWELL = "leave", "farewell"  # what the client tells the others, and t
 ALIVE = "alive"  # a frame that every party sends again and again, and no party reads
 BEAT_S = 0.5  # time between two of these
 JOINED_BYTES = 1 << 16  # a frame of up to this size is copied into one piece and sent at once
+TLS_PIECE_BYTES = 1 << 16  # what one call encrypts
 PIECE_BYTES = 1 << 20  # memory for a blob grows from this size as its bytes come
 
 RETRY_S = 0.1  # between two attempts to connect to a party that does not listen yet, or to accept a connection
@@ -35,13 +37,18 @@ RETRY_S = 0.1  # between two attempts to connect to a party that does not listen
 Blob: TypeAlias = bytes | bytearray | memoryview  # of bytes
 
 
-def callers(
-    server: socket.socket, waiting: deque[socket.socket], most: int, is_open: Callable[[], bool]
-) -> Iterator[socket.socket]:
-    """Yield everybody who connects, until the server is closed and `is_open` is false.
+def hear_callers(
+    server: socket.socket,
+    most: int,
+    is_open: Callable[[], bool],
+    hear: Callable[[socket.socket, deque[socket.socket]], object],
+) -> None:
+    """Hear everybody who connects, each in a thread, until the server is closed and `is_open` is false.
 
-    waiting: those who have not said yet who they are, to which this adds; the longest waiting leaves beyond `most`.
+    hear: called with a connection and those that have not said yet who they are, from which it removes its own; beyond
+        `most`, the longest waiting of these leaves.
     """
+    waiting = deque[socket.socket]()
     while is_open():
         try:
             connection, _ = server.accept()
@@ -52,19 +59,7 @@ def callers(
         if len(waiting) > most:
             with suppress(OSError):
                 waiting.popleft().shutdown(socket.SHUT_RDWR)
-        yield connection
-
-
-class Connection(Protocol):
-    """The methods that a channel needs of a socket, or of a TLS connection that is used like a socket."""
-
-    @property
-    def family(self) -> int: ...
-    def fileno(self) -> int: ...
-    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int: ...
-    def sendall(self, data: Blob, /) -> None: ...
-    def setsockopt(self, level: int, name: int, value: int, /) -> None: ...
-    def close(self) -> None: ...
+        Thread(target=hear, args=(connection, waiting), daemon=True).start()
 
 
 class Frame(NamedTuple):
@@ -80,6 +75,76 @@ class GoneError(ConnectionError):
 
 class BrokenError(GoneError):
     """The peer is silent or sends something that is not a frame; the text says which, such as "is silent"."""
+
+
+class RefusedError(GoneError):
+    """The peer does not accept our certificate."""
+
+
+class Sealed:
+    """A TLS connection that one thread may read while another writes, which `ssl.SSLSocket` by itself does not allow.
+
+    It has those methods of sockets that channels and relays use; `recv_into` never waits.
+    """
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        connection.setblocking(False)
+        self._connection, self._lock = connection, Lock()
+        self.setsockopt, self.fileno = connection.setsockopt, connection.fileno
+        self.close = connection.close
+
+    @property
+    def family(self) -> int:
+        return self._connection.family
+
+    def shutdown(self, how: int) -> None:
+        """End a direction of the connection below, and leave the other one encrypted, unlike `ssl.SSLSocket`."""
+        super(ssl.SSLSocket, self._connection).shutdown(how)
+
+    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
+        """Receive the bytes that have come. Raise BlockingIOError if there are none, RefusedError if we are refused."""
+        try:
+            with self._lock:
+                return self._connection.recv_into(buffer, nbytes)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise BlockingIOError from None
+        except ssl.SSLError as error:
+            raise (RefusedError if "ALERT" in (error.reason or "") else GoneError)(str(error)) from None
+
+    def recv(self, num_bytes: int) -> bytes:
+        """Wait for some bytes and return them; none once the peer has ended."""
+        buffer = bytearray(num_bytes)
+        while True:
+            try:
+                return bytes(buffer[: self.recv_into(memoryview(buffer))])
+            except BlockingIOError:
+                self._wait(select.POLLIN)
+
+    def sendall(self, data: Blob, /) -> None:
+        view = memoryview(data).cast("B")
+        for start in range(0, len(view), TLS_PIECE_BYTES):
+            piece = view[start : start + TLS_PIECE_BYTES]
+            while piece:
+                try:
+                    with self._lock:
+                        piece = piece[self._connection.send(piece) :]
+                except ssl.SSLWantWriteError:
+                    self._wait(select.POLLOUT)
+                except ssl.SSLWantReadError:
+                    self._wait(select.POLLIN)
+
+    def __enter__(self) -> "Sealed":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _wait(self, event: int) -> None:
+        (waiting := select.poll()).register(self.fileno(), event)
+        waiting.poll()
+
+
+Connection: TypeAlias = socket.socket | Sealed
 
 
 class Channel:
@@ -175,7 +240,7 @@ class Channel:
 
 
 class Peers:
-    """The other parties, as one party sees them: channels by rank, each read by its own thread as frames come.
+    """The other parties, as one party sees them: `channels` by rank, each read by its own thread as frames come.
 
     So no party waits for a peer that is gone. `on_gone` is called at once, in that thread, with the rank and the reason
     if a peer left without a farewell, was silent for `idle_s`, or sent something that is not a frame.
@@ -189,7 +254,7 @@ class Peers:
         idle_s: float = math.inf,
         is_awake: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._channels, self._on_gone, self._idle_s, self._is_awake = channels, on_gone, idle_s, is_awake
+        self.channels, self._on_gone, self._idle_s, self._is_awake = channels, on_gone, idle_s, is_awake
         self._frames: dict[int, SimpleQueue[Frame]] = {rank: SimpleQueue() for rank in channels}
         self._readers = [Thread(target=self._read, args=(rank,), daemon=True) for rank in channels]
         for reader in self._readers:
@@ -201,20 +266,15 @@ class Peers:
     @property
     def sent_bytes(self) -> int:
         """Bytes sent to all peers so far."""
-        return sum(channel.sent_bytes for channel in self._channels.values())
-
-    def limit(self, max_blob_bytes: float) -> None:
-        """Set the most bytes of blobs in a frame from now on."""
-        for channel in self._channels.values():
-            channel.max_blob_bytes = max_blob_bytes
+        return sum(channel.sent_bytes for channel in self.channels.values())
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted(self._channels))
+        return iter(sorted(self.channels))
 
     def send(self, rank: int, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
         """Send a frame to one peer; if that peer is gone, its reader reports it."""
         with suppress(GoneError):
-            self._channels[rank].send(header, blobs)
+            self.channels[rank].send(header, blobs)
 
     def send_all(self, header: dict[str, Any], blobs: Sequence[Blob] = ()) -> None:
         """Send the same header to every peer."""
@@ -230,13 +290,13 @@ class Peers:
         for reader in self._readers:
             reader.join()
         self._is_over.set()
-        for channel in self._channels.values():
+        for channel in self.channels.values():
             channel.close()
 
     def _read(self, rank: int) -> None:
         try:
             while True:
-                frame = self._channels[rank].receive(idle_s=self._idle_s)
+                frame = self.channels[rank].receive(idle_s=self._idle_s)
                 self._frames[rank].put(frame)
                 if frame.header.get("kind") == FAREWELL:
                     return

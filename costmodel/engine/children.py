@@ -42,6 +42,7 @@ MOST_NAME = 1024  # bytes of an op's name
 LOG = 1  # a child's standard output, which it reads too
 
 Commands: TypeAlias = SimpleQueue[Frame]
+Told: TypeAlias = SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None]  # headers and blobs to send; None ends
 
 # Children that wait for a job, by their number of threads; None outside `kept_children`.
 _idle: ContextVar["dict[int, list[Child]] | None"] = ContextVar("idle", default=None)
@@ -80,7 +81,7 @@ class Child:
     channel: Channel
     output: int
     progress: Progress
-    commands: SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None]
+    commands: Told
     ending: ExitStack
     is_free: bool = True
 
@@ -173,7 +174,7 @@ def _started(threads: int) -> Child:
             )
         stack.callback(process.wait)
         stack.callback(process.kill)
-        commands: SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None] = SimpleQueue()
+        commands: Told = SimpleQueue()
         Thread(target=_send, args=(commands, channel), daemon=True).start()
         stack.callback(commands.put, None)
         return Child(
@@ -187,7 +188,7 @@ def _started(threads: int) -> Child:
         )
 
 
-def _send(commands: SimpleQueue[tuple[dict[str, Any], Sequence[Blob]] | None], channel: Channel) -> None:
+def _send(commands: Told, channel: Channel) -> None:
     with suppress(GoneError):
         while (command := commands.get()) is not None:
             channel.send(*command)
@@ -206,15 +207,15 @@ def environment(threads: int) -> dict[str, str]:
 def commands_of_parent(channel: Channel, folder: Path) -> Commands:
     """Return a queue of the parent's commands. The process ends with its parent, and deletes its folder."""
     commands: Commands = SimpleQueue()
-    Thread(target=_read, args=(channel, commands, folder), daemon=True).start()
+
+    def read() -> None:
+        with suppress(GoneError):
+            while True:
+                commands.put(channel.receive())
+        end(folder, 0)
+
+    Thread(target=read, daemon=True).start()
     return commands
-
-
-def _read(channel: Channel, commands: Commands, folder: Path) -> None:
-    with suppress(GoneError):
-        while True:
-            commands.put(channel.receive())
-    end(folder, 0)
 
 
 def end(folder: Path, status: int) -> NoReturn:

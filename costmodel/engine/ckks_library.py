@@ -1,19 +1,21 @@
-"""CKKS by a library on the CPU, on one thread; every call is counted and timed by primitive.
+"""CKKS by a library on the CPU, on one thread: a model's run, and the times of primitives by level, as a testbed.
 
 The library is DESILO's, by DESILO Inc. (https://desilo.ai): under Python 3.11 the wheels of others do not import. Its
 rings with a bootstrap have N = 2^16 and 128 bits of security, with keys of 5 GB. In smaller rings, which it has for
 fewer levels, a bootstrap is decrypted and encrypted by the holder of the secret key: for tests of counts and results.
 
-Steps run with bootstraps where they are placed. The server folds public ranges, of a run in the clear, into its
-plaintexts: the greatest score, and the sums of a row.
+The server folds public ranges, of a run in the clear, into its plaintexts: the greatest score, and the sums of a row.
+Every call is counted and timed by primitive; seconds are of the CPU, so that other programs hardly count. Primitives
+are measured before and after a run, and the faster ones predict it.
 """
 
 import importlib
 import math
+import platform
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import cycle
 from typing import Any, TypeAlias
@@ -21,19 +23,26 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from costmodel import ops
+from costmodel.engine.compare import SEED, drawn_tokens, drawn_weights
 from costmodel.errors import UserError
+from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights, operands
 from costmodel.execution.op_functions import evaluate, numpy_library
-from costmodel.ops import Node, OpGraph
-from costmodel.protocols.ckks_forms import FORMS, Machine
+from costmodel.ops import OpGraph
+from costmodel.protocols.ckks import CkksTestbed, placed_by_layer
+from costmodel.protocols.ckks_forms import FORMS, PRIMITIVES, Machine, Primitive
 from costmodel.protocols.ckks_packing import Packing, packing_of
-from costmodel.protocols.ckks_placement import Placement
+from costmodel.protocols.ckks_placement import Placement, place
 from costmodel.protocols.ckks_steps import Step
 
 PACKAGE, VERSION = "desilofhe", "2.0.0"
 Value: TypeAlias = list[Any]
 # kinds of steps that a library runs
 KINDS = {"linear", "moved", "rotary", "scores", "eighth_power", "row_sum", "inverse", "product", "mix", "square"}
+NUM_LEVELS, NUM_RUNS = 5, 2
+SMALLER = 0.4  # factor of drawn embeddings, since a bootstrap holds from -1 to 1
+STATED_ERROR = 1e-2  # of logits: a bootstrap of the library has an error of 5e-5, which later products enlarge
+SECONDS_BAR = 0.25
 
 
 def load_library() -> Any:
@@ -51,7 +60,7 @@ class Library(Machine):
     """The machine of steps, under a key pair of its own; `counts` and `seconds` (of CPU) are by primitive.
 
     A value is a list of ciphertexts; a shorter list is used again for every set. levels: levels of a fresh or
-    bootstrapped ciphertext. is_bootstrapped: whether bootstraps are real. named: returns the plaintexts of a name.
+    bootstrapped ciphertext. is_bootstrapped: whether bootstraps are real. plaintexts: those of the step that runs.
     """
 
     def __init__(self, levels: int, *, is_bootstrapped: bool) -> None:
@@ -68,14 +77,17 @@ class Library(Machine):
             self.bootstrap_keys = self.product_key, engine.create_conjugation_key(key), self.rotations, small
         self.counts: Counter[str] = Counter()
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.named: Callable[..., Any] = lambda name, *given: None
+        self.plaintexts: Plaintexts | None = None
 
-    def _timed(self, primitive: str, call: Any, *given: Any) -> Any:
-        started = time.process_time()
-        result = call(*given)
-        self.seconds[primitive] += time.process_time() - started
-        self.counts[primitive] += 1
-        return result
+    def _timed(self, primitive: str, call: Any, value: Value, *given: Any) -> Value:
+        """Return the results of a call for every ciphertext of a value."""
+        results = []
+        for part in value:
+            started = time.process_time()
+            results.append(call(part, *given))
+            self.seconds[primitive] += time.process_time() - started
+        self.counts[primitive] += len(value)
+        return results
 
     def encrypted(self, slots: Array, level: int | None = None) -> Any:
         return self.engine.encrypt(_turned(slots), self.public_key, self.levels if level is None else level)
@@ -86,9 +98,8 @@ class Library(Machine):
     def bootstrapped(self, value: Value) -> Value:
         """Return the value at the highest level; its slots must be from -1 to 1."""
         if self.is_bootstrapped:
-            lowered = self.lowered(value, 0)
-            return [self._timed("bootstrap", self.engine.bootstrap, part, *self.bootstrap_keys) for part in lowered]
-        return [self._timed("bootstrap", lambda one: self.encrypted(self.decrypted(one)), part) for part in value]
+            return self._timed("bootstrap", self.engine.bootstrap, self.lowered(value, 0), *self.bootstrap_keys)
+        return self._timed("bootstrap", lambda part: self.encrypted(self.decrypted(part)), value)
 
     def lowered(self, value: Value, level: int) -> Value:
         return [part if part.level == level else self.engine.level_down(part, level) for part in value]
@@ -100,28 +111,28 @@ class Library(Machine):
     def rotation(self, value: Value, left: int) -> Value:
         """Rotate by a power of two, to the left or, with a key of its own, to the right."""
         if left > 0:
-            return [self._timed("rotation", self.engine.roll, part, self.rotations, left) for part in value]
+            return self._timed("rotation", self.engine.roll, value, self.rotations, left)
         if left not in self.right:
             self.right[left] = self.engine.create_fixed_rotation_key(self.secret_key, -left)
-        return [self._timed("rotation", self.engine.rotate, part, self.right[left]) for part in value]
+        return self._timed("rotation", self.engine.rotate, value, self.right[left])
 
     def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
         """Encode and multiply plaintexts; the caller rescales. into: ciphertexts that the products are added up to."""
         if into:
-            of = self.named(*slots)
+            of = getattr(self.plaintexts, slots[0])(*slots[1:])
             rows = [self.plain(value, [of(row, at) for at in range(len(value))]) for row in range(into)]
             return [reduce(self.engine.add, row) for row in rows]
-        pairs = zip(value, self._slots(slots, len(value)), strict=True)
-        return [self._timed("plain_product", self.engine.multiply, part, _turned(by)) for part, by in pairs]
+        pairs = list(zip(value, map(_turned, self._slots(slots, len(value))), strict=True))
+        return self._timed("plain_product", lambda pair: self.engine.multiply(*pair), pairs)
 
     def rescaled(self, value: Value) -> Value:
-        return [self._timed("rescale", self.engine.rescale, part) for part in value]
+        return self._timed("rescale", self.engine.rescale, value)
 
     def multiplied(self, a: Value, b: Value) -> Value:
-        return [self._timed("product", self.engine.multiply, *pair) for pair in zip(a, cycle(b), strict=False)]
+        return self._timed("product", lambda pair: self.engine.multiply(*pair), list(zip(a, cycle(b), strict=False)))
 
     def relinearised(self, value: Value) -> Value:
-        return [self._timed("relinearisation", self.engine.relinearize, part, self.product_key) for part in value]
+        return self._timed("relinearisation", self.engine.relinearize, value, self.product_key)
 
     def summed(self, *values: Value) -> Value:
         return [reduce(self.engine.add, parts) for parts in zip(*self.aligned(values), strict=True)]
@@ -135,8 +146,9 @@ class Library(Machine):
 
     def _slots(self, plaintexts: Any, num: int) -> Sequence[Array]:
         """Return the slots of each ciphertext's plaintext: of a list, a name, or a number in all of them."""
-        given = self.named(*plaintexts) if isinstance(plaintexts, tuple) else plaintexts
-        return given if isinstance(given, list) else [np.full(self.slots, given)] * num
+        if isinstance(plaintexts, tuple):
+            plaintexts = getattr(self.plaintexts, plaintexts[0])(*plaintexts[1:])
+        return plaintexts if isinstance(plaintexts, list) else [np.full(self.slots, plaintexts)] * num
 
 
 def _turned(slots: Array) -> Array:
@@ -144,7 +156,88 @@ def _turned(slots: Array) -> Array:
     return np.ascontiguousarray(slots[::-1])
 
 
-def check(placement: Placement, clear: Mapping[str, Array]) -> None:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CkksComparison:
+    """Counts and seconds by primitive; `saved` are bootstraps that a placement over the whole graph would save."""
+
+    predicted: Mapping[str, int]
+    measured: Mapping[str, int]
+    predicted_s: Mapping[str, float]
+    measured_s: Mapping[str, float]
+    saved: int
+    logits_max_abs_error: float
+
+    @property
+    def seconds_error(self) -> float:
+        return sum(self.predicted_s.values()) / sum(self.measured_s.values()) - 1
+
+
+def compare(graph: OpGraph, library: Library, weights: Weights | None = None) -> CkksComparison:
+    """Run an op graph under the library; a UserError is raised for a step or numbers that it cannot run."""
+    placed = placed_by_layer(graph.nodes, library.slots, library.levels)
+    generator = np.random.default_rng(SEED)
+    drawn, tokens = drawn_weights(graph, generator), drawn_tokens(graph, generator)
+    for name in drawn:
+        drawn[name] *= SMALLER if name.partition(".")[0] in ("embed", "position") else 1.0
+    used = drawn if weights is None else weights
+    clear = interpreter.values(graph, used, tokens)
+    _check(placed, clear)
+    first = measured_times(library)
+    library.counts.clear()
+    library.seconds.clear()
+    packing = packing_of(graph.nodes, library.slots)
+    server = Plaintexts(graph=graph, weights=used, clear=clear, packing=packing, step=placed.steps[0])
+    result = _run(placed, library, server, interpreter.inputs(graph, tokens))
+    counts, seconds = +library.counts, dict(library.seconds)
+    again = measured_times(library, first.bootstrap_s[0]).primitives
+    least = {name: tuple(map(min, values, again[name])) for name, values in first.primitives.items()}
+    return CkksComparison(
+        predicted=placed.counts,
+        measured=counts,
+        predicted_s=replace(first, primitives=least).seconds(placed),
+        measured_s=seconds,
+        saved=placed.counts["bootstrap"] - place(placed.steps, library.levels).counts["bootstrap"],
+        logits_max_abs_error=float(np.abs(result - clear[graph.nodes[-1].name]).max()),
+    )
+
+
+def measured_times(library: Library, bootstrap_s: float | None = None) -> CkksTestbed:
+    """Return a testbed: the fastest of two runs of each primitive, at levels from 1 to the highest.
+
+    bootstrap_s: seconds of a bootstrap, if known; measuring it takes minutes.
+    """
+    slots = np.random.default_rng(SEED).uniform(-1, 1, library.slots)
+    levels = sorted({round(level) for level in np.linspace(1, library.levels, NUM_LEVELS)})
+    least: dict[Primitive, list[float]] = {name: [] for name in PRIMITIVES}
+    for level in levels:
+        runs = []
+        for _ in range(NUM_RUNS):
+            before = library.seconds.copy()
+            value = library.rotation([library.encrypted(slots, level)], 1)
+            library.rescaled(library.plain(value, [slots]))
+            library.relinearised(library.multiplied(value, value))
+            runs.append({name: library.seconds[name] - before[name] for name in PRIMITIVES})
+        for name, seconds in least.items():
+            seconds.append(float(f"{min(run[name] for run in runs):.4g}"))
+    if bootstrap_s is None:
+        before_s = library.seconds["bootstrap"]
+        library.bootstrapped([library.encrypted(slots, 0)])
+        bootstrap_s = float(f"{library.seconds['bootstrap'] - before_s:.4g}")
+    return CkksTestbed(
+        protocol="ckks",
+        machine=f"{platform.machine()}, one thread; seconds of the CPU",
+        source=f"measured under {PACKAGE} {VERSION}",
+        slots=library.slots,
+        levels=library.levels,
+        at_levels=tuple(levels),
+        primitives={name: tuple(seconds) for name, seconds in least.items()},
+        at_slots=(library.slots,),
+        bootstrap_s=(bootstrap_s,),
+        error=SECONDS_BAR,
+    )
+
+
+def _check(placement: Placement, clear: Mapping[str, Array]) -> None:
     """Check that a library runs every step, and holds what is bootstrapped; `clear` are the outputs of all nodes."""
     lasts = {step.node.name: step for step in placement.steps}
     for step in placement.steps:
@@ -158,16 +251,9 @@ def check(placement: Placement, clear: Mapping[str, Array]) -> None:
             raise UserError(f"a bootstrap holds from -1 to 1, but {of.node.name!r} has {size:.3g}; scale its weights.")
 
 
-def run(
-    placement: Placement,
-    library: Library,
-    graph: OpGraph,
-    weights: Weights,
-    clear: Mapping[str, Array],
-    inputs: Mapping[str, Array],
-) -> Array:
+def _run(placement: Placement, library: Library, server: "Plaintexts", inputs: Mapping[str, Array]) -> Array:
     """Return the last step's output; `inputs` are matrices that the client encrypts. Values are dropped after use."""
-    steps, packing = placement.steps, packing_of(graph.nodes, library.slots)
+    steps, packing = placement.steps, server.packing
     values = {name: [library.encrypted(slots) for slots in packed(matrix, packing)] for name, matrix in inputs.items()}
     last_use = {name: index for index, step in enumerate(steps) for name in step.inputs}
     for index, step in enumerate(steps):
@@ -176,7 +262,7 @@ def run(
         read = [values[name] for name in step.inputs]
         if step.depth:
             read = [library.lowered(value, placement.levels[index]) for value in read]
-        library.named = Plaintexts(graph=graph, weights=weights, clear=clear, packing=packing, step=step).of
+        library.plaintexts = replace(server, step=step)
         values[step.name] = step.program(library, *read)
         for name in set(step.inputs):
             if last_use[name] == index:
@@ -192,25 +278,18 @@ def packed(matrix: Array, packing: Packing) -> list[Array]:
     num, period = packing.num(width), packing.period(width)
     padded = np.zeros((packing.tokens, num * period))
     padded[:num_tokens, :width] = matrix
-    blocks = np.split(np.tile(padded, packing.columns // period), num, axis=1)
-    return [block.T.reshape(-1) for block in blocks]
+    return [block.T.reshape(-1) for block in np.split(np.tile(padded, packing.columns // period), num, axis=1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plaintexts:
-    """The server's plaintexts in a step: masks, weights and biases. Programs name each one by the method that makes it.
-
-    clear: outputs of all nodes in the clear.
-    """
+    """Masks, weights and biases of the server in a step, by method, as programs name them; `clear` are all outputs."""
 
     graph: OpGraph
     weights: Weights
     clear: Mapping[str, Array]
     packing: Packing
     step: Step
-
-    def of(self, name: str, *given: int) -> Any:
-        return getattr(self, name)(*given)
 
     def diagonals(self, part: int, first: int) -> Callable[[int, int], Array]:
         """Return a function from an output and an input (`baby steps` x the ciphertexts of a row) to its slots."""
@@ -244,22 +323,20 @@ class Plaintexts:
         return next(node.op.head_dim for node in self.graph if isinstance(node.op, ops.AttentionScores))
 
     def added(self) -> list[Array]:
+        """Return what is added to all numbers, or to scores that are seen; a row that sees one key attends to it."""
         op: Any = self.step.node.op
-        if isinstance(op, ops.ScoreBound):
-            return self._bounds(op)
-        is_square = isinstance(op, ops.Square)
-        matrix = np.full(op.output_shape, op.shift) if is_square else operands(self.step.node, self.weights)["weight"]
-        return packed(matrix, self.packing)
-
-    def _bounds(self, op: ops.ScoreBound) -> list[Array]:
-        """Return what is added to scores that are seen; a row that sees one key attends to it."""
-        bound, sets = operands(self.step.node, self.weights)["weight"], self.step.output.sets
-        query, distance = np.arange(op.queries)[:, None], np.arange(sets * self.step.output.window)
+        if isinstance(op, ops.Square):
+            return packed(np.full(op.output_shape, op.shift), self.packing)
+        weight = operands(self.step.node, self.weights)["weight"]
+        if not isinstance(op, ops.ScoreBound):
+            return packed(weight, self.packing)
+        sets, window = self.step.output.sets, self.step.output.window
+        query, distance = np.arange(op.queries)[:, None], np.arange(sets * window)
         seen = (query >= distance) & (query > 0)
-        added = np.where(seen[None], -bound[:, None, None] / self._greatest_score, 0.0)  # heads x queries x distances
+        added = np.where(seen[None], -weight[:, None, None] / self._greatest_score, 0.0)  # heads x queries x distances
         added[:, 0, 0] = 1.0
-        windows = np.split(added, sets, axis=2)
-        return [part for one in windows for part in packed(np.concatenate(list(one), axis=1), self.packing)]
+        by_set = [np.concatenate(list(window), axis=1) for window in np.split(added, sets, axis=2)]
+        return [part for matrix in by_set for part in packed(matrix, self.packing)]
 
     def angles(self, which: int) -> list[Array]:
         """Return cosines (0), or the sines in the slots of a head's first half (1) or second half (2), 0 elsewhere."""
@@ -299,9 +376,9 @@ class Plaintexts:
         return self._sums[0] / self._sums[1]
 
     @property
-    def _softmax(self) -> Node:
-        layer = (node for node in self.graph if node.layer == self.step.node.layer)
-        return next(node for node in layer if isinstance(node.op, ops.Softmax))
+    def _softmax(self) -> ops.Node:
+        layer = self.step.node.layer
+        return next(node for node in self.graph if node.layer == layer and isinstance(node.op, ops.Softmax))
 
     @property
     def _greatest_score(self) -> float:

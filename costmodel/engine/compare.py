@@ -12,8 +12,9 @@ import numpy as np
 
 from costmodel import ops
 from costmodel.engine import spu
-from costmodel.engine.measured_rounds import MeasuredRounds, measured_rounds
 from costmodel.engine.registry import walk
+from costmodel.engine.session import Measured
+from costmodel.engine.spu import MeasuredRounds
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.execution.memory import PeakMemory, load_memory, peak_memory
@@ -43,7 +44,7 @@ class Comparison:
     protocol: str
     setting: EngineSetting
     drawn_weights: bool
-    by_op: tuple[tuple[Node, Comm, spu.Measured], ...]
+    by_op: tuple[tuple[Node, Comm, Measured], ...]
     logits_max_abs_error: float
     top1_agreement: float
     predicted_s: tuple[float, ...] | None
@@ -58,7 +59,7 @@ class Comparison:
         return total_comm(comm for _, comm, _ in self.by_op)
 
     @property
-    def measured(self) -> spu.Measured:
+    def measured(self) -> Measured:
         return spu.total_measured(cost for _, _, cost in self.by_op)
 
 
@@ -105,12 +106,12 @@ def compare(
     rounds = None
     if delays_s is not None:
         job = spu.graph_job(graph, used, tokens, caches, protocol=protocol, setting=setting)
-        rounds = measured_rounds(job, delays_s=delays_s)
+        rounds = spu.measured_rounds(job, delays_s=delays_s)
     return Comparison(
         protocol=protocol,
         setting=setting,
         drawn_weights=weights is None,
-        by_op=tuple((node, comm, cost) for comm, (node, cost) in zip(predicted, run.by_op, strict=True)),
+        by_op=tuple(zip(graph.nodes, predicted, run.by_op, strict=True)),
         logits_max_abs_error=float(np.abs(run.logits - clear).max()),
         top1_agreement=float(np.mean(run.logits.argmax(axis=1) == clear.argmax(axis=1))),
         predicted_s=predicted_s,

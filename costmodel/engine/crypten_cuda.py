@@ -7,10 +7,9 @@ Everything but the kernels also runs on a CPU, with device `emulated`.
 """
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,8 +19,9 @@ from torch.overrides import TorchFunctionMode
 from costmodel.config.units import format_bytes
 from costmodel.engine.programs import operands
 from costmodel.errors import UserError
-from costmodel.execution.memory import last_readers
+from costmodel.execution.memory import alive_bytes
 from costmodel.ops import OpGraph, output_shapes
+from costmodel.protocols.primitives import EngineSetting
 
 DIGIT_BITS, NUM_DIGITS = 22, 3
 LONGEST = 2048  # so many products of digits, each at most 2^42, have a sum that fits the 53 bits of a double
@@ -32,8 +32,7 @@ PROCESS_BYTES = 1 << 30  # GPU memory of a process without a model: CUDA's conte
 COPIES = 16  # of an op's operands: masks, opened numbers, digits, levels of a comparison
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a party computes; `as_on_card` is whether it computes products and masks in the way of a GPU."""
 
     device: torch.device
@@ -44,8 +43,8 @@ def place_of(device: str, rank: int) -> Place:
     """Return the place of a party; several GPUs are taken by rank. Raise UserError as `check_device`."""
     check_device(device)
     if device == "cuda":
-        return Place(device=torch.device("cuda", rank % torch.cuda.device_count()), as_on_card=True)
-    return Place(device=torch.device("cpu"), as_on_card=device == "emulated")
+        return Place(torch.device("cuda", rank % torch.cuda.device_count()), as_on_card=True)
+    return Place(torch.device("cpu"), as_on_card=device == "emulated")
 
 
 def exact_matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -152,7 +151,7 @@ def check_device(device: str) -> None:
         raise UserError(f"--device cuda needs a GPU with CUDA, but torch {torch.__version__} finds none; leave it out.")
 
 
-def require_room(steps: Iterable[OpGraph], place: Place, num_processes: int) -> None:
+def require_room(steps: Sequence[OpGraph], place: Place, num_processes: int, setting: EngineSetting) -> None:
     """Raise UserError if the parties of a session need more memory than their GPU has.
 
     `num_processes` is the number of parties on this machine, the dealer included.
@@ -160,7 +159,7 @@ def require_room(steps: Iterable[OpGraph], place: Place, num_processes: int) -> 
     if place.device.type != "cuda":
         return
     sharing = -(-num_processes // torch.cuda.device_count())
-    needed = sharing * card_bytes(tuple(steps))
+    needed = sharing * card_bytes(steps, setting)
     if needed > (have := torch.cuda.get_device_properties(place.device).total_memory):
         raise UserError(
             f"a card must have {format_bytes(needed)} for {sharing} of the parties, but {place.device} has "
@@ -168,18 +167,12 @@ def require_room(steps: Iterable[OpGraph], place: Place, num_processes: int) -> 
         )
 
 
-def card_bytes(steps: Sequence[OpGraph]) -> int:
+def card_bytes(steps: Sequence[OpGraph], setting: EngineSetting) -> int:
     """Estimate the peak memory of a party on a GPU: its shares, and COPIES of the operands of its largest op."""
-    held = sum(prod(operand.shape) for operand in operands(steps))
-    return PROCESS_BYTES + WORD_BYTES * (held + max(map(_working_elements, steps)))
-
-
-def _working_elements(graph: OpGraph) -> int:
-    sizes = {name: prod(shape) for name, shape in output_shapes(graph).items()}
-    spent, alive, most = last_readers(graph.nodes), 0, 0
-    for node in graph:
-        alive += sizes[node.name]
-        shapes = (*node.op.input_shapes, *node.op.weight_shapes.values())
-        most = max(most, alive + COPIES * (sizes[node.name] + sum(map(prod, shapes))))
-        alive -= sum(sizes[name] for name in spent[node.name])
-    return most
+    held, most = sum(prod(operand.shape) for operand in operands(steps)), 0
+    for graph in steps:
+        shapes = output_shapes(graph)
+        for node, alive in zip(graph, alive_bytes(graph, "crypten", setting), strict=True):
+            touched = (shapes[node.name], *node.op.input_shapes, *node.op.weight_shapes.values())
+            most = max(most, alive + COPIES * WORD_BYTES * sum(map(prod, touched)))
+    return PROCESS_BYTES + WORD_BYTES * held + most

@@ -14,7 +14,6 @@ import os
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
 
@@ -23,8 +22,8 @@ import torch
 from torch import Size, Tensor
 
 from costmodel.engine.channel import Blob, Peers
+from costmodel.engine.crypten_arrays import unsigned_quotient
 from costmodel.engine.crypten_cuda import CardDraws, Place
-from costmodel.engine.crypten_functions import unsigned_quotient
 from costmodel.engine.runtime import Traffic
 from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
 
@@ -74,13 +73,11 @@ def from_blob(blob: Blob, shape: Sequence[int], device: torch.device) -> Tensor:
     return torch.frombuffer(blob, dtype=torch.int64).reshape(tuple(shape)).to(device)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Correlation:
+class Correlation(NamedTuple):
     """Masks and the products that the dealer makes of them.
 
     opened: combines the two shares of a mask. function: computes the product from masks and further arguments.
-        corrected:
-        returns the client's share of the product, from the product and the server's share.
+    corrected: returns the client's share of the product, from the product and the server's share.
     """
 
     opened: Callable[[Tensor, Tensor], Tensor]
@@ -92,13 +89,13 @@ def _quotients(mask: Tensor, divisor: int) -> Tensor:
     return torch.stack((unsigned_quotient(mask, divisor), (mask < 0).long()))
 
 
-CORRELATIONS: dict[str, Correlation] = {
-    "mul": Correlation(opened=operator.add, function=operator.mul, corrected=operator.sub),
-    "matmul": Correlation(opened=operator.add, function=torch.matmul, corrected=operator.sub),
-    "square": Correlation(opened=operator.add, function=torch.square, corrected=operator.sub),
-    "and": Correlation(opened=operator.xor, function=operator.and_, corrected=operator.xor),
-    "quotients": Correlation(opened=operator.add, function=_quotients, corrected=operator.sub),
-    "bit": Correlation(opened=operator.xor, function=lambda mask: mask & 1, corrected=operator.sub),
+CORRELATIONS = {
+    "mul": Correlation(operator.add, operator.mul, operator.sub),
+    "matmul": Correlation(operator.add, torch.matmul, operator.sub),
+    "square": Correlation(operator.add, torch.square, operator.sub),
+    "and": Correlation(operator.xor, operator.and_, operator.xor),
+    "quotients": Correlation(operator.add, _quotients, operator.sub),
+    "bit": Correlation(operator.xor, lambda mask: mask & 1, operator.sub),
 }
 
 
@@ -196,7 +193,12 @@ class Dealer:
             self.peers.receive(CLIENT)
         else:
             self.ahead += 1
-        blobs = list(map(self._corrected, products))
+        blobs = []
+        for kind, shapes, arguments in products:
+            correlation, (first, second) = CORRELATIONS[kind], self.draws
+            masks = [correlation.opened(first(shape), second(shape)) for shape in shapes]
+            result = correlation.function(*masks, *arguments)
+            blobs.append(to_blob(correlation.corrected(result, second(result.shape))))
         if blobs:
             self.peers.send(CLIENT, {"kind": "dealt"}, blobs)
         return Traffic(sum(map(len, blobs)), int(bool(blobs)))
@@ -206,9 +208,3 @@ class Dealer:
         for _ in range(self.ahead):
             self.peers.receive(CLIENT)
         self.ahead = 0
-
-    def _corrected(self, product: Product) -> Blob:
-        correlation, (first, second) = CORRELATIONS[product.kind], self.draws
-        masks = [correlation.opened(first(shape), second(shape)) for shape in product.shapes]
-        result = correlation.function(*masks, *product.arguments)
-        return to_blob(correlation.corrected(result, second(result.shape)))

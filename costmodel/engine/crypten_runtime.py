@@ -14,16 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from costmodel.engine.assignment import CLIENT, Assignment
 from costmodel.engine.channel import Blob, Peers
-from costmodel.engine.crypten_arrays import LIBRARY, OWN_FUNCTIONS, Secret, imported_crypten
+from costmodel.engine.crypten_arrays import LIBRARY, SECRET_FUNCTIONS, Secret, imported_crypten
 from costmodel.engine.crypten_cuda import ExactProducts, place_of, require_room
 from costmodel.engine.crypten_dealer import Dealer, Masks, Product, Zeros, draws_at, from_blob, to_blob
-from costmodel.engine.plan import variables
+from costmodel.engine.plan import CLIENT, Assignment, variables
 from costmodel.engine.programs import operand_shapes, weight_variables
 from costmodel.engine.runtime import Runtime, Traffic
 from costmodel.execution.arithmetic import SCALED
-from costmodel.execution.op_functions import FUNCTIONS, Array
+from costmodel.execution.op_functions import Array
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES, WEIGHT_SCALE
@@ -85,7 +84,6 @@ class CryptenRuntime(Runtime):
         self.pasts: list[dict[str, str]] = []
         self.steps: tuple[OpGraph, ...] = ()
         self.done: list[Traffic] = []
-        self.functions = FUNCTIONS | OWN_FUNCTIONS
 
     def shares(self, value: Array, op: Op | None = None) -> list[Any]:
         """Return integers of 64 bits for secrets; for weights that all parties know, the numbers themselves."""
@@ -110,7 +108,7 @@ class CryptenRuntime(Runtime):
         return (first + second) * 2.0**-self.setting.fraction_bits
 
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
-        require_room(steps, self.place, self.on_machine)
+        require_room(steps, self.place, self.on_machine, self.setting)
         self.pasts = [variables(graph) if step else {} for step, graph in enumerate(steps)]
         self.steps = steps
 
@@ -122,20 +120,16 @@ class CryptenRuntime(Runtime):
             self.crypten.communicator.get = Alone
             return
         (seed,) = self.peers.receive(DEALER).blobs
-        self.masks = self._provide(Masks(self.rank, draws_at(self.place, seed), self.peers))
+        self.masks = Masks(self.rank, draws_at(self.place, seed), self.peers)
+        self.crypten.mpc.get_default_provider = lambda: self.masks
         self.crypten.communicator.get = lambda: self.link
-
-    def _provide(self, provider: Any) -> Any:
-        self.crypten.mpc.get_default_provider = lambda: provider
-        return provider
 
     def hold(self, values: Mapping[str, Any]) -> None:
         self.known |= {name: self._held(value) for name, value in values.items()}
 
     def _held(self, value: Array) -> Any:
-        """Return numbers that all parties know as they are, and a share as a secret."""
-        is_public = value.dtype == np.float64
-        if is_public:
+        """Return numbers that all parties know, which are doubles, as they are, and a share as a secret."""
+        if value.dtype == np.float64:
             return value
         return Secret(self.crypten.mpc.MPCTensor.from_shares(torch.from_numpy(value).to(self.place.device)))
 
@@ -159,12 +153,13 @@ class CryptenRuntime(Runtime):
 
     def _evaluated(self, op: Op, weights: Mapping[str, Any], sources: Sequence[Any]) -> Any:
         with self.crypten.no_grad(), self.products_of():
-            return self.functions[type(op)](op, LIBRARY, weights, *sources)
+            return SECRET_FUNCTIONS[type(op)](op, LIBRARY, weights, *sources)
 
     def _products(self, node: Node) -> list[Product]:
         """Return the products that an op takes, found by running it on zeros."""
         if node.op not in self.products:
-            zeros = self._provide(Zeros(self.place.device))
+            zeros = Zeros(self.place.device)
+            self.crypten.mpc.get_default_provider = lambda: zeros
             blank = {name: np.zeros(shape) for name, shape in operand_shapes(node).items()}
             weights = {name: self._held(self.shares(value, node.op)[0]) for name, value in blank.items()}
             if not node.op.is_local:

@@ -1,12 +1,12 @@
-"""Private inference next to inference in plaintext: a prompt and its greedy continuation, or whole sequences."""
+"""Private inference next to inference in plaintext, and the agreement of their logits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
-from costmodel.engine.agreement import Agreement, compared
 from costmodel.engine.plan import variables
 from costmodel.engine.session import Session, StepRun
 from costmodel.execution import interpreter
@@ -14,7 +14,55 @@ from costmodel.execution.arithmetic import Arithmetic
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import OpGraph
 
+Z_95 = 1.959963984540054  # 0.975 quantile of the standard normal distribution
 NONE: Mapping[str, Array] = MappingProxyType({})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """Number of positions with the same most likely token, and the largest absolute error of any logit.
+
+    largest_share: the largest error relative to the largest logit of its step.
+    """
+
+    num_positions: int
+    num_equal: int
+    largest_error: float
+    largest_share: float = 0.0
+
+    @property
+    def top1(self) -> float:
+        """Share of positions with the same most likely token, from 0 to 1."""
+        return self.num_equal / self.num_positions
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of `top1`. Source: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953."""
+        share, spread = self.top1, Z_95**2 / self.num_positions
+        centre = (share + spread / 2) / (1 + spread)
+        half = math.sqrt(spread * (share * (1 - share) + spread / 4)) / (1 + spread)
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def compared(private: Array, clear: Array) -> Agreement:
+    """Return the agreement of two arrays of logits, each positions x vocab."""
+    error, largest = float(np.abs(private - clear).max()), float(np.abs(clear).max())
+    return Agreement(
+        num_positions=len(clear),
+        num_equal=int((private.argmax(axis=-1) == clear.argmax(axis=-1)).sum()),
+        largest_error=error,
+        largest_share=error / largest if largest else error,
+    )
+
+
+def joined(parts: list[Agreement]) -> Agreement:
+    """Return the agreement over the positions of all parts."""
+    return Agreement(
+        num_positions=sum(part.num_positions for part in parts),
+        num_equal=sum(part.num_equal for part in parts),
+        largest_error=max(part.largest_error for part in parts),
+        largest_share=max(part.largest_share for part in parts),
+    )
 
 
 class ClearRun:
@@ -58,57 +106,35 @@ class ClientLayers:
         return {graph.nodes[-1].name: self.run.output(graph, tokens)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class PrivateToken:
-    """A new token, the cost of its step, and how its logits agree with plaintext ones; None if there are none."""
-
-    token: int
-    cost: StepRun
-    agreement: Agreement | None
-
-
 def generate(
     session: Session,
     graphs: Sequence[OpGraph],
     prompt: Sequence[int],
     clear: ClearRun | None,
-    end: int | None,
+    ends: Container[int] = (),
     layers: ClientLayers | None = None,
-) -> Iterator[PrivateToken]:
-    """Yield the most likely token of each step, which the next step reads, up to the token `end` or the last graph.
+) -> Iterator[tuple[StepRun, Agreement | None]]:
+    """Yield the run of each step, whose token the next one reads, up to a token of `ends` or the last graph.
 
-    `clear` is the plaintext model, which reads the same tokens, and `layers` are the client's own; each may be None.
-    Raise StoppedError if a party fails.
+    With each comes its agreement with `clear`, the plaintext model, if there is one, which reads the same tokens.
+    `layers` are the client's own, if it has any. Raise StoppedError if a party fails.
     """
     tokens: Array = np.asarray(prompt)
     for step, graph in enumerate(graphs):
-        cost, expected = _run(session, step, graph, tokens, clear, layers)
-        agreement = None if expected is None else compared(cost.logits[-1:], expected[-1:])
-        token = int(cost.logits[-1].argmax())
-        yield PrivateToken(token=token, cost=cost, agreement=agreement)
-        if token == end:
+        run, expected = run_step(session, step, graph, tokens, clear, layers)
+        yield run, None if expected is None else compared(run.logits[-1:], expected[-1:])
+        if run.token in ends:
             return
-        tokens = np.asarray([token])
+        tokens = np.asarray([run.token])
 
 
-def sequences(
-    session: Session,
-    graph: OpGraph,
-    tokens: Sequence[Array],
-    clear: ClearRun,
-    layers: ClientLayers | None = None,
-) -> Iterator[tuple[StepRun, Array]]:
-    """Yield the run of each sequence and its plaintext logits (tokens x vocab). Raise StoppedError if a party fails."""
-    for sequence in tokens:
-        run, expected = _run(session, 0, graph, sequence, clear, layers)
-        assert expected is not None
-        yield run, expected
-
-
-def _run(
+def run_step(
     session: Session, step: int, graph: OpGraph, tokens: Array, clear: ClearRun | None, layers: ClientLayers | None
 ) -> tuple[StepRun, Array | None]:
-    """Run a step in plaintext, which may be out of range, then privately, with the client's tokens or hidden states."""
+    """Run a step in plaintext, which may be out of range, then privately, with the client's tokens or hidden states.
+
+    Return the private run and the plaintext logits, as `generate` says. Raise StoppedError if a party fails.
+    """
     if layers is None:
         expected = None if clear is None else clear.output(graph, tokens)
         return session.run(step, {"tokens": interpreter.encoded(graph, tokens)}), expected

@@ -1,87 +1,17 @@
 """Keys of parties for links by TLS: each party has a private key, and the certificates of all, which are pinned."""
 
 import math
-import select
 import socket
 import ssl
 import time
 from pathlib import Path
-from threading import Lock
 
 from costmodel.config.user_files import MOST_YAML, open_file
-from costmodel.engine.channel import Blob, GoneError
+from costmodel.engine.channel import Sealed
 from costmodel.errors import UserError
 
 KEY = "key.pem"
-TLS_PIECE_BYTES = 1 << 16  # what one call encrypts
 HANDSHAKE_S = 10.0  # of an engine's connection
-
-
-class RefusedError(GoneError):
-    """The peer does not accept our certificate."""
-
-
-class Sealed:
-    """A TLS connection that one thread may read while another writes, which `ssl.SSLSocket` by itself does not allow.
-
-    It has those methods of sockets that channels and relays use; `recv_into` never waits.
-    """
-
-    def __init__(self, connection: ssl.SSLSocket) -> None:
-        connection.setblocking(False)
-        self._connection, self._lock = connection, Lock()
-        self.setsockopt, self.fileno = connection.setsockopt, connection.fileno
-        self.close = connection.close
-
-    @property
-    def family(self) -> int:
-        return self._connection.family
-
-    def shutdown(self, how: int) -> None:
-        """End a direction of the connection below, and leave the other one encrypted, unlike `ssl.SSLSocket`."""
-        super(ssl.SSLSocket, self._connection).shutdown(how)
-
-    def recv_into(self, buffer: memoryview, nbytes: int = 0, flags: int = 0, /) -> int:
-        """Receive the bytes that have come. Raise BlockingIOError if there are none, RefusedError if we are refused."""
-        try:
-            with self._lock:
-                return self._connection.recv_into(buffer, nbytes)
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            raise BlockingIOError from None
-        except ssl.SSLError as error:
-            raise (RefusedError if "ALERT" in (error.reason or "") else GoneError)(str(error)) from None
-
-    def recv(self, num_bytes: int) -> bytes:
-        """Wait for some bytes and return them; none once the peer has ended."""
-        buffer = bytearray(num_bytes)
-        while True:
-            try:
-                return bytes(buffer[: self.recv_into(memoryview(buffer))])
-            except BlockingIOError:
-                self._wait(select.POLLIN)
-
-    def sendall(self, data: Blob, /) -> None:
-        view = memoryview(data).cast("B")
-        for start in range(0, len(view), TLS_PIECE_BYTES):
-            piece = view[start : start + TLS_PIECE_BYTES]
-            while piece:
-                try:
-                    with self._lock:
-                        piece = piece[self._connection.send(piece) :]
-                except ssl.SSLWantWriteError:
-                    self._wait(select.POLLOUT)
-                except ssl.SSLWantReadError:
-                    self._wait(select.POLLIN)
-
-    def __enter__(self) -> "Sealed":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def _wait(self, event: int) -> None:
-        (waiting := select.poll()).register(self.fileno(), event)
-        waiting.poll()
 
 
 class Keys:

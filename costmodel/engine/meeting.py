@@ -14,8 +14,8 @@ from threading import Lock, Thread
 from typing import Any, TypeAlias
 
 from costmodel.config.units import format_seconds
-from costmodel.engine.channel import RETRY_S, Channel, Connection, callers
-from costmodel.engine.keys import Keys, RefusedError
+from costmodel.engine.channel import RETRY_S, Channel, Connection, RefusedError, hear_callers
+from costmodel.engine.keys import Keys
 from costmodel.errors import UserError
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.identity import COST_MODEL_VERSION
@@ -97,12 +97,6 @@ def difference(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], pe
     return None
 
 
-def require_equal(ours: Mapping[str, str], rank: int, theirs: Mapping[str, str], peer: int) -> None:
-    """Raise UserError, naming the first difference, unless both parties have the same terms."""
-    if line := difference(ours, rank, theirs, peer):
-        raise UserError(line)
-
-
 def meet(
     rank: int, addresses: Sequence[Address], ours: Mapping[str, str], wait_s: float, keys: Keys | None = None
 ) -> dict[int, Channel]:
@@ -134,7 +128,8 @@ class _Meeting:
                 _listening((address[0], address[1] + 1)).close()  # the engine will listen here later
             for peer in range(self.rank):
                 Thread(target=self._call, args=(peer,), daemon=True).start()
-            Thread(target=self._accept, args=(server,), daemon=True).start()
+            heard = (server, MOST_HEARD, lambda: not self.is_over, self._hear)
+            Thread(target=hear_callers, args=heard, daemon=True).start()
             try:
                 self._gather(met, lines)
                 if lines:
@@ -151,7 +146,13 @@ class _Meeting:
                     channel.close()
                 raise
             finally:
-                self._end(server)
+                with self.lock:
+                    self.is_over = True
+                with suppress(OSError):
+                    server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+                while not self.arrived.empty():
+                    if not isinstance(late := self.arrived.get(), UserError):
+                        late[1].close()
         return met
 
     def _gather(self, met: dict[int, Channel], lines: dict[int, str]) -> None:
@@ -204,12 +205,6 @@ class _Meeting:
                     end.close()
                 time.sleep(RETRY_S)
 
-    def _accept(self, server: socket.socket) -> None:
-        """Hear everybody who connects, side by side."""
-        heard = deque[socket.socket]()
-        for connection in callers(server, heard, MOST_HEARD, lambda: not self.is_over):
-            Thread(target=self._hear, args=(connection, heard), daemon=True).start()
-
     def _hear(self, connection: socket.socket, heard: deque[socket.socket]) -> None:
         until_s = min(self.until_s, time.monotonic() + INTRODUCTION_S)
         expected, channel = {peer for peer in self.others if peer > self.rank}, None
@@ -250,15 +245,6 @@ class _Meeting:
         if end is not None:
             end.close()
         self.arrived.put(error)
-
-    def _end(self, server: socket.socket) -> None:
-        with self.lock:
-            self.is_over = True
-        with suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        while not self.arrived.empty():
-            if not isinstance(late := self.arrived.get(), UserError):
-                late[1].close()
 
 
 def _is_hello(header: dict[str, Any], expected: set[int]) -> bool:

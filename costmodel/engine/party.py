@@ -14,25 +14,32 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
-from costmodel.engine import memory
-from costmodel.engine.assignment import CLIENT, CRYPTEN, SERVER, Assignment, role
 from costmodel.engine.channel import FAREWELL, LEAVE, Blob, BrokenError, Channel, Frame, GoneError, Peers
 from costmodel.engine.children import JOB, Commands, Progress, commands_of_parent, end, parent_is_awake
-from costmodel.engine.frame_limit import most_bytes
-from costmodel.engine.meeting import meet, require_equal, shown, terms
-from costmodel.engine.plan import Plan, fingerprint, graphs, variables
+from costmodel.engine.meeting import difference, meet, shown, terms
+from costmodel.engine.plan import (
+    CLIENT,
+    CRYPTEN,
+    SERVER,
+    Assignment,
+    Plan,
+    fingerprint,
+    graphs,
+    most_bytes,
+    role,
+    variables,
+)
 from costmodel.engine.programs import operands
-from costmodel.engine.runtime import Runtime
+from costmodel.engine.runtime import Runtime, give_back, reset_peak
 from costmodel.engine.spu_runtime import SpuRuntime
 from costmodel.errors import UserError
-from costmodel.execution.interpreter import Array, Weights
+from costmodel.execution.interpreter import Weights
 from costmodel.execution.memory import last_readers
 from costmodel.ops import OpGraph
 
@@ -79,12 +86,12 @@ class Answers:
 class Party:
     """A party that has met the others and has its shares, so that it is ready to run.
 
-    spent: of each step, the values that no later op reads, by the op that reads them last.
+    spent: for each step, the values that no later op of it or of the next step reads, by the op that reads them last.
     """
 
     assignment: Assignment
     steps: tuple[OpGraph, ...]
-    spent: tuple[dict[str, list[str]], ...]
+    spent: list[dict[str, list[str]]]
     peers: Peers
     runtime: Runtime
     progress: Progress
@@ -92,22 +99,18 @@ class Party:
     def run(self, step: int) -> tuple[list[OpCost], Any]:
         """Run a step; return the costs of its ops to this party, and its share of the logits."""
         nodes, times = self.steps[step].nodes, []
-        memory.give_back()
+        give_back()
         for index, node in enumerate(nodes):
             self.progress.write(node.name)
-            memory.reset_peak()
+            reset_peak()
             start_s = time.monotonic()
             self.runtime.run(step, index, node)
             times.append((start_s, time.monotonic(), self.runtime.peak_bytes()))
             for name in self.spent[step][node.name]:
                 self.runtime.drop(name)
         logits = self.runtime.share(nodes[-1].name)
-        traffic = self.runtime.traffic(len(nodes))
-        costs = [
-            OpCost(sent.sent_bytes, sent.messages, *of_op, sent.rounds)
-            for sent, of_op in zip(traffic, times, strict=True)
-        ]
-        return costs, logits
+        traffic = zip(self.runtime.traffic(len(nodes)), times, strict=True)
+        return [OpCost(sent.sent_bytes, sent.messages, *of_op, sent.rounds) for sent, of_op in traffic], logits
 
     def part(self) -> None:
         """End the session at the same time as the other parties, once the client has told them to leave."""
@@ -128,11 +131,13 @@ def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress
     peers = Peers(channels, lambda *lost: _lost(assignment, answers, *lost), assignment.idle_s, is_awake)
     runtime = _runtime(assignment, peers, progress)
     steps = graphs(assignment.graph_of, _plan(assignment, peers))
-    peers.limit(most_bytes(steps, protocol, setting))  # of what peers send once they know that all have these steps
+    for channel in channels.values():  # for what peers send once they know that all have these steps
+        channel.max_blob_bytes = most_bytes(steps, protocol, setting)
     agreed = {"op graph": fingerprint(steps)}
     peers.send_all({"kind": "steps", **agreed})
     for peer in peers:
-        require_equal(agreed, rank, peers.receive(peer).header, peer)
+        if line := difference(agreed, rank, peers.receive(peer).header, peer):
+            raise UserError(line)
     shares = _share_weights(peers, steps, runtime, pickle.loads(weights.pop())) if rank == SERVER else {}
     runtime.prepare(steps)
     if rank != SERVER:
@@ -141,7 +146,11 @@ def join(assignment: Assignment, weights: list[Blob], answers: Answers, progress
     runtime.hold(shares)
     runtime.start()
     answers.report(op_graph=agreed["op graph"], num_steps=len(steps), shared_bytes=peers.sent_bytes)
-    spent = tuple(map(_spent, steps, [*steps[1:], None]))
+    spent = []
+    for graph, following in zip(steps, [*steps[1:], None], strict=True):
+        kept = set() if following is None else set(variables(following).values())  # for the next step
+        readers = last_readers(graph.nodes).items()
+        spent.append({name: [output for output in outputs if output not in kept] for name, outputs in readers})
     return Party(assignment=assignment, steps=steps, spent=spent, peers=peers, runtime=runtime, progress=progress)
 
 
@@ -151,14 +160,6 @@ def _runtime(assignment: Assignment, peers: Peers, progress: Progress) -> Runtim
     from costmodel.engine.crypten_runtime import CryptenRuntime  # torch takes a second to import
 
     return CryptenRuntime(assignment, peers)
-
-
-def _spent(graph: OpGraph, following: OpGraph | None) -> dict[str, list[str]]:
-    """Return, by op of a step, the outputs that no later op of this step or the next one reads."""
-    kept = set() if following is None else set(variables(following).values())
-    return {
-        name: [output for output in spent if output not in kept] for name, spent in last_readers(graph.nodes).items()
-    }
 
 
 def _plan(assignment: Assignment, peers: Peers) -> Plan:
@@ -175,8 +176,9 @@ def _plan(assignment: Assignment, peers: Peers) -> Plan:
 def _lost(assignment: Assignment, answers: Answers, peer: int, why: Exception) -> None:
     address = assignment.addresses[peer]
     where = "" if isinstance(address, str) else f", {shown(address)}"
-    is_usual = isinstance(why, GoneError) and not isinstance(why, BrokenError)
-    does = "is gone" if is_usual else str(why) if isinstance(why, BrokenError) else f"sent what led to {why!r:.100}"
+    does = f"sent what led to {why!r:.100}"
+    if isinstance(why, GoneError):
+        does = str(why) if isinstance(why, BrokenError) else "is gone"
     party = f"party {peer} (the {role(peer, assignment.protocol)}{where})"
     answers.fail(f"{party} {does}; start all parties again.", gone=peer)
 
@@ -224,11 +226,24 @@ def serve(party: Party) -> dict[str, int]:
 
 
 def lead(party: Party, commands: Commands, answers: Answers) -> None:
-    """Run the client: one step for every command, until the command to leave."""
+    """Run the client until the command to leave: for every command, share the inputs, run a step, open the logits."""
+    peers, runtime = party.peers, party.runtime
     while (command := commands.get()).header["kind"] != LEAVE:
-        step, inputs = command.header["step"], pickle.loads(command.blobs[0])
-        started = time.monotonic()
-        by_party, logits = _lead_step(party, step, inputs)
+        step, started = command.header["step"], time.monotonic()
+        for name, value in pickle.loads(command.blobs[0]).items():
+            runtime.hold({name: _send_shares(peers, CLIENT, name, runtime.shares(value), runtime)})
+        peers.send_all({"kind": "shared", "step": step})
+        for peer in peers:
+            peers.receive(peer)  # all parties hold their shares
+        peers.send_all({"kind": "run"})
+        costs, share = party.run(step)
+        by_party, shares = [costs], [share]
+        for peer in peers:
+            header, blobs = peers.receive(peer)
+            by_party.append(header["costs"])
+            if blobs:
+                shares.append(runtime.unpacked(blobs))
+        logits = runtime.opened(shares)
         answers.report(
             json.dumps(by_party).encode(),
             logits.tobytes(),
@@ -236,26 +251,7 @@ def lead(party: Party, commands: Commands, answers: Answers) -> None:
             shape=logits.shape,
             dtype=logits.dtype.str,
         )
-    party.peers.send_all({"kind": LEAVE})
-
-
-def _lead_step(party: Party, step: int, inputs: Mapping[str, Array]) -> tuple[list[list[OpCost]], Array]:
-    """Share the inputs, run the step once all parties hold their shares, and open the logits."""
-    peers, runtime = party.peers, party.runtime
-    for name, value in inputs.items():
-        runtime.hold({name: _send_shares(peers, CLIENT, name, runtime.shares(value), runtime)})
-    peers.send_all({"kind": "shared", "step": step})
-    for peer in peers:
-        peers.receive(peer)
-    peers.send_all({"kind": "run"})
-    costs, logits = party.run(step)
-    by_party, shares = [costs], [logits]
-    for peer in peers:
-        header, blobs = peers.receive(peer)
-        by_party.append(header["costs"])
-        if blobs:
-            shares.append(runtime.unpacked(blobs))
-    return by_party, runtime.opened(shares)
+    peers.send_all({"kind": LEAVE})
 
 
 def take_part(commands: Commands, answers: Answers, progress: Progress) -> None:
@@ -281,13 +277,10 @@ def take_part(commands: Commands, answers: Answers, progress: Progress) -> None:
         answers.fail(f"the engine failed at party {assignment.rank}{progress.at}: {why:.300}")
 
 
-def _main(folder: Path, progress: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    answers = Answers(channel=Channel(socket.socket(fileno=os.dup(0))), folder=folder)
-    commands = commands_of_parent(answers.channel, folder)
-    while True:
-        take_part(commands, answers, Progress(file=progress))
-
-
 if __name__ == "__main__":
-    _main(Path(sys.argv[1]), int(sys.argv[2]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
+    own_folder = Path(sys.argv[1])
+    parent = Answers(channel=Channel(socket.socket(fileno=os.dup(0))), folder=own_folder)
+    told = commands_of_parent(parent.channel, own_folder)
+    while True:
+        take_part(told, parent, Progress(file=int(sys.argv[2])))

@@ -6,7 +6,6 @@ shared once for all steps that read it.
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
@@ -72,8 +71,7 @@ def operands(graphs: Sequence[OpGraph]) -> Iterator[Operand]:
                     yield Operand(variable, node, suffix)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A program that every party runs for a node: its code reads variables and writes one."""
 
     name: str
@@ -82,15 +80,8 @@ class Program:
     code: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compiled:
-    """The programs of each step, in order, the last of which computes logits.
-
-    `keepers` run once before all steps, to make weight masks that are reused.
-    """
-
-    steps: tuple[tuple[Program, ...], ...]
-    keepers: tuple[Program, ...]
+# Programs that run once before all steps, to make weight masks that are reused; then those of each step, in order.
+Compiled: TypeAlias = list[list[Program]]
 
 
 def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Callable[[str], object]) -> Compiled:
@@ -100,7 +91,12 @@ def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Ca
     """
     weights = list(operands(graphs))
     shapes = {operand.variable: operand.shape for operand in weights}  # of every variable that is known
-    steps = []
+    keepers = [
+        _mask_keeper(operand.variable, operand.shape)
+        for operand in weights
+        if setting.weight_masks == "kept" and operand.is_masked
+    ]
+    compiled = [keepers]
     for index, graph in enumerate(graphs):
         pasts = variables(graph) if index else {}
         shapes |= {read.name: read.shape for read in graph.inputs if read.name not in pasts}
@@ -112,12 +108,9 @@ def compile_steps(graphs: Sequence[OpGraph], setting: EngineSetting, on_node: Ca
             node_weights = weight_variables(node)
             names = (*node_weights.values(), *(pasts.get(name, name) for name in node.inputs))
             code, shapes[node.name] = _compiled(node.op, tuple(node_weights), tuple(shapes[name] for name in names))
-            programs.append(Program(name=node.name, inputs=names, output=node.name, code=code))
-        steps.append(tuple(programs))
-    masked = [operand for operand in weights if operand.is_masked] if setting.weight_masks == "kept" else []
-    return Compiled(
-        steps=tuple(steps), keepers=tuple(_mask_keeper(operand.variable, operand.shape) for operand in masked)
-    )
+            programs.append(Program(node.name, names, node.name, code))
+        compiled.append(programs)
+    return compiled
 
 
 @lru_cache(maxsize=4096)
@@ -148,7 +141,7 @@ def _mask_keeper(name: str, shape: Shape) -> Program:
 
     arguments = [np.zeros(shape, dtype=np.float32)]
     code = _code(experimental.make_cached_var, arguments, [name], [libspu.Visibility.VIS_SECRET])
-    return Program(name=f"keep {name}", inputs=(name,), output=name, code=code)
+    return Program(f"keep {name}", (name,), name, code)
 
 
 def _code(function: Callable[..., Array], arguments: list[Array], names: list[str], visibilities: list[Any]) -> bytes:
@@ -173,25 +166,13 @@ def operand_visibility(op: Op) -> Any:
 def to_blobs(compiled: Compiled) -> list[bytes]:
     """Return programs as bytes that can be sent: a table of all programs as JSON, then each distinct code once."""
     codes: dict[bytes, int] = {}
-
-    def rows(programs: Sequence[Program]) -> list[list[object]]:
-        return [
-            [program.name, program.inputs, program.output, codes.setdefault(program.code, len(codes))]
-            for program in programs
-        ]
-
-    table = {"steps": [rows(step) for step in compiled.steps], "keepers": rows(compiled.keepers)}
+    table = [[[*program[:-1], codes.setdefault(program.code, len(codes))] for program in step] for step in compiled]
     return [json.dumps(table).encode(), *codes]
 
 
 def from_blobs(blobs: Sequence[Blob]) -> Compiled:
     """Return the programs that `to_blobs` turned into bytes."""
     table, codes = json.loads(bytes(blobs[0])), list(map(bytes, blobs[1:]))
-
-    def program(name: str, inputs: list[str], output: str, code: int) -> Program:
-        return Program(name=name, inputs=tuple(inputs), output=output, code=codes[code])
-
-    return Compiled(
-        steps=tuple(tuple(program(*row) for row in step) for step in table["steps"]),
-        keepers=tuple(program(*row) for row in table["keepers"]),
-    )
+    return [
+        [Program(name, tuple(inputs), output, codes[code]) for name, inputs, output, code in step] for step in table
+    ]

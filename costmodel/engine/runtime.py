@@ -1,13 +1,33 @@
-"""The interface of an engine to a party: it stores values by variable and runs the ops of a session on them."""
+"""The interface of an engine to a party: it stores values by variable and runs the ops of a session on them.
 
+The peak memory of a party's process is as Linux counts it; on other systems it is unknown.
+"""
+
+import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from costmodel.engine import memory
 from costmodel.engine.channel import Blob
 from costmodel.execution.op_functions import Array
 from costmodel.ops import Node, Op, OpGraph
+
+PEAK, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # proc_pid_clear_refs(5): the resident memory becomes the peak
+
+
+def give_back() -> None:
+    """Return freed memory, which would count as resident, to the system, if the C library can do so."""
+    if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
+
+
+def reset_peak() -> None:
+    """Reset the peak to the memory that is resident now, if Linux allows it."""
+    with suppress(OSError):
+        RESET.write_text(RESET_PEAK)
 
 
 class Traffic(NamedTuple):
@@ -70,8 +90,12 @@ class Runtime(ABC):
         """Return what this party sent in each of the last `num_ops` ops."""
 
     def peak_bytes(self) -> int | None:
-        """Return the peak memory of this party in the last op; None if it is unknown."""
-        return memory.peak_bytes()
+        """Return the most bytes of this process that were resident at once since `reset_peak`; None if unknown."""
+        try:
+            lines = PEAK.read_text().splitlines()
+        except OSError:
+            return None
+        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
 
     @abstractmethod
     def stop(self) -> None:

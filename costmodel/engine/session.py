@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from costmodel.engine.assignment import CLIENT, Assignment, part_of
 from costmodel.engine.channel import LEAVE, Frame, GoneError
 from costmodel.engine.children import SOCKET, Child, child_of, last_words
-from costmodel.engine.installed import check_installed
 from costmodel.engine.links import Link, refuse_delay, tcp
 from costmodel.engine.party import OpCost
+from costmodel.engine.plan import CLIENT, Assignment, part_of, ranks
+from costmodel.engine.registry import check_installed
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
 
@@ -28,9 +28,24 @@ STARTS = 3  # most attempts; a port that was free a moment ago may be taken
 PORT_TAKEN = re.compile(r"[Aa]ddress already in use|[Ff]ail to listen|start failed")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """Measured cost of an op or a whole graph; bytes and messages (send actions) are summed over parties.
+
+    seconds: from the start of the op at its first party, or the end of the op before at its last party if that is
+        later, to the end at its last party, by one clock. Preprocessing counts in the first op that needs it.
+    rounds: None if the engine does not count them.
+    """
+
+    sent_bytes: int
+    messages: int
+    seconds: float
+    rounds: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class StepRun:
-    """The cost of a step, op by op for every party, and its logits (projected tokens x vocab).
+    """The cost of a step, op by op for every party, and its logits (projected tokens x vocab), opened after the run.
 
     `seconds` is the client's time, from sharing the tokens until it has the logits.
     """
@@ -38,6 +53,28 @@ class StepRun:
     by_party: tuple[tuple[OpCost, ...], ...]
     seconds: float
     logits: Array
+
+    @property
+    def token(self) -> int:
+        """The most likely token after the last one of the step."""
+        return int(self.logits[-1].argmax())
+
+    @property
+    def by_op(self) -> tuple[Measured, ...]:
+        """The cost of every op, in the graph's order, if all parties run on this machine."""
+        by_op, ended_s = list[Measured](), float("-inf")
+        for costs in zip(*self.by_party, strict=True):
+            start_s, end_s = max(min(cost.start_s for cost in costs), ended_s), max(cost.end_s for cost in costs)
+            by_op.append(
+                Measured(
+                    sent_bytes=sum(cost.sent_bytes for cost in costs),
+                    messages=sum(cost.messages for cost in costs),
+                    seconds=end_s - start_s,
+                    rounds=max((cost.rounds for cost in costs if cost.rounds is not None), default=None),
+                )
+            )
+            ended_s = end_s
+        return tuple(by_op)
 
     @property
     def sent_bytes(self) -> int:
@@ -54,24 +91,18 @@ class StepRun:
         return tuple(max(peak, default=None) for peak in peaks)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """Parties that have met and shared. `op_graph` is the fingerprint that all agreed on; `num_steps` is the plan's.
-
-    `seconds` are since their start. `shared_bytes` are programs and shares of weights that the parties here have sent.
-    """
-
-    op_graph: str
-    num_steps: int
-    seconds: float
-    shared_bytes: int
-
-
 class Session:
     """Parties that this machine runs, by rank; the others, if any, run elsewhere.
 
     set_delay: sets the delay of the link between parties, for the steps from now on.
+    Known once the parties are ready: op_graph, the fingerprint on which all agreed; num_steps of the plan; ready_s,
+    seconds since their start; shared_bytes, programs and shares of weights that the parties here have sent.
     """
+
+    op_graph: str
+    num_steps: int
+    ready_s: float
+    shared_bytes: int
 
     def __init__(self, children: dict[int, Child]) -> None:
         self.children = children
@@ -82,18 +113,15 @@ class Session:
         for rank in children:
             Thread(target=self._listen, args=(rank,), daemon=True).start()
 
-    def await_ready(self) -> Ready:
+    def await_ready(self) -> None:
         """Wait until all parties have met, agreed and shared.
 
         Raise UserError, in one line, if they do not meet or agree; StoppedError if one fails.
         """
         answers = [self.answer(rank).header for rank in self.children]
-        return Ready(
-            op_graph=answers[0]["op_graph"],
-            num_steps=answers[0]["num_steps"],
-            seconds=time.monotonic() - self._started_s,
-            shared_bytes=sum(answer["shared_bytes"] for answer in answers),
-        )
+        self.op_graph, self.num_steps = answers[0]["op_graph"], answers[0]["num_steps"]
+        self.ready_s = time.monotonic() - self._started_s
+        self.shared_bytes = sum(answer["shared_bytes"] for answer in answers)
 
     def run(self, step: int, inputs: Mapping[str, Array]) -> StepRun:
         """Run a step on inputs that the client shares. Raise StoppedError, in one line, if a party fails."""
@@ -162,31 +190,31 @@ def started(assignments: Sequence[Assignment]) -> Iterator[Session]:
 
 
 @contextmanager
-def alone(part: Assignment) -> Iterator[tuple[Session, Ready]]:
+def alone(part: Assignment) -> Iterator[Session]:
     """Yield one party, ready, whose peers run elsewhere. Raise errors as `started` and `Session.await_ready`."""
     with started([part]) as session:
-        yield session, session.await_ready()
+        session.await_ready()
+        yield session
 
 
 @contextmanager
-def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[tuple[Session, Ready]]:
+def on_this_machine(client: Assignment, link: Link = tcp) -> Iterator[Session]:
     """Yield a session with all parties on this machine, ready, on a link of its own; `client` is as for `part_of`.
 
     Raise errors as `started` and `Session.await_ready`, and UserError as the link.
     """
     for attempt in range(1, STARTS + 1):
         with ExitStack() as stack:
-            wiring = stack.enter_context(link(client.num_processes))
-            parts = [part_of(client, rank) for rank in range(client.num_processes)]
-            parts = [replace(part, links=row) for part, row in zip(parts, wiring.addresses, strict=True)]
+            wiring = stack.enter_context(link(len(ranks(client.protocol))))
+            parts = [replace(part_of(client, rank), links=row) for rank, row in enumerate(wiring.addresses)]
             session = stack.enter_context(started(parts))
             session.set_delay = wiring.set_delay
             try:
-                ready = session.await_ready()
+                session.await_ready()
             except StoppedError:
                 logs = [child.log for child in session.children.values()]
                 if attempt == STARTS or not any(map(PORT_TAKEN.search, logs)):
                     raise
                 continue
-            yield session, ready
+            yield session
             return

@@ -6,90 +6,42 @@ are secret-shared or stay with the server alone, unless all parties know them; t
 encoded or as ids. Not counted are sharing inputs and weights, opening the logits, and messages before the first op. A
 measurement is a session of one step (`engine.session`), run once or several times. Each party is a process with as many
 threads as the setting says.
+
+The engine counts messages, but does not wait for most of them. Rounds are therefore measured: the same parties run the
+same ops several times through a relay that delays every message. The slope of wall time over the one-way delay is the
+number of delays that follow one another: rounds, as `costmodel.cost` defines them. As in a normal run, there is no
+barrier between ops, so a party that does not wait in one op is ahead in the next.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
+from costmodel.config.units import parse_seconds
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine.assignment import Assignment
-from costmodel.engine.links import UNHINDERED, Link, tcp
-from costmodel.engine.party import OpCost
-from costmodel.engine.plan import Plan
-from costmodel.engine.session import on_this_machine
+from costmodel.engine.links import UNHINDERED, Link, delayed, tcp
+from costmodel.engine.plan import Assignment, Plan
+from costmodel.engine.session import Measured, StepRun, on_this_machine
+from costmodel.errors import StoppedError, UserError
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights
 from costmodel.ops import Input, Node, Op, OpGraph
+from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
 from costmodel.protocols.primitives import EngineSetting
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """Measured cost of an op or a whole graph; bytes and messages (send actions) are summed over parties.
-
-    seconds: from the start of the op at its first party, or the end of the op before at its last party if that is
-        later, to the end at its last party. All parties run on this machine. Preprocessing counts in the first op that
-        needs it.
-    rounds: None if the engine does not count them.
-    """
-
-    sent_bytes: int
-    messages: int
-    seconds: float
-    rounds: int | None = None
+LEAST_DELAYS = 3  # any two times lie on a line
+REPEATS = 2
+WARM_UPS = 2  # for one-time set-up, and for batches that the first pass almost used up
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class EngineRun:
-    """Costs of ops in the graph's order, and the logits (tokens x vocab), which are opened after the run.
+class Job(NamedTuple):
+    """A measurement to make: a client that has all data, of one step, and the inputs of the step by name."""
 
-    `peak_bytes` is the peak memory of each party's process, by rank; None if it is unknown.
-    """
-
-    logits: Array
-    by_op: tuple[tuple[Node, Measured], ...]
-    peak_bytes: tuple[int | None, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
-    """One of several passes: its seconds, and the cost of every op in order.
-
-    `peak_bytes` is the peak memory of each party's process during each op; None if it is unknown.
-    """
-
-    seconds: float
-    by_op: tuple[Measured, ...]
-    peak_bytes: tuple[tuple[int | None, ...], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Job:
-    """A measurement to make: an op graph, its inputs by name, and its weights by `<node>.<suffix>`."""
-
-    protocol: str
-    setting: EngineSetting
-    graph: OpGraph
+    client: Assignment
     inputs: Mapping[str, Array]
-    weights: Weights
-
-    @property
-    def client(self) -> Assignment:
-        """Assignment of a client that has all data; a UserError is raised if no engine runs the protocol."""
-        return Assignment(
-            protocol=self.protocol,
-            setting=self.setting,
-            graph_of=partial(_given, self.graph),
-            plan=Plan(kind="sequences", num_tokens=1),
-            weights=self.weights,
-        )
-
-
-def _given(graph: OpGraph, num_tokens: int, deployment: Deployment) -> OpGraph:
-    return graph
 
 
 def graph_job(
@@ -103,10 +55,20 @@ def graph_job(
 ) -> Job:
     """Return the job of one forward pass of a sequence; arguments are as for `interpreter.execute`.
 
-    Raise UserError if the tokens or caches do not fit the graph.
+    Raise UserError if no engine runs the protocol, or the tokens or caches do not fit the graph.
     """
-    inputs = interpreter.inputs(graph, tokens, caches)
-    return Job(protocol=protocol, setting=setting, graph=graph, inputs=inputs, weights=weights)
+    client = Assignment(
+        protocol=protocol,
+        setting=setting,
+        graph_of=partial(_given, graph),
+        plan=Plan(kind="sequences", num_tokens=1),
+        weights=weights,
+    )
+    return Job(client, interpreter.inputs(graph, tokens, caches))
+
+
+def _given(graph: OpGraph, num_tokens: int, deployment: Deployment) -> OpGraph:
+    return graph
 
 
 def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
@@ -124,7 +86,7 @@ def ops_job(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> Job:
         weights |= {f"{name}.{key}": generator.uniform(0.5, 1.5, shape) for key, shape in op.weight_shapes.items()}
     graph_inputs = tuple(Input(name=key, shape=value.shape) for key, value in inputs.items())
     graph = OpGraph(nodes=tuple(nodes), inputs=graph_inputs)
-    return Job(protocol=protocol, setting=setting, graph=graph, inputs=inputs, weights=weights)
+    return graph_job(graph, weights, None, inputs, protocol=protocol, setting=setting)
 
 
 def total_measured(costs: Iterable[Measured]) -> Measured:
@@ -147,15 +109,13 @@ def run(
     *,
     protocol: str,
     setting: EngineSetting,
-) -> EngineRun:
+) -> StepRun:
     """Run one forward pass of a sequence under the engine; with kept weight masks, run two and return the second.
 
     Weights, tokens and caches are as for `interpreter.execute`, and errors as for `graph_job` and `passes`.
     """
     job = graph_job(graph, weights, tokens, caches, protocol=protocol, setting=setting)
-    (*_, last), logits = passes(job, tcp, [UNHINDERED] * (2 if setting.weight_masks == "kept" else 1))
-    peaks = tuple(None if None in of_all else max(of_all) for of_all in zip(*last.peak_bytes, strict=True))
-    return EngineRun(logits=logits, by_op=tuple(zip(graph.nodes, last.by_op, strict=True)), peak_bytes=peaks)
+    return passes(job, tcp, [UNHINDERED] * (2 if setting.weight_masks == "kept" else 1))[-1]
 
 
 def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tuple[Measured, ...]:
@@ -164,41 +124,83 @@ def measure(ops: Sequence[Op], *, protocol: str, setting: EngineSetting) -> tupl
     Preprocessing that the engine does once is part of the cost of the first op that needs it. Errors are as for
     `passes`.
     """
-    (only,), _ = passes(ops_job(ops, protocol=protocol, setting=setting), tcp, [UNHINDERED])
-    return only.by_op
+    return passes(ops_job(ops, protocol=protocol, setting=setting), tcp, [UNHINDERED])[0].by_op
 
 
-def passes(job: Job, link: Link, delays_s: Sequence[float]) -> tuple[tuple[Pass, ...], Array]:
+def passes(job: Job, link: Link, delays_s: Sequence[float]) -> list[StepRun]:
     """Run the same job several times by the same parties, each time under one delay of the link.
 
-    Returns the passes and the last result. Raises UserError for an unknown protocol, a weight that does not fit, an
-    engine that is not installed, or a delay that the link does not have; StoppedError, in one line, if the engine
-    fails.
+    Raises UserError for a weight that does not fit, an engine that is not installed, or a delay that the link does not
+    have; StoppedError, in one line, if the engine fails.
     """
     runs = []
-    with on_this_machine(job.client, link) as (session, _):
+    with on_this_machine(job.client, link) as session:
         for delay_s in delays_s:
             session.set_delay(delay_s)
             runs.append(session.run(0, job.inputs))
         session.leave()
-    return tuple(_pass(run.by_party) for run in runs), runs[-1].logits
+    return runs
 
 
-def _pass(by_party: Sequence[Sequence[OpCost]]) -> Pass:
-    by_op, ended_s = list[Measured](), float("-inf")
-    for costs in zip(*by_party, strict=True):
-        start_s, end_s = max(min(cost.start_s for cost in costs), ended_s), max(cost.end_s for cost in costs)
-        by_op.append(
-            Measured(
-                sent_bytes=sum(cost.sent_bytes for cost in costs),
-                messages=sum(cost.messages for cost in costs),
-                seconds=end_s - start_s,
-                rounds=max((cost.rounds for cost in costs if cost.rounds is not None), default=None),
-            )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredRounds:
+    """Rounds of every op, in order: the slope of its seconds over the one-way delay.
+
+    `seconds` are the seconds of all ops, by delay. `residual_s` is their largest distance from the fitted line.
+    """
+
+    by_op: tuple[float, ...]
+    seconds: tuple[tuple[float, float], ...]
+    residual_s: float
+
+    @property
+    def rounds(self) -> float:
+        """Rounds of all ops together."""
+        return sum(self.by_op)
+
+
+def check_delays(delays_s: Sequence[float]) -> None:
+    """Raise UserError unless there are at least three different delays, none of them negative."""
+    if len(set(delays_s)) < LEAST_DELAYS or min(delays_s) < 0:
+        raise UserError(
+            f"rounds are a slope over at least {LEAST_DELAYS} different one-way delays, but got {list(delays_s)} s; "
+            "10ms, 20ms and 40ms will do."
         )
-        ended_s = end_s
-    return Pass(
-        seconds=ended_s - min(costs[0].start_s for costs in by_party),
-        peak_bytes=tuple(tuple(cost.peak_bytes for cost in costs) for costs in zip(*by_party, strict=True)),
-        by_op=tuple(by_op),
+
+
+def parse_delays(text: str) -> tuple[float, ...]:
+    """Return delays such as `10ms,20ms,40ms` in seconds. Raise UserError as `check_delays`, or for other text."""
+    delays_s = tuple(parse_seconds(part, "--delays") for part in text.split(","))
+    check_delays(delays_s)
+    return delays_s
+
+
+def measured_rounds(job: Job, *, delays_s: Sequence[float]) -> MeasuredRounds:
+    """Return the rounds of one pass, without one-time set-up and without batches of oblivious transfers.
+
+    Under cheetah, the rounds of making triples for small products are included, if a pass makes some.
+
+    Raise UserError for fewer than three different delays, or an engine that is not installed; StoppedError if the
+    engine fails, or all passes under a delay made transfers ahead.
+    """
+    check_delays(delays_s)
+    delays = sorted(set(delays_s))
+    done = passes(job, delayed, [*[UNHINDERED] * WARM_UPS, *delays * REPEATS])
+    rest, fastest = done[WARM_UPS:], []
+    most = (
+        min(run.messages for run in rest) + BATCH_MESSAGES - 1
+    )  # cheetah makes triples in smaller batches, which stay
+    for index, delay_s in enumerate(delays):
+        without_batch = [run.by_op for run in rest[index :: len(delays)] if run.messages <= most]
+        if not without_batch:
+            raise StoppedError(f"every pass with {delay_s} s made oblivious transfers ahead; use more repeats.")
+        # the fastest, since whatever else the machine does only adds to a pass
+        fastest.append(min(without_batch, key=lambda by_op: sum(cost.seconds for cost in by_op)))
+    table = np.array([[cost.seconds for cost in by_op] for by_op in fastest])  # delays x ops
+    (slopes, intercepts), seconds = np.polyfit(delays, table, 1), table.sum(axis=1)
+    residuals = np.outer(delays, slopes).sum(axis=1) + intercepts.sum() - seconds
+    return MeasuredRounds(
+        by_op=tuple(slopes.tolist()),
+        seconds=tuple(zip(delays, seconds.tolist(), strict=True)),
+        residual_s=float(np.abs(residuals).max()),
     )

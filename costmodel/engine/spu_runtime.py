@@ -4,18 +4,16 @@ import gc
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from costmodel.engine.assignment import CLIENT, SERVER, SHARED, Assignment
 from costmodel.engine.channel import Blob, Peers
 from costmodel.engine.children import LOG, Progress, read_all
-from costmodel.engine.links import tunnelled
+from costmodel.engine.links import Relay, tunnelled
+from costmodel.engine.plan import CLIENT, SERVER, SHARED, Assignment
 from costmodel.engine.programs import Compiled, Program, compile_steps, from_blobs, operand_visibility, to_blobs
-from costmodel.engine.relay import Relay
 from costmodel.engine.runtime import Runtime, Traffic
 from costmodel.execution.op_functions import Array
 from costmodel.ops import Node, Op, OpGraph
@@ -65,36 +63,16 @@ def entries(log: str) -> list[Traffic]:
     return [Traffic(int(match["sent_bytes"]), int(match["messages"])) for match in _LINK.finditer(log)]
 
 
-@dataclass(kw_only=True, slots=True)
-class Log:
-    """The output of this process, to which the engine writes its profile, and the position up to which it was read."""
-
-    file: int = LOG
-    position: int = 0
-
-    def traffic(self, num_programs: int) -> list[Traffic]:
-        """Return bytes and messages of each of the last `num_programs` programs."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            content = read_all(self.file, self.position)
-            programs = entries(content.decode(errors="replace"))
-            if len(programs) >= num_programs or time.monotonic() > deadline:
-                break
-            time.sleep(0.01)
-        assert len(programs) == num_programs, f"the profile of {num_programs} programs has {len(programs)} entries"
-        self.position += len(content)
-        return programs
-
-
 class SpuRuntime(Runtime):
     """The runtime of a party under SecretFlow-SPU; `progress` gets the name of each op while it is compiled."""
 
     def __init__(self, assignment: Assignment, peers: Peers, progress: Progress) -> None:
         import_module("spu.api")  # takes a second, so all parties do it at the same time
-        self.assignment, self.peers, self.progress, self.log = assignment, peers, progress, Log()
-        assert isinstance(assignment.setting, EngineSetting)
+        self.assignment, self.peers, self.progress = assignment, peers, progress
         self.protocol, self.setting = assignment.protocol, assignment.setting
-        self.compiled = Compiled(steps=(), keepers=())
+        self.keepers: list[Program] = []
+        self.steps: Compiled = []
+        self.log_position = 0  # up to which the engine's profile, in the output of this process, was read
         self.relay = Relay()  # the engine's own TLS takes plain connections too
         self.runtime: Any = None
         self.link: Any = None
@@ -120,11 +98,12 @@ class SpuRuntime(Runtime):
     def prepare(self, steps: tuple[OpGraph, ...]) -> None:
         """Compile the programs if this party is the client, which sends them to the others; otherwise receive them."""
         if self.assignment.rank == CLIENT:
-            self.compiled = compile_steps(steps, self.setting, self.progress.write)
+            compiled = compile_steps(steps, self.setting, self.progress.write)
             self.progress.write("")
-            self.peers.send_all({"kind": "programs"}, to_blobs(self.compiled))
+            self.peers.send_all({"kind": "programs"}, to_blobs(compiled))
         else:
-            self.compiled = from_blobs(self.peers.receive(CLIENT).blobs)
+            compiled = from_blobs(self.peers.receive(CLIENT).blobs)
+        self.keepers, *self.steps = compiled
 
     def connect(self) -> None:
         from spu import api, libspu
@@ -146,18 +125,18 @@ class SpuRuntime(Runtime):
             self.runtime.set_var(name, value)
 
     def start(self) -> None:
-        for keeper in self.compiled.keepers:
+        for keeper in self.keepers:
             self._run(keeper)
-        self.log.traffic(len(self.compiled.keepers))
+        self.traffic(len(self.keepers))
 
     def run(self, step: int, index: int, node: Node) -> None:
-        self._run(self.compiled.steps[step][index])
+        self._run(self.steps[step][index])
 
     def _run(self, program: Program) -> None:
         from spu import libspu
 
-        inputs, outputs = list(program.inputs), [program.output]
-        executable = libspu.Executable(name=program.name, input_names=inputs, output_names=outputs, code=program.code)
+        name, inputs, output, code = program
+        executable = libspu.Executable(name=name, input_names=list(inputs), output_names=[output], code=code)
         self.runtime.run(executable)
 
     def share(self, variable: str) -> Any:
@@ -167,7 +146,17 @@ class SpuRuntime(Runtime):
         self.runtime.del_var(variable)
 
     def traffic(self, num_ops: int) -> list[Traffic]:
-        return self.log.traffic(num_ops)
+        """Return bytes and messages of each of the last `num_ops` programs, once they are in the profile."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            content = read_all(LOG, self.log_position)
+            programs = entries(content.decode(errors="replace"))
+            if len(programs) >= num_ops or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        assert len(programs) == num_ops, f"the profile of {num_ops} programs has {len(programs)} entries"
+        self.log_position += len(content)
+        return programs
 
     def stop(self) -> None:
         """Wait until the other links have stopped too. This link stays open, since a party may await a last receipt."""

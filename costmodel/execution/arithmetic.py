@@ -285,7 +285,7 @@ class SpuArithmetic(Arithmetic):
 
 
 class CryptenArithmetic(Arithmetic):
-    """The fixed point of CrypTen 0.4.1 with the functions of `engine.crypten_functions`.
+    """The fixed point of CrypTen 0.4.1 with the functions of `engine.crypten_arrays`.
 
     Each party truncates its share of a product by itself, so that one in 2^(64 - 2f) / |x| results x with f fraction
     bits is wrong by 2^(64 - 2f), which ruins the answer. Sums of squares are divided exactly, but must be below
@@ -378,7 +378,7 @@ def _sum(value: Array) -> float:
 
 
 def _squared_exponentials(exponents: Array) -> float:
-    """Return the sum of the numbers that `crypten_functions.exponential` squares, and of the last results."""
+    """Return the sum of the numbers that `crypten_arrays.exponential` squares, and of the last results."""
     power = np.exp(exponents / 2**crypten.EXPONENTIAL_SQUARINGS)
     total = _sum(power)
     for _ in range(crypten.EXPONENTIAL_SQUARINGS):

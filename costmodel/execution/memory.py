@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from costmodel import ops
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
-from costmodel.ops import Node, Op, OpGraph, output_shapes
+from costmodel.ops import Node, OpGraph, output_shapes
 from costmodel.protocols.cheetah_packing import DEGREE
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.op_programs import calls_of
@@ -89,18 +89,18 @@ def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) 
     if not is_measured or setting.ring_bits != testbed.ring_bits:
         return None
     num_bytes = features(graph, testbed.protocol, setting)
+    client_bytes, party_bytes = (
+        round(sum(fit.coefficients[name] * count for name, count in num_bytes.items()))
+        for fit in (testbed.client, testbed.party)
+    )
     beyond = [count / testbed.greatest[name] for name, count in num_bytes.items() if testbed.greatest[name]]
     return PeakMemory(
-        client_bytes=_bytes(num_bytes, testbed.client),
-        party_bytes=_bytes(num_bytes, testbed.party),
+        client_bytes=client_bytes,
+        party_bytes=party_bytes,
         held_bytes=num_bytes["held"] + num_bytes["alive"],
         held_out_error=max(testbed.client.held_out_error, testbed.party.held_out_error),
         extrapolation=max(1.0, *beyond),
     )
-
-
-def _bytes(num_bytes: dict[Feature, int], fit: MemoryFit) -> int:
-    return round(sum(fit.coefficients[name] * count for name, count in num_bytes.items()))
 
 
 def last_readers(nodes: Sequence[Node]) -> dict[str, list[str]]:
@@ -131,14 +131,16 @@ def held_bytes(graph: OpGraph, protocol: str, setting: EngineSetting) -> int:
     A weight that several ops read, such as blocks of the vocabulary, counts for each op as much as it reads. Weights of
     the server count as shared: the engine shares them when an op reads them, and the process keeps that memory.
     """
-    total = 0
+    total, share_bytes = 0, _share_bytes(protocol, setting)
     for node in graph:
-        word = _share_bytes(protocol, setting) if node.op.hides_weights else setting.ring_bits // 8
-        total += word * _read_elements(node.op)
+        word = share_bytes if node.op.hides_weights else setting.ring_bits // 8
+        axis, entries = node.op.read or (0, None)
+        for shape in node.op.weight_shapes.values():
+            total += word * (prod(shape) if entries is None else prod(shape) // shape[axis] * len(entries))
         if isinstance(node.op, ops.TokenEmbedding):
             encoded = node.op.tokens * (1 if node.op.encoding == "lookup" else node.op.vocab)
-            total += _share_bytes(protocol, setting) * encoded
-    return total + _share_bytes(protocol, setting) * sum(prod(kept.shape) for kept in graph.inputs)
+            total += share_bytes * encoded
+    return total + share_bytes * sum(prod(kept.shape) for kept in graph.inputs)
 
 
 def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feature, int]:
@@ -174,10 +176,3 @@ def features(graph: OpGraph, protocol: str, setting: EngineSetting) -> dict[Feat
 
 def _share_bytes(protocol: str, setting: EngineSetting) -> int:
     return ENGINE_PROTOCOLS[protocol].num_shares * setting.ring_bits // 8
-
-
-def _read_elements(op: Op) -> int:
-    """Return the number of elements of an op's weights; of a table, only those that it reads."""
-    axis, entries = op.read or (0, None)
-    shapes = op.weight_shapes.values()
-    return sum(prod(shape) if entries is None else prod(shape) // shape[axis] * len(entries) for shape in shapes)

@@ -13,7 +13,6 @@ import numpy as np
 
 from costmodel import ops
 from costmodel.errors import UserError
-from costmodel.execution import piecewise_gelu
 from costmodel.ops import Op
 from costmodel.rotary import rotary_rates
 
@@ -186,6 +185,20 @@ def _gelu_tanh(library: Library, source: Array) -> Array:
     return source * (library.numpy.tanh(inner) * 0.5 + 0.5)
 
 
+# GELU by polynomials between thresholds, with comparisons and products but without exponentials and divisions:
+#     gelu(x) = 0 below -5,  cubic(x) below -1.97,  x / 2 + even(x) below 3,  x above
+# GELU minus x / 2 is an even function, hence the even polynomial, of degree 6. The greatest error is 0.0104, at 2.72.
+# Source: thresholds and degrees of Lu et al. 2023, BumbleBee, https://eprint.iacr.org/2023/1678. The coefficients are a
+# least-squares fit to GELU on Chebyshev points, which `tests/costmodel/execution/test_piecewise_gelu.py` repeats. They
+# are multiples of 2^-18, the resolution of the engine's default of 18 fraction bits. An error of half of that in the
+# last coefficient moves the result by 3^6 times as much at x = 3, or 0.0014.
+THRESHOLDS = (-5.0, -1.97, 3.0)
+CUBIC = (-0.3805503845214844, -0.2882499694824219, -0.07190322875976562, -0.0059051513671875)  # of 1, x, x^2, x^3
+EVEN = (0.0102691650390625, 0.3566856384277344, -0.036548614501953125, 0.001708984375)  # of 1, x^2, x^4, x^6
+# coefficients of x, x^2, x^3, x^4 and x^6 in both polynomials
+PIECES = np.array([[*CUBIC[1:], 0.0, 0.0], [0.5, EVEN[1], 0.0, *EVEN[2:]]])
+
+
 def _gelu_piecewise(library: Library, source: Array) -> Array:
     """Start from the identity, and for each threshold above x add the step to the piece on the threshold's left.
 
@@ -198,14 +211,12 @@ def _gelu_piecewise(library: Library, source: Array) -> Array:
     powers = stack((source, second, third, fourth, fourth * second))  # 5 x rows x features
     shape = (2, *source.shape)
     cubic, even = library.numpy.matmul(PIECES.astype(source.dtype), powers.reshape(len(powers), -1)).reshape(shape)
-    cubic, even = cubic + piecewise_gelu.CUBIC[0], even + piecewise_gelu.EVEN[0]
-    below = stack((source,) * 3) < np.array(piecewise_gelu.THRESHOLDS, dtype=source.dtype)[:, None, None]
+    cubic, even = cubic + CUBIC[0], even + EVEN[0]
+    below = stack((source,) * 3) < np.array(THRESHOLDS, dtype=source.dtype)[:, None, None]
     steps = library.numpy.where(below, stack((-cubic, cubic - even, even - source)), 0.0)
     return source + steps[0] + steps[1] + steps[2]
 
 
-# coefficients of x, x^2, x^3, x^4 and x^6 in both polynomials
-PIECES = np.array([[*piecewise_gelu.CUBIC[1:], 0.0, 0.0], [0.5, piecewise_gelu.EVEN[1], 0.0, *piecewise_gelu.EVEN[2:]]])
 GELU_FORMS: dict[str, Callable[[Library, Array], Array]] = {
     "tanh": _gelu_tanh,
     "exact": lambda library, source: source * (library.erf(source * 0.5**0.5) * 0.5 + 0.5),

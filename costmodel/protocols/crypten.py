@@ -8,7 +8,7 @@ asks them.
 Weights are secret-shared; what `execution.interpreter` calls public is local, and so are truncations, which its two
 parties make alone: one of them is wrong by 2^48 now and then, more often the larger the number. Only the mean squares
 of norms are divided exactly, with the dealer's help. Exponentials, reciprocals and roots come out right in a range
-alone (`engine.crypten_functions`), which no price knows.
+alone (`engine.crypten_arrays`), which no price knows.
 
 Source: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984.
 """

@@ -55,13 +55,13 @@ def square(elements: int) -> Comm:
 def quotient(elements: int) -> Comm:
     """Return the cost of quotients by a public number, off by at most 2 units in the last place.
 
-    Source: `crypten_functions`.
+    Source: `crypten_arrays`.
     """
     return total_comm([dealt(2 * elements), opened(elements)])
 
 
 def mean_square(rows: int, length: int) -> Comm:
-    """Return the cost of mean squares of rows, whose sums are divided by `quotient`. Source: `crypten_functions`."""
+    """Return the cost of mean squares of rows, whose sums are divided by `quotient`. Source: `crypten_arrays`."""
     return total_comm([square(rows * length), quotient(rows)])
 
 
@@ -95,7 +95,7 @@ def positive_part(elements: int) -> Comm:
 def exponential(elements: int) -> Comm:
     """Return the cost of (1 + u + u^2 / 2)^(2^7), u = x / 2^7.
 
-    `crypten_functions` computes this in place of CrypTen's (1 + x / 2^8)^(2^8).
+    `crypten_arrays` computes this in place of CrypTen's (1 + x / 2^8)^(2^8).
     """
     return total_comm([square(elements)] * (1 + EXPONENTIAL_SQUARINGS))
 
@@ -103,21 +103,21 @@ def exponential(elements: int) -> Comm:
 def reciprocal(elements: int) -> Comm:
     """Return the cost of 1 / x for x > 0: scaled to 1/4 to 1 by comparisons with powers of 4, then Newton-Raphson.
 
-    `crypten_functions` computes this in place of CrypTen's reciprocal, which uses an exponential.
+    `crypten_arrays` computes this in place of CrypTen's reciprocal, which uses an exponential.
     """
     products = 2 * RECIPROCAL_ITERATIONS + 2  # two of them by the power of 4
     return total_comm([is_negative(len(RECIPROCAL_POWERS) * elements), *[product(elements, elements)] * products])
 
 
 def inverse_root(elements: int) -> Comm:
-    """Return the cost of 1 / sqrt(x), computed as `reciprocal` but with exact scaling. Source: `crypten_functions`."""
+    """Return the cost of 1 / sqrt(x), computed as `reciprocal` but with exact scaling. Source: `crypten_arrays`."""
     products = 3 * ROOT_ITERATIONS + 2  # two of them by powers
     comparisons = is_negative(len(ROOT_POWERS) * elements)
     return total_comm([comparisons, quotient(elements), *[product(elements, elements)] * products])
 
 
 def logistic(elements: int, *, bounded: bool = False) -> Comm:
-    """Return the cost of r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. Source: `crypten_functions`.
+    """Return the cost of r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. Source: `crypten_arrays`.
 
     bounded: whether numbers may exceed the range of the exponential, which takes another comparison and a product.
     """
@@ -128,7 +128,7 @@ def logistic(elements: int, *, bounded: bool = False) -> Comm:
 
 
 def maximum(rows: int, length: int) -> Comm:
-    """Return the cost of the maximum of each row, by halving. Source: `crypten_functions`."""
+    """Return the cost of the maximum of each row, by halving. Source: `crypten_arrays`."""
     parts, left = [], length
     while left > 1:
         parts.append(positive_part(rows * (left // 2)))

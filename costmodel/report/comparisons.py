@@ -11,7 +11,7 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.engine import spu
 from costmodel.engine.compare import SEED, Comparison
 from costmodel.engine.registry import engine_of
-from costmodel.engine.spu import Measured
+from costmodel.engine.session import Measured
 from costmodel.estimate import Estimate
 from costmodel.execution.memory import PeakMemory
 from costmodel.ops import Node, shape

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from costmodel.execution.op_functions import QUAD_SHIFT, RELU_SUM_OFFSET
-from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
+from costmodel.execution.op_functions import CUBIC, EVEN, QUAD_SHIFT, RELU_SUM_OFFSET, THRESHOLDS
 from nas.attention.reference import Attended, causal_scores, row_bounds, upcast
 
 # form -> a function of scores that is at least 0, and a constant that is added to its row sum

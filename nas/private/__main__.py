@@ -5,44 +5,37 @@ The parties run as processes of this machine, or each on its own machine, with `
 
 import json
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeAlias
+from typing import Any, Literal, NoReturn
 
 from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
-from costmodel.engine.assignment import CLIENT, Assignment, part_of, ranks, role
 from costmodel.engine.children import kept_children
-from costmodel.engine.installed import check_installed
+from costmodel.engine.keys import Keys
 from costmodel.engine.meeting import is_loopback, parse_peers, shown
-from costmodel.engine.plan import Plan
-from costmodel.engine.session import Ready, Session, alone, on_this_machine
+from costmodel.engine.plan import CLIENT, Plan, part_of, ranks, role
+from costmodel.engine.registry import check_installed
+from costmodel.engine.session import alone, on_this_machine
 from costmodel.errors import StoppedError, UserError
-from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line, why_wrong
+from nas.private.answer import answer, answer_document, summary_lines, why_wrong
 from nas.private.fixed_point import (
     clear_perplexity,
     corpus_for,
     fixed_point_document,
     fixed_point_table,
-    gelu_lines,
+    lines_below,
     score_setting,
-    unscored_lines,
     validation_sequences,
 )
-from nas.private.in_range import in_range
 from nas.private.model import find_model
 from nas.private.prompt import given_text, read_prompt
-from nas.private.setup import FRACTION_BITS, Setup, header_lines, resolve_setup
+from nas.private.setup import FRACTION_BITS, Setup, header_lines, in_range, resolve_setup
 
 LEAST_IDLE_S = 2.0  # a few of the messages that say that a party is alive
 USUAL, NARROW = 64, 32  # bits of rings: --perplexity compares both unless another is asked for
-
-# Adds to an assignment what the flags say of links.
-Linked: TypeAlias = Callable[[Assignment], Assignment]
 
 
 def private(
@@ -100,11 +93,11 @@ def private(
     if perplexity is not None:
         _print_perplexities(asked, perplexity, data, as_json=as_json)
         return
-    linked = _links(party, peers, protocol, wait_s, idle_limit, certificates, is_protected=protected_links)
+    links = _links(party, peers, protocol, wait_s, idle_limit, certificates, is_protected=protected_links)
     if party in (None, CLIENT):
-        _print_answer(asked, text, new_tokens, linked, party, as_json=as_json)
+        _print_answer(asked, text, new_tokens, links, party, as_json=as_json)
     else:
-        _serve(asked, party, linked)
+        _serve(asked, party, links)
 
 
 def _links(
@@ -116,8 +109,8 @@ def _links(
     certificates: str | None,
     *,
     is_protected: bool,
-) -> Linked:
-    """Return what adds the links that flags ask for to an assignment."""
+) -> dict[str, Any]:
+    """Return what flags say of links, as fields of an assignment. Raise UserError too if this party lacks keys."""
     taking_part = ranks(protocol)
     if party is not None and party not in taking_part:
         raise UserError(f"--party must be from 0 to {taking_part[-1]} under {protocol}, but got {party}.")
@@ -130,12 +123,13 @@ def _links(
         )
     if (idle_s := parse_seconds(idle_limit, "--idle-limit")) < LEAST_IDLE_S:
         raise UserError(f"--idle-limit must be at least {LEAST_IDLE_S:g}s, but got {idle_limit}.")
-    if addresses:
-        folder = None if certificates is None else Path(certificates).resolve()
-        return partial(replace, addresses=addresses, wait_s=wait_s, idle_s=idle_s, certificates=folder)
-    if certificates is not None:
+    if not addresses and certificates is not None:
         raise UserError("--certificates is for links between --party and --peers; drop it.")
-    return partial(replace, idle_s=idle_s)
+    folder = None if certificates is None else Path(certificates).resolve()
+    if party is not None and folder is not None:
+        Keys(folder, party, len(taking_part))
+    alone = {"addresses": addresses, "wait_s": wait_s, "certificates": folder} if addresses else {}
+    return {"idle_s": idle_s, **alone}
 
 
 def _check_flags(
@@ -154,29 +148,20 @@ def _check_flags(
 
 
 def _print_answer(
-    setup: Setup, text: str, new_tokens: int, linked: Linked, party: int | None, *, as_json: bool
+    setup: Setup, text: str, new_tokens: int, links: dict[str, Any], party: int | None, *, as_json: bool
 ) -> None:
     """Answer a prompt and print the answer; without `party` all parties run here, else only the client."""
     model = setup.model
     sizes = {"context": model.architecture.context, "vocab_size": model.architecture.vocab_size}
     prompt = read_prompt(text, model.tokenizer, new_tokens=new_tokens, **sizes)
 
-    def parties(client: Assignment) -> AbstractContextManager[tuple[Session, Ready]]:
-        return on_this_machine(linked(client)) if party is None else alone(_alone(linked(client), CLIENT))
-
     def report(*lines: str) -> None:
         for line in () if as_json else lines:
             print(line, flush=True)
 
     report(*header_lines(setup))
-    done = answer(
-        setup,
-        prompt,
-        new_tokens,
-        parties,
-        on_ready=lambda ready: report(*ready_lines(ready, prompt)),
-        on_token=lambda token, expected: report(token_line(setup, prompt, token, expected)),
-    )
+    start = on_this_machine if party is None else lambda client: alone(part_of(client, CLIENT))
+    done = answer(setup, prompt, new_tokens, lambda client: start(replace(client, **links)), report)
     report(*summary_lines(setup, done))
     if as_json:
         print(json.dumps(answer_document(setup, done), allow_nan=False))
@@ -184,23 +169,16 @@ def _print_answer(
         raise StoppedError(f"{why}; do not rely on this answer.")
 
 
-def _alone(client: Assignment, rank: int) -> Assignment:
-    """Return the assignment of a party that runs alone. Raise UserError if it lacks keys."""
-    assignment = part_of(client, rank)
-    _ = assignment.keys
-    return assignment
-
-
-def _serve(setup: Setup, rank: int, linked: Linked) -> None:
+def _serve(setup: Setup, rank: int, links: dict[str, Any]) -> None:
     """Run a party other than the client; print what it holds and, in the end, what it sent."""
     plan = Plan(kind="tokens", num_tokens=1, num_new=1)  # the client's comes with its first message
-    assignment = _alone(linked(setup.client(plan)), rank)
+    assignment = part_of(replace(setup.client(plan), **links), rank)
     for line in header_lines(setup):
         print(line)
     at = shown(assignment.addresses[rank])
     print(f"this is party {rank} ({role(rank, setup.protocol)}) at {at}: {setup.holds(rank)}", flush=True)
-    with alone(assignment) as (session, ready):
-        print(f"ready; {ready.num_steps} steps at most, op graph {ready.op_graph} at every party", flush=True)
+    with alone(assignment) as session:
+        print(f"ready; {session.num_steps} steps at most, op graph {session.op_graph} at every party", flush=True)
         left = session.answer(rank).header
     sent = f"{format_bytes(left['sent_bytes'])} in {left['messages']:,} messages"
     print(f"the client has left after {left['num_steps']} steps, in which this party sent {sent}")
@@ -221,14 +199,14 @@ def _print_perplexities(setup: Setup, num_tokens: int, data: str | None, *, as_j
         print(f"sequence {index + 1} of {len(tokens)}", file=sys.stderr)
 
     with kept_children():
-        scores = [score_setting(replace(setup, setting=ring), tokens, log) for ring in (setting, *narrow)]
+        scores = {ring: score_setting(replace(setup, setting=ring), tokens, log) for ring in (setting, *narrow)}
     if as_json:
         print(json.dumps(fixed_point_document(setup, clear, scores, tokens), allow_nan=False))
         return
     for line in header_lines(setup):
         print(line)
     table_console().print(fixed_point_table(setup, clear, scores, tokens))
-    for line in (*unscored_lines(setup, scores), *gelu_lines(setup)):
+    for line in lines_below(setup, scores):
         print(line)
 
 

@@ -3,40 +3,44 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.engine.agreement import Agreement, joined
-from costmodel.engine.assignment import Assignment
-from costmodel.engine.greedy import ClearRun, PrivateToken, generate
-from costmodel.engine.plan import Plan
-from costmodel.engine.predicted import Prediction
-from costmodel.engine.session import Ready, Session
+from costmodel.engine.greedy import Agreement, ClearRun, generate, joined
+from costmodel.engine.plan import Assignment, Plan, Prediction, graphs, predictions
+from costmodel.engine.session import Session, StepRun
 from costmodel.errors import OutOfRangeError, StoppedError
 from nas.conversion.fixed_point_check import MAX_ERROR
-from nas.private.in_range import prompt_arithmetic
 from nas.private.prompt import Prompt
-from nas.private.setup import Setup, setup_document
+from nas.private.setup import Setup, prompt_arithmetic, setup_document
 
 COLUMNS = ("token", "top-1", "error", "sent bytes", "predicted", "messages", "predicted", "seconds", "predicted")
 WIDTHS = (16, 5, 8, 15, 15, 9, 9, 8, 9)
 
 
+class Token(NamedTuple):
+    """A new token: the run of its step, its agreement with the model in plaintext, if that is here, and its cost."""
+
+    run: StepRun
+    agreement: Agreement | None
+    predicted: Prediction
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Answer:
-    """A prompt, and its new tokens with the prediction of each. `agreement` is None without the model in plaintext."""
+    """A prompt and its new tokens, in a session that is over. `agreement` is None without the model in plaintext."""
 
     prompt: Prompt
-    tokens: tuple[tuple[PrivateToken, Prediction], ...]
-    ready: Ready
+    tokens: list[Token]
+    session: Session
 
     @property
     def text(self) -> str:
-        return self.prompt.continued([token.token for token, _ in self.tokens])
+        return self.prompt.continued([token.run.token for token in self.tokens])
 
     @property
     def agreement(self) -> Agreement | None:
-        parts = [token.agreement for token, _ in self.tokens if token.agreement is not None]
+        parts = [token.agreement for token in self.tokens if token.agreement is not None]
         return joined(parts) if parts else None
 
 
@@ -44,65 +48,60 @@ def answer(
     setup: Setup,
     prompt: Prompt,
     new_tokens: int,
-    parties: Callable[[Assignment], AbstractContextManager[tuple[Session, Ready]]],
-    on_ready: Callable[[Ready], None],
-    on_token: Callable[[PrivateToken, Prediction], None],
+    parties: Callable[[Assignment], AbstractContextManager[Session]],
+    report: Callable[..., None],
 ) -> Answer:
     """Answer a prompt with the parties that `parties` starts: all on this machine, or only the client.
+
+    `report` gets the lines on the session and on every token, as they come.
 
     Raise UserError before anything runs if the run cannot be priced or the prompt is out of range; StoppedError if a
     later token is out of range; and any error that `parties` raises.
     """
     plan = Plan(kind="tokens", num_tokens=len(prompt.ids), num_new=new_tokens)
-    steps = setup.steps(plan)
-    predicted = setup.predicted(steps)
+    steps = graphs(setup.graph_of, plan)
+    predicted = predictions(steps, setup.protocol, setup.setting, setup.network)
     own = setup.own_layers(plan)
     arithmetic = prompt_arithmetic(setup, steps[0], prompt.ids, own)
     clear = None if setup.model.weights is None else ClearRun(setup.model.weights, arithmetic)
-    tokens: list[tuple[PrivateToken, Prediction]] = []
-    with parties(setup.client(plan)) as (session, ready):
-        on_ready(ready)
-        answered = generate(session, steps, prompt.ids, clear, prompt.end, own)
+    tokens: list[Token] = []
+    with parties(setup.client(plan)) as session:
+        report(
+            f"prompt: {len(prompt.ids)} tokens; {session.num_steps} steps, op graph {session.op_graph} at every party",
+            f"ready after {format_seconds(session.ready_s)}; sent beside the protocol, and not counted below: programs "
+            f"and weights' shares, {format_bytes(session.shared_bytes)}; with each token its shares and those of the "
+            f"logits",
+            "top-1, error: whether the model in the clear prefers the same token, and the largest error of a logit",
+            _row(COLUMNS),
+        )
+        answered = generate(session, steps, prompt.ids, clear, prompt.encoder.ends, own)
         try:
-            for token, expected in zip(answered, predicted, strict=False):
-                on_token(token, expected)
-                tokens.append((token, expected))
-                if token.token in prompt.encoder.ends:
-                    break
+            for (run, agreement), expected in zip(answered, predicted, strict=False):
+                tokens.append(Token(run, agreement, expected))
+                report(_token_line(setup, prompt, tokens[-1]))
         except OutOfRangeError as error:
             raise StoppedError(
                 f"the answer left the range of protocol {setup.protocol} after {len(tokens)} tokens: {error}; the "
                 f"tokens before are right, and --allow-out-of-range true goes on."
             ) from None
         session.leave()
-    return Answer(prompt=prompt, tokens=tuple(tokens), ready=ready)
+    return Answer(prompt=prompt, tokens=tokens, session=session)
 
 
-def ready_lines(ready: Ready, prompt: Prompt) -> list[str]:
-    return [
-        f"prompt: {len(prompt.ids)} tokens; {ready.num_steps} steps, op graph {ready.op_graph} at every party",
-        f"ready after {format_seconds(ready.seconds)}; sent beside the protocol, and not counted below: programs and "
-        f"weights' shares, {format_bytes(ready.shared_bytes)}; with each token its shares and those of the logits",
-        "top-1, error: whether the model in the clear prefers the same token, and the largest error of a logit",
-        _row(COLUMNS),
-    ]
-
-
-def token_line(setup: Setup, prompt: Prompt, token: PrivateToken, expected: Prediction) -> str:
-    agreement, cost = token.agreement, token.cost
-    return _row(
-        (
-            repr(prompt.decoded([token.token])),
-            "?" if agreement is None else "same" if agreement.num_equal else "other",
-            "?" if agreement is None else f"{agreement.largest_error:.2g}",
-            f"{cost.sent_bytes:,}",
-            f"{expected.sent_bytes:,}",
-            f"{cost.messages:,}",
-            f"{expected.messages:,}",
-            f"{cost.seconds:.2f}",
-            "?" if expected.seconds is None else f"{expected.seconds:.2f}",
-        )
-    ) + ("" if setup.out_of_range is None else "  out of range")
+def _token_line(setup: Setup, prompt: Prompt, token: Token) -> str:
+    run, agreement, expected = token
+    cells = (
+        repr(prompt.decoded([run.token])),
+        "?" if agreement is None else "same" if agreement.num_equal else "other",
+        "?" if agreement is None else f"{agreement.largest_error:.2g}",
+        f"{run.sent_bytes:,}",
+        f"{expected.sent_bytes:,}",
+        f"{run.messages:,}",
+        f"{expected.messages:,}",
+        f"{run.seconds:.2f}",
+        "?" if expected.seconds is None else f"{expected.seconds:.2f}",
+    )
+    return _row(cells) + ("" if setup.out_of_range is None else "  out of range")
 
 
 def _row(cells: Sequence[str]) -> str:
@@ -114,11 +113,22 @@ def _row(cells: Sequence[str]) -> str:
 def summary_lines(setup: Setup, answer: Answer) -> list[str]:
     """Return lines on all tokens together."""
     measured, predicted = _costs(answer.tokens).values()
+    words, agreement = (
+        "not compared with the model in the clear, whose weights are not on this machine",
+        answer.agreement,
+    )
+    if agreement is not None:
+        low, high = agreement.interval
+        words = (
+            f"the model in the clear prefers the same on {agreement.num_equal} of {agreement.num_positions} "
+            f"({agreement.top1:.2%}; 95 % interval {low:.2%} to {high:.2%}), largest error of a logit "
+            f"{agreement.largest_error:.2g}"
+        )
     peaks = ["not known" if peak is None else format_bytes(peak) for peak in measured["peak_bytes"]]
     seconds = predicted["latency_s"] and f"predicted {format_seconds(predicted['latency_s'])}"
     return [
         f"text: {answer.text!r}",
-        f"{len(answer.tokens)} tokens: {agreement_text(answer.agreement)}",
+        f"{len(answer.tokens)} tokens: {words}",
         f"sent by all parties: {measured['sent_bytes']:,} bytes, predicted {predicted['sent_bytes']:,} "
         f"({difference(predicted['sent_bytes'], measured['sent_bytes'])}); messages: {measured['messages']:,}, "
         f"predicted {predicted['messages']:,}",
@@ -142,18 +152,6 @@ def why_wrong(answer: Answer) -> str | None:
     return None
 
 
-def agreement_text(agreement: Agreement | None) -> str:
-    """Return, in words, the share of equal tokens with its interval, and the largest error."""
-    if agreement is None:
-        return "not compared with the model in the clear, whose weights are not on this machine"
-    low, high = agreement.interval
-    return (
-        f"the model in the clear prefers the same on {agreement.num_equal} of {agreement.num_positions} "
-        f"({agreement.top1:.2%}; 95 % interval {low:.2%} to {high:.2%}), largest error of a logit "
-        f"{agreement.largest_error:.2g}"
-    )
-
-
 def difference(predicted: int, measured: int) -> str:
     """Return the error of a prediction relative to the measured value, in words."""
     return "equal" if predicted == measured else f"{predicted / measured - 1:+.3%}"
@@ -164,12 +162,19 @@ def answer_document(setup: Setup, answer: Answer) -> dict[str, Any]:
     return {
         **setup_document(setup),
         "prompt": {"text": answer.prompt.text, "tokens": list(answer.prompt.ids)},
-        "op_graph": answer.ready.op_graph,
-        "ready_s": answer.ready.seconds,
-        "shared_bytes": answer.ready.shared_bytes,
+        "op_graph": answer.session.op_graph,
+        "ready_s": answer.session.ready_s,
+        "shared_bytes": answer.session.shared_bytes,
         "tokens": [
-            {**_token_document(answer.prompt, token, expected), "in_range": setup.out_of_range is None}
-            for token, expected in answer.tokens
+            {
+                "token": token.run.token,
+                "text": answer.prompt.decoded([token.run.token]),
+                "top1_agrees": token.agreement and bool(token.agreement.num_equal),
+                "largest_logit_error": token.agreement and token.agreement.largest_error,
+                **_costs([token]),
+                "in_range": setup.out_of_range is None,
+            }
+            for token in answer.tokens
         ],
         "text": answer.text,
         "agreement": agreement_document(answer.agreement),
@@ -188,31 +193,19 @@ def agreement_document(agreement: Agreement | None) -> dict[str, Any] | None:
     }
 
 
-def _token_document(prompt: Prompt, token: PrivateToken, expected: Prediction) -> dict[str, Any]:
-    agreement = token.agreement
-    return {
-        "token": token.token,
-        "text": prompt.decoded([token.token]),
-        "top1_agrees": None if agreement is None else bool(agreement.num_equal),
-        "largest_logit_error": None if agreement is None else agreement.largest_error,
-        **_costs([(token, expected)]),
-    }
-
-
-def _costs(tokens: Sequence[tuple[PrivateToken, Prediction]]) -> dict[str, dict[str, Any]]:
-    costs, expected = [token.cost for token, _ in tokens], [prediction for _, prediction in tokens]
-    seconds = [prediction.seconds for prediction in expected if prediction.seconds is not None]
-    by_party = zip(*(cost.peak_bytes for cost in costs), strict=True)
+def _costs(tokens: Sequence[Token]) -> dict[str, dict[str, Any]]:
+    seconds = [token.predicted.seconds for token in tokens if token.predicted.seconds is not None]
+    by_party = zip(*(token.run.peak_bytes for token in tokens), strict=True)
     return {
         "measured": {
-            "sent_bytes": sum(cost.sent_bytes for cost in costs),
-            "messages": sum(cost.messages for cost in costs),
-            "latency_s": sum(cost.seconds for cost in costs),
+            "sent_bytes": sum(token.run.sent_bytes for token in tokens),
+            "messages": sum(token.run.messages for token in tokens),
+            "latency_s": sum(token.run.seconds for token in tokens),
             "peak_bytes": [max((peak for peak in peaks if peak is not None), default=None) for peaks in by_party],
         },
         "predicted": {
-            "sent_bytes": sum(prediction.sent_bytes for prediction in expected),
-            "messages": sum(prediction.messages for prediction in expected),
-            "latency_s": sum(seconds) if len(seconds) == len(expected) else None,
+            "sent_bytes": sum(token.predicted.sent_bytes for token in tokens),
+            "messages": sum(token.predicted.messages for token in tokens),
+            "latency_s": sum(seconds) if len(seconds) == len(tokens) else None,
         },
     }

@@ -1,18 +1,17 @@
 """Perplexity of a model in fixed point, on validation tokens by teacher forcing, privately and in plaintext."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.table import Table
 
 from costmodel.config.units import format_seconds
-from costmodel.engine.agreement import Agreement, compared, joined
-from costmodel.engine.greedy import ClearRun, sequences
-from costmodel.engine.plan import Plan
+from costmodel.engine.greedy import Agreement, ClearRun, compared, joined, run_step
+from costmodel.engine.plan import Plan, graphs, predictions
 from costmodel.engine.session import on_this_machine
 from costmodel.errors import StoppedError, UserError
 from costmodel.execution.interpreter import Array
@@ -34,12 +33,11 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """Results on validation tokens in one arithmetic; costs are summed over sequences, and bytes also over parties.
+    """Results on validation tokens in a setting; costs are summed over sequences, and bytes also over parties.
 
     `predicted_s` is None if the committed testbed has no seconds for the setting.
     """
 
-    setting: EngineSetting
     perplexity: float
     agreement: Agreement
     sent_bytes: int
@@ -48,12 +46,8 @@ class Scored:
     predicted_s: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Unscored:
-    """An arithmetic in which the model cannot run, and the reason."""
-
-    setting: EngineSetting
-    reason: str
+# By setting, in order: the results, or the reason why the model cannot run in it.
+Scores: TypeAlias = Mapping[EngineSetting, Scored | str]
 
 
 def corpus_for(
@@ -76,31 +70,36 @@ def validation_sequences(corpus: Corpus, num_tokens: int, context: int) -> Token
 
 def clear_perplexity(setup: Setup, tokens: Tokens) -> float:
     """Return the perplexity in plaintext and double precision; `tokens` are sequences x (length + 1)."""
-    (graph,) = replace(setup, client_layers=None).steps(_plan(tokens))
-    clear = _clear(setup)
+    (graph,) = graphs(replace(setup, client_layers=None).graph_of, _plan(tokens))
+    assert setup.model.weights is not None
+    clear = ClearRun(setup.model.weights)
     return _perplexity([_losses(clear.output(graph, row[:-1]), row[1:]) for row in tokens])
 
 
-def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int], None]) -> Scored | Unscored:
-    """Run the model in a setting, with all parties on this machine; `tokens` are sequences x (length + 1)."""
+def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int], None]) -> Scored | str:
+    """Run the model in a setting, with all parties on this machine; `tokens` are sequences x (length + 1).
+
+    Return the reason if it cannot run.
+    """
     plan = _plan(tokens)
-    (graph,) = setup.steps(plan)
+    (graph,) = graphs(setup.graph_of, plan)
+    assert setup.model.weights is not None
+    clear, own = ClearRun(setup.model.weights), setup.own_layers(plan)
     losses, agreements, sent_bytes, seconds = [], [], 0, 0.0
     try:
-        predicted = setup.predicted([graph] * len(tokens))
-        with on_this_machine(setup.client(plan)) as (session, _):
-            done = sequences(session, graph, [row[:-1] for row in tokens], _clear(setup), setup.own_layers(plan))
-            for index, ((run, clear), row) in enumerate(zip(done, tokens, strict=True)):
+        predicted = predictions([graph] * len(tokens), setup.protocol, setup.setting, setup.network)
+        with on_this_machine(setup.client(plan)) as session:
+            for index, row in enumerate(tokens):
+                run, expected = run_step(session, 0, graph, row[:-1], clear, own)
                 losses.append(_losses(run.logits, row[1:]))
-                agreements.append(compared(run.logits, clear))
+                agreements.append(compared(run.logits, expected))
                 sent_bytes, seconds = sent_bytes + run.sent_bytes, seconds + run.seconds
                 on_sequence(index)
             session.leave()
     except (UserError, StoppedError) as error:
-        return Unscored(setting=setup.setting, reason=str(error))
+        return str(error)
     known = [step.seconds for step in predicted if step.seconds is not None]
     return Scored(
-        setting=setup.setting,
         perplexity=_perplexity(losses),
         agreement=joined(agreements),
         sent_bytes=sent_bytes,
@@ -112,11 +111,6 @@ def score_setting(setup: Setup, tokens: Tokens, on_sequence: Callable[[int], Non
 
 def _plan(tokens: Tokens) -> Plan:
     return Plan(kind="sequences", num_tokens=tokens.shape[1] - 1)
-
-
-def _clear(setup: Setup) -> ClearRun:
-    assert setup.model.weights is not None
-    return ClearRun(setup.model.weights)
 
 
 def _losses(logits: Array, targets: Tokens) -> Array:
@@ -132,8 +126,8 @@ def _perplexity(losses: list[Array]) -> float:
     return math.exp(mean) if mean < math.log(1e300) else math.inf
 
 
-def fixed_point_table(setup: Setup, clear: float, scores: Sequence[Scored | Unscored], tokens: Tokens) -> Table:
-    """Return a table with a row for the model in plaintext, and one for each arithmetic in which it runs."""
+def fixed_point_table(setup: Setup, clear: float, scores: Scores, tokens: Tokens) -> Table:
+    """Return a table with a row for the model in plaintext, and one for each setting in which it runs."""
     count, length = len(tokens), tokens.shape[1] - 1
     title = f"{count * length:,} validation tokens by teacher forcing, {count} sequences of {length}"
     table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
@@ -141,65 +135,61 @@ def fixed_point_table(setup: Setup, clear: float, scores: Sequence[Scored | Unsc
     for name in (*ACCURACY, "bytes as predicted", "seconds", "predicted"):
         table.add_column(name, justify="right")
     table.add_row("in the clear", f"{clear:.4f}")
-    for score in (score for score in scores if isinstance(score, Scored)):
-        low, high = score.agreement.interval
-        table.add_row(
-            f"{setup.protocol}, {describe_setting(score.setting)}",
-            f"{score.perplexity:.4f}",
-            f"{score.agreement.top1:.2%}",
-            f"{low:.2%} to {high:.2%}",
-            f"{score.agreement.largest_error:.2g}",
-            difference(score.predicted_bytes, score.sent_bytes),
-            format_seconds(score.seconds),
-            "?" if score.predicted_s is None else format_seconds(score.predicted_s),
-        )
+    for setting, score in scores.items():
+        if isinstance(score, Scored):
+            low, high = score.agreement.interval
+            table.add_row(
+                f"{setup.protocol}, {describe_setting(setting)}",
+                f"{score.perplexity:.4f}",
+                f"{score.agreement.top1:.2%}",
+                f"{low:.2%} to {high:.2%}",
+                f"{score.agreement.largest_error:.2g}",
+                difference(score.predicted_bytes, score.sent_bytes),
+                format_seconds(score.seconds),
+                "?" if score.predicted_s is None else format_seconds(score.predicted_s),
+            )
     return table
 
 
-def gelu_lines(setup: Setup) -> list[str]:
-    """Return a line on the error of SPU's GELU by tanh, if the model has it."""
+def lines_below(setup: Setup, scores: Scores) -> list[str]:
+    """Return a line for each setting in which the model cannot run, and one on SPU's GELU by tanh, if it has that."""
+    lines = [
+        f"not run: {setup.protocol}, {describe_setting(setting)}: {reason}"
+        for setting, reason in scores.items()
+        if isinstance(reason, str)
+    ]
     architecture = setup.model.architecture
-    if setup.protocol == "crypten" or all(gelu_form(architecture, layer) != "tanh" for layer in architecture.layers):
-        return []
-    return [
-        "the engine's tanh is off by up to 0.005, and GELU by tanh, beyond inputs of 5, by 0.0013 times the input; "
-        "with --gelu exact GELU is off by less than 0.001, and more is sent"
-    ]
+    if setup.protocol != "crypten" and any(gelu_form(architecture, layer) == "tanh" for layer in architecture.layers):
+        lines.append(
+            "the engine's tanh is off by up to 0.005, and GELU by tanh, beyond inputs of 5, by 0.0013 times the input; "
+            "with --gelu exact GELU is off by less than 0.001, and more is sent"
+        )
+    return lines
 
 
-def unscored_lines(setup: Setup, scores: Sequence[Scored | Unscored]) -> list[str]:
-    """Return a line for each arithmetic in which the model cannot run."""
-    return [
-        f"not run: {setup.protocol}, {describe_setting(score.setting)}: {score.reason}"
-        for score in scores
-        if isinstance(score, Unscored)
-    ]
-
-
-def fixed_point_document(
-    setup: Setup, clear: float, scores: Sequence[Scored | Unscored], tokens: Tokens
-) -> dict[str, Any]:
+def fixed_point_document(setup: Setup, clear: float, scores: Scores, tokens: Tokens) -> dict[str, Any]:
     """Return JSON data. `reason` is null if the model ran in an arithmetic; if not, everything else is null.
 
     A perplexity that is not finite, for example because logits overflowed, is null as well.
     """
+    arithmetics = []
+    for setting, score in scores.items():
+        scored, reason = (None, score) if isinstance(score, str) else (score, None)
+        arithmetics.append(
+            {
+                "ring_bits": setting.ring_bits,
+                "fraction_bits": setting.fraction_bits,
+                "reason": reason,
+                "perplexity": scored.perplexity if scored and math.isfinite(scored.perplexity) else None,
+                "agreement": scored and agreement_document(scored.agreement),
+                "measured": scored and {"sent_bytes": scored.sent_bytes, "latency_s": scored.seconds},
+                "predicted": scored and {"sent_bytes": scored.predicted_bytes, "latency_s": scored.predicted_s},
+            }
+        )
     return {
         **setup_document(setup),
         "sequences": len(tokens),
         "seq_len": tokens.shape[1] - 1,
         "clear_perplexity": clear if math.isfinite(clear) else None,
-        "arithmetics": [_document(score) for score in scores],
-    }
-
-
-def _document(score: Scored | Unscored) -> dict[str, Any]:
-    scored = score if isinstance(score, Scored) else None
-    return {
-        "ring_bits": score.setting.ring_bits,
-        "fraction_bits": score.setting.fraction_bits,
-        "reason": score.reason if isinstance(score, Unscored) else None,
-        "perplexity": scored.perplexity if scored and math.isfinite(scored.perplexity) else None,
-        "agreement": scored and agreement_document(scored.agreement),
-        "measured": scored and {"sent_bytes": scored.sent_bytes, "latency_s": scored.seconds},
-        "predicted": scored and {"sent_bytes": scored.predicted_bytes, "latency_s": scored.predicted_s},
+        "arithmetics": arithmetics,
     }

@@ -64,38 +64,32 @@ def find_model(source: str) -> Path | Run:
 
 
 def load_model(source: str, pick: str, *, weights_here: bool = True, begin_of_text: str = OWN_RULE) -> PrivateModel:
-    """Load a model and set the token with which its prompts begin.
+    """Return the model of a run, training, export or other checkpoint; `builtin` is the parent in this package.
 
-    begin_of_text: a rule, or a token. Raise UserError as `_loaded` does, or if the model lacks the token.
+    weights_here: whether the weights must be on this machine; if not, an export without its weights is enough.
+    begin_of_text: a rule for the token with which prompts begin, or that token.
+
+    Raise UserError if the source is none of these, the run has no completed trial, the pick is unknown, a file was lost
+    or edited, or the model has no tokenizer, or lacks the token.
     """
-    model = _loaded(source, pick, weights_here=weights_here)
+    found = find_model(source)
+    if isinstance(found, Run):
+        config = found.config
+        model = _of_prepared(source, prepare_export(found, found.pick(pick), fold=True))
+        if config.kept_layers is not None:
+            known = config.public_layers, config.client_layers, str(found.folder / PARENT_FOLDER)
+            model = replace(model, known=known)
+    elif is_export(found):
+        model = _of_export(source, found, weights_here=weights_here)
+    elif is_training(found):
+        model = _of_prepared(source, training_export(found, fold=True))
+    else:
+        model = _folded(source, load_initial(source), None, ())
     tokenizer = with_begin_of_text(model.tokenizer, begin_of_text)
     begin = given_encoder(tokenizer, None, None).begin
     is_said = begin is not None or begin_of_text != OWN_RULE
     notes = (*model.notes, *([begin_line(begin, begin_of_text)] if is_said else []))
     return replace(model, tokenizer=tokenizer, notes=notes)
-
-
-def _loaded(source: str, pick: str, *, weights_here: bool) -> PrivateModel:
-    """Return the model of a run, training, export or other checkpoint; `builtin` is the parent in this package.
-
-    weights_here: whether the weights must be on this machine; if not, an export without its weights is enough.
-
-    Raise UserError if the source is none of these, the run has no completed trial, the pick is unknown, a file was lost
-    or edited, or the model has no tokenizer.
-    """
-    found = find_model(source)
-    if not isinstance(found, Run):
-        if is_export(found):
-            return _of_export(source, found, weights_here=weights_here)
-        if is_training(found):
-            return _of_prepared(source, training_export(found, fold=True))
-        return _folded(source, load_initial(source), None, ())
-    run, config = found, found.config
-    model = _of_prepared(source, prepare_export(run, run.pick(pick), fold=True))
-    if config.kept_layers is None:
-        return model
-    return replace(model, known=(config.public_layers, config.client_layers, str(run.folder / PARENT_FOLDER)))
 
 
 def with_gelu(model: PrivateModel, form: GeluForm | None) -> PrivateModel:
@@ -146,14 +140,16 @@ def _of_export(source: str, folder: Path, *, weights_here: bool) -> PrivateModel
         architecture, tokenizer = read_architecture(folder)
         if not architecture.folded:
             raise UserError(f"{folder} must be a folded export where it is without weights; write one with --fold.")
-        model = _of_weights(source, Pretrained(architecture, {}, tokenizer), corpus, None, notes)
+        export = Pretrained(architecture, {}, tokenizer)
     else:
-        model = _folded(source, read_export(folder), corpus, notes)
+        export = read_export(folder)
+    model = _folded(source, export, corpus, notes)
     return replace(model, failed=model.failed or failed, recorded=recorded if isinstance(recorded, dict) else {})
 
 
 def _folded(source: str, model: Pretrained, corpus: str | None, notes: tuple[str, ...]) -> PrivateModel:
-    failed = None
+    """Return a model, folded as far as its check allows unless it is; one without weights must be folded."""
+    notes, failed = (*model.notes, *notes), None
     if not model.architecture.folded:
         begin = None if model.tokenizer is None else given_encoder(model.tokenizer, None, None).begin
         vocab_size, context = model.architecture.vocab_size, model.architecture.context
@@ -161,21 +157,16 @@ def _folded(source: str, model: Pretrained, corpus: str | None, notes: tuple[str
         folded, check = fold_as_far_as(model.architecture, model.weights, tokens)
         model = model._replace(architecture=folded.architecture, weights=folded.weights)
         notes, failed = notes + _notes(folded.left), why_not_equal(**asdict(check))
-    return replace(_of_weights(source, model, corpus, _arrays(model.weights), (*model.notes, *notes)), failed=failed)
-
-
-def _of_weights(
-    source: str, model: Pretrained, corpus: str | None, weights: dict[str, Array] | None, notes: tuple[str, ...]
-) -> PrivateModel:
     if model.tokenizer is None:
         raise UserError(f"{source} must come with its tokenizer; put its tokenizer.json beside the weights.")
     return PrivateModel(
         name=f"{name_of(model.architecture)} of {source}",
         architecture=model.architecture,
-        weights=weights,
+        weights=_arrays(model.weights) or None,
         tokenizer=model.tokenizer,
         corpus=corpus,
         notes=notes,
+        failed=failed,
     )
 
 

@@ -8,18 +8,16 @@ from nas.corpus.documents import GivenTokenizer
 from nas.corpus.foreign_tokenizer import tokenizing
 from nas.corpus.tokenizer import Encoder, given_encoder
 
+MOST_BYTES = 1 << 24  # of a prompt in a file; a token of a context is rarely more than some characters
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A prompt of at least one token, with the token that begins a text; `end` is the token that ends a document."""
+    """A prompt of at least one token, with the token that begins a text."""
 
     text: str
     ids: tuple[int, ...]
     encoder: Encoder
-
-    @property
-    def end(self) -> int:
-        return self.encoder.end
 
     def continued(self, new: list[int]) -> str:
         """Return the text of the prompt and new tokens, without the token that begins a text."""
@@ -29,9 +27,6 @@ class Prompt:
         """Return the text of tokens; bytes that are not a whole character are replaced."""
         with tokenizing(f"the tokenizer {self.encoder.name}"):
             return str(self.encoder.tokenizer.decode(ids, skip_special_tokens=False))
-
-
-MOST_BYTES = 1 << 24  # of a prompt in a file; a token of a context is rarely more than some characters
 
 
 def given_text(text: str | None, file: str | None) -> str:
@@ -71,7 +66,6 @@ def read_prompt(
     unknown_id = None if unknown is None else encoder.tokenizer.token_to_id(unknown)
     with tokenizing(f"the tokenizer {encoder.name}"):
         ids_of = {each: encoder.tokenizer.encode(each, add_special_tokens=False).ids for each in dict.fromkeys(text)}
-        ids = tuple(encoder.tokenizer.encode(text, add_special_tokens=False).ids)
     if lacking := [repr(character) for character, its in ids_of.items() if not its or unknown_id in its]:
         raise UserError(f"--prompt must be in what the model's tokenizer knows, but that lacks {', '.join(lacking)}.")
     ids = tuple(encoder.encode_prompt(text))

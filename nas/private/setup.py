@@ -1,19 +1,24 @@
-"""The set-up of a private run: the model, the protocol with its setting, and the network for predicted seconds."""
+"""The set-up of a private run: the model, the protocol with its setting, and the network for predicted seconds.
 
+Before a run, checks that the engine's fixed point holds the model, and the client's own prompt.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from costmodel.deployment.client_layers import halves
+import numpy as np
+
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine.assignment import CLIENT, RUN, SERVER, Assignment, holds, ranks, role
+from costmodel.deployment.known_layers import halves
 from costmodel.engine.crypten_cuda import check_device
 from costmodel.engine.greedy import ClearRun, ClientLayers
-from costmodel.engine.plan import GraphOf, Plan, graphs
-from costmodel.engine.predicted import Prediction, predictions
-from costmodel.errors import UserError
-from costmodel.execution.interpreter import Weights
+from costmodel.engine.plan import CLIENT, RUN, SERVER, Assignment, GraphOf, Plan, graphs, holds, ranks, role
+from costmodel.errors import OutOfRangeError, UserError
+from costmodel.execution.arithmetic import Arithmetic, arithmetic_of
+from costmodel.execution.interpreter import Array, Weights
 from costmodel.network import Network, link, load_network
 from costmodel.ops import GeluForm, OpGraph
 from costmodel.protocols import TRUST
@@ -22,14 +27,17 @@ from costmodel.protocols.derived import check_setting
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
 from costmodel.report.trust import trust_document
 from costmodel.trust import at_client, described, shown
+from nas.conversion.fixed_point_check import NUM_TOKENS, both, check_sequences, fitting, require_accuracy
+from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import OWN_RULE
+from nas.corpus.tokenizer import given_encoder
 from nas.private.model import PrivateModel, load_model, with_gelu
-from nas.private.public_layers import require_public
 from search_spaces.architecture import Architecture
 from search_spaces.lower import lower
 
 # Default fraction bits by ring bits. Source: SecretFlow-SPU 0.9.5, docs, RuntimeConfig, fxp_fraction_bits
 FRACTION_BITS = {32: 8, 64: 18, 128: 26}
+WRITERS = ("embed", "position", ".attention.out", ".ffn.down", ".ffn.fused")  # to the stream, by the ends of names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,14 +78,6 @@ class Setup:
         if self.client_layers is not None and rank == CLIENT:
             words += f"; the weights of {at_client(self.client_layers)}"
         return words
-
-    def steps(self, plan: Plan) -> tuple[OpGraph, ...]:
-        """Return the graph of every step. Raise UserError for more tokens than the model's context."""
-        return graphs(self.graph_of, plan)
-
-    def predicted(self, steps: Sequence[OpGraph]) -> tuple[Prediction, ...]:
-        """Return the prediction of every step. Raise UserError if a setting or op has no price."""
-        return predictions(steps, self.protocol, self.setting, self.network)
 
     def client(self, plan: Plan) -> Assignment:
         """Return the assignment of a client that has all data, from which those of all parties are made."""
@@ -142,33 +142,57 @@ def resolve_setup(
             "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
         )
     model = load_model(run, pick, weights_here=party in (None, SERVER), begin_of_text=begin_of_text)
+    if public_checkpoint is None and model.known is not None:
+        public_layers, client_layers, public_checkpoint = model.known
+    client_weights = model.weights
+    if public_checkpoint is not None and (model.weights is not None or (client_layers is not None and party == CLIENT)):
+        checkpoint = load_model(public_checkpoint, pick)
+        require_public(model, public_layers, client_layers, checkpoint)
+        client_weights = model.weights or checkpoint.weights
     return Setup(
         protocol=protocol,
         setting=setting,
         network=link(network, bandwidth, rtt) or load_network("loopback"),
         model=with_gelu(model, gelu),
-        **_public(model, pick, party, public_layers, client_layers, public_checkpoint),
+        public_layers=public_layers,
+        client_layers=client_layers,
+        client_weights=client_weights,
     )
 
 
-def _public(
-    model: PrivateModel,
-    pick: str,
-    party: int | None,
-    public_layers: str | None,
-    client_layers: int | None,
-    public_checkpoint: str | None,
-) -> dict[str, Any]:
-    """Return the fields of `Setup` on layers whose weights others than the server know; the model's own by default."""
-    if public_checkpoint is None and model.known is not None:
-        public_layers, client_layers, public_checkpoint = model.known
-    client_weights = model.weights
-    has_weights = client_weights is not None or (client_layers is not None and party == CLIENT)
-    if public_checkpoint is not None and has_weights:
-        checkpoint = load_model(public_checkpoint, pick)
-        require_public(model, public_layers, client_layers, checkpoint)
-        client_weights = client_weights or checkpoint.weights
-    return {"public_layers": public_layers, "client_layers": client_layers, "client_weights": client_weights}
+def require_public(
+    model: PrivateModel, public_layers: str | None, client_layers: int | None, checkpoint: PrivateModel
+) -> None:
+    """Check that layers that are not secret have the checkpoint's weights, bit for bit, in both models as they run.
+
+    What is folded into a layer must be the checkpoint's too. Weights that write to the stream may differ by the power
+    of two between both streams (`nas.conversion.verified_fold`; epsilons by its square). If the model's weights are
+    elsewhere, only shapes are compared, and the streams must be equal. Raise UserError for a missing layer or any other
+    difference.
+    """
+    assert checkpoint.weights is not None
+    scale = math.sqrt(model.architecture.norm_epsilon / checkpoint.architecture.norm_epsilon)
+    if math.frexp(scale)[0] != 0.5 or (scale != 1 and model.weights is None):
+        raise UserError(
+            f"the stream of --public-checkpoint must differ from the model's by a power of two, and not at all at a "
+            f"party without weights, but does by {scale:g} ({model.name}); give the checkpoint that it is of, or the "
+            f"export with its weights."
+        )
+    architecture = model.architecture
+    graph = lower(architecture, architecture.context, Deployment(public_layers=public_layers))
+    at_client = () if client_layers is None else halves(graph, client_layers).client.nodes
+    for node in (node for node in graph if node.op.public or node in at_client):
+        for suffix, shape in node.op.weight_shapes.items():
+            name, factor = f"{node.name}.{suffix}", scale if node.name.endswith(WRITERS) else 1.0
+            theirs = checkpoint.weights.get(name)
+            if theirs is None or not (
+                theirs.shape == shape if model.weights is None else np.array_equal(model.weights[name], theirs * factor)
+            ):
+                raise UserError(
+                    f"public layers and the client's must have the weights of --public-checkpoint, folded likewise, "
+                    f"but {name!r} {'is not in it' if theirs is None else 'differs'} ({model.name}); leave layer "
+                    f"{node.layer} out, or give the checkpoint that it is of."
+                )
 
 
 def _setting(
@@ -211,24 +235,17 @@ def describe_setting(setting: EngineSetting) -> str:
     return f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction{weights}{masks}{on_card}"
 
 
-def trust_lines(setup: Setup) -> list[str]:
-    """Return lines that say whom the run trusts, and what each party knows."""
+def header_lines(setup: Setup) -> list[str]:
+    """Return lines that say what is about to run, whom the run trusts, and what each party knows."""
     trust = TRUST[setup.protocol]
     of_client = " (that party is the client, which could so learn the weights)"
     dealer = of_client if trust.dealer and len(ranks(setup.protocol)) == trust.num_parties else ""
     return [
-        f"trust: {described(trust)}{dealer}{shown(setup.public_layers, setup.client_layers)}",
-        *(f"  party {rank} ({role(rank, setup.protocol)}): {setup.holds(rank)}" for rank in ranks(setup.protocol)),
-    ]
-
-
-def header_lines(setup: Setup) -> list[str]:
-    """Return lines that say what is about to run, and whom it trusts."""
-    return [
         f"{setup.model.name}; protocol {setup.protocol}, {describe_setting(setup.setting)}; "
         f"{setup.setting.formulas_of}",
         *notes(setup),
-        *trust_lines(setup),
+        f"trust: {described(trust)}{dealer}{shown(setup.public_layers, setup.client_layers)}",
+        *(f"  party {rank} ({role(rank, setup.protocol)}): {setup.holds(rank)}" for rank in ranks(setup.protocol)),
     ]
 
 
@@ -263,3 +280,79 @@ def setup_document(setup: Setup) -> dict[str, Any]:
             for rank in ranks(setup.protocol)
         ],
     }
+
+
+def in_range(setup: Setup, fraction_bits: int | None, *, is_allowed: bool) -> Setup:
+    """Return the set-up with fraction bits that keep its model in fixed-point range, or with the reason why none do.
+
+    fraction_bits: the user's choice, if any. is_allowed: whether a model out of range may run. If the weights are on
+        another machine, an export's own record decides; without a record, the server alone checks, and the parties
+        agree on that.
+    Raise UserError, naming op and values, for a model that is out of range and not allowed.
+    """
+    try:
+        fitted = _as_recorded(setup, fraction_bits) if setup.model.weights is None else _fitted(setup, fraction_bits)
+        if setup.model.failed is not None:  # folding changed the model; if an op is out of range too, that says more
+            raise OutOfRangeError(setup.model.failed)
+        return fitted
+    except OutOfRangeError as error:
+        if is_allowed:
+            return replace(setup, out_of_range=str(error))
+        raise UserError(
+            f"the model must hold in the fixed point of protocol {setup.protocol}, but {error}; choose another "
+            f"protocol or model, or run it for study with --allow-out-of-range true."
+        ) from None
+
+
+def _as_recorded(setup: Setup, fraction_bits: int | None) -> Setup:
+    recorded = setup.model.recorded.get(setup.protocol)
+    if not isinstance(recorded, Mapping) or setup.setting.ring_bits != recorded.get("ring_bits"):
+        return setup
+    if (failure := recorded.get("failure")) is not None:
+        raise OutOfRangeError(str(failure))
+    bits = recorded.get("fraction_bits")
+    if fraction_bits is not None or not isinstance(bits, int):
+        return setup
+    return replace(setup, setting=replace(setup.setting, fraction_bits=bits))
+
+
+def _fitted(setup: Setup, fraction_bits: int | None) -> Setup:
+    model, length = setup.model, min(NUM_TOKENS, setup.model.architecture.context)
+    assert model.weights is not None
+
+    def stream(tokens: Array, deployment: Deployment) -> Mapping[str, Array]:
+        """Return the hidden states after the client's own layers."""
+        assert setup.client_layers is not None
+        assert setup.client_weights is not None
+        graph = client_graph(model.architecture, setup.client_layers, length, deployment)
+        return ClientLayers(graphs=(graph,), run=ClearRun(setup.client_weights)).stream(0, tokens)
+
+    begin = given_encoder(model.tokenizer, None, None).begin
+    sequences = check_sequences(model.weights["embed.weight"], known_corpus(model.corpus), length, begin)
+    setting = fitting(
+        setup.protocol, setup.setting, setup.graph_of, model.weights, sequences,
+        fraction_bits=fraction_bits, inputs_of=None if setup.client_layers is None else stream,
+    )  # fmt: skip
+    return replace(setup, setting=setting)
+
+
+def prompt_arithmetic(
+    setup: Setup, graph: OpGraph, tokens: Sequence[int], layers: ClientLayers | None
+) -> Arithmetic | None:
+    """Check the prompt of a client that has weights; return the arithmetic to check each new token with, if any.
+
+    Raise UserError, naming op and values, if the prompt is out of range.
+    """
+    if setup.model.weights is None or setup.out_of_range is not None:
+        return None
+    ids, arithmetic = np.asarray(tokens), arithmetic_of(setup.protocol, setup.setting)
+    inputs = {"tokens": ids} if layers is None else layers.stream(0, ids)
+    try:
+        require_accuracy(both(graph, setup.model.weights, inputs, arithmetic))
+    except OutOfRangeError as error:
+        raise UserError(
+            f"the prompt must hold in the fixed point of protocol {setup.protocol}, but {error}; choose another prompt "
+            f"or protocol, or run it for study with --allow-out-of-range true."
+        ) from None
+    arithmetic.wrong.clear()
+    return arithmetic

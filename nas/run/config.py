@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.deployment.deploy import Deployment, Projection
-from costmodel.deployment.public_layers import public_layers
+from costmodel.deployment.known_layers import public_layers
 from costmodel.errors import UserError
 from costmodel.ops import Encoding
 from costmodel.protocols import SETTINGS, Setting, setting_of

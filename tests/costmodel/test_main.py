@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from costmodel.calibration import timed_run
+from costmodel.calibration import microbenchmark
 from costmodel.calibration.microbenchmark import Timing
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.protocols.compute_testbed import load_compute
@@ -123,7 +123,7 @@ def test_a_testbed_of_one_model_prices_it_as_written_and_as_deployed(run, tmp_pa
             asked.append((series.name, protocol, setting.threads))
             yield Timing(kind=series.name, start_s=9.0, seconds=(1.0,) * sum(series.repeats))
 
-    monkeypatch.setattr(timed_run, "measure", measured)
+    monkeypatch.setattr(microbenchmark, "measure", measured)
     model = ("EReg(SM+ScFuFFN)", "--base", "tiny", "--layers", "2", "--seq-len", "8", "--threads", "3")
     code, out, err = run("calibrate", "--for", *model, "--protocol", "aby3", "--engine", "spu", "--output", "mine.yaml")
     assert (code, out.splitlines()[0]) == (0, "wrote mine.yaml")
@@ -156,7 +156,7 @@ def test_kinds_are_measured_twice_and_the_faster_runs_count(run, tmp_path, monke
             seconds = 3.0 if (num_passes == 1) == (series.kind == "Relu") else 1.0
             yield Timing(kind=series.name, start_s=9.0, seconds=(seconds,) * sum(series.repeats))
 
-    monkeypatch.setattr(timed_run, "measure", measured)
+    monkeypatch.setattr(microbenchmark, "measure", measured)
     assert run("calibrate", "--protocol", protocol, "--engine", engine, "--output", "mine.yaml")[0] == 0
     assert num_passes == 2
     assert estimated(run, "SM+LN+R", "--protocol", protocol, "--testbed", "mine.yaml")["total"]["compute_s"] > 0

@@ -10,7 +10,7 @@ from typing import Any
 from jsonargparse import capture_parser
 
 from costmodel.config.cli import DEBUG
-from costmodel.engine.installed import INSTALL_CRYPTEN
+from costmodel.engine.registry import INSTALL_CRYPTEN
 from experiments.__main__ import definitions
 from tests.docs.pages import ROOT
 

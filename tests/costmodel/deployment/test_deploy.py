@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment, deploy
-from costmodel.deployment.public_layers import public_layers
+from costmodel.deployment.known_layers import halves, public_layers
 from costmodel.engine.compare import compare, drawn_caches, drawn_weights, predict
 from costmodel.execution import interpreter
 from costmodel.ops import Node, Op, OpGraph
@@ -15,7 +14,6 @@ from costmodel.pricing.price import price
 from costmodel.protocols import load_pricer
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.trust import at_client
-from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -34,28 +32,18 @@ NEEDED = Deployment(projection="last", rows="needed")
 LENGTH = 11
 
 
-def both(base: Architecture, name: str, deployment: Deployment) -> tuple[np.ndarray, np.ndarray]:
-    """Logits of the whole prompt, and as deployed."""
+@pytest.mark.parametrize(("base", "name"), MODELS)
+@pytest.mark.parametrize("deployment", [NEEDED, Deployment()], ids=["needed", "all"])
+@pytest.mark.parametrize("block", [None, 1, 4, 11, 20])
+def test_rows_that_the_last_logits_do_not_need_and_blocks_change_no_logits(base, name, deployment, block):
     architecture = parse(name, base).architecture
     whole = lower(architecture, LENGTH)
     weights = drawn_weights(whole, np.random.default_rng(0))
     tokens = np.random.default_rng(1).integers(architecture.vocab_size, size=LENGTH)
-    logits = interpreter.execute(lower(architecture, LENGTH, deployment), weights, tokens)
-    return interpreter.execute(whole, weights, tokens), logits
-
-
-@pytest.mark.parametrize(("base", "name"), MODELS)
-@pytest.mark.parametrize("block", [None, 1, 4, 11, 20])
-def test_rows_that_the_last_logits_do_not_need_are_left_out(base, name, block):
-    whole, logits = both(base, name, replace(NEEDED, query_block=block))
-    np.testing.assert_allclose(logits, whole[-1:], rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(("base", "name"), MODELS)
-@pytest.mark.parametrize("block", [1, 3, 11])
-def test_attention_in_blocks_of_queries_is_the_whole_one(base, name, block):
-    whole, logits = both(base, name, Deployment(query_block=block))
-    np.testing.assert_allclose(logits, whole, rtol=1e-9, atol=1e-9)
+    logits = interpreter.execute(lower(architecture, LENGTH, replace(deployment, query_block=block)), weights, tokens)
+    expected = interpreter.execute(whole, weights, tokens)[-len(logits) :]
+    assert len(logits) == (1 if deployment == NEEDED else LENGTH)
+    np.testing.assert_allclose(logits, expected, rtol=1e-9, atol=1e-9)
 
 
 def op_of(graph: OpGraph, name: str) -> Op:
@@ -81,8 +69,6 @@ def test_a_block_as_long_as_the_prompt_a_prompt_of_one_token_and_a_batch_of_one_
     assert lower(plain, 1, NEEDED) == lower(plain, 1)
     architecture = parse("SM+LN+R", GPT2).architecture
     assert lower(architecture, 8, Deployment(batch=1)) == lower(architecture, 8)
-    with pytest.raises(ValueError, match="`batch` must be at least 1, but got 0"):
-        Deployment(batch=0)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +76,8 @@ def test_a_block_as_long_as_the_prompt_a_prompt_of_one_token_and_a_batch_of_one_
     [
         ({"rows": "needed"}, "`rows` needed goes with projection last, but got projection all"),
         ({"query_block": 0}, "`query_block` must be at least 1, but got 0"),
+        ({"batch": 0}, "`batch` must be at least 1, but got 0"),
+        ({"vocab_blocks": 0}, "`vocab_blocks` must be at least 1, but got 0"),
         ({"phase": "decode", "projection": "last"}, "`projection` last goes with phase prefill"),
     ],
 )
@@ -144,8 +132,6 @@ def test_weights_of_another_vocabulary_and_more_blocks_than_entries_are_refused(
     message = "`vocab_blocks` must be of at least an entry each, but got 42 and a vocabulary of 41"
     with pytest.raises(ValueError, match=message):
         lower(MODEL, 5, Deployment(vocab_blocks=42))
-    with pytest.raises(ValueError, match="`vocab_blocks` must be at least 1, but got 0"):
-        Deployment(vocab_blocks=0)
     embedding = Node(
         name="embed", layer="embed", op=ops.TokenEmbedding(tokens=2, vocab=3, features=4), inputs=("tokens",)
     )

@@ -3,10 +3,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from costmodel.engine.assignment import Assignment
 from costmodel.engine.compare import drawn_weights
-from costmodel.engine.plan import Plan
-from costmodel.protocols.primitives import EngineSetting
+from costmodel.engine.plan import Assignment, Plan
+from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -33,7 +32,7 @@ def client(decoder, weights):
     def make(protocol: str, *, num_new: int = 3, **setting) -> Assignment:
         return Assignment(
             protocol=protocol,
-            setting=EngineSetting(**setting),
+            setting=ENGINE_PROTOCOLS[protocol].setting(**setting),
             graph_of=decoder,
             plan=Plan(kind="tokens", num_tokens=5, num_new=num_new),
             weights=weights,

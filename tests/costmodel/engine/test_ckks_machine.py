@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from costmodel.calibration.ckks_times import SECONDS_BAR, STATED_ERROR, compare
-from costmodel.engine.ckks_library import PACKAGE, Library
+from costmodel.engine.ckks_library import PACKAGE, SECONDS_BAR, STATED_ERROR, Library, compare
 from costmodel.errors import UserError
 from costmodel.pricing.model_spec import ModelOptions, resolve_model
 

@@ -9,9 +9,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from costmodel import ops
-from costmodel.engine import compare, installed, spu
-from costmodel.engine.measured_rounds import MeasuredRounds
-from costmodel.engine.spu import EngineRun, Measured
+from costmodel.deployment.deploy import Deployment
+from costmodel.engine import compare, registry, spu
+from costmodel.engine.party import OpCost
+from costmodel.engine.session import StepRun
+from costmodel.engine.spu import MeasuredRounds
 from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.ops import Node, OpGraph
@@ -33,7 +35,7 @@ CHEETAH_SMALL_OP_TOLERANCE = 3e-3  # answers of few elements compress worse: a l
 
 @pytest.fixture
 def no_engine(monkeypatch):
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
 
 
 @pytest.fixture
@@ -43,8 +45,8 @@ def engine_stub(monkeypatch):
     def run_stub(graph, weights, tokens, caches, *, protocol, setting):
         logits = interpreter.execute(graph, weights, tokens, caches)
         logits[0, logits[0].argmin()] -= 0.25
-        cost = Measured(sent_bytes=3, messages=2, seconds=0.1)
-        return EngineRun(logits=logits, by_op=tuple((node, cost) for node in graph))
+        costs = tuple(OpCost(3, 2, start_s, start_s + 0.1, None) for start_s, _ in enumerate(graph))
+        return StepRun(by_party=(costs,), seconds=1.0, logits=logits)
 
     monkeypatch.setattr("costmodel.commands.compare.check_installed", lambda protocol: None)
     monkeypatch.setattr(spu, "run", run_stub)
@@ -106,10 +108,10 @@ def test_json_has_every_key_and_sums(run, engine_stub):
 
 def test_delays_measure_rounds(run, engine_stub, monkeypatch):
     def measured(job, *, delays_s):
-        slopes = tuple(float(index) for index, _ in enumerate(job.graph))
+        slopes = tuple(float(index) for index, _ in enumerate(job.client.graph_of(1, Deployment())))
         return MeasuredRounds(by_op=slopes, seconds=tuple((delay_s, 1.0) for delay_s in delays_s), residual_s=0.5)
 
-    monkeypatch.setattr(compare, "measured_rounds", measured)
+    monkeypatch.setattr(spu, "measured_rounds", measured)
     code, out, _ = run("compare", "SM", *TINY, "--delays", "10ms,20ms,40ms", "--format", "json")
     assert code == 0
     document = json.loads(out)

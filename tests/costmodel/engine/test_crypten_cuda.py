@@ -17,6 +17,7 @@ from costmodel.engine.crypten_cuda import (
 )
 from costmodel.errors import UserError
 from costmodel.ops import Input, Node, OpGraph
+from costmodel.protocols.crypten import CryptenSetting
 
 CPU = torch.device("cpu")
 LEAST, MOST = -(2**63), 2**63 - 1
@@ -108,19 +109,19 @@ def test_memory_of_a_card_is_predicted_and_refused_beforehand(monkeypatch):
     graph = OpGraph(nodes=(Node(name="a", layer=0, op=op, inputs=("x",)),), inputs=(Input(name="x", shape=(8, 1000)),))
     weights, outputs = 1000 * 1000, 8 * 1000
     needed = (1 << 30) + 8 * (weights + outputs + 16 * (weights + 2 * outputs))
-    assert card_bytes([graph]) == needed
+    assert card_bytes([graph], CryptenSetting()) == needed
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     sizes = {"total_memory": 3 * needed}
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: type("Card", (), sizes))
     place = Place(device=torch.device("cuda", 0), as_on_card=True)
-    require_room([graph], place, 3)
+    require_room([graph], place, 3, CryptenSetting())
     sizes["total_memory"] -= 1
     with pytest.raises(
         UserError, match=r"^a card must have 3\.6\d GB for 3 of the parties, but cuda:0 has 3\.6\d GB; "
     ):
-        require_room([graph], place, 3)
-    require_room([graph], place, 2)
-    require_room([graph], Place(device=CPU, as_on_card=True), 3)
+        require_room([graph], place, 3, CryptenSetting())
+    require_room([graph], place, 2, CryptenSetting())
+    require_room([graph], Place(device=CPU, as_on_card=True), 3, CryptenSetting())
 
 
 def test_integers_on_a_card_stay_tensors():

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.engine.assignment import part_of
 from costmodel.engine.channel import GoneError
 from costmodel.engine.keys import KEY, Keys
-from costmodel.engine.links import LOOPBACK, tunnelled
+from costmodel.engine.links import LOOPBACK, Relay, tunnelled
 from costmodel.engine.meeting import meet
-from costmodel.engine.relay import Relay
+from costmodel.engine.plan import part_of
 from costmodel.engine.session import started
 from costmodel.errors import UserError
 from costmodel.execution import interpreter

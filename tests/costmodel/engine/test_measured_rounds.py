@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.engine import compare, measured_rounds
-from costmodel.engine.measured_rounds import MeasuredRounds, parse_delays
-from costmodel.engine.spu import Measured, Pass, graph_job, ops_job
+from costmodel.engine import compare, spu
+from costmodel.engine.party import OpCost
+from costmodel.engine.session import StepRun
+from costmodel.engine.spu import MeasuredRounds, graph_job, ops_job, parse_delays
 from costmodel.errors import StoppedError
 from costmodel.protocols.cheetah_preprocessing import BATCH_MESSAGES
 from costmodel.protocols.primitives import EngineSetting
@@ -29,13 +30,15 @@ def rounds_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., MeasuredRounds]:
             done = []
             for index, delay_s in enumerate(delays_s):
                 first_s, second_s = seconds(delay_s, index)
-                first = Measured(sent_bytes=1, messages=messages(index), seconds=first_s)
-                second = Measured(sent_bytes=1, messages=0, seconds=second_s)
-                done.append(Pass(seconds=first_s + second_s, by_op=(first, second)))
-            return tuple(done), None
+                costs = (
+                    OpCost(1, messages(index), 0.0, first_s, None),
+                    OpCost(1, 0, first_s, first_s + second_s, None),
+                )
+                done.append(StepRun(by_party=(costs,), seconds=first_s + second_s, logits=np.zeros((1, 1))))
+            return done
 
-        monkeypatch.setattr(measured_rounds, "passes", passes)
-        return measured_rounds.measured_rounds(job(), delays_s=delays_s)
+        monkeypatch.setattr(spu, "passes", passes)
+        return spu.measured_rounds(job(), delays_s=delays_s)
 
     return measure
 
@@ -82,7 +85,7 @@ def test_delays_are_read_in_seconds():
 
 @pytest.mark.needs_engine
 def test_a_comparison_waits_as_often_as_predicted():
-    measured = measured_rounds.measured_rounds(job(), delays_s=(0.02, 0.04, 0.08))
+    measured = spu.measured_rounds(job(), delays_s=(0.02, 0.04, 0.08))
     assert measured.rounds == pytest.approx(8, rel=RELU_TOLERANCE)
 
 
@@ -94,7 +97,7 @@ def test_a_decoder_waits_as_often_as_predicted(protocol, graph_of):
     generator = np.random.default_rng(0)
     weights, tokens = compare.drawn_weights(graph, generator), compare.drawn_tokens(graph, generator)
     predicted = compare.predict(graph, protocol, EngineSetting())
-    measured = measured_rounds.measured_rounds(
+    measured = spu.measured_rounds(
         graph_job(graph, weights, tokens, protocol=protocol, setting=EngineSetting()), delays_s=(0.02, 0.04, 0.08)
     )
     assert measured.rounds == pytest.approx(sum(comm.rounds for comm in predicted), rel=TOLERANCES[protocol])

@@ -78,7 +78,7 @@ def test_a_difference_in_any_source_that_computes_is_a_difference_in_terms(tmp_p
     package = shutil.copytree(Path(meeting.__file__).parents[1], tmp_path / "costmodel")
     script = "from costmodel.engine.meeting import sources_digest; print(sources_digest())"
     digests = [sources_digest()]
-    for edited in (None, "execution/op_functions.py", "engine/crypten_functions.py", "ops/layers.py", "rotary.py"):
+    for edited in (None, "execution/op_functions.py", "engine/crypten_arrays.py", "ops/layers.py", "rotary.py"):
         if edited is not None:
             (package / edited).write_text((package / edited).read_text() + "# other\n")
         done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env={}, capture_output=True, text=True)
@@ -112,6 +112,14 @@ def frame(**header):
     return len(head).to_bytes(4, "big") + head
 
 
+def connected(address):
+    for _ in range(100):
+        with suppress(ConnectionRefusedError):
+            return socket.create_connection(address)
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens at {address}")
+
+
 HELLO_OF_1 = {"kind": HELLO, "rank": 1, "terms": {}}
 
 
@@ -131,23 +139,10 @@ def test_who_says_something_else_is_not_a_party(said, free_peers):
     addresses, own_terms = free_peers(2), terms("semi2k", EngineSetting())
     with ThreadPoolExecutor(1) as parties:
         client = parties.submit(meeting_of, 0, addresses, own_terms)
-        for _ in range(50):
-            try:
-                with socket.create_connection(addresses[0]) as stranger:
-                    stranger.sendall(said)
-                    break
-            except ConnectionRefusedError:
-                time.sleep(0.05)
+        with connected(addresses[0]) as stranger:
+            stranger.sendall(said)
         assert meeting_of(1, addresses, own_terms) == [0]
         assert client.result() == [1]
-
-
-def connected(address):
-    for _ in range(100):
-        with suppress(ConnectionRefusedError):
-            return socket.create_connection(address)
-        time.sleep(0.05)
-    raise AssertionError(f"nobody listens at {address}")
 
 
 @contextmanager
@@ -263,8 +258,7 @@ def test_absurd_sizes_end_a_session_in_a_line(sizes, line):
     ours, theirs = socket.socketpair()
     lost: SimpleQueue[tuple[int, str]] = SimpleQueue()
     with theirs:
-        peers = Peers({1: Channel(ours)}, lambda rank, why: lost.put((rank, str(why))))
-        peers.limit(10**6)
+        peers = Peers({1: Channel(ours, 10**6)}, lambda rank, why: lost.put((rank, str(why))))
         theirs.sendall(frame(kind="share", sizes=sizes))
         assert lost.get(timeout=5) == (1, line)
         peers.close()

@@ -2,18 +2,16 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.deployment.client_layers import halves
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine import installed, spu
-from costmodel.engine.agreement import compared, joined, wilson
-from costmodel.engine.assignment import SERVER
+from costmodel.deployment.known_layers import halves
+from costmodel.engine import registry, spu
 from costmodel.engine.compare import compare, drawn_weights, predict
-from costmodel.engine.greedy import ClearRun, ClientLayers
+from costmodel.engine.greedy import Agreement, ClearRun, ClientLayers, compared, joined
 from costmodel.engine.party import OpCost
-from costmodel.engine.plan import Plan, fingerprint, graphs, variables
-from costmodel.engine.predicted import predictions
+from costmodel.engine.plan import SERVER, Plan, fingerprint, graphs, predictions, variables
 from costmodel.engine.programs import operands
 from costmodel.engine.runtime import Traffic
+from costmodel.engine.session import StepRun
 from costmodel.engine.spu_runtime import entries, make_shares
 from costmodel.estimate import estimate
 from costmodel.execution import interpreter
@@ -128,7 +126,8 @@ def test_no_seconds_are_predicted_in_another_ring_and_one_too_small_is_refused(d
 def test_wilsons_interval_is_the_root_of_its_equation():
     """Ends p of the interval solve (p - share)^2 = z^2 p (1 - p) / n, with z = 1.959964."""
     for successes, trials in ((99, 100), (1, 7), (2045, 2048), (512, 512)):
-        for end in wilson(successes, trials):
+        agreement = Agreement(num_positions=trials, num_equal=successes, largest_error=0.0)
+        for end in agreement.interval:
             assert (end - successes / trials) ** 2 == pytest.approx(1.959964**2 * end * (1 - end) / trials, rel=1e-5)
 
 
@@ -197,7 +196,7 @@ def test_gelu_under_the_engine_is_far_from_tanh_and_near_the_other_forms():
 
 
 def test_an_unknown_protocol_and_an_engine_that_is_not_installed_are_refused(monkeypatch):
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="is not installed.*run: .*pip install 'spu==0.9.5'"):
         spu.measure([RELU], protocol="semi2k", setting=EngineSetting())
     with pytest.raises(ValueError, match="must be one of semi2k, aby3, cheetah, crypten, but got 'spdz'"):
@@ -218,11 +217,10 @@ def test_costs_are_read_from_the_engines_logs():
 def test_an_op_takes_from_the_first_start_or_the_end_of_the_op_before_to_the_last_end():
     first = [OpCost(8, 1, 1.0, 2.0, 70), OpCost(0, 0, 2.0, 3.5, None), OpCost(5, 1, 4.5, 5.0, 1)]
     second = [OpCost(0, 0, 1.5, 3.0, 80), OpCost(0, 0, 3.0, 4.0, 2), OpCost(1, 1, 4.5, 5.0, 3)]
-    done = spu._pass([first, second])
-    assert done.seconds == 4.0
+    done = StepRun(by_party=(tuple(first), tuple(second)), seconds=5.0, logits=np.zeros((1, 1)))
     assert [cost.seconds for cost in done.by_op] == [2.0, 1.0, 0.5]
     assert [(cost.sent_bytes, cost.messages) for cost in done.by_op] == [(8, 1), (0, 0), (6, 2)]
-    assert done.peak_bytes == ((70, 80), (None, 2), (1, 3))
+    assert (done.sent_bytes, done.messages, done.peak_bytes) == (14, 3, (70, 80))
 
 
 PUBLIC = Deployment(public_layers="embed,1")

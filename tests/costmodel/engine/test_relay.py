@@ -7,8 +7,7 @@ from contextlib import ExitStack, closing
 
 import pytest
 
-from costmodel.engine.links import LOOPBACK, free_addresses
-from costmodel.engine.relay import MOST_WAITING, Relay
+from costmodel.engine.links import LOOPBACK, MOST_WAITING, Relay, free_addresses
 
 DELAY_S = 0.05
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from costmodel import ops
+from costmodel.deployment.deploy import Deployment
 from costmodel.engine import programs
 from costmodel.engine.spu import ops_job
 from costmodel.errors import OutOfRangeError, UserError
@@ -123,12 +124,12 @@ def test_linears_lose_the_digits_of_inputs_that_crypten_divides_away():
 
 @pytest.mark.parametrize("protocol", SETTINGS)
 def test_every_op_is_emulated_as_it_is_computed(protocol):
-    job = ops_job(
-        some_ops(rows=4, features=8, heads=2, keys=4, vocab=16), protocol=protocol, setting=SETTINGS[protocol]
-    )
-    assert {type(node.op) for node in job.graph} == set(ops.OP_TYPES)
-    for node in job.graph:
-        operands = interpreter.operands(node, job.weights)
+    some = some_ops(rows=4, features=8, heads=2, keys=4, vocab=16)
+    job = ops_job(some, protocol=protocol, setting=SETTINGS[protocol])
+    graph = job.client.graph_of(1, Deployment())
+    assert {type(node.op) for node in graph} == set(ops.OP_TYPES)
+    for node in graph:
+        operands = interpreter.operands(node, job.client.weights)
         inputs = [job.inputs[name] for name in node.inputs]
         if isinstance(node.op, ops.TokenEmbedding):
             inputs = [

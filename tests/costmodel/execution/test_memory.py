@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.calibration.fit_memory import fit_memory
+from costmodel.calibration.fits import fit_memory
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine.children import own_children
 from costmodel.engine.compare import compare, predict

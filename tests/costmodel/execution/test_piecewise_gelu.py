@@ -5,8 +5,7 @@ import pytest
 
 from costmodel import ops
 from costmodel.execution.interpreter import encoded
-from costmodel.execution.op_functions import evaluate, numpy_library
-from costmodel.execution.piecewise_gelu import CUBIC, EVEN, THRESHOLDS
+from costmodel.execution.op_functions import CUBIC, EVEN, THRESHOLDS, evaluate, numpy_library
 from costmodel.ops import Node, OpGraph
 
 STEP = 2.0**-18  # coefficients are multiples of it

@@ -20,11 +20,12 @@ import pytest
 from costmodel import ops
 from costmodel.config.strict_yaml import dump, load_mapping
 from costmodel.deployment.deploy import Deployment
-from costmodel.engine import installed, spu
+from costmodel.engine import registry, spu
 from costmodel.engine.children import kept_children
 from costmodel.engine.compare import drawn_caches, drawn_tokens, drawn_weights
 from costmodel.engine.links import UNHINDERED, tcp
-from costmodel.engine.spu import EngineRun, Measured, ops_job, passes
+from costmodel.engine.session import Measured, StepRun
+from costmodel.engine.spu import ops_job, passes
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.execution import interpreter
 from costmodel.ops import Op, OpGraph
@@ -115,7 +116,7 @@ def measured(some: Iterable[tuple[Op, Measured]]) -> dict[str, list[int]]:
     return counted((op, cost.sent_bytes, cost.rounds or 0) for op, cost in some)
 
 
-def run_of(graph: OpGraph) -> tuple[EngineRun, float]:
+def run_of(graph: OpGraph) -> tuple[StepRun, float]:
     """A run, and the greatest error of a logit."""
     generator = np.random.default_rng(0)
     given = drawn_weights(graph, generator), drawn_tokens(graph, generator), drawn_caches(graph, generator)
@@ -124,7 +125,7 @@ def run_of(graph: OpGraph) -> tuple[EngineRun, float]:
 
 
 def run_of_ops() -> dict[str, list[int]]:
-    (only,), _ = passes(ops_job(lone_ops(), protocol="crypten", setting=SETTING), tcp, [UNHINDERED])
+    (only,) = passes(ops_job(lone_ops(), protocol="crypten", setting=SETTING), tcp, [UNHINDERED])
     return measured(zip(lone_ops(), only.by_op, strict=True))
 
 
@@ -144,7 +145,7 @@ def test_bytes_and_rounds_are_those_that_were_counted(name):
 )
 def test_crypten_agrees(name):
     run, error = run_of(GRAPHS[name])
-    for node, cost in run.by_op:
+    for node, cost in zip(GRAPHS[name], run.by_op, strict=True):
         formula = comm(node.op, SETTING)
         assert (cost.sent_bytes, cost.rounds, cost.messages) == (_sent(formula), formula.rounds, formula.messages)
     assert error < LOGIT_TOLERANCE
@@ -275,7 +276,7 @@ def test_compare_refuses_what_is_of_the_other_engine(run, monkeypatch):
     assert (
         "--delays measures rounds, which crypten counts itself; leave it out" in run("compare", "SM", *TINY, *delays)[2]
     )
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    monkeypatch.setattr(registry, "find_spec", lambda name: None)
     said = refused(run("compare", "SM", *TINY))
     assert "the engine CrypTen is not installed; run: python -m pip install --no-deps crypten==0.4.1" in said
 
@@ -283,6 +284,7 @@ def test_compare_refuses_what_is_of_the_other_engine(run, monkeypatch):
 if __name__ == "__main__":
     with kept_children():
         runs = {name: run_of(graph)[0].by_op for name, graph in GRAPHS.items()}
-        measurements = {name: measured((node.op, cost) for node, cost in run) for name, run in runs.items()}
+        ops_of = {name: [node.op for node in graph] for name, graph in GRAPHS.items()}
+        measurements = {name: measured(zip(ops_of[name], run, strict=True)) for name, run in runs.items()}
         measurements |= {OPS: run_of_ops()}
     sys.stdout.write(dump({"engine": "crypten 0.4.1", "sent_bytes_and_rounds": measurements}))

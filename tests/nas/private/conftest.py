@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import nas.private.__main__ as main
 from nas.conversion.fold import fold
 from nas.conversion.pretrained import Pretrained, write_pretrained
 from nas.corpus.documents import GivenTokenizer
@@ -36,3 +37,15 @@ def export(tmp_path_factory, tokenizer) -> Path:
     folder = tmp_path_factory.mktemp("export")
     write_pretrained(Pretrained(folded.architecture, folded.weights, tokenizer), folder)
     return folder
+
+
+@pytest.fixture
+def run(capsys):
+    """`code, stdout, stderr` of `python -m nas.private` with some arguments."""
+
+    def run_command(*args):
+        with pytest.raises(SystemExit) as exit_info:
+            main.main(args)
+        return exit_info.value.code, *capsys.readouterr()
+
+    return run_command

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-import nas.private.__main__ as main
 from costmodel.config.strict_yaml import dump
 from costmodel.engine import spu
 from costmodel.errors import OutOfRangeError
@@ -198,16 +197,6 @@ def hostile(tmp_path_factory, tokenizer):
     return written
 
 
-@pytest.fixture
-def run(capsys):
-    def run_command(*args):
-        with pytest.raises(SystemExit) as exit_info:
-            main.main(args)
-        return exit_info.value.code, *capsys.readouterr()
-
-    return run_command
-
-
 REFUSED = (
     r"error: the model must hold in the fixed point of protocol semi2k, but with 18 fraction bits, in \S+ .*; choose"
 )
@@ -246,7 +235,7 @@ def test_a_client_without_weights_reads_what_the_export_records(run, hostile, tm
 
 @pytest.mark.needs_engine
 def test_a_prompt_is_checked_by_a_client_with_weights(run, hostile, monkeypatch):
-    monkeypatch.setattr("nas.private.in_range.fitting", lambda protocol, setting, *of, **settings: setting)
+    monkeypatch.setattr("nas.private.setup.fitting", lambda protocol, setting, *of, **settings: setting)
     code, _, err = run(str(hostile("SM+LN+R", "embed.weight", times(1e5))), "--prompt", "v")
     assert code == 2
     assert re.match(r"error: the prompt must hold in the fixed point of protocol semi2k, but in layers.0.norm1 .*", err)

@@ -23,22 +23,11 @@ from nas.conversion.verified_fold import with_stream_scale
 from nas.model.decoder import Decoder
 from nas.model.weights import deployed_weights
 from nas.private.model import PrivateModel, load_model
-from nas.private.public_layers import require_public
-from nas.private.setup import resolve_setup
+from nas.private.setup import require_public, resolve_setup
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
 from tests.conftest import refusals
-
-
-@pytest.fixture
-def run(capsys):
-    def run_command(*args):
-        with pytest.raises(SystemExit) as exit_info:
-            main.main(args)
-        return exit_info.value.code, *capsys.readouterr()
-
-    return run_command
 
 
 @pytest.fixture
@@ -108,9 +97,9 @@ def test_a_client_a_server_and_a_dealer_by_hand(run, export, tmp_path, free_peer
 def test_an_answer_as_json_is_sums_of_its_tokens(run, export):
     public = ["--public-layers", "embed,0", "--public-checkpoint", str(export)]
     asked = [str(export), "--prompt", "v", "--new-tokens", "2", "--protocol", "aby3", *public]
-    code, out, _ = run(*asked, "--format", "json")
+    code, out, err = run(*asked, "--format", "json")
+    assert (code, err) == (0, "")
     answer = json.loads(out)
-    assert code == 0
     assert all(
         entry["holds"].endswith("; the weights of public layers embed,0, as all parties") for entry in answer["parties"]
     )
@@ -186,19 +175,18 @@ def test_killing_one_command_ends_the_other(export, killed, peers):
     both[killed].communicate()
 
 
-@pytest.mark.needs_crypten
-@pytest.mark.parametrize(("args", "line"), refusals("refused_under_crypten.txt", __file__))
-def test_bad_input_under_crypten_is_one_line(run, export, args, line):
-    code, _, err = run(str(export), *args.replace("EXPORT", str(export)).split(), "--protocol", "crypten")
-    assert code == 2
-    assert line in err
-    assert len(err.splitlines()) == 1
+REFUSED = [
+    *(pytest.param(*row, marks=pytest.mark.needs_engine) for row in refusals("refused.txt", __file__)),
+    *(
+        pytest.param(f"{args} --protocol crypten", line, marks=pytest.mark.needs_crypten)
+        for args, line in refusals("refused_under_crypten.txt", __file__)
+    ),
+]
 
 
-@pytest.mark.needs_engine
-@pytest.mark.parametrize(("args", "line"), refusals("refused.txt", __file__))
+@pytest.mark.parametrize(("args", "line"), REFUSED)
 def test_bad_input_is_one_line(run, export, args, line):
-    code, _, err = run(str(export), *args.split())
+    code, _, err = run(str(export), *args.replace("EXPORT", str(export)).split())
     assert code == 2
     assert line in err
     assert len(err.splitlines()) == 1

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from costmodel.engine.agreement import Agreement
+from costmodel.engine.greedy import Agreement
 from costmodel.network import load_network
 from costmodel.protocols.primitives import EngineSetting
 from nas.conversion.parent import BUILTIN_FOLDER
 from nas.corpus.documents import GivenTokenizer
-from nas.private.fixed_point import Scored, fixed_point_document, gelu_lines
+from nas.private.fixed_point import Scored, fixed_point_document, lines_below
 from nas.private.model import PrivateModel, load_model, with_gelu
 from nas.private.prompt import read_prompt
 from nas.private.setup import Setup
@@ -86,7 +86,7 @@ def test_a_prompt_is_some_tokens_of_its_text_and_fits_into_the_context(tokenizer
     prompt = prompt_of("value", tokenizer)
     assert len(prompt.ids) == 1  # merged
     assert prompt.decoded(list(prompt.ids)) == "value"
-    assert prompt.decoded([prompt.end]) == "<|endoftext|>"
+    assert prompt.decoded([prompt.encoder.end]) == "<|endoftext|>"
     assert len(prompt_of("abcdef", tokenizer).ids) == 6
     for text, new_tokens, line in (
         ("abcdef", 3, "must fit into the context of 8 tokens, but they are 6 . 3; shorten"),
@@ -122,16 +122,18 @@ def setup_of(tokenizer: GivenTokenizer):
 
 @pytest.mark.parametrize(("name", "is_said"), [("SM+LN+G", True), ("SM+LN+R", False), ("1xlSlEo-1xlSlGo", True)])
 def test_what_the_engine_makes_of_tanh_is_said_where_there_is_one(name, is_said, setup_of):
-    lines = gelu_lines(setup_of(name))
+    lines = lines_below(setup_of(name), {})
     assert [line for line in lines if "--gelu exact" in line] == lines
     assert bool(lines) == is_said
-    assert gelu_lines(replace(setup_of(name), protocol="crypten")) == []  # whose tanh is ours
+    assert lines_below(replace(setup_of(name), protocol="crypten"), {}) == []  # whose tanh is ours
 
 
 def test_a_perplexity_that_overflowed_is_null(setup_of):
     agreement = Agreement(num_positions=1, num_equal=0, largest_error=1.0)
     numbers: dict[str, Any] = {"sent_bytes": 1, "seconds": 1.0, "predicted_bytes": 1, "predicted_s": None}
-    scored = Scored(setting=EngineSetting(), perplexity=math.inf, agreement=agreement, **numbers)
-    document = fixed_point_document(setup_of("SM+LN+R"), math.inf, [scored], np.zeros((1, 9), dtype=np.uint16))
+    scored = Scored(perplexity=math.inf, agreement=agreement, **numbers)
+    document = fixed_point_document(
+        setup_of("SM+LN+R"), math.inf, {EngineSetting(): scored}, np.zeros((1, 9), dtype=np.uint16)
+    )
     assert document["clear_perplexity"] is document["arithmetics"][0]["perplexity"] is None
     json.dumps(document, allow_nan=False)
