@@ -34,9 +34,9 @@ from search_spaces.budget.priced_space import (
     price_by_part,
     price_of,
 )
+from search_spaces.lower import Workload
 from search_spaces.notation import Member
 from search_spaces.space import load_space, members, num_architectures, num_members
-from search_spaces.workload import Workload
 
 
 def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) -> None:

@@ -17,9 +17,8 @@ from costmodel.engine.compare import SEED, drawn_tokens, drawn_weights
 from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array
 from costmodel.ops import OpGraph
-from costmodel.protocols.ckks import CkksTestbed, placed_by_layer
+from costmodel.protocols.ckks import CkksTestbed, place, placed_by_layer
 from costmodel.protocols.ckks_forms import PRIMITIVES
-from costmodel.protocols.ckks_placement import place
 
 NUM_LEVELS, NUM_RUNS = 5, 2
 SMALLER = 0.4  # of drawn embeddings

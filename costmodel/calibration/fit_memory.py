@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.config.strict_yaml import dump
+from costmodel.config.files import dump
 from costmodel.engine import spu
 from costmodel.engine.children import own_children
 from costmodel.engine.compare import SEED, drawn_caches, drawn_tokens, drawn_weights

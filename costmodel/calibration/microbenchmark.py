@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from costmodel import ops
-from costmodel.config.schema import decode
-from costmodel.config.user_files import MOST_JSON, plain_json, read_bytes
+from costmodel.config.files import MOST_JSON, decode, plain_json, read_bytes
 from costmodel.engine import spu
 from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, OnScores, Op

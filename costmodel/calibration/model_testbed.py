@@ -26,9 +26,10 @@ from costmodel.calibration.fit_compute import (
 )
 from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing
 from costmodel.calibration.timed_run import timed_run
+from costmodel.config.files import load_file
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
-from costmodel.protocols.compute_testbed import ComputeTestbed, OpSeconds, load_compute, op_name, seconds_of
+from costmodel.protocols.compute_testbed import ComputeTestbed, OpSeconds, op_name, seconds_of
 from costmodel.protocols.derived import TESTBEDS
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
@@ -91,7 +92,7 @@ def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetti
 
 def expected_seconds(series: Series, protocol: str) -> float:
     """Estimate the seconds of a series from the committed testbed, to report the time left."""
-    testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
+    testbed = load_file(ComputeTestbed, TESTBEDS / f"{protocol}.yaml")
     expected_s = len(series.sessions) * (SESSION_S + testbed.start_s)
     for op in chain.from_iterable(series.sessions):
         with suppress(UserError):

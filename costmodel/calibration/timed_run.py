@@ -12,7 +12,7 @@ from costmodel.config.units import format_seconds
 from costmodel.engine.assignment import CRYPTEN
 from costmodel.engine.installed import INSTALL, check_installed
 from costmodel.errors import StoppedError, UserError
-from costmodel.protocols.identity import ENGINE
+from costmodel.estimate import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 
 

@@ -12,7 +12,6 @@ from costmodel.calibration.fit_compute import fit_testbed as fit_compute
 from costmodel.calibration.fit_memory import dump_memory, measured_memory
 from costmodel.calibration.model_testbed import measured_model
 from costmodel.calibration.timed_run import check_engine, timed_run, timings_file
-from costmodel.commands.output import console, print_blocks
 from costmodel.config.units import format_seconds
 from costmodel.engine.ckks_library import Library, load_library
 from costmodel.errors import UserError
@@ -22,7 +21,7 @@ from costmodel.protocols.ckks import MOST_LEVELS
 from costmodel.protocols.compute_testbed import dump_compute
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
-from costmodel.report.tables import table
+from costmodel.report.tables import console, print_blocks, table
 
 NUM_PASSES = 2  # over all kinds of op, since a slowdown of minutes outlasts the repeats of one op
 

@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from rich.table import Table
 
-from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price
 from costmodel.data_range import describe
@@ -15,9 +14,8 @@ from costmodel.estimate import Estimate
 from costmodel.ops import Op, shape
 from costmodel.pricing.price import price
 from costmodel.pricing.priced import PricedModel
-from costmodel.report.estimates import total_document
-from costmodel.report.tables import table
-from costmodel.report.trust import trust_document
+from costmodel.report.estimates import total_document, trust_document
+from costmodel.report.tables import print_blocks, print_csv, table
 from costmodel.trust import described
 
 

@@ -7,15 +7,14 @@ from statistics import fmean
 from rich.table import Table
 
 from costmodel import ops
-from costmodel.commands.output import print_blocks
 from costmodel.config import cli
+from costmodel.config.files import load_file
 from costmodel.config.units import BYTES, SECONDS
 from costmodel.estimate import estimate
 from costmodel.ops import OpGraph
 from costmodel.protocols import published
-from costmodel.protocols.published import load_testbed
-from costmodel.protocols.published_rows import held_out_rows, published_rows
-from costmodel.report.tables import table
+from costmodel.protocols.published import held_out_rows, published_rows
+from costmodel.report.tables import print_blocks, table
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -75,10 +74,8 @@ def validate() -> int:
     fitted.
     """
     rows = compared_with_papers()
-    notes = (
-        *NOTES,
-        *(f"not identified by the rows: {text}" for text in load_testbed(published.TESTBED).not_identified),
-    )
+    testbed = load_file(published.Testbed, published.TESTBED)
+    notes = (*NOTES, *(f"not identified by the rows: {text}" for text in testbed.not_identified))
     print_blocks([], [rows_table(rows), errors_table(rows)])
     print_blocks(["", *(f"- {note}" for note in notes)], [])
     return 0 if all(figure.passed for row in rows for figure in row.figures.values()) else cli.STOPPED

@@ -25,9 +25,8 @@ from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array, Weights, operands
 from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.ops import Node, OpGraph
-from costmodel.protocols.ckks_forms import FORMS, Machine
-from costmodel.protocols.ckks_packing import Packing, packing_of
-from costmodel.protocols.ckks_placement import Placement
+from costmodel.protocols.ckks import Placement
+from costmodel.protocols.ckks_forms import FORMS, Machine, Packing, packing_of
 from costmodel.protocols.ckks_steps import Step
 
 PACKAGE, VERSION = "desilofhe", "2.0.0"

@@ -21,7 +21,7 @@ from costmodel.engine import crypten_functions
 from costmodel.engine.crypten_cuda import UnwrappedLong
 from costmodel.execution.arithmetic import SCALED
 from costmodel.execution.op_functions import FUNCTIONS, GELU_FORMS, Array, Library
-from costmodel.protocols.crypten_primitives import INVERSE_SCALE, MEAN_SCALE, ROOT_SCALE, WEIGHT_SCALE
+from costmodel.protocols.crypten import INVERSE_SCALE, MEAN_SCALE, ROOT_SCALE, WEIGHT_SCALE
 
 
 @functools.cache

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from costmodel.engine.assignment import CLIENT
 from costmodel.execution.op_functions import GELU_TANH_CUBIC
-from costmodel.protocols.crypten_primitives import (
+from costmodel.protocols.crypten import (
     EXPONENTIAL_SQUARINGS,
     INVERSE_SCALE,
     LOGISTIC_ITERATIONS,

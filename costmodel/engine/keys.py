@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from threading import Lock
 
-from costmodel.config.user_files import MOST_YAML, open_file
+from costmodel.config.files import MOST_YAML, open_file
 from costmodel.engine.channel import Blob, GoneError
 from costmodel.errors import UserError
 

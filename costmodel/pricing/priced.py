@@ -18,16 +18,21 @@ from costmodel.protocols import Setting
 from costmodel.protocols.derived import ByFormula, Derived
 from costmodel.randomness import GeneratorCost, alternatives
 from costmodel.report.estimates import (
+    Tokens,
     estimate_tables,
+    made_table,
     op_records,
     price_numbers,
     setting_document,
+    token_records,
+    tokens_document,
+    tokens_line,
+    tokens_table,
     total_document,
+    trust_document,
     unusual,
 )
 from costmodel.report.savings import Saving, savings, savings_line
-from costmodel.report.tokens import Tokens, token_records, tokens_document, tokens_line, tokens_table
-from costmodel.report.trust import made_table, trust_document
 from costmodel.trust import Trust, described
 from search_spaces.architecture import arch_id
 from search_spaces.notation import placement

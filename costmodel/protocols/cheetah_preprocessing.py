@@ -11,10 +11,10 @@ compressed ciphertexts, and the cost of the first OTs, are measured in a ring of
 from dataclasses import dataclass, field
 from math import ceil
 
-from costmodel.protocols.cheetah_packing import DEGREE
 from costmodel.protocols.primitives import Comm, total_comm
 
 NUM_PARTIES = 2
+DEGREE = 8192  # coefficients of a ring element of the encryption; arith/cheetah_mul.cc, arith/cheetah_dot.cc
 NUM_MODULI = 4  # plaintext primes of 45 bits for 64 + 64 + 32 bits; arith/cheetah_mul.cc, TotalCRTBitLen
 PRODUCT_SENT_BYTES = 161_025  # an encrypted vector, one prime; measured on products of 16,384 elements
 PRODUCT_ANSWER_BYTES = 124_947  # its answer; measured on the same products

@@ -11,11 +11,9 @@ and the machine. An op that was measured at its full size takes the measured sec
 
 import math
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
 from typing import Any
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import dump
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
@@ -176,11 +174,6 @@ def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
         return seconds * known.spread
     doublings = math.log2(extrapolation_of(op, weights, testbed))
     return seconds * _measured(op, weights, testbed).held_out_error * (1 + doublings)
-
-
-def load_compute(path: Path) -> ComputeTestbed:
-    """Read a testbed from a YAML file; a UserError names the file if it is not valid or has another schema."""
-    return decode(ComputeTestbed, load_mapping(path), str(path))
 
 
 def dump_compute(testbed: ComputeTestbed) -> str:

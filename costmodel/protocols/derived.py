@@ -17,21 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from costmodel import ops
-from costmodel.config.user_files import MOST_YAML, read_bytes
+from costmodel.config.files import MOST_YAML, load_file, read_bytes
 from costmodel.cost import Price
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, cost_model_id
 from costmodel.network import Network, load_network, network_s
 from costmodel.ops import Node, Op
 from costmodel.protocols.compute_testbed import (
     ComputeTestbed,
     error_s_of,
     extrapolation_of,
-    load_compute,
     seconds_of,
 )
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import Comm, EngineSetting
 from costmodel.trust import Trust
 
@@ -149,7 +147,7 @@ def load(
             number of threads.
     """
     path, link = testbed or TESTBEDS / f"{protocol}.yaml", load_network(network)
-    measured, setting = load_compute(path), setting or ENGINE_PROTOCOLS[protocol].setting()
+    measured, setting = load_file(ComputeTestbed, path), setting or ENGINE_PROTOCOLS[protocol].setting()
     check_setting(protocol, setting)
     wanted = {"engine": setting.formulas_of, "protocol": protocol, **setting.of_testbed}
     for name, value in wanted.items():

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.ops import Op
-from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, crypten, crypten_primitives, semi2k
+from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, crypten, semi2k
 from costmodel.protocols.op_programs import matrix_work
 from costmodel.protocols.primitives import Calls, Comm, EngineSetting, one_by_one
 from costmodel.trust import Trust
@@ -94,7 +94,7 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
         engine="crypten",
         setting=crypten.CryptenSetting,
         trust=Trust(
-            num_parties=crypten_primitives.NUM_PARTIES,
+            num_parties=crypten.NUM_PARTIES,
             randomness="a dealer, a separate process, which sees no shares; with a party, it could unmask all",
             dealer=True,
         ),

@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from costmodel.errors import UnpricedOpError, UserError
+from costmodel.estimate import ENGINE
 from costmodel.ops import Op
-from costmodel.protocols.identity import ENGINE
 
 # primitive: its operation on secret-shared integers of the ring
 #   multiply, square: element-wise products; matmul: a matrix product; public_matmul: one with a public right factor

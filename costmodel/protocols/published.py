@@ -24,24 +24,93 @@ Assumptions of the counts:
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
 """
 
+import csv
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from costmodel import ops
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_file
+from costmodel.config.units import BYTES, SECONDS
 from costmodel.cost import Price
 from costmodel.data_range import DataRange
 from costmodel.errors import UnpricedOpError
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, cost_model_id
 from costmodel.ops import Node, Op
-from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import refuse_public
-from costmodel.protocols.published_rows import PublishedRow, published_rows
 from costmodel.trust import Trust
+
+TESTBEDS = Path(__file__).parents[1] / "testbeds"
+ROWS = TESTBEDS / "published_rows.csv"
+HELD_OUT = TESTBEDS / "held_out_rows.csv"  # 512 tokens: never fitted, so they check the fit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedRow:
+    """One printed row, in the papers' units (GFLOP, GB of 1e9 bytes, minutes); Decimal keeps the printed digits.
+
+    Attributes:
+        sent_gigabytes: Total communication. The papers do not say whether it counts one party or both.
+        ffn_gflop, attention_gflop: By the papers' own counting convention.
+        perplexity: None where training diverged (printed as NaN).
+        held_out: Whether the row is kept out of every fit.
+    """
+
+    source: str
+    notation: str
+    dataset: str
+    num_layers: int
+    num_heads: int
+    d_model: int
+    vocab_size: int
+    seq_len: int
+    ffn_gflop: Decimal
+    attention_gflop: Decimal
+    sent_gigabytes: Decimal
+    latency_min: Decimal
+    perplexity: float | None
+    held_out: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.notation} L={self.num_layers} T={self.seq_len}"
+
+    @property
+    def own_method(self) -> bool:
+        """Whether the row is an architecture of the papers, not the block of He and Hofmann that they compare with."""
+        return not self.notation.startswith("HH(")
+
+    @property
+    def sent_bytes(self) -> float:
+        return float(self.sent_gigabytes * Decimal(BYTES["GB"]))
+
+    @property
+    def latency_s(self) -> float:
+        return float(self.latency_min * Decimal(SECONDS["min"]))
+
+
+_KINDS = get_type_hints(PublishedRow)
+
+
+def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
+    """Read the printed rows, in the order of the papers."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(_row(record) for record in csv.DictReader(file))
+
+
+def held_out_rows() -> tuple[PublishedRow, ...]:
+    """Read the printed rows that are only used for checking."""
+    return tuple(replace(row, held_out=True) for row in published_rows(HELD_OUT))
+
+
+def _row(record: dict[str, str]) -> PublishedRow:
+    perplexity = record.pop("perplexity")
+    values = {name: _KINDS[name](text) for name, text in record.items()}
+    return PublishedRow(**values, perplexity=None if perplexity == "NaN" else float(perplexity))
+
 
 # arXiv 2410.13060 and 2501.03489: client and server on SecretFlow-SPU under Cheetah.
 TRUST = Trust(
@@ -179,11 +248,6 @@ class Testbed:
     rows: tuple[FittedRow, ...]
 
 
-def load_testbed(path: Path) -> Testbed:
-    """Read a testbed from a YAML file."""
-    return decode(Testbed, load_mapping(path), str(path))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published(Pricer):
     """The pricer of protocol `published`, with fitted coefficients.
@@ -239,7 +303,7 @@ class Published(Pricer):
 
 def load() -> Published:
     """Load the committed testbed as a pricer."""
-    testbed = load_testbed(TESTBED)
+    testbed = load_file(Testbed, TESTBED)
     priors = {term: constant for term, constant in testbed.latency_s.items() if constant.identified_by == "prior"}
     return Published(
         cost_model_id=cost_model_id(TESTBED.read_bytes()),

@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from costmodel import ops
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
-from costmodel.config.user_files import MOST_YAML, read_bytes
+from costmodel.config.files import MOST_YAML, load_file, read_bytes
 from costmodel.errors import UserError
+from costmodel.estimate import cost_model_id
 from costmodel.network import Network, load_network
 from costmodel.ops import KeyValueCache, Node, Op
 from costmodel.protocols.derived import ByFormula, on_grid
-from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import Comm
 from costmodel.protocols.sigma_primitives import NUM_PARTIES, SigmaSetting
 from costmodel.protocols.sigma_programs import comm
@@ -99,11 +97,6 @@ class SigmaTestbed:
     def __post_init__(self) -> None:
         if set(self.classes) != set(CLASSES):
             raise UserError(f"`classes` must be {', '.join(CLASSES)}, but got {', '.join(self.classes)}.")
-
-
-def load_sigma(path: Path) -> SigmaTestbed:
-    """Read a testbed from a YAML file; a UserError that names the file is raised if it is not valid."""
-    return decode(SigmaTestbed, load_mapping(path), str(path))
 
 
 def class_of(op: Op) -> Class:
@@ -189,6 +182,6 @@ def load(
             *(chosen.ring_bits, chosen.fraction_bits),
         ),
         setting=chosen,
-        testbed=load_sigma(path),
+        testbed=load_file(SigmaTestbed, path),
         link=link,
     )

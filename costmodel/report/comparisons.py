@@ -17,9 +17,15 @@ from costmodel.execution.memory import PeakMemory
 from costmodel.ops import Node, shape
 from costmodel.protocols import TRUST
 from costmodel.protocols.primitives import Comm, total_comm
-from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
+from costmodel.report.estimates import (
+    PRICE_KEYS,
+    DeploymentFacts,
+    setting_document,
+    total_document,
+    trust_document,
+    unusual,
+)
 from costmodel.report.tables import table
-from costmodel.report.trust import trust_document
 from costmodel.trust import described, shown
 
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"

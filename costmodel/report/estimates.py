@@ -1,8 +1,8 @@
 """Formats estimates as tables and JSON; costs stay in SI units until here."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -11,12 +11,14 @@ from rich.table import Table
 
 from costmodel import ops
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Price, total_price
+from costmodel.cost import Price, shared_price, total_price
 from costmodel.deployment.deploy import Deployment
 from costmodel.estimate import Estimate
 from costmodel.ops import LayerId, Op, shape
 from costmodel.protocols import Setting
+from costmodel.randomness import GeneratorCost
 from costmodel.report.tables import table
+from costmodel.trust import Trust, facts
 
 PUBLIC = ("temperatures", "bounds of scores", "scalars of shaped attention", "causal mask", "rotary angles")
 # Defaults, which a summary does not mention.
@@ -136,3 +138,110 @@ def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -
     shown = table([title], numbers, rows, footers=footers | keys)
     shown.columns[0].no_wrap = False  # the note on an op may be long; numbers do not wrap
     return shown
+
+
+def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str, Any]:
+    """Return the trust as JSON data; alternatives to a dealer are by formula, so `measured` is false."""
+    return {
+        **facts(trust),
+        "alternatives": [
+            {
+                "randomness": part.generator.name,
+                "trusts": part.generator.trusts,
+                "setup_bytes": part.setup_bytes,
+                "network_s": part.network_s,
+                "measured": False,
+                "source": part.generator.source,
+            }
+            for part in made
+        ],
+    }
+
+
+def made_table(made: Sequence[GeneratorCost]) -> Table:
+    """Tabulate the costs of making the dealer's randomness in other ways."""
+    return table(
+        ["correlated randomness by", "trusting"],
+        ["sent ahead", "on the network"],
+        [
+            (part.generator.name, part.generator.trusts, format_bytes(part.setup_bytes), format_seconds(part.network_s))
+            for part in made
+        ],
+        title="without that dealer, by formulas that were not measured here, computing not counted:",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """The cost of each new token; the first comes from the prompt. Each cost is of `batch` sequences together."""
+
+    prompt_len: int
+    by_token: tuple[Price, ...]
+    batch: int = 1
+
+    @property
+    def total(self) -> Price:
+        return total_price(self.by_token)
+
+    @property
+    def per_token(self) -> Price:
+        """The mean over all tokens of all sequences."""
+        return shared_price(self.total, len(self.by_token) * self.batch)
+
+
+def tokens_document(tokens: Tokens) -> dict[str, Any]:
+    """Return tokens as JSON data: `prompt` and `decode` sum to the total; `by_token` has the cost of each token."""
+    prompt, *steps = tokens.by_token
+    return {
+        "new_tokens": len(tokens.by_token),
+        "per_token": asdict(tokens.per_token),
+        "prompt": asdict(prompt),
+        "decode": asdict(total_price(steps)) if steps else None,
+        "by_token": token_records(tokens),
+    }
+
+
+def token_records(tokens: Tokens) -> list[dict[str, Any]]:
+    """Return the cost of every new token and the number of tokens that the model read before it."""
+    return [
+        {"token": index, "read": tokens.prompt_len + index - 1, **asdict(price)}
+        for index, price in enumerate(tokens.by_token, start=1)
+    ]
+
+
+def tokens_line(tokens: Tokens) -> str:
+    mean, prompt, num_tokens = tokens.per_token, tokens.by_token[0], len(tokens.by_token)
+    asked = f"{num_tokens:,} new tokens" + (f" of each of {tokens.batch} sequences" if tokens.batch > 1 else "")
+    return f"{asked}: per token {_price(mean)}; the prompt and its first {_price(prompt)}"
+
+
+def _price(price: Price) -> str:
+    return f"{format_seconds(price.latency_s)}, {format_bytes(price.sent_bytes)}"
+
+
+def tokens_table(tokens: Tokens) -> Table:
+    """Tabulate some of the tokens, with the first and the last, and the total."""
+    total, shown, since_s, rows = tokens.total, set(_shown(len(tokens.by_token))), 0.0, []
+    for index, price in enumerate(tokens.by_token, start=1):
+        since_s += price.latency_s
+        if index in shown:
+            seconds = format_seconds(price.latency_s), format_seconds(since_s)
+            rows.append([f"{index:,}", str(tokens.prompt_len + index - 1), *seconds, format_bytes(price.sent_bytes)])
+    return table(
+        ["new token"],
+        ["tokens read", "latency", "since the start", "communication"],
+        rows,
+        footers={
+            "new token": "total",
+            "latency": format_seconds(total.latency_s),
+            "communication": format_bytes(total.sent_bytes),
+        },
+    )
+
+
+def _shown(num_tokens: int) -> Iterator[int]:
+    unit = 1
+    while unit < num_tokens:
+        yield from (number for number in (unit, 2 * unit, 5 * unit) if number < num_tokens)
+        unit *= 10
+    yield num_tokens

@@ -17,7 +17,7 @@ from typing import Any
 
 from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, OpGraph, TakeColumns, TokenEmbedding, VocabProjection
-from costmodel.tracing import attention, norms, patterns
+from costmodel.tracing import attention, patterns
 from costmodel.tracing.export import Module, path_of, program_of
 from costmodel.tracing.patterns import TracedOp, TracedOps, first_match
 from costmodel.tracing.program import SPLITS, FxNode, Program, first_column, kind, numel, size, writes
@@ -60,7 +60,7 @@ def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
     for node in reversed(program.nodes):
         if node not in demanded or node is program.tokens:
             continue
-        known = () if program.is_neutral(node) else (attention.PATTERNS, norms.PATTERNS, patterns.PATTERNS)
+        known = () if program.is_neutral(node) else (attention.PATTERNS, patterns.NORMS, patterns.PATTERNS)
         if steps := next((steps for table in known if (steps := first_match(table, program, node))), ()):
             recognised[node] = steps
             demanded.update(source for step in steps for source in step.inputs if not isinstance(source, TracedOp))

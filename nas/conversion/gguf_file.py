@@ -20,7 +20,7 @@ import torch
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import Tensor
 
-from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
+from costmodel.config.files import MOST_JSON, read_bytes, read_text
 from costmodel.errors import UserError
 from nas.conversion.checkpoint_memory import require_memory
 from nas.conversion.huggingface_layout import from_theirs, their_names

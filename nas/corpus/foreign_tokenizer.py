@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from costmodel.config.user_files import plain_json
+from costmodel.config.files import plain_json
 from costmodel.errors import UserError
 
 MOST_GROWTH = 64  # characters that may be made of one; NFKC makes 18, bytes as letters 4

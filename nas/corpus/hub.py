@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from costmodel.config.user_files import MOST_JSON, read_text
+from costmodel.config.files import MOST_JSON, read_text
 from costmodel.errors import UserError
 from nas.corpus.documents import Batch, Document, Split, Stream, in_batches
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from costmodel.config.schema import decode
-from costmodel.config.user_files import read_json
+from costmodel.config.files import decode, read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.ngrams import NgramBaseline, kneser_ney

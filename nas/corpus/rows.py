@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from costmodel.config.user_files import MOST_LINE, MOST_ROWS, open_file, plain_json
+from costmodel.config.files import MOST_LINE, MOST_ROWS, open_file, plain_json
 from costmodel.errors import UserError
 
 TEXT_FIELDS = ("text", "content")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
+from costmodel.config.files import MOST_JSON, read_bytes, read_text
 from costmodel.errors import UserError
 from nas.corpus import local_files, sentencepiece
 from nas.corpus.documents import DocumentSource, GivenTokenizer, Split, Stream, fingerprint

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeAlias
 
-from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
 from costmodel.engine.assignment import CLIENT, Assignment, part_of, ranks, role
@@ -22,6 +21,7 @@ from costmodel.engine.meeting import is_loopback, parse_peers, shown
 from costmodel.engine.plan import Plan
 from costmodel.engine.session import Ready, Session, alone, on_this_machine
 from costmodel.errors import StoppedError, UserError
+from costmodel.report.tables import console as table_console
 from nas.private.answer import answer, answer_document, ready_lines, summary_lines, token_line, why_wrong
 from nas.private.fixed_point import (
     clear_perplexity,

@@ -20,7 +20,7 @@ from costmodel.protocols import TRUST
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.derived import check_setting
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
-from costmodel.report.trust import trust_document
+from costmodel.report.estimates import trust_document
 from costmodel.trust import at_client, described, shown
 from nas.corpus.documents import OWN_RULE
 from nas.private.model import PrivateModel, load_model, with_gelu

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from costmodel.config.user_files import MOST_ROWS, read_bytes
+from costmodel.config.files import MOST_ROWS, read_bytes
 from nas.storage import replace_file
 from nas.training.diagnostics import Diagnosis
 

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.architecture import Layer
-from search_spaces.budget.edges import Cost, edges_by_depth
 from search_spaces.budget.together import sums_together
-from search_spaces.graph import Vertex
+from search_spaces.graph import Cost, Vertex, edges_by_depth
 from search_spaces.space import random_below
 
 Ints: TypeAlias = NDArray[np.int64]

@@ -29,8 +29,6 @@ from search_spaces.budget.counting import (
     layers_of_paths,
     windowed,
 )
-from search_spaces.budget.edges import Cost, added
-from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
     UNITS_PER,
     CostForm,
@@ -39,11 +37,12 @@ from search_spaces.budget.priced_space import (
     most_expensive,
     price_of,
     price_space,
+    priceable,
 )
-from search_spaces.graph import Vertex
+from search_spaces.graph import Cost, Vertex, added
+from search_spaces.lower import Workload
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
-from search_spaces.workload import Workload
 
 MOST_STEPS = 2**14  # of a budget, if costs are rounded; halved until a table is small enough
 WORDS: dict[str, Callable[[float], str]] = {

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from costmodel.config.schema import decode
-from costmodel.config.user_files import read_json
+from costmodel.config.files import decode, read_json
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture
 from search_spaces.checkpoints.families import FAMILIES

@@ -3,7 +3,7 @@
 Guards what a price is made of, and what no other test holds to a number: formulas, counts, programs and work tables,
 the lowering, the committed testbeds' seconds, and the link. Two prices are comparable where the version and the
 testbed are the same, so whatever moves one must raise the version. To accept changed prices, raise
-`COST_MODEL_VERSION` in costmodel/protocols/identity.py, then
+`COST_MODEL_VERSION` in costmodel/estimate.py, then
 
     python tests/costmodel/test_golden_prices.py
 
@@ -23,17 +23,16 @@ import pytest
 
 from costmodel import ops
 from costmodel.calibration.microbenchmark import plan
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import dump, load_mapping
 from costmodel.cost import Price, total_price
 from costmodel.deployment.deploy import Deployment
 from costmodel.errors import UserError
-from costmodel.estimate import estimate
+from costmodel.estimate import COST_MODEL_VERSION, estimate
 from costmodel.ops import OP_TYPES, Node, Op, OpGraph
 from costmodel.protocols import ckks_steps, load_pricer, published, sigma_programs
 from costmodel.protocols.compute_testbed import kind
 from costmodel.protocols.derived import Derived
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import Holder
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -41,7 +40,7 @@ from search_spaces.notation import parse
 
 PATH = Path(__file__).with_name("golden_prices.yaml")
 REMEDY = (
-    "If the change is meant, raise COST_MODEL_VERSION in costmodel/protocols/identity.py, unless it only adds prices, "
+    "If the change is meant, raise COST_MODEL_VERSION in costmodel/estimate.py, unless it only adds prices, "
     "and rewrite the golden file with `python tests/costmodel/test_golden_prices.py`."
 )
 RELATIVE_TOLERANCE = 1e-12
@@ -231,7 +230,7 @@ def rewritten(golden: Mapping[str, Any], new_prices: Mapping[str, Prices], versi
     if told and version <= golden.get("cost_model_version", 0):
         raise UserError(
             f"{len(told)} prices differ from those of version {golden['cost_model_version']}, as {told[0]}; raise "
-            f"COST_MODEL_VERSION in costmodel/protocols/identity.py, which is {version}, then rewrite the golden file."
+            f"COST_MODEL_VERSION in costmodel/estimate.py, which is {version}, then rewrite the golden file."
         )
     return {"cost_model_version": version, "columns": list(COLUMNS), "prices": dict(new_prices)}
 

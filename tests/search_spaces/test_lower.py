@@ -15,11 +15,10 @@ from costmodel.estimate import estimate, estimate_generation
 from costmodel.execution import interpreter
 from costmodel.protocols import load_pricer
 from search_spaces.bases import BASES, Dimensions, base_architecture
+from search_spaces.budget.priced_space import price_architecture
 from search_spaces.deployed import deployed
-from search_spaces.lower import lower
+from search_spaces.lower import Workload, lower
 from search_spaces.notation import parse
-from search_spaces.pricing import price_architecture
-from search_spaces.workload import Workload
 
 TINY = BASES["tiny"]  # 2 layers, 2 heads, d_model 16, d_ff 64, vocabulary 512, context 128
 

@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 
 from search_spaces.architecture import Layer, arch_id
-from search_spaces.definition import SHIPPED, Definition, Withheld, alphabet, load_definition
 from search_spaces.graph import Choice
 from search_spaces.notation import Member, name_of, parse
 from search_spaces.space import (
+    SHIPPED,
+    Definition,
+    Withheld,
+    alphabet,
     build_space,
     contains,
+    load_definition,
     load_space,
     member_at,
     members,

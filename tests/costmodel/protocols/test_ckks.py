@@ -18,9 +18,8 @@ from costmodel.estimate import estimate
 from costmodel.ops import Node
 from costmodel.protocols import ckks, load_pricer
 from costmodel.protocols import ckks_forms as forms
-from costmodel.protocols.ckks_forms import FORMS
-from costmodel.protocols.ckks_packing import Packing, Value, packing_of
-from costmodel.protocols.ckks_placement import BOUNDARY, place, place_by_layer
+from costmodel.protocols.ckks import BOUNDARY, place, place_by_layer
+from costmodel.protocols.ckks_forms import FORMS, Packing, Value, packing_of
 from costmodel.protocols.ckks_steps import Step, steps_of
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower

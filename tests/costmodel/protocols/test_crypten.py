@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import dump, load_mapping
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine import installed, spu
 from costmodel.engine.children import kept_children

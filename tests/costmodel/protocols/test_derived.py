@@ -7,7 +7,8 @@ import pytest
 
 from costmodel import ops
 from costmodel.calibration.microbenchmark import plan
-from costmodel.estimate import estimate
+from costmodel.config.files import load_file
+from costmodel.estimate import ENGINE, estimate
 from costmodel.network import NETWORKS
 from costmodel.ops import Node, Op, OpGraph, shape
 from costmodel.protocols import load_pricer
@@ -19,14 +20,12 @@ from costmodel.protocols.compute_testbed import (
     error_s_of,
     extrapolation_of,
     fitted_kind,
-    load_compute,
     op_name,
     seconds_of,
     work,
 )
 from costmodel.protocols.derived import TESTBEDS, load
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.report.estimates import estimate_tables
 from search_spaces.bases import BASES
@@ -255,7 +254,7 @@ def test_names_of_ops_tell_all_their_fields_apart_in_a_file_too(tmp_path):
     testbed = a_testbed(ops={"Relu(rows=1)": MEASURED}, notes=("a", "b"))
     path = tmp_path / "mine.yaml"
     path.write_text(dump_compute(testbed))
-    assert load_compute(path) == testbed
+    assert load_file(ComputeTestbed, path) == testbed
 
 
 def test_bounds_are_of_the_units_that_are_measured_and_seconds_never_fall():
@@ -288,7 +287,7 @@ def falls(testbed: ComputeTestbed, weights: str, op: Op) -> list[tuple[str, floa
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_seconds_grow_with_every_dimension_of_every_op(protocol):
-    testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
+    testbed = load_file(ComputeTestbed, TESTBEDS / f"{protocol}.yaml")
     for series in plan(protocol):
         for op in (series.sizes[1], series.sizes[-1]):
             for name, share, larger in falls(testbed, series.weights, op):
@@ -299,7 +298,7 @@ def test_seconds_grow_with_every_dimension_of_every_op(protocol):
 
 def test_the_exceptions_are_needed():
     some = [series for series in plan("cheetah") if type(series.sizes[0]).__name__ in dict(PACKED)]
-    testbed = load_compute(TESTBEDS / "cheetah.yaml")
+    testbed = load_file(ComputeTestbed, TESTBEDS / "cheetah.yaml")
     exceptions = {
         (type(op).__name__, name)
         for series in some

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from costmodel import ops
 from costmodel.ops import Op
 from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, fixed_point, semi2k
-from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block
-from costmodel.protocols.cheetah_preprocessing import Stock, Use
+from costmodel.protocols.cheetah import Block, best_block
+from costmodel.protocols.cheetah_preprocessing import DEGREE, Stock, Use
 from costmodel.protocols.primitives import Call, Comm, EngineSetting, Primitive, price_calls, stored_bytes, total_comm
 
 DEFAULT = EngineSetting()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import nas.private.__main__ as main
-from costmodel.config.strict_yaml import dump
+from costmodel.config.files import dump
 from costmodel.engine import spu
 from costmodel.errors import OutOfRangeError
 from costmodel.execution import interpreter
