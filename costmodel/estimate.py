@@ -30,12 +30,11 @@ def cost_model_id(testbed: bytes, *parts: object) -> str:
 class Pricer(ABC):
     """A protocol on a testbed, which prices ops from their shapes alone.
 
-    Attributes:
-        protocol, network: Names on the command line; network is None if it is fitted in.
-        cost_model_id: Equal for equal costs of every op; see `cost_model_id`.
-        range_over: What the latency range is over, in words.
-        has_keys: Whether a dealer sends each party keys before a run, so that costs include keys.
-        setting: Setting of numbers and weights; None if it is fitted in.
+    protocol, network: Names on the command line; network is None if it is fitted in.
+    cost_model_id: Equal for equal costs of every op; see `cost_model_id`.
+    range_over: What the latency range is over, in words.
+    has_keys: Whether a dealer sends each party keys before a run, so that costs include keys.
+    setting: Setting of numbers and weights; None if it is fitted in.
     """
 
     protocol: str

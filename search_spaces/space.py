@@ -75,14 +75,13 @@ class Withheld:
 class Definition:
     """A space before its graph is built; it has either `choices` or `members`.
 
-    Attributes:
-        base, dimensions: A base model by name, and dimensions that override its own; or `parent`, without dimensions.
-        choices: The choices of each layer.
-        members: The names of all architectures of the space, without `EReg(...)`.
-        constraints: Rules that exclude some architectures.
-        withheld: Layers that do not offer a bounded softmax, or eighth powers.
-        first_layers: Layers that every member begins with, whether or not they are among the choices.
-        entropy_regularisation: Training recipes to search: plain (false), regularised (true) or both.
+    base, dimensions: A base model by name, and dimensions that override its own; or `parent`, without dimensions.
+    choices: The choices of each layer.
+    members: The names of all architectures of the space, without `EReg(...)`.
+    constraints: Rules that exclude some architectures.
+    withheld: Layers that do not offer a bounded softmax, or eighth powers.
+    first_layers: Layers that every member begins with, whether or not they are among the choices.
+    entropy_regularisation: Training recipes to search: plain (false), regularised (true) or both.
 
     Raises:
         UserError: If not exactly one of `choices` and `members` is given, constraints come without choices, or a list
@@ -160,10 +159,9 @@ def _check_distinct(name: str, items: tuple[object, ...]) -> None:
 class SearchSpace:
     """A space that is ready to be searched, made by `load_space` or `build_space`.
 
-    Attributes:
-        base: The dimensions that all members share; its layers are not used.
-        graph: Its source-to-sink paths are the architectures.
-        completions: Number of paths from each vertex to the sink.
+    base: The dimensions that all members share; its layers are not used.
+    graph: Its source-to-sink paths are the architectures.
+    completions: Number of paths from each vertex to the sink.
     """
 
     definition: Definition

@@ -31,9 +31,8 @@ NOTES = (
 class PrintedFigure:
     """A printed number beside ours.
 
-    Attributes:
-        printed: The number with the digits that are printed.
-        bar: Greatest relative error that passes, 0 for equality to the last printed digit; None if any error does.
+    printed: The number with the digits that are printed.
+    bar: Greatest relative error that passes, 0 for equality to the last printed digit; None if any error does.
     """
 
     printed: str

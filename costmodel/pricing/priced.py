@@ -45,10 +45,9 @@ WIDER = "these ops are so many times larger than any that was measured, so the r
 class DealtKeys:
     """A dealer's keys for one run.
 
-    Attributes:
-        party_bytes: Bytes that each party stores until the run.
-        sent_bytes: Bytes that the dealer sends to all parties.
-        network_s: Seconds to send them, over a link to each party as fast as the parties' own; not in any latency.
+    party_bytes: Bytes that each party stores until the run.
+    sent_bytes: Bytes that the dealer sends to all parties.
+    network_s: Seconds to send them, over a link to each party as fast as the parties' own; not in any latency.
     """
 
     party_bytes: float

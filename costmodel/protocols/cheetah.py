@@ -122,9 +122,8 @@ def _multiply(call: Call, used: Use) -> Comm:
 
 def _square(call: Call, used: Use) -> Comm:
     """Compute twice the product of the two shares; only one factor is encrypted. Source: arithmetic.cc, SquareA."""
-    half = call.elements // 2 if call.elements > SQUARE_HALVED else call.elements
-    parts = [half, call.elements - half] if half < call.elements else [half]
-    used.product_keys = True
+    used.product_keys, half = True, call.elements // 2
+    parts = [half, call.elements - half] if call.elements > SQUARE_HALVED else [call.elements]
     return _encrypted(parts, 1, used)
 
 
@@ -200,28 +199,17 @@ def matrix_work(calls: Calls) -> dict[str, int]:
     return {"products": products, "results": results, "switches": switches}
 
 
-def _truncate(call: Call, used: Use) -> Comm:
-    """Get the carry of the cut bits by one OT. Source: nonlinear/truncate_prot.cc, Compute and MSB1ToWrap."""
-    return _correlated_ot(call.elements, call.bits, 0, used)
-
-
 def _msb(call: Call, used: Use) -> Comm:
     """Compare digits by an OT, and combine them by a tree. Source: arithmetic.cc, MsbA2B; nonlinear/compare_prot.cc."""
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
-    message_bytes = num_digits * 2 * 2**DIGIT_BITS // 8
-    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, used)]
+    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2 * 2**DIGIT_BITS // 8, 0, used)]
     while digits > 1:
         digits //= 2
         parts.append(_and_opened(call.elements, 1, 2, used))
         if digits > 1:
             parts.append(_and_opened(call.elements * (digits - 1), 1, 3, used))
     return total_comm(parts)
-
-
-def _mux(call: Call, used: Use) -> Comm:
-    """Use one OT per direction. Source: ot/basic_ot_prot.cc, Multiplexer."""
-    return total_comm(_correlated_ot(call.elements, RING_BITS, direction, used) for direction in (0, 1))
 
 
 def _a2b(call: Call, used: Use) -> Comm:
@@ -291,9 +279,11 @@ PRICES: dict[str, Callable[[Call, Use], Comm]] = {
     "square": _square,
     "matmul": _matmul,
     "public_matmul": local,  # arithmetic_semi2k.cc, MatMulAP
-    "truncate": _truncate,
+    # the carry of the cut bits, by one OT; nonlinear/truncate_prot.cc, Compute and MSB1ToWrap
+    "truncate": lambda call, used: _correlated_ot(call.elements, call.bits, 0, used),
     "msb": _msb,
-    "mux": _mux,
+    # one OT per direction; ot/basic_ot_prot.cc, Multiplexer
+    "mux": lambda call, used: total_comm(_correlated_ot(call.elements, RING_BITS, side, used) for side in (0, 1)),
     "a2b": _a2b,
     "b2a": _b2a,
     "equal": _equal,
@@ -332,8 +322,8 @@ def key_switches(rows: int, columns: int, block: Block) -> int:
 def _candidates(rows: int, inner: int, columns: int, *, packed: bool) -> Iterator[Block]:
     """Yield, for each depth and number of row blocks, the one shape that can win."""
     # of heights with as many row blocks, the lowest leaves room for the widest blocks and is the cheapest
-    heights = list(_heights(min(DEGREE, rows), rows))
-    for deep in _depths(inner, packed=packed):
+    heights, deepest = list(_heights(min(DEGREE, rows), rows)), min(inner, DEGREE)
+    for deep in (1 << power for power in range(deepest.bit_length())) if packed else range(1, deepest + 1):
         room = DEGREE // deep
         for lowest, highest in heights:
             if lowest > room:
@@ -351,8 +341,3 @@ def _heights(highest: int, rows: int) -> Iterator[tuple[int, int]]:
         high = highest if num_blocks == 1 else min(highest, (rows - 1) // (num_blocks - 1))
         yield low, high
         low = high + 1
-
-
-def _depths(inner: int, *, packed: bool) -> Iterable[int]:
-    deepest = min(inner, DEGREE)
-    return [1 << power for power in range(deepest.bit_length())] if packed else range(1, deepest + 1)

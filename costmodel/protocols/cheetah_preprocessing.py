@@ -60,11 +60,10 @@ def triple_batches(count: float) -> Comm:
 class Use:
     """The preprocessing that calls consume, and when they are done.
 
-    Attributes:
-        clocks: Clock of each party, in rounds.
-        ots: Random OTs by direction; entry 0 counts those that party 0 sends.
-        triples: Products of random numbers.
-        product_keys, matrix_keys: Whether keys are needed at all.
+    clocks: Clock of each party, in rounds.
+    ots: Random OTs by direction; entry 0 counts those that party 0 sends.
+    triples: Products of random numbers.
+    product_keys, matrix_keys: Whether keys are needed at all.
     """
 
     clocks: list[int] = field(default_factory=lambda: [0, 0])

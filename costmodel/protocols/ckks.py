@@ -170,13 +170,12 @@ TRUST = Trust(
 class CkksTestbed:
     """Measured seconds of one machine.
 
-    Attributes:
-        slots: Slots of a ciphertext.
-        levels: Levels after a bootstrap.
-        at_levels, primitives: Seconds of each primitive at each of these levels; others are on a line through two of
-            them.
-        at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots, interpolated over its logarithm.
-        error: Relative error to expect of a whole model's seconds.
+    slots: Slots of a ciphertext.
+    levels: Levels after a bootstrap.
+    at_levels, primitives: Seconds of each primitive at each of these levels; others are on a line through two of
+        them.
+    at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots, interpolated over its logarithm.
+    error: Relative error to expect of a whole model's seconds.
     """
 
     protocol: Literal["ckks"]

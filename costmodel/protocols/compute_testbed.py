@@ -29,13 +29,12 @@ UNMEASURED = {"TakeColumns": "TakeRows"}  # kind that a testbed may lack -> a si
 class KindSeconds:
     """The fit of one kind of op.
 
-    Attributes:
-        fixed_s, per_unit_s: Seconds per op, and per unit of work.
-        greatest: The most of each unit among the fitted ops; larger ops are extrapolated.
-        num_points: Number of fitted ops.
-        worst_error: Greatest relative error on the fitted ops.
-        held_out_error: Greatest relative error on an op that was left out of the fit; the error to expect for sizes
-            between the measured ones.
+    fixed_s, per_unit_s: Seconds per op, and per unit of work.
+    greatest: The most of each unit among the fitted ops; larger ops are extrapolated.
+    num_points: Number of fitted ops.
+    worst_error: Greatest relative error on the fitted ops.
+    held_out_error: Greatest relative error on an op that was left out of the fit; the error to expect for sizes
+        between the measured ones.
     """
 
     fixed_s: float
@@ -59,11 +58,10 @@ class KindSeconds:
 class OpSeconds:
     """The measurement of one op at its full size.
 
-    Attributes:
-        seconds: The fastest of its runs, with its share of preprocessing.
-        setup_s: That share, where it can be told apart.
-        spread: Greatest relative deviation of another run from `seconds`.
-        num_runs: Number of runs.
+    seconds: The fastest of its runs, with its share of preprocessing.
+    setup_s: That share, where it can be told apart.
+    spread: Greatest relative deviation of another run from `seconds`.
+    num_runs: Number of runs.
     """
 
     seconds: float
@@ -79,11 +77,10 @@ class OpSeconds:
 class ComputeTestbed:
     """The compute seconds of each kind of op under one protocol, with all parties on one machine.
 
-    Attributes:
-        engine, machine, measured_on: Provenance; `notes` states what else matters.
-        threads: Threads of each party.
-        start_s: Seconds of keys and first oblivious transfers, once a run.
-        ops: Single ops that were measured, by `op_name`.
+    engine, machine, measured_on: Provenance; `notes` states what else matters.
+    threads: Threads of each party.
+    start_s: Seconds of keys and first oblivious transfers, once a run.
+    ops: Single ops that were measured, by `op_name`.
     """
 
     protocol: str

@@ -19,18 +19,17 @@ from costmodel.trust import Trust
 class EngineProtocol:
     """A protocol of an engine.
 
-    Attributes:
-        engine: Name of its package.
-        setting: The class of its settings.
-        trust: Whom you must trust; its number of parties is the engine's.
-        comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
-        in_order: Return the same for each op in a fresh run, if it depends on the ops before it; else None.
-        num_shares: Words that a party holds of one element.
-        keeps_masks: Whether masks of weights can be reused between runs.
-        matrix_work: Return the work of the matrix products among calls, by unit.
-        is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
-        deals_ahead: Whether a dealer prepares the next ops while the parties compute.
-        fraction_bits: Choices, of which a run takes the most that hold a model; those of the setting if there are none.
+    engine: Name of its package.
+    setting: The class of its settings.
+    trust: Whom you must trust; its number of parties is the engine's.
+    comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
+    in_order: Return the same for each op in a fresh run, if it depends on the ops before it; else None.
+    num_shares: Words that a party holds of one element.
+    keeps_masks: Whether masks of weights can be reused between runs.
+    matrix_work: Return the work of the matrix products among calls, by unit.
+    is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
+    deals_ahead: Whether a dealer prepares the next ops while the parties compute.
+    fraction_bits: Choices, of which a run takes the most that hold a model; those of the setting if there are none.
     """
 
     engine: str = "spu"

@@ -52,11 +52,10 @@ HELD_OUT = TESTBEDS / "held_out_rows.csv"  # 512 tokens: never fitted, so they c
 class PublishedRow:
     """One printed row, in the papers' units (GFLOP, GB of 1e9 bytes, minutes); Decimal keeps the printed digits.
 
-    Attributes:
-        sent_gigabytes: Total communication. The papers do not say whether it counts one party or both.
-        ffn_gflop, attention_gflop: By the papers' own counting convention.
-        perplexity: None where training diverged (printed as NaN).
-        held_out: Whether the row is kept out of every fit.
+    sent_gigabytes: Total communication. The papers do not say whether it counts one party or both.
+    ffn_gflop, attention_gflop: By the papers' own counting convention.
+    perplexity: None where training diverged (printed as NaN).
+    held_out: Whether the row is kept out of every fit.
     """
 
     source: str
@@ -92,24 +91,20 @@ class PublishedRow:
         return float(self.latency_min * Decimal(SECONDS["min"]))
 
 
-_KINDS = get_type_hints(PublishedRow)
-
-
 def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
     """Read the printed rows, in the order of the papers."""
+    kinds, rows = get_type_hints(PublishedRow), list[PublishedRow]()
     with path.open(encoding="utf-8", newline="") as file:
-        return tuple(_row(record) for record in csv.DictReader(file))
+        for record in csv.DictReader(file):
+            perplexity = record.pop("perplexity")
+            values = {name: kinds[name](text) for name, text in record.items()}
+            rows.append(PublishedRow(**values, perplexity=None if perplexity == "NaN" else float(perplexity)))
+    return tuple(rows)
 
 
 def held_out_rows() -> tuple[PublishedRow, ...]:
     """Read the printed rows that are only used for checking."""
     return tuple(replace(row, held_out=True) for row in published_rows(HELD_OUT))
-
-
-def _row(record: dict[str, str]) -> PublishedRow:
-    perplexity = record.pop("perplexity")
-    values = {name: _KINDS[name](text) for name, text in record.items()}
-    return PublishedRow(**values, perplexity=None if perplexity == "NaN" else float(perplexity))
 
 
 # arXiv 2410.13060 and 2501.03489: client and server on SecretFlow-SPU under Cheetah.
@@ -185,13 +180,12 @@ def counts(op: Op) -> dict[str, int]:
             f"protocol published has no formula for {type(op).__name__}, which no printed row has; "
             "choose protocol semi2k, aby3 or cheetah."
         )
-    if type(op) in MEASURED_FORMS:
-        name, measured = MEASURED_FORMS[type(op)]
-        if (form := getattr(op, name)) not in measured:
-            raise UnpricedOpError(
-                f"protocol published prices {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
-                f"but got {form!r}; choose protocol semi2k, aby3 or cheetah."
-            )
+    name, measured = MEASURED_FORMS.get(type(op), ("", ()))
+    if name and (form := getattr(op, name)) not in measured:
+        raise UnpricedOpError(
+            f"protocol published prices {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
+            f"but got {form!r}; choose protocol semi2k, aby3 or cheetah."
+        )
     return COUNTS[type(op)](op)
 
 
@@ -208,11 +202,10 @@ def graph_counts(graph: Iterable[Node]) -> dict[str, int]:
 class Constant:
     """One coefficient of the fit.
 
-    Attributes:
-        value: Seconds or bytes per unit of its term.
-        identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
-        low, high: Bounds set by a prior; None if the rows alone bound it.
-        source: Where the value comes from.
+    value: Seconds or bytes per unit of its term.
+    identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
+    low, high: Bounds set by a prior; None if the rows alone bound it.
+    source: Where the value comes from.
     """
 
     value: float
@@ -252,11 +245,10 @@ class Testbed:
 class Published(Pricer):
     """The pricer of protocol `published`, with fitted coefficients.
 
-    Attributes:
-        latency_s, sent_bytes: Seconds and bytes per unit of each term.
-        latency_bounds_s: Least and greatest seconds per unit, for terms that only a prior identifies.
-        rows, latency_tolerance: Consistent coefficients reproduce these rows, to that relative error.
-        data: The range of the printed rows; costs outside it are extrapolated.
+    latency_s, sent_bytes: Seconds and bytes per unit of each term.
+    latency_bounds_s: Least and greatest seconds per unit, for terms that only a prior identifies.
+    rows, latency_tolerance: Consistent coefficients reproduce these rows, to that relative error.
+    data: The range of the printed rows; costs outside it are extrapolated.
     """
 
     protocol: str = "published"
@@ -288,11 +280,8 @@ class Published(Pricer):
         """
         from costmodel.protocols.linear_fit import extremes  # imported here, as costs do not need scipy
 
-        targets = [row.latency_s for row in self.rows]
-        low, high = extremes(
-            graph_counts(graph), [row.counts for row in self.rows], targets, self.latency_tolerance,
-            self.latency_bounds_s,
-        )  # fmt: skip
+        rows, targets = [row.counts for row in self.rows], [row.latency_s for row in self.rows]
+        low, high = extremes(graph_counts(graph), rows, targets, self.latency_tolerance, self.latency_bounds_s)
         point = sum(price.latency_s for price in map(self.price, (node.op for node in graph)))
         return min(low, point), max(high, point)
 
@@ -312,25 +301,18 @@ def load() -> Published:
         latency_bounds_s={term: (constant.low or 0.0, constant.high or math.inf) for term, constant in priors.items()},
         rows=testbed.rows,
         latency_tolerance=testbed.latency_tolerance,
-        data=data_range(published_rows()),
+        data=_data_range(),
     )
 
 
-def data_range(rows: Iterable[PublishedRow]) -> DataRange:
+def _data_range() -> DataRange:
     """Return the range of the printed rows, all of which ran a whole prompt and projected all its tokens."""
-    known = list(rows)
-    d_models = sorted({row.d_model for row in known})
-    return DataRange(
-        dimensions={
-            "d_model": tuple(d_models),
-            "d_ff": tuple(D_FF_PER_D_MODEL * d_model for d_model in d_models),
-            "num_heads": tuple(sorted({row.num_heads for row in known})),
-            "num_layers": tuple(sorted({row.num_layers for row in known})),
-            "vocab_size": tuple(sorted({row.vocab_size for row in known})),
-            "seq_len": tuple(sorted({row.seq_len for row in known})),
-        },
-        op_types=ROW_OPS,
-    )
+    rows = published_rows()
+    names = ("d_model", "num_heads", "num_layers", "vocab_size", "seq_len")
+    dimensions = {name: tuple(sorted({getattr(row, name) for row in rows})) for name in names}
+    d_ff = tuple(D_FF_PER_D_MODEL * d_model for d_model in dimensions["d_model"])
+    order = {"d_model": dimensions["d_model"], "d_ff": d_ff}  # in which extrapolations are told
+    return DataRange(dimensions=order | dimensions, op_types=ROW_OPS)
 
 
 def _on_grid(value: float, step: float) -> float:

@@ -58,11 +58,10 @@ CLASS_OF: dict[type, Class] = {
 class ClassSeconds:
     """The fit of one class of ops.
 
-    Attributes:
-        per_unit_s: Seconds per unit.
-        least, greatest: Range of the fitted ops, for each unit that varies; ops beyond it are extrapolated.
-        worst_error: Greatest relative error on a fitted run.
-        held_out_error: Greatest relative error on a run that was left out of the fit.
+    per_unit_s: Seconds per unit.
+    least, greatest: Range of the fitted ops, for each unit that varies; ops beyond it are extrapolated.
+    worst_error: Greatest relative error on a fitted run.
+    held_out_error: Greatest relative error on a run that was left out of the fit.
     """
 
     per_unit_s: dict[Unit, float]
@@ -73,9 +72,8 @@ class ClassSeconds:
 
     def __post_init__(self) -> None:
         if set(self.per_unit_s) != set(UNITS):
-            raise UserError(
-                f"`per_unit_s` must have the units {', '.join(UNITS)}, but has {', '.join(self.per_unit_s)}."
-            )
+            units, has = ", ".join(UNITS), ", ".join(self.per_unit_s)
+            raise UserError(f"`per_unit_s` must have the units {units}, but has {has}.")
         for name, value in self.per_unit_s.items():
             if not 0 <= value < math.inf:
                 raise UserError(f"seconds per {name} must be finite and at least 0, but got {value}.")
@@ -103,29 +101,10 @@ def class_of(op: Op) -> Class:
     return CLASS_OF.get(type(op), "linear")
 
 
-def work(op: Op, comm: Comm) -> dict[Unit, int]:
+def work(op: Op, cost: Comm) -> dict[Unit, int]:
     """Return the work of an op, by unit."""
     weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
-    return {"rounds": comm.rounds, "key_bytes": comm.key_bytes, "weights": weights}
-
-
-def seconds_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
-    per_unit_s = testbed.classes[class_of(op)].per_unit_s
-    return sum(per_unit_s[unit] * count for unit, count in work(op, comm).items())
-
-
-def extrapolation_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
-    """Return the greatest ratio, over units, of an op's work to the most that was fitted; at least 1."""
-    fitted, counts = testbed.classes[class_of(op)], work(op, comm)
-    return max(1.0, *(counts[unit] / most for unit, most in fitted.greatest.items()))
-
-
-def error_s_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
-    """Return the error of an op's seconds: the held-out error, plus as much per doubling above or below the fit."""
-    fitted, counts = testbed.classes[class_of(op)], work(op, comm)
-    below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
-    doublings = math.log2(max(extrapolation_of(op, comm, testbed), *below, 1.0))
-    return seconds_of(op, comm, testbed) * fitted.held_out_error * (1 + doublings)
+    return {"rounds": cost.rounds, "key_bytes": cost.key_bytes, "weights": weights}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,10 +125,18 @@ class Sigma(ByFormula):
         return comm(op, self.setting)
 
     def op_s(self, op: Op, cost: Comm) -> float:
-        return on_grid(seconds_of(op, cost, self.testbed))
+        return on_grid(self._seconds(op, cost))
+
+    def _seconds(self, op: Op, cost: Comm) -> float:
+        per_unit_s = self.testbed.classes[class_of(op)].per_unit_s
+        return sum(per_unit_s[unit] * count for unit, count in work(op, cost).items())
 
     def error_s(self, op: Op, cost: Comm) -> float:
-        return error_s_of(op, cost, self.testbed)
+        """Return the held-out error, plus as much per doubling above or below the fit."""
+        fitted, counts = self.testbed.classes[class_of(op)], work(op, cost)
+        below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
+        doublings = math.log2(max(self.extrapolation(op), *below, 1.0))
+        return self._seconds(op, cost) * fitted.held_out_error * (1 + doublings)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """Return the parts of a graph outside the fitted data, cached keys and values among them.
@@ -161,7 +148,9 @@ class Sigma(ByFormula):
         return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))
 
     def extrapolation(self, op: Op) -> float:
-        return extrapolation_of(op, self.comm(op), self.testbed)
+        counts = work(op, self.comm(op))
+        greatest = self.testbed.classes[class_of(op)].greatest
+        return max(1.0, *(counts[unit] / most for unit, most in greatest.items()))
 
 
 def load(

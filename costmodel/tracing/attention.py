@@ -26,12 +26,11 @@ COPIES: frozenset[str] = frozenset({"alias", "clone", "contiguous", "detach", "t
 class _Operand:
     """Queries, keys or scores with local operations, rotation, factors, caps and masks removed.
 
-    Attributes:
-        least: Elements of the operand where it is smallest, before its heads are repeated.
-        turned: Number of rotated elements.
-        steps: Removed steps other than rotations, last one first: a public factor, or the node of a temperature or
-            tanh.
-        seen: Public values that say where a mask lets scores be seen.
+    least: Elements of the operand where it is smallest, before its heads are repeated.
+    turned: Number of rotated elements.
+    steps: Removed steps other than rotations, last one first: a public factor, or the node of a temperature or
+        tanh.
+    seen: Public values that say where a mask lets scores be seen.
     """
 
     node: FxNode

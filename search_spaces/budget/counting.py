@@ -106,13 +106,12 @@ class Table:
 class BoundedPaths:
     """The paths within limits, made by `bounded_paths`, or by `windowed` for a window of them.
 
-    Attributes:
-        limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
-        moves: The moves of each depth.
-        tables: By depth: tables of partial paths from the source up to the cut, and to the sink after it.
-        before: The table of partial paths from the source to the cut.
-        cut_states: Boundary and row at the cut of every half that begins a path within the limit.
-        cumulative_counts: Number of such paths, accumulated over `cut_states`.
+    limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
+    moves: The moves of each depth.
+    tables: By depth: tables of partial paths from the source up to the cut, and to the sink after it.
+    before: The table of partial paths from the source to the cut.
+    cut_states: Boundary and row at the cut of every half that begins a path within the limit.
+    cumulative_counts: Number of such paths, accumulated over `cut_states`.
     """
 
     limit: Cost

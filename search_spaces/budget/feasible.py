@@ -64,12 +64,11 @@ class Bounded(NamedTuple):
 class FeasibleSpace:
     """The members of a priced space within a budget, or in a slice of it, made by `within_budget`. It may be empty.
 
-    Attributes:
-        costs: Costs of the priced vertices, in steps: latency (0 without a bound), then every other bounded measure,
-            then the same for each space in `also`.
-        step: Integer units in a step of each measure.
-        tolerance: The greatest share of a budget by which a member may be below it and still be excluded by rounding.
-        also: The same space under other protocols, each with the budget that members must meet too.
+    costs: Costs of the priced vertices, in steps: latency (0 without a bound), then every other bounded measure,
+        then the same for each space in `also`.
+    step: Integer units in a step of each measure.
+    tolerance: The greatest share of a budget by which a member may be below it and still be excluded by rounding.
+    also: The same space under other protocols, each with the budget that members must meet too.
     """
 
     priced: PricedSpace

@@ -54,11 +54,10 @@ RELATIVE_TOLERANCE = 1e-9  # of a path's cost against the op graph's, which is s
 class PricedSpace:
     """A space under a protocol and testbed, for a workload, made by `price_space`.
 
-    Attributes:
-        cost_of: Whether costs are of the folded or the unfolded members.
-        prices, costs: Costs of the source, every choice and every head, as prices and as integers in the units above
-            for all measures (0 for those that the protocol does not have).
-        num_ops: An upper bound on the number of ops of a member.
+    cost_of: Whether costs are of the folded or the unfolded members.
+    prices, costs: Costs of the source, every choice and every head, as prices and as integers in the units above
+        for all measures (0 for those that the protocol does not have).
+    num_ops: An upper bound on the number of ops of a member.
     """
 
     space: SearchSpace

@@ -144,7 +144,7 @@ def test_counts_of_steps(case):
 def chain(depths, sizes, edges):
     """Steps that read the given earlier ones, or `in`."""
     return [
-        Step(name=f"s{index}", node=Node(name=f"s{index}", layer=index // 3, op=linear(1, 1, 1), inputs=("tokens",)),
+        Step(node=Node(name=f"s{index}", layer=index // 3, op=linear(1, 1, 1), inputs=("tokens",)),
              kind="any", inputs=tuple("in" if at < 0 else f"s{at}" for at in read), program=list, depth=depth,
              work=Counter({("rotation", 0): size}), output=Value(name=f"s{index}", width=1), ciphertexts=size,
              distinct=1)

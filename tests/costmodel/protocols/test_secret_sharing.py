@@ -74,7 +74,7 @@ def test_a_lookup_compares_every_token_with_every_entry():
 def test_an_exponential_is_eight_squarings_and_a_row_maximum_halvings_and_odd_ones_out():
     assert per_element(semi2k.PRICES, fixed_point.exponential(DEFAULT)) == 8 * (16 + 8) + 8
     assert per_element(aby3.PRICES, fixed_point.exponential(DEFAULT)) == 8 * (24 + 28) + 28
-    step = fixed_point.maximum(DEFAULT)
+    step = fixed_point.MAXIMUM
     lengths, rounds = (1, 2, 3, 4, 6, 7, 64, 128), [0, 1, 2, 2, 3, 4, 6, 7]
     assert [len(fixed_point.reduction(length, step)) // len(step) for length in lengths] == rounds
     elements = sum(call.elements for call in fixed_point.reduction(77, step)) // len(step)
