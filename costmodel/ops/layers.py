@@ -286,10 +286,6 @@ class TakeRows(OnRows):
     def output_shape(self) -> Shape:
         return (self.taken, self.features)
 
-    @property
-    def work(self) -> dict[str, int]:
-        return {"elements": self.rows * self.features}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakeColumns(OnRows):
@@ -303,10 +299,6 @@ class TakeColumns(OnRows):
     @property
     def output_shape(self) -> Shape:
         return (self.rows, self.taken)
-
-    @property
-    def work(self) -> dict[str, int]:
-        return {"elements": self.rows * self.features}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

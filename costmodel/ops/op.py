@@ -77,11 +77,14 @@ class Op(ABC):
 
     @property
     def work(self) -> dict[str, int]:
-        """The amounts of work that its seconds grow with, by unit, except for matrix products."""
+        """The amounts of work that its seconds grow with, by unit, except for matrix products.
+
+        Elements are of the output, or of the first input if only a part of it is taken.
+        """
         if self.is_product:
             return {}
         rows = {"rows": prod(self.output_shape[:-1])} if self.works_on_rows else {}
-        return rows | {"elements": prod(self.output_shape)}
+        return rows | {"elements": max(prod(self.output_shape), prod(self.input_shapes[0]))}
 
     def of_rows(self, first: int, taken: int) -> Self:
         """Return a row-wise op for its rows `first` to `first + taken` only; positions are moved on by `first`."""

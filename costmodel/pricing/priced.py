@@ -1,5 +1,6 @@
 """`PricedModel`, the result of `costmodel.price`: typed data, records, a pandas table or the command's JSON."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -17,21 +18,8 @@ from costmodel.pricing.model_spec import ModelSpec
 from costmodel.protocols import Setting
 from costmodel.protocols.derived import ByFormula, Derived
 from costmodel.randomness import GeneratorCost, alternatives
-from costmodel.report.estimates import (
-    Tokens,
-    estimate_tables,
-    made_table,
-    op_records,
-    price_numbers,
-    setting_document,
-    token_records,
-    tokens_document,
-    tokens_line,
-    tokens_table,
-    total_document,
-    trust_document,
-    unusual,
-)
+from costmodel.report import estimates
+from costmodel.report.estimates import Tokens
 from costmodel.report.savings import Saving, savings, savings_line
 from costmodel.trust import Trust, described
 from search_spaces.architecture import arch_id
@@ -198,32 +186,30 @@ class PricedModel:
         sent.
         """
         left = self.deployed and self.deployed.asked.architecture
-        egress = (
-            None
-            if egress_price is None
-            else {"price_per_gigabyte": egress_price, "price": self.sent_bytes / BYTES["GB"] * egress_price}
-        )
+        gigabytes = self.sent_bytes / BYTES["GB"]
         return {
             **self.asked.title,
             "protocol": self.estimate.protocol,
             "network": self.estimate.network,
-            "trust": trust_document(self.trust, self.without_dealer),
-            "total": total_document(self.estimate),
-            "by_layer": [{"layer": layer, **price_numbers(price)} for layer, price in self.by_layer],
-            "by_op": op_records(self.estimate),
-            "setting": setting_document(self._ops, self.setting, asdict(self.asked.deployment)),
+            "trust": estimates.trust_document(self.trust, self.without_dealer),
+            "total": estimates.total_document(self.estimate),
+            "by_layer": [{"layer": layer, **estimates.price_numbers(price)} for layer, price in self.by_layer],
+            "by_op": estimates.op_records(self.estimate),
+            "setting": estimates.setting_document(self._ops, self.setting, asdict(self.asked.deployment)),
             "deployed": self.deployed
             and left
             and {
                 "notation": self.deployed.name,
                 "placement": placement(left),
                 "deployed_id": arch_id(left),
-                "total": total_document(self.deployed.estimate),
+                "total": estimates.total_document(self.deployed.estimate),
             },
-            "tokens": self.tokens and tokens_document(self.tokens),
+            "tokens": self.tokens and estimates.tokens_document(self.tokens),
             "memory": self.memory and asdict(self.memory),
             "keys": self.keys and asdict(self.keys),
-            "egress": egress,
+            "egress": None
+            if egress_price is None
+            else {"price_per_gigabyte": egress_price, "price": gigabytes * egress_price},
             "savings": [asdict(saving) for saving in self.savings],
         }
 
@@ -238,16 +224,13 @@ class PricedModel:
         protocol.
         """
         if self.tokens is not None:
-            return token_records(self.tokens)
-        records = op_records(self.estimate)
-        if not isinstance(self.pricer, Derived):
-            return [{**record, "held_bytes": None} for record in records]
-        running = self.graph, self.pricer.protocol, self.pricer.setting
-        stored = held_bytes(*running)
-        return [
-            {**record, "held_bytes": stored + alive}
-            for record, alive in zip(records, alive_bytes(*running), strict=True)
-        ]
+            return estimates.token_records(self.tokens)
+        records = estimates.op_records(self.estimate)
+        held: Iterable[int | None] = [None] * len(records)
+        if isinstance(self.pricer, Derived):
+            running = self.graph, self.pricer.protocol, self.pricer.setting
+            held = (held_bytes(*running) + alive for alive in alive_bytes(*running))
+        return [{**record, "held_bytes": size} for record, size in zip(records, held, strict=True)]
 
     def to_pandas(self) -> Any:
         """Return `to_records` as a pandas.DataFrame, num_ops x 15 or num_new_tokens x 11.
@@ -264,7 +247,7 @@ class PricedModel:
         """Return the lines that the command prints above its tables."""
         priced, tokens = self.estimate, self.tokens
         on_network = f" on {priced.network}" if priced.network else ""
-        asked = unusual(self._ops, self.setting, asdict(self.asked.deployment))
+        asked = estimates.unusual(self._ops, self.setting, asdict(self.asked.deployment))
         lines = [
             f"{self.asked.heading}, protocol {priced.protocol}{on_network}{asked}",
             f"latency: {format_seconds(self.latency_s)}",
@@ -282,7 +265,7 @@ class PricedModel:
             lines[-1] += f" (of which set-up {format_bytes(self.total.setup_bytes or 0)}{dealer})"
             lines.append(f"rounds: {self.total.rounds:,}")
         if tokens is not None:
-            lines.append(tokens_line(tokens))
+            lines.append(estimates.tokens_line(tokens))
         if priced.extrapolated:
             lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.network_s is None else WIDER}")
         if self.keys is not None:
@@ -305,17 +288,14 @@ class PricedModel:
             lines.append(f"source: formulas and seconds of {self.setting.formulas_of}")
         if self.deployed is not None:
             lines.append(_deployed_line(self.deployed))
-        return (
-            [*lines, line]
-            if (line := savings_line(self.savings, "per new token, " * (self.new_tokens is not None)))
-            else lines
-        )
+        lines.append(savings_line(self.savings, "per new token, " * (self.new_tokens is not None)))
+        return [line for line in lines if line]
 
     def tables(self) -> list[Table]:
         """Return the tables that the command prints: new tokens, alternatives to the dealer, layers and types of op."""
-        by_token = [] if self.tokens is None else [tokens_table(self.tokens)]
-        made = [made_table(self.without_dealer)] if self.without_dealer else []
-        return [*by_token, *made, *estimate_tables(self.estimate)]
+        by_token = [] if self.tokens is None else [estimates.tokens_table(self.tokens)]
+        made = [estimates.made_table(self.without_dealer)] if self.without_dealer else []
+        return [*by_token, *made, *estimates.estimate_tables(self.estimate)]
 
     def __str__(self) -> str:
         return "\n".join(self.summary())
