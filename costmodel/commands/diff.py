@@ -1,11 +1,9 @@
 """`python -m costmodel diff`: shows which ops make one model cheaper than another."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, Literal
-
-from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price
@@ -39,19 +37,10 @@ def diff(
         format: tables, one JSON document, or CSV with a line per op; in SI units.
     """
     first, second = (
-        price(
-            model,
-            protocol=under,
-            testbed=None,
-            weight_masks=None,
-            threads=None,
-            ring_bits=None,
-            fraction_bits=None,
-            new_tokens=None,
-            **options,
-        )
+        price(model, protocol=under, testbed=None, weight_masks=None, threads=None, ring_bits=None,
+              fraction_bits=None, new_tokens=None, **options)  # what is given here is no flag
         for model, under in ((a, protocol), (b, versus or protocol))
-    )
+    )  # fmt: skip
     differing = changes(first.estimate, second.estimate)
     if format == "json":
         sides = {"first": _side(first), "second": _side(second)}
@@ -59,7 +48,14 @@ def diff(
     elif format == "csv":
         print_csv(differing)
     else:
-        print_blocks(_summary(first, second), [_changes_table(differing)])
+        rows = []
+        for change in differing:
+            dimensions = " ".join(f"{name}={value}" for name, value in change["shape"].items())
+            counts = str(change["num_before"]), str(change["num_after"])
+            seconds = _signed(change["latency_s"], format_seconds)
+            rows.append([change["op"], dimensions, *counts, seconds, _signed(change["sent_bytes"], format_bytes)])
+        shown = table(["op", "shape"], ["in A", "in B", "latency", "communication"], rows)
+        print_blocks(_summary(first, second), [shown])
 
 
 def changes(before: Estimate, after: Estimate) -> list[dict[str, Any]]:
@@ -114,16 +110,6 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
     )
     trusts = [described(priced.trust) + priced.asked.whose for priced in (first, second)]
     return [*lines, *(f"trust: {trust}" for trust in dict.fromkeys(trusts))]
-
-
-def _changes_table(differing: Iterable[dict[str, Any]]) -> Table:
-    rows = []
-    for change in differing:
-        dimensions = " ".join(f"{name}={value}" for name, value in change["shape"].items())
-        seconds, num_bytes = _signed(change["latency_s"], format_seconds), _signed(change["sent_bytes"], format_bytes)
-        counts = str(change["num_before"]), str(change["num_after"])
-        rows.append([change["op"], dimensions, *counts, seconds, num_bytes])
-    return table(["op", "shape"], ["in A", "in B", "latency", "communication"], rows)
 
 
 def _signed(difference: float, shown: Callable[[float], str]) -> str:

@@ -62,10 +62,8 @@ def narrowed(program: Program, node: FxNode) -> TracedOps:
 
 def _columns(node: FxNode, width: int) -> FxNode | None:
     """Return the part of a padded or joined value that is exactly its first `width` columns."""
-    while size(node)[-1] > width or kind(node) in PADS | COPIES:
-        if kind(node) in PADS | COPIES:
-            node = node.args[0]
-        elif kind(node) == "cat" and argument(node, 1, "dim", 0) in (-1, len(size(node)) - 1):
+    while size(node := _unpadded(node))[-1] > width:
+        if kind(node) == "cat" and argument(node, 1, "dim", 0) in (-1, len(size(node)) - 1):
             node = node.args[0][0]
         else:
             return None
@@ -281,16 +279,10 @@ def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
         return (first, 0) if first is second else None
     if kind(node) in {"cat", "stack"} and len(parts := program.secret_inputs(node)) > 1:
         turned = [_rotation(program, program.origin(part)) for part in parts]
-        sources = {
-            program.origin(part) if rotation is None else rotation[0]
-            for part, rotation in zip(parts, turned, strict=True)
-        }
-        if len(sources) > 1 or not any(turned):
+        each = [rotation or (program.origin(part), numel(part)) for part, rotation in zip(parts, turned, strict=True)]
+        if len({source for source, _ in each}) > 1 or not any(turned):
             return None
-        kept = sum(
-            numel(part) if rotation is None else rotation[1] for part, rotation in zip(parts, turned, strict=True)
-        )
-        return sources.pop(), kept
+        return each[0][0], sum(kept for _, kept in each)
     return None
 
 

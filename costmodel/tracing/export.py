@@ -4,8 +4,8 @@ import inspect
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
+from contextlib import redirect_stderr
 from io import StringIO
 from typing import Any, TypeAlias
 
@@ -31,51 +31,27 @@ def program_of(model: Module, seq_len: int, name: str) -> Program:
         )
     if seq_len < 1:
         raise UserError(f"`seq_len` must be at least 1, but got {seq_len}.")
-    _check_one_stack(model, name)
-    exported = _exported(model, seq_len, name)
-    program = _program(exported, name)
-    _check_tables(program, name)
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):  # of transformers
+        stacks = [path for path, _ in model.named_modules() if path.rpartition(".")[2] in ("encoder", "decoder")]
+        raise UserError(
+            f"model {name!r} must read its tokens with one stack of layers, but {type(model).__name__} has an encoder "
+            f"and a decoder (modules {', '.join(stacks[:2])}); let the factory return one of them with its embedding."
+        )
+    program = _program(_exported(model, seq_len, name), name)
+    for node in program.nodes:  # the export does not check for positions beyond a table's end
+        if kind(node) == "embedding" and node not in program.secret:
+            rows, positions = size(node.args[0])[0], program.value(node.args[1])
+            if not positions.is_meta and int(positions.max()) >= rows:
+                raise UserError(
+                    f"the prompt of model {name!r} must fit its table of {rows} positions, "
+                    f"but it has {numel(program.tokens)} tokens, the last at position {int(positions.max())}."
+                )
     return program
-
-
-def _check_one_stack(model: Module, name: str) -> None:
-    """Refuse encoder-decoder models of transformers, which say so in their configuration."""
-    if not getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        return
-    stacks = [path for path, _ in model.named_modules() if path.rpartition(".")[2] in ("encoder", "decoder")]
-    raise UserError(
-        f"model {name!r} must read its tokens with one stack of layers, but {type(model).__name__} has an encoder and "
-        f"a decoder (modules {', '.join(stacks[:2])}); let the factory return one of them with its embedding."
-    )
-
-
-@contextmanager
-def _without_logs() -> Iterator[None]:
-    """Keep torch from printing whole graphs when an export fails, which is reported in one line."""
-    before = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
-    try:
-        with redirect_stderr(StringIO()):
-            yield
-    finally:
-        logging.disable(before)
-
-
-@contextmanager
-def _without_stack_traces() -> Iterator[None]:
-    """Keep torch from recording the lines of code that every operation comes from, since nobody reads them."""
-    from torch.fx import config
-
-    before = getattr(config, "do_not_emit_stack_traces", False)  # older versions always record
-    config.do_not_emit_stack_traces = True
-    try:
-        yield
-    finally:
-        config.do_not_emit_stack_traces = before
 
 
 def _exported(model: Module, seq_len: int, name: str) -> Any:
     import torch
+    from torch.fx import config
 
     class Logits(torch.nn.Module):
         """A module that returns only the logits of the model's output."""
@@ -92,9 +68,11 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
 
     device = next((parameter.device for parameter in model.parameters()), "cpu")
     tokens = torch.zeros(1, seq_len, dtype=torch.long, device=device)
-    was_training = model.training
+    was_training, disabled, traceless = model.training, logging.root.manager.disable, config.do_not_emit_stack_traces
+    logging.disable(logging.CRITICAL)  # torch prints whole graphs if an export fails
+    config.do_not_emit_stack_traces = True  # nobody reads which line of code an operation comes from
     try:
-        with torch.no_grad(), warnings.catch_warnings(), _without_logs(), _without_stack_traces():
+        with torch.no_grad(), warnings.catch_warnings(), redirect_stderr(StringIO()):
             warnings.simplefilter("ignore")  # torch warns about its own deprecations while it exports
             exported = torch.export.export(Logits().eval(), (tokens,), strict=False)
             graphs = [part.graph for part in exported.graph_module.modules() if hasattr(part, "graph")]
@@ -110,6 +88,8 @@ def _exported(model: Module, seq_len: int, name: str) -> Any:
             f"but that raised {type(error).__name__}: {reason}{f' (in module {path})' if path else ''}"
         ) from None
     finally:
+        logging.disable(disabled)
+        config.do_not_emit_stack_traces = traceless
         model.train(was_training)
 
 
@@ -169,6 +149,7 @@ def _program(exported: Any, name: str) -> Program:
     whole, device = unpadded(nodes, tokens), tokens.meta["val"].device
     secret = dependent(nodes, {tokens}, whole)
     learned = dependent(nodes, {by_name[name] for name in signature.inputs_to_parameters}) - secret
+    known = {node: torch.ones(size(node), dtype=torch.bool, device=device) for node in whole}
     samples = torch.linspace(-8, 8, 65, dtype=torch.float64)
     activations = {
         "gelu": functional.gelu(samples),
@@ -186,24 +167,10 @@ def _program(exported: Any, name: str) -> Program:
         output=by_name[signature.user_outputs[0]],
         secret=secret,
         learned=learned,
-        value=_evaluator(
-            exported, {node: torch.ones(size(node), dtype=torch.bool, device=device) for node in whole}, name
-        ),
+        value=_evaluator(exported, known, name),
         samples=samples,
         activations=activations,
     )
-
-
-def _check_tables(program: Program, name: str) -> None:
-    """Refuse positions beyond a table's end, which the export does not check."""
-    for node in program.nodes:
-        if kind(node) == "embedding" and node not in program.secret:
-            rows, positions = size(node.args[0])[0], program.value(node.args[1])
-            if not positions.is_meta and int(positions.max()) >= rows:
-                raise UserError(
-                    f"the prompt of model {name!r} must fit its table of {rows} positions, "
-                    f"but it has {numel(program.tokens)} tokens, the last at position {int(positions.max())}."
-                )
 
 
 def _evaluator(exported: Any, known: dict[FxNode, Any], name: str) -> Callable[[FxNode], Any]:

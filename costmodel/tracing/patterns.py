@@ -94,9 +94,9 @@ def _one_row(program: Program, node: FxNode) -> TracedOps:
     source, axis = node.args[0], argument(node, 1, "dim", 0)
     if len(size(source)) != 3 or size(source)[0] != 1 or size(source)[1] == 1 or axis not in (1, -2):
         return ()
-    if numel(node) != size(source)[2]:
-        return ()
     rows: Any = {"rows": size(source)[1], "features": size(source)[2]}
+    if numel(node) != rows["features"]:
+        return ()
     position = (argument(node, 2, "index" if kind(node) == "select" else "start") or 0) % rows["rows"]
     return step("row", ops.TakeRows(**rows, taken=1, first=position), node, source)
 
@@ -109,7 +109,7 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
     if program.secret_inputs(node) != [source] or len(size(weight)) != 2:
         return ()
     rows, features, out_features = numel(source) // size(source)[-1], size(source)[-1], size(node)[-1]
-    if _last_product(program) is node and out_features >= _vocabulary(program):
+    if _is_head(program, node):
         head = step("logits", ops.VocabProjection(rows=rows, features=features, vocab=out_features), node, source)
         if bias is None:
             return head
@@ -118,24 +118,18 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
     return step("linear", linear, node, source)
 
 
-def _last_product(program: Program) -> FxNode:
-    """Return the logits before factors and caps."""
-    node = program.origin(program.output)
-    while kind(node) in CAPS and len(program.secret_inputs(node)) == 1:
-        node = program.origin(program.secret_inputs(node)[0])
-    return node
-
-
-def _vocabulary(program: Program) -> int:
-    tables = [node.args[0] for node in program.nodes if kind(node) == "embedding" and node in program.secret]
-    return max((size(table)[0] for table in tables), default=1)
+def _is_head(program: Program, node: FxNode) -> bool:
+    """Return whether an operation makes the logits, before factors and caps, one for each token of the vocabulary."""
+    last = program.origin(program.output)
+    while kind(last) in CAPS and len(program.secret_inputs(last)) == 1:
+        last = program.origin(program.secret_inputs(last)[0])
+    tables = [other.args[0] for other in program.nodes if kind(other) == "embedding" and other in program.secret]
+    return last is node and size(node)[-1] >= max((size(table)[0] for table in tables), default=1)
 
 
 def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
     source = node.args[0]
-    if kind(node) == "prelu" and numel(node.args[1]) != 1:
-        return ()
-    if program.secret_inputs(node) != [source]:
+    if (kind(node) == "prelu" and numel(node.args[1]) != 1) or program.secret_inputs(node) != [source]:
         return ()
     return step("activation", ops.LeakyRelu(**rows_and_features(node)), node, source)
 
@@ -159,11 +153,14 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
     frontier = {node}
     while len(region) < LARGEST_ACTIVATION:
         latest = max(frontier)  # in the order of execution
-        sources = program.secret_inputs(latest)
-        if latest is program.tokens or not _is_elementwise(program, latest):
+        operands = latest.all_input_nodes
+        is_elementwise = kind(latest) in ELEMENTWISE | {"to", "clone", "alias", "contiguous"} and all(
+            operand in program.secret and size(operand) == size(latest) for operand in operands
+        )
+        if latest is program.tokens or not is_elementwise:
             return ()
         region.insert(0, latest)
-        frontier = frontier - {latest} | set(sources)
+        frontier = frontier - {latest} | set(operands)
         if len(frontier) == 1:
             (source,) = frontier
             values = _evaluate(program, region, source)
@@ -173,20 +170,11 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
     return ()
 
 
-def _is_elementwise(program: Program, node: FxNode) -> bool:
-    if kind(node) not in ELEMENTWISE and kind(node) not in {"to", "clone", "alias", "contiguous"}:
-        return False
-    return all(source in program.secret and size(source) == size(node) for source in node.all_input_nodes)
-
-
 def _evaluate(program: Program, region: list[FxNode], source: FxNode) -> Any:
     values = {source: program.samples}
     for node in region:
-        if kind(node) == "to":
-            values[node] = values[node.args[0]]
-            continue
         arguments = [values[value] if is_node(value) else value for value in node.args]
-        values[node] = node.target(*arguments, **node.kwargs)
+        values[node] = arguments[0] if kind(node) == "to" else node.target(*arguments, **node.kwargs)
     return values[region[-1]]
 
 
@@ -262,19 +250,13 @@ PATTERNS: Patterns = {
 }
 
 
-def _layer_norm(program: Program, node: FxNode) -> TracedOps:
-    source, normalised = node.args[0], node.args[1]
+def _fused_norm(program: Program, node: FxNode) -> TracedOps:
+    source, normalised = node.args[:2]
     if program.secret_inputs(node) != [source] or len(normalised) != 1:
         return ()
     gain, bias = (argument(node, position, name) is not None for position, name in ((2, "weight"), (3, "bias")))
-    return _norm(program, ops.LayerNorm, source, node, gain=gain, bias=bias)
-
-
-def _rms_norm(program: Program, node: FxNode) -> TracedOps:
-    source, normalised, gain = node.args[0], node.args[1], argument(node, 2, "weight")
-    if program.secret_inputs(node) != [source] or len(normalised) != 1:
-        return ()
-    return _norm(program, ops.RmsNorm, source, node, gain=gain is not None)
+    op_type = ops.RmsNorm if kind(node) == "rms_norm" else ops.LayerNorm  # which alone has a bias
+    return _norm(program, op_type, source, node, gain=gain, bias=bias)
 
 
 def _with_bias(program: Program, node: FxNode) -> TracedOps:
@@ -306,13 +288,13 @@ def _without_gain(program: Program, node: FxNode) -> TracedOps:
 def _normed(program: Program, node: FxNode) -> tuple[type | None, FxNode]:
     """Return the type of a norm without gain and bias and its input; None if the node is not a norm."""
     for numerator, spread in _by_inverse_roots(program, node):
-        centred = _centred(program, numerator)
-        if centred is not None and centred in (
-            _centred(program, _squared_mean(program, spread)),
-            _variance_of(program, spread),
-        ):
+        centred, mean_of = _centred(program, numerator), _squared_mean(program, spread)
+        # the variance over the last axis, divided by the number of elements
+        by_all = argument(spread, 2, "unbiased", spread.kwargs.get("correction", 1)) in (False, 0)
+        variance_of = program.origin(spread.args[0]) if _is_over_last_axis(spread, "var") and by_all else None
+        if centred is not None and centred in (_centred(program, mean_of), variance_of):
             return ops.LayerNorm, centred
-        if _squared_mean(program, spread) is numerator:
+        if mean_of is numerator:
             return ops.RmsNorm, numerator
     return None, None
 
@@ -348,14 +330,6 @@ def _squared_mean(program: Program, node: FxNode) -> FxNode | None:
     return program.origin(inputs[0]) if (raised or by_itself or kind(square) == "square") and len(inputs) == 1 else None
 
 
-def _variance_of(program: Program, node: FxNode) -> FxNode | None:
-    """Return x of its variance over the last axis, divided by the number of elements."""
-    if not _is_over_last_axis(node, "var"):
-        return None
-    by_all = argument(node, 2, "unbiased", node.kwargs.get("correction", 1)) in (False, 0)
-    return program.origin(node.args[0]) if by_all else None
-
-
 def _is_over_last_axis(node: FxNode, name: str) -> bool:
     if kind(node) != name or len(size(node)) != len(size(node.args[0])):
         return False
@@ -378,9 +352,7 @@ def _norm(
 
 
 PATTERNS: Patterns = {
-    "layer_norm": (_layer_norm,),
-    "native_layer_norm": (_layer_norm,),
-    "rms_norm": (_rms_norm,),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), (_fused_norm,)),
     "add": (_with_bias,),
     "mul": (_with_gain, _without_gain),
     "div": (_without_gain,),
