@@ -140,7 +140,13 @@ def bounded_paths(
     There are too many if tables need more than `max_additions` of counts, before or after the cut, or MAX_ROWS rows, or
     if halves of paths need more than MAX_STEPS to be put together.
     """
-    moves = _moves(graph, costs)
+    moves: list[list[Move]] = []
+    for edges in edges_by_depth(graph):
+        alike: dict[tuple[int, int, Cost], Move] = {}
+        for edge in edges:
+            key = edge.start, edge.stop, edge.cost(costs)
+            alike.setdefault(key, Move(*key, [])).layers.append(edge.choice.layer)
+        moves.append(list(alike.values()))
     cut = len(moves) // 2
     backward = [[move._replace(start=move.stop, stop=move.start) for move in level] for level in reversed(moves)]
     known: dict[Hashable, Table] = {}
@@ -161,17 +167,6 @@ def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
     endings = _endings(paths, limit, above)
     assert endings is not None
     return _limited(paths, limit, above, endings)
-
-
-def _moves(graph: nx.DiGraph, costs: dict[Vertex, Cost]) -> list[list[Move]]:
-    levels: list[list[Move]] = []
-    for edges in edges_by_depth(graph):
-        alike: dict[tuple[int, int, Cost], Move] = {}
-        for edge in edges:
-            key = edge.start, edge.stop, edge.cost(costs)
-            alike.setdefault(key, Move(*key, [])).layers.append(edge.choice.layer)
-        levels.append(list(alike.values()))
-    return levels
 
 
 def _left(limit: Cost, levels: Sequence[Sequence[Move]]) -> list[Ints]:
@@ -202,10 +197,8 @@ def _tables(
     made_of: Hashable = len(left[0])
     for depth, moves in enumerate(levels):
         rows, digits = len(tables[-1].costs), tables[-1].digits.shape[1]
-        if (
-            rows * max(digits, least_digits) * sum(map(len, levels[depth:])) > max_additions
-        ):  # tables do not become smaller
-            return None
+        if rows * max(digits, least_digits) * sum(map(len, levels[depth:])) > max_additions:
+            return None  # since tables do not become smaller
         further = sum(map(len, levels[depth + 1 :]))
         most_rows = min(MAX_ROWS, max_additions // (further * least_digits)) if further else MAX_ROWS
         alike = frozenset((move.start, move.stop, move.cost, len(move.layers)) for move in moves)

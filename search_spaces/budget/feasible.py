@@ -142,7 +142,12 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
         raise UserError(
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
-    limit = _counted([_limit(constraint) for constraint in every], every)
+    limits: list[Cost] = []
+    for constraint in every:
+        bounds, slack = constraint.budget.bounds, constraint.priced.num_ops / 2
+        most = (min(bounds[name] * per + slack, MAX_UNITS) if name in bounds else 0 for name, per in UNITS_PER.items())
+        limits.append(tuple(map(math.floor, most)))
+    limit = _counted(limits, every)
     num_bounds = sum(map(bool, limit))
     exact = EXACT_ADDITIONS if num_bounds <= 1 else EXACT_ADDITIONS // 4 * num_bounds  # tuples of costs take longer
     for steps in (None, *(MOST_STEPS >> halvings for halvings in range(MOST_STEPS.bit_length()))):
@@ -267,11 +272,3 @@ def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
         counted.append(measured["latency_s"] * ("latency_s" in bounds))
         counted += [part for name, part in measured.items() if name in bounds and name != "latency_s"]
     return tuple(counted)
-
-
-def _limit(constraint: Bounded) -> Cost:
-    bounds, slack = constraint.budget.bounds, constraint.priced.num_ops / 2
-    return tuple(
-        math.floor(min(bounds[name] * per + slack, MAX_UNITS)) if name in bounds else 0
-        for name, per in UNITS_PER.items()
-    )

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple
 
 import networkx as nx
 
@@ -36,8 +36,6 @@ from search_spaces.space import (
 )
 
 Measure = Literal["latency_s", "sent_bytes", "key_bytes"]
-PriceOp: TypeAlias = Callable[[Op], Price]
-
 CostForm = Literal["folded", "unfolded"]
 
 UNITS_PER: dict[Measure, float] = {"latency_s": 2.0**38, "sent_bytes": 2.0**4, "key_bytes": 2.0**4}
@@ -119,7 +117,8 @@ class LayerPrices:
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
         self.base = with_folded_settings(base) if cost_of == "folded" else base
         self.workload = workload
-        self.pricer, self.price_op = pricer, _remembered(pricer)
+        self.pricer = pricer
+        self._prices: dict[Op, Price] = {}
         self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}
         self._lists: dict[tuple[int, ...], list[Price]] = {}  # by the ids of their prices, each list once
 
@@ -131,10 +130,19 @@ class LayerPrices:
             return layers or not isinstance(node.layer, int)
 
         def price_node(node: Node) -> Price:  # an op that is not wanted may have no formula
-            return self.price_op(node.op) if is_wanted(node) else FREE
+            return self._price_op(node.op) if is_wanted(node) else FREE
 
         priced = (zip(nodes, self.pricer.prices(nodes, price_node), strict=True) for nodes in runs)
         return [(node, price) for pairs in priced for node, price in pairs if is_wanted(node)]
+
+    def _price_op(self, op: Op) -> Price:
+        if op not in self._prices:
+            self._prices[op] = price = self.pricer.price(op)
+            if not all(0 <= (getattr(price, measure) or 0) < math.inf for measure in UNITS_PER):
+                raise UserError(
+                    f"prices under {self.pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
+                )
+        return self._prices[op]
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """Return the costs of a layer's ops, an empty list for a layer that computes nothing."""
@@ -238,21 +246,6 @@ def _costs(ops: Mapping[Vertex, list[Price]], num_shares: int) -> dict[Vertex, C
     lists = {id(prices): prices for prices in ops.values()}
     sums = {key: added([free, *(units[id(price)] for price in prices)]) for key, prices in lists.items()}
     return {vertex: sums[id(prices)] for vertex, prices in ops.items()}
-
-
-def _remembered(pricer: Pricer) -> PriceOp:
-    known: dict[Op, Price] = {}
-
-    def price_op(op: Op) -> Price:
-        if op not in known:
-            known[op] = price = pricer.price(op)
-            if not all(0 <= (getattr(price, measure) or 0) < math.inf for measure in UNITS_PER):
-                raise UserError(
-                    f"prices under {pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
-                )
-        return known[op]
-
-    return price_op
 
 
 def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:

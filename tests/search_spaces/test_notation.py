@@ -7,14 +7,13 @@ from hypothesis import strategies as st
 
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.bases import BASES, Dimensions, base_architecture
-from search_spaces.forms import Attention, Ffn, Norm, Stabiliser
+from search_spaces.forms import STABILISERS, Attention, Ffn, Norm, Stabiliser
 from search_spaces.notation import (
     ATTENTION_LETTERS,
     FFN_LETTERS,
     FFN_NAMES,
     NORM_LETTERS,
     NORM_NAMES,
-    STABILISER_LETTERS,
     name_of,
     parse,
     parse_deployed,
@@ -106,7 +105,7 @@ def test_any_placement_prints_back(data, final_norm, sas):
 
 
 def test_every_letter_is_a_choice_of_its_own():
-    tables: list[dict[Any, str]] = [NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS, STABILISER_LETTERS]
+    tables: list[dict[Any, str]] = [NORM_LETTERS, ATTENTION_LETTERS, FFN_LETTERS, STABILISERS]
     kinds = (Norm, Attention, Ffn, Stabiliser)
     for letters, kind in zip(tables, kinds, strict=True):
         assert (set(letters), len(set(letters.values()))) == (set(get_args(kind)), len(letters))
