@@ -140,23 +140,18 @@ def estimate_generation(runs: Sequence[OpGraph], pricer: Pricer) -> Generation:
     for index in range(size):
         node = steps[-1].nodes[index]
         by_op.append((replace(node, name=f"{node.name}@decode"), total_price(prices[index::size])))
+    if pricer.of_first_run == pricer:
+        bounds = pricer.latency_s_range([*prompt, *later])
+    else:  # priced apart
+        apart = pricer.of_first_run.latency_s_range(prompt), pricer.latency_s_range(later)
+        bounds = apart[0] and apart[1] and (apart[0][0] + apart[1][0], apart[0][1] + apart[1][1])
     return Generation(
-        whole=_estimate(tuple(by_op), [node for node, _ in by_op], pricer, _range(prompt, later, pricer)),
+        whole=_estimate(tuple(by_op), [node for node, _ in by_op], pricer, bounds),
         by_token=(
             total_price(first),
             *(total_price(prices[start : start + size]) for start in range(0, len(prices), size or 1)),
         ),
     )
-
-
-def _range(prompt: OpGraph, later: Sequence[Node], pricer: Pricer) -> tuple[float, float] | None:
-    """Return the range of a run and all later ones, computed together if they are priced alike."""
-    if (first := pricer.of_first_run) == pricer:
-        return pricer.latency_s_range([*prompt, *later])
-    apart = first.latency_s_range(prompt), pricer.latency_s_range(later)
-    if apart[0] is None or apart[1] is None:
-        return None
-    return apart[0][0] + apart[1][0], apart[0][1] + apart[1][1]
 
 
 def _estimate(

@@ -89,10 +89,8 @@ def calibrate(
         return write(to, dump_memory(measured_memory(graphs, protocol, console(stderr=True).print)))
     asked = None if for_ is None else resolve_model(for_, options)
     measured = [] if asked is None else [asked, asked.folded]  # `estimate` also prices the folded model
-    graphs = [part.graph for part in measured if part is not None]
-    return _calibrate_engine(
-        protocol, ENGINE_PROTOCOLS[protocol].setting(weights=weights, threads=threads), graphs, output
-    )
+    graphs, setting = [part.graph for part in measured if part], ENGINE_PROTOCOLS[protocol].setting
+    return _calibrate_engine(protocol, setting(weights=weights, threads=threads), graphs, output)
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:
