@@ -233,23 +233,6 @@ def first_match(patterns: Patterns, program: Program, node: FxNode) -> TracedOps
     return next((steps for pattern in patterns.get(kind(node), ()) if (steps := pattern(program, node))), ())
 
 
-PATTERNS: Patterns = {
-    "embedding": (_embedding,),
-    "linear": (_linear,),
-    "addmm": (_linear,),
-    "mm": (_linear,),
-    "matmul": (_linear,),
-    "leaky_relu": (_leaky_relu,),
-    "prelu": (_leaky_relu,),
-    "add": (_activation, _sum),
-    "select": (_one_row,),
-    "slice": (_one_row,),
-    "mul": (_activation, _product, _scaled_embedding, _scaled),
-    "div": (_activation, _scaled_embedding, _scaled),
-    **dict.fromkeys(sorted(ELEMENTWISE - {"add", "div", "mul", "leaky_relu"}), (_activation,)),
-}
-
-
 def _fused_norm(program: Program, node: FxNode) -> TracedOps:
     source, normalised = node.args[:2]
     if program.secret_inputs(node) != [source] or len(normalised) != 1:

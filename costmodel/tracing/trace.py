@@ -60,7 +60,7 @@ def _recognised(program: Program, name: str) -> dict[FxNode, TracedOps]:
     for node in reversed(program.nodes):
         if node not in demanded or node is program.tokens:
             continue
-        known = () if program.is_neutral(node) else (attention.PATTERNS, patterns.NORMS, patterns.PATTERNS)
+        known = () if program.is_neutral(node) else (attention.PATTERNS, patterns.PATTERNS)
         if steps := next((steps for table in known if (steps := first_match(table, program, node))), ()):
             recognised[node] = steps
             demanded.update(source for step in steps for source in step.inputs if not isinstance(source, TracedOp))
