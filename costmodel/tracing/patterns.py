@@ -335,8 +335,13 @@ def _norm(
 
 
 PATTERNS: Patterns = {
+    **dict.fromkeys(sorted(ELEMENTWISE - {"add", "div", "mul", "leaky_relu"}), (_activation,)),
     **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), (_fused_norm,)),
-    "add": (_with_bias,),
-    "mul": (_with_gain, _without_gain),
-    "div": (_without_gain,),
+    **dict.fromkeys(("linear", "addmm", "mm", "matmul"), (_linear,)),
+    **dict.fromkeys(("leaky_relu", "prelu"), (_leaky_relu,)),
+    **dict.fromkeys(("select", "slice"), (_one_row,)),
+    "embedding": (_embedding,),
+    "add": (_with_bias, _activation, _sum),
+    "mul": (_with_gain, _without_gain, _activation, _product, _scaled_embedding, _scaled),
+    "div": (_without_gain, _activation, _scaled_embedding, _scaled),
 }
