@@ -41,13 +41,11 @@ def rotary_rates(rotary_dim: int, base: float, scaling: RotaryScaling | None = N
     Source: Su et al. 2021, arXiv 2104.09864, equation 15.
     """
     rates = [base ** -(feature / rotary_dim) for feature in range(0, rotary_dim, 2)]
-    return rates if scaling is None else [_scaled(rate, scaling) for rate in rates]
-
-
-def _scaled(rate: float, scaling: RotaryScaling) -> float:
-    turns = scaling.context * rate / (2 * math.pi)
-    kept = min(1.0, max(0.0, (turns - scaling.low) / (scaling.high - scaling.low)))
-    return rate * (kept + (1 - kept) / scaling.factor)
+    if scaling is None:
+        return rates
+    turns = (scaling.context * rate / (2 * math.pi) for rate in rates)
+    kept = [min(1.0, max(0.0, (turn - scaling.low) / (scaling.high - scaling.low))) for turn in turns]
+    return [rate * (share + (1 - share) / scaling.factor) for rate, share in zip(rates, kept, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

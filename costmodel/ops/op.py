@@ -1,6 +1,5 @@
 """What all ops have in common: shapes, weights, and how an op is rewritten."""
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Literal, Self, TypeAlias
@@ -15,7 +14,7 @@ ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Op(ABC):
+class Op:
     """One operation. Its fields are its dimensions and forms; class attributes are the same for every op of its type.
 
     label: its name in figures; the class name if empty.
@@ -27,7 +26,8 @@ class Op(ABC):
     has_longer_table: whether its weight is learned for the whole context and may be longer than what `read` needs.
     weight_std: standard deviation of a randomly drawn weight matrix; for a transposed one, times the square root of its
         columns.
-    num_inputs: number of inputs, if each has the shape of the output.
+    output_dims, input_dims: the fields that are the shapes of its output and of each of its `num_inputs` inputs, which
+        is the output's unless it is stated.
     batched: the dimensions that a batch multiplies by its number of sequences.
     is_rowwise: whether a row of its output depends only on the same row of its inputs.
     is_product: whether it is a matrix product; all matrix products have one kernel, and so one fit of seconds.
@@ -41,6 +41,8 @@ class Op(ABC):
     inverted: ClassVar[tuple[str, ...]] = ()
     has_longer_table: ClassVar[bool] = False
     weight_std: ClassVar[float | None] = None
+    output_dims: ClassVar[tuple[str, ...]] = ()
+    input_dims: ClassVar[tuple[str, ...]] = ()
     num_inputs: ClassVar[int] = 1
     batched: ClassVar[tuple[str, ...]] = ("rows",)
     is_rowwise: ClassVar[bool] = False
@@ -56,14 +58,15 @@ class Op(ABC):
         return self.weights == "hidden" and not self.public
 
     @property
-    @abstractmethod
     def output_shape(self) -> Shape:
         """The shape of its output."""
+        return tuple(getattr(self, name) for name in self.output_dims)
 
     @property
     def input_shapes(self) -> tuple[Shape, ...]:
         """The shapes of the inputs that other ops produce."""
-        return (self.output_shape,) * self.num_inputs
+        stated = tuple(getattr(self, name) for name in self.input_dims)
+        return (stated or self.output_shape,) * self.num_inputs
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
@@ -103,30 +106,20 @@ class Op(ABC):
 class OnRows(Op):
     """An op on `rows x features` with an output of the same shape and row by row, unless a subclass says otherwise."""
 
+    output_dims = input_dims = ("rows", "features")
     is_rowwise = True
 
     rows: int
     features: int
-
-    @property
-    def input_shapes(self) -> tuple[Shape, ...]:
-        return ((self.rows, self.features),) * self.num_inputs
-
-    @property
-    def output_shape(self) -> Shape:
-        return (self.rows, self.features)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnScores(Op):
     """An op on `heads x queries x keys` with an output of the same shape."""
 
+    output_dims = ("heads", "queries", "keys")
     batched = ("heads",)
 
     heads: int
     queries: int
     keys: int
-
-    @property
-    def output_shape(self) -> Shape:
-        return (self.heads, self.queries, self.keys)

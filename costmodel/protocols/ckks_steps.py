@@ -101,9 +101,16 @@ class Steps:
 def steps_of(nodes: Sequence[Node], packing: Packing) -> list[Step]:
     """Return the steps of an op graph, in order; a UserError is raised for an op without a form or packing."""
     steps, known = Steps(packing=packing, wanted=_written_apart(nodes)), dict[str, Value]()
+
+    def outside(name: str, shape: tuple[int, ...]) -> Value:  # what no node makes: rows of features, or scores
+        if len(shape) < 3:
+            return Value(name=name, width=shape[-1])
+        window = min(packing.columns, power_of_two(shape[2]))
+        return Value(name=name, width=shape[0] * window, sets=-(-shape[2] // window), window=window)
+
     for node in nodes:
         shapes = zip(node.inputs, node.op.input_shapes, strict=False)  # a mix may read a packed value
-        read = [known.get(name) or _outside(name, shape, packing) for name, shape in shapes]
+        read = [known.get(name) or outside(name, shape) for name, shape in shapes]
         steps.node = node
         try:
             if node.op.public:
@@ -114,14 +121,6 @@ def steps_of(nodes: Sequence[Node], packing: Packing) -> list[Step]:
         except UserError as error:
             raise type(error)(f"op {node.name!r} must have a price: {error}") from None
     return steps.done
-
-
-def _outside(name: str, shape: tuple[int, ...], packing: Packing) -> Value:
-    """Return what no node makes: rows of features, or scores."""
-    if len(shape) < 3:
-        return Value(name=name, width=shape[-1])
-    window = min(packing.columns, power_of_two(shape[2]))
-    return Value(name=name, width=shape[0] * window, sets=-(-shape[2] // window), window=window)
 
 
 def _written_apart(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
