@@ -19,7 +19,7 @@ from costmodel.errors import UserError
 from costmodel.ops import Op
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
-from costmodel.protocols.compute_testbed import (
+from costmodel.protocols.derived import (
     POOL,
     ComputeTestbed,
     KindSeconds,

@@ -18,7 +18,7 @@ from costmodel.config.files import MOST_JSON, decode, plain_json, read_bytes
 from costmodel.engine import spu
 from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, OnScores, Op
-from costmodel.protocols.compute_testbed import kind, op_name
+from costmodel.protocols.derived import kind, op_name
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 

@@ -29,8 +29,7 @@ from costmodel.calibration.timed_run import timed_run
 from costmodel.config.files import load_file
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
-from costmodel.protocols.compute_testbed import ComputeTestbed, OpSeconds, op_name, seconds_of
-from costmodel.protocols.derived import TESTBEDS
+from costmodel.protocols.derived import TESTBEDS, ComputeTestbed, OpSeconds, op_name, seconds_of
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 

@@ -18,7 +18,7 @@ from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.model_spec import ModelOptions, resolve_model
 from costmodel.protocols.ckks import MOST_LEVELS
-from costmodel.protocols.compute_testbed import dump_compute
+from costmodel.protocols.derived import dump_compute
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
 from costmodel.report.tables import console, print_blocks, table

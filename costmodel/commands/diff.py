@@ -10,8 +10,7 @@ from costmodel.cost import Price
 from costmodel.data_range import describe
 from costmodel.estimate import Estimate
 from costmodel.ops import Op, shape
-from costmodel.pricing.price import price
-from costmodel.pricing.priced import PricedModel
+from costmodel.pricing.price import PricedModel, price
 from costmodel.report.estimates import total_document, trust_document
 from costmodel.report.tables import print_blocks, print_csv, table
 from costmodel.trust import described

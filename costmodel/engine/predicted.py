@@ -7,8 +7,7 @@ from costmodel.engine.registry import walk
 from costmodel.network import Network
 from costmodel.ops import OpGraph
 from costmodel.protocols import derived
-from costmodel.protocols.compute_testbed import seconds_of
-from costmodel.protocols.derived import Derived
+from costmodel.protocols.derived import Derived, seconds_of
 from costmodel.protocols.primitives import Comm, EngineSetting, total_comm
 
 

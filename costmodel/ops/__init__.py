@@ -10,7 +10,6 @@ before all second ones, and heads sequence by sequence.
 """
 
 from costmodel.ops.attention import *
-from costmodel.ops.graph import *
 from costmodel.ops.layers import *
 from costmodel.ops.op import *
 

@@ -83,6 +83,7 @@ class Rotary(Op):
     Local where products with public numbers are; in a fixed-point engine each costs a truncation.
     """
 
+    keeps_shape = True
     is_rowwise = True
 
     rows: int

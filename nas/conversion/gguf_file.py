@@ -36,9 +36,8 @@ from nas.corpus.tokenizer import (
     template,
 )
 from search_spaces.architecture import Architecture
-from search_spaces.checkpoints.checkpoint import read_config, read_foreign
+from search_spaces.checkpoints.checkpoint import gguf_package, read_config, read_foreign, read_head
 from search_spaces.checkpoints.families import Family
-from search_spaces.checkpoints.gguf_head import gguf_package, read_head
 from search_spaces.checkpoints.settings import architecture_of, family_of
 from search_spaces.lower import lower
 

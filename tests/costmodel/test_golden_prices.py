@@ -30,8 +30,7 @@ from costmodel.errors import UserError
 from costmodel.estimate import COST_MODEL_VERSION, estimate
 from costmodel.ops import OP_TYPES, Node, Op, OpGraph
 from costmodel.protocols import ckks_steps, load_pricer, published, sigma_programs
-from costmodel.protocols.compute_testbed import kind
-from costmodel.protocols.derived import Derived
+from costmodel.protocols.derived import Derived, kind
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import Holder
 from search_spaces.bases import Dimensions, base_architecture

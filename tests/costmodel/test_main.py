@@ -11,7 +11,7 @@ import yaml
 from costmodel.calibration import timed_run
 from costmodel.calibration.microbenchmark import Timing
 from costmodel.config.files import load_file, load_mapping
-from costmodel.protocols.compute_testbed import ComputeTestbed
+from costmodel.protocols.derived import ComputeTestbed
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import parse

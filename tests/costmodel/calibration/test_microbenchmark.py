@@ -9,7 +9,7 @@ from costmodel.engine.spu import Measured
 from costmodel.ops import Op
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
-from costmodel.protocols.compute_testbed import (
+from costmodel.protocols.derived import (
     seconds_of,
     work,
 )

@@ -17,7 +17,7 @@ from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols import derived
-from costmodel.protocols.compute_testbed import ComputeTestbed, dump_compute
+from costmodel.protocols.derived import ComputeTestbed, dump_compute
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons

@@ -12,7 +12,8 @@ from costmodel.estimate import ENGINE, estimate
 from costmodel.network import NETWORKS
 from costmodel.ops import Node, OpGraph, shape
 from costmodel.protocols import load_pricer
-from costmodel.protocols.compute_testbed import (
+from costmodel.protocols.derived import (
+    TESTBEDS,
     ComputeTestbed,
     KindSeconds,
     OpSeconds,
@@ -20,11 +21,11 @@ from costmodel.protocols.compute_testbed import (
     error_s_of,
     extrapolation_of,
     fitted_kind,
+    load,
     op_name,
     seconds_of,
     work,
 )
-from costmodel.protocols.derived import TESTBEDS, load
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.report.estimates import estimate_tables
