@@ -10,15 +10,14 @@ if TYPE_CHECKING:
     from costmodel.cost import Price
     from costmodel.errors import UserError
     from costmodel.network import Network
-    from costmodel.pricing.price import price
-    from costmodel.pricing.priced import PricedModel
+    from costmodel.pricing.price import PricedModel, price
 
 __all__ = ["Network", "Price", "PricedModel", "UserError", "price"]
 
 _MODULES = {
     "Network": "costmodel.network",
     "Price": "costmodel.cost",
-    "PricedModel": "costmodel.pricing.priced",
+    "PricedModel": "costmodel.pricing.price",
     "UserError": "costmodel.errors",
     "price": "costmodel.pricing.price",
 }

@@ -100,15 +100,14 @@ def describe(outside: Iterable[str]) -> str:
         name, _, rest = text.partition(" ")
         value, _, known = rest.partition(" (")
         values.setdefault((name, known), {})[value] = None
-    listed = ", ".join(f"{name} {_joined(those)}{known and f' ({known}'}" for (name, known), those in values.items())
-    return f"extrapolated: {listed}" if listed else ""
-
-
-def _joined(values: Iterable[str]) -> str:
-    known = list(values)
-    if all(value.endswith("x") for value in known):
-        return max(known, key=lambda value: float(value.removesuffix("x")))
-    return ", ".join(sorted(known, key=lambda value: float(value) if value.isdigit() else math.inf))
+    listed = []
+    for (name, known), those in values.items():
+        if all(value.endswith("x") for value in those):
+            shown = max(those, key=lambda value: float(value.removesuffix("x")))
+        else:
+            shown = ", ".join(sorted(those, key=lambda value: float(value) if value.isdigit() else math.inf))
+        listed.append(f"{name} {shown}{known and f' ({known}'}")
+    return f"extrapolated: {', '.join(listed)}" if listed else ""
 
 
 def _range(values: Iterable[int]) -> str:

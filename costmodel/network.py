@@ -12,8 +12,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Literal
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_file
 from costmodel.config.units import parse_bits_per_s, parse_delay
 from costmodel.errors import UserError
 
@@ -84,7 +83,7 @@ def load_network(name_or_path: str | Network | None) -> Network:
     if not os.path.isfile(path):  # also false for a name that is too long
         keys = ", ".join(field.name for field in fields(Network))
         raise UserError(f"network {name_or_path!r} must be an existing file with the keys {keys}.")
-    return decode(Network, load_mapping(path), str(path))
+    return load_file(Network, path)
 
 
 def link(named: str | Network | None, bandwidth: str | None, rtt: str | None) -> Network | None:

@@ -62,12 +62,9 @@ def alternatives(some: Iterable[Op], setting: EngineSetting, link: Network) -> t
     for generator in GENERATORS:
         if generator.name == ENCRYPTED and setting.ring_bits != cheetah.RING_BITS:
             continue  # its ciphertexts are only known for that ring
-        sent = sum(
-            count * generator.bytes_of(correlation, setting.ring_bits) for correlation, count in correlations.items()
-        )
-        costs.append(
-            GeneratorCost(generator=generator, setup_bytes=sent, network_s=sent * 8 / link.bandwidth_bits_per_s)
-        )
+        sent = sum(count * generator.bytes_of(one, setting.ring_bits) for one, count in correlations.items())
+        network_s = sent * 8 / link.bandwidth_bits_per_s
+        costs.append(GeneratorCost(generator=generator, setup_bytes=sent, network_s=network_s))
     return tuple(costs)
 
 

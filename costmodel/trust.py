@@ -8,11 +8,10 @@ from typing import Any
 class Trust:
     """The assumptions under which a protocol hides anything.
 
-    Attributes:
-        num_parties: Computing parties, as priced and measured; `more_parties` says whether there may be more.
-        adversary: What corrupted parties do; every protocol here withstands semi-honest ones.
-        max_corrupted: Number of parties that may be corrupted, whichever they are.
-        randomness: Who makes the correlated randomness, in words; `dealer` says whether that is a trusted dealer.
+    num_parties: Computing parties, as priced and measured; `more_parties` says whether there may be more.
+    adversary: What corrupted parties do; every protocol here withstands semi-honest ones.
+    max_corrupted: Number of parties that may be corrupted, whichever they are.
+    randomness: Who makes the correlated randomness, in words; `dealer` says whether that is a trusted dealer.
     """
 
     num_parties: int

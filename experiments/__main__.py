@@ -9,11 +9,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from costmodel.commands.output import console as table_console
 from costmodel.config import cli
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import decode, load_mapping
 from costmodel.errors import UserError
+from costmodel.report.tables import console as table_console
 from experiments import gpu, private_answers
 from experiments.searchers import benchmark, table
 from experiments.smollm2 import pipeline

@@ -18,7 +18,7 @@ from typing import Literal
 from safetensors.torch import save
 
 from costmodel.config import cli
-from costmodel.config.strict_yaml import dump
+from costmodel.config.files import dump
 from costmodel.config.units import format_seconds
 from costmodel.data_range import describe
 from costmodel.errors import UserError

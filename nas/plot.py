@@ -7,8 +7,8 @@ option, it prints instead which picks survive at other costs; the ledger does no
 from functools import partial
 from typing import Any
 
-from costmodel.commands.output import console as table_console
 from costmodel.config import cli
+from costmodel.report.tables import console as table_console
 from nas.report.what_if import what_if_lines, what_if_table
 from nas.run.reprice import reprice
 from nas.run.run import Run

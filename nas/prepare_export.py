@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from costmodel.config.schema import decode
+from costmodel.config.files import decode
 from costmodel.cost import shared_price
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Estimate, Pricer, estimate_generation
@@ -31,8 +31,8 @@ from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint, TrainingProgress
 from nas.training.manifest import read_training, training_tokenizer
 from search_spaces.architecture import Architecture
+from search_spaces.lower import Workload
 from search_spaces.notation import Member
-from search_spaces.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

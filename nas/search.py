@@ -12,7 +12,7 @@ from typing import Any
 
 from costmodel.config import cli
 from costmodel.config.console import Console
-from costmodel.config.schema import decode
+from costmodel.config.files import decode
 from costmodel.errors import UnpricedOpError, UserError
 from nas.api import Study, load_run
 from nas.recipe.overrides import RecipeChanges, add_recipe_flags

@@ -5,10 +5,10 @@ from functools import partial
 
 from rich.table import Table
 
-from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.bugs import TRACEBACK_FILE
 from costmodel.config.units import format_bytes, format_seconds
+from costmodel.report.tables import console as table_console
 from nas.report import summary
 from nas.report.progress import line
 from nas.run.front import crosses

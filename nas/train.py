@@ -18,8 +18,7 @@ import torch
 from costmodel.config import cli
 from costmodel.config.bugs import bugs_reported
 from costmodel.config.console import Console
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import decode, dump, load_file
 from costmodel.config.units import format_seconds
 from costmodel.errors import StoppedError, UserError
 from nas.conversion.parent import Parent, digest_of, require_fit
@@ -144,7 +143,7 @@ def parse(args: Sequence[str]) -> tuple[TrainConfig, Path | None, Path | None]:
         if folder is None:
             raise UserError(f"there is no training under {RUNS}/ yet; start one with python -m nas.train ARCH.")
         path = folder / CONFIG_FILE
-        config = decode(TrainConfig, load_mapping(path), str(path))
+        config = load_file(TrainConfig, path)
         return replace(config, device=device or config.device), folder, None
     if arch is None:
         raise UserError("an architecture is required, such as python -m nas.train SM+ScFuFFN.")

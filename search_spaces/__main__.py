@@ -34,9 +34,9 @@ from search_spaces.budget.priced_space import (
     price_by_part,
     price_of,
 )
+from search_spaces.lower import Workload
 from search_spaces.notation import Member
 from search_spaces.space import load_space, members, num_architectures, num_members
-from search_spaces.workload import Workload
 
 
 def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) -> None:
@@ -51,12 +51,20 @@ def count(space: str, format: Literal["text", "json"] = "text", **asked: Any) ->
     ends = {"cheapest": cheapest(priced), "most_expensive": most_expensive(priced)}
     if format == "json":
         shown = {end: _member(feasible, member) for end, member in ends.items()}
-        _print_json({**_setting(feasible), "feasible_share": feasible.num_feasible / size, **shown})
+        document = {**_setting(feasible), "feasible_share": feasible.num_feasible / size, **shown}
+        print(json.dumps(document, allow_nan=False))
     else:
         recipes = " and ".join(("plain", "entropy-regularised")[recipe] for recipe in feasible.space.recipes)
         architectures = f"{format_count(num_architectures(feasible.space))} architectures, recipes {recipes}"
         print(f"{feasible.space.name}: {format_count(size)} members, {architectures}")
-        print(_within(feasible))
+        within = ", and ".join(
+            f"{'no budget' if budget == Budget() else f'within {format_budget(budget)}'} per token "
+            f"at T={priced.seq_len}, protocol {_protocol(constraint)}"
+            for constraint in feasible.every
+            for budget in [constraint.budget]
+        )
+        num, left_out = format_count(feasible.num_feasible), format_left_out(feasible)
+        print(f"{within}: {num} members ({100 * feasible.num_feasible / size:.3g} %){left_out}")
         if priced.cost_of == "folded":
             parts = price_by_part(priced, ends["cheapest"]).items()
             seconds = ", ".join(f"{part} {format_seconds(price.latency_s)}" for part, price in parts)
@@ -82,7 +90,8 @@ def list_members(space: str, limit: int = 20, format: Literal["text", "json"] = 
     within = members(feasible.space) if is_whole else feasible.members()
     listed = list(islice(within, min(limit, sys.maxsize)))
     if format == "json":
-        _print_json({**_setting(feasible), "members": [_member(feasible, member) for member in listed]})
+        document = {**_setting(feasible), "members": [_member(feasible, member) for member in listed]}
+        print(json.dumps(document, allow_nan=False))
         return
     for member in listed:
         print(_line(feasible, member))
@@ -105,7 +114,7 @@ def show(space: str, format: Literal["text", "json"] = "text") -> None:
         "num_edges": loaded.graph.number_of_edges(),
     }
     if format == "json":
-        _print_json(document)
+        print(json.dumps(document, allow_nan=False))
     else:
         print("\n".join(line for key, value in document.items() for line in _shown(key, value)))
 
@@ -178,16 +187,6 @@ def _protocol(constraint: Bounded) -> str:
     return pricer.protocol if pricer.network is None else f"{pricer.protocol} on {pricer.network}"
 
 
-def _within(feasible: FeasibleSpace) -> str:
-    num, size = feasible.num_feasible, num_members(feasible.space)
-    within = ", and ".join(
-        f"{'no budget' if constraint.budget == Budget() else f'within {format_budget(constraint.budget)}'} per token "
-        f"at T={feasible.priced.seq_len}, protocol {_protocol(constraint)}"
-        for constraint in feasible.every
-    )
-    return f"{within}: {format_count(num)} members ({100 * num / size:.3g} %){format_left_out(feasible)}"
-
-
 def _shown(key: str, value: Any) -> list[str]:
     if value is None:
         return []
@@ -199,10 +198,6 @@ def _shown(key: str, value: Any) -> list[str]:
     if isinstance(value, tuple):
         return [f"{key}: {', '.join(str(item).lower() if isinstance(item, bool) else str(item) for item in value)}"]
     return [f"{key}: {format_count(value)}" if isinstance(value, int) else f"{key}: {value}"]
-
-
-def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps(document, allow_nan=False))
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

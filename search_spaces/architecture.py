@@ -12,11 +12,10 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import dump, load_file
 from costmodel.errors import UserError
 from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, GeluForm, SoftmaxForm
-from costmodel.rotary import RotaryScaling
+from costmodel.ops.attention import RotaryScaling
 from search_spaces.block import BLOCKS, Block, BlockName, Linear
 from search_spaces.forms import (
     ATTENTIONS,
@@ -391,7 +390,7 @@ def scaled(architecture: Architecture, *, d_model: int, vocab_size: int, context
 
 def load_architecture(path: Path) -> Architecture:
     """Return the architecture in a YAML file of `dump_architecture`. Raises UserError, naming the file."""
-    return decode(Architecture, load_mapping(path), str(path))
+    return load_file(Architecture, path)
 
 
 def dump_architecture(architecture: Architecture) -> str:

@@ -60,10 +60,8 @@ def deployed(architecture: Architecture) -> Architecture:
         deployed_layer(architecture, layer, region, keeps_norm1=block.passes_values(index))
         for index, (layer, region) in enumerate(zip(architecture.layers, regions(architecture), strict=True))
     ]
-    joined = with_layers(architecture, joined_layers(block, layers), joined_places(block, layers))
-    return with_folded_settings(
-        replace(joined, final_norm="none" if folds_final_norm(architecture) else architecture.final_norm)
-    )
+    final_norm = "none" if folds_final_norm(architecture) else architecture.final_norm
+    return with_folded_settings(replace(joined(architecture, layers), final_norm=final_norm))
 
 
 def with_folded_settings(architecture: Architecture) -> Architecture:
@@ -127,9 +125,12 @@ def deployed_layer(architecture: Architecture, layer: Layer, region: Region, *, 
     is_gelu = layer.ffn != "geglu" and gelu_form(architecture, layer) == architecture.gelu
     ffn: Ffn = "gelu" if is_gelu else "fused" if layer.ffn == "identity" else layer.ffn
     keeps_scale = architecture.block_facts.norms_after or not region.is_free
+    is_usual_softmax = layer.attention == architecture.softmax  # the architecture's own
+    if layer.attention == "softmax-half":
+        is_usual_softmax = num_heads(architecture, layer) == architecture.num_heads
     return Layer(
         norm1=layer.norm1 if keeps_norm1 or layer.norm1 in LIVE_NORMS else "none",
-        attention="softmax" if _is_usual_softmax(architecture, layer) else layer.attention,
+        attention="softmax" if is_usual_softmax else layer.attention,
         norm2=layer.norm2 if layer.norm2 in LIVE_NORMS else "none",
         ffn="none" if is_absorbed else ffn,
         stabiliser=layer.stabiliser if keeps_scale else "none",
@@ -143,34 +144,21 @@ def deployed_inner(inner: Inner) -> Inner:
     return "none" if inner == "frozen" else inner
 
 
-def _is_usual_softmax(architecture: Architecture, layer: Layer) -> bool:
-    """Whether the attention form of a layer is the architecture's own."""
-    if layer.attention == "softmax-half":
-        return num_heads(architecture, layer) == architecture.num_heads
-    return layer.attention == architecture.softmax
+def joined(architecture: Architecture, layers: Iterable[Layer]) -> Architecture:
+    """Return the architecture with these sub-layers in as few layers as possible, at least one, which may be empty.
 
-
-def joined_layers(block: Block, layers: Iterable[Layer]) -> tuple[Layer, ...]:
-    """Return the sub-layers in as few layers as possible, at least one, which may be empty.
-
-    An attention without an FFN and a following FFN without attention become one layer, except in a parallel block.
+    An attention without an FFN and a following FFN without attention become one layer, except in a parallel block. A
+    layer has the position of its attention, or else of its FFN.
     """
-    return tuple(layer for _, layer in _joined(block, layers)) or (Layer(attention="none", ffn="none"),)
-
-
-def joined_places(block: Block, layers: Iterable[Layer]) -> tuple[int, ...]:
-    """Return the former index of each of the `joined_layers`: that of its attention, or else of its FFN."""
-    return tuple(place for place, _ in _joined(block, layers)) or (0,)
-
-
-def _joined(block: Block, layers: Iterable[Layer]) -> list[tuple[int, Layer]]:
-    joined: list[tuple[int, Layer]] = []
+    left: list[tuple[int, Layer]] = []
+    is_sequential = architecture.block_facts.join == "sequential"
     for place, layer in enumerate(layers):
         if layer.attention == "none" and layer.ffn == "none":
             continue
-        first, before = joined[-1] if joined else (0, None)
-        if block.join == "sequential" and before is not None and before.ffn == "none" and layer.attention == "none":
-            joined[-1] = first, replace(layer, norm1=before.norm1, attention=before.attention, inner1=before.inner1)
+        first, before = left[-1] if left else (0, None)
+        if is_sequential and before is not None and before.ffn == "none" and layer.attention == "none":
+            left[-1] = first, replace(layer, norm1=before.norm1, attention=before.attention, inner1=before.inner1)
         else:
-            joined.append((place, layer))
-    return joined
+            left.append((place, layer))
+    places, kept = zip(*left or [(0, Layer(attention="none", ffn="none"))], strict=True)
+    return with_layers(architecture, kept, places)

@@ -23,12 +23,11 @@ Inner = Literal["own", "uncapped", "frozen", "none"]
 class NormForm(NamedTuple):
     """A norm.
 
-    Attributes:
-        letter: its layer code.
-        label: its name in reports.
-        name: its name in the papers, after a `+`.
-        rank: the default final norm is the norm of highest rank in the layers.
-        is_centred: whether it subtracts the mean, and has a bias.
+    letter: its layer code.
+    label: its name in reports.
+    name: its name in the papers, after a `+`.
+    rank: the default final norm is the norm of highest rank in the layers.
+    is_centred: whether it subtracts the mean, and has a bias.
     """
 
     letter: str
@@ -60,17 +59,16 @@ class AttentionForm(NamedTuple):
 class FfnForm(NamedTuple):
     """An FFN.
 
-    Attributes:
-        letter: its layer code.
-        label: what reports call it.
-        name: its name in the papers, after a `+`; empty if it has none.
-        activation: the op of its activation or gate for rows x features; None for a linear one.
-        then: an op that the activation's result goes through, if it is composed of two.
-        gelu: the form of its GELU, if it has one; `own` for the model's form.
-        is_gated: whether the activation of one linear is multiplied by another linear.
-        degree: degree of the polynomial that replaces an activation, fitted per channel; None for others.
-        is_linear: whether it has no nonlinearity, and folds into its neighbours.
-        replaces: whether a search from a parent offers it in place of the parent's activation.
+    letter: its layer code.
+    label: what reports call it.
+    name: its name in the papers, after a `+`; empty if it has none.
+    activation: the op of its activation or gate for rows x features; None for a linear one.
+    then: an op that the activation's result goes through, if it is composed of two.
+    gelu: the form of its GELU, if it has one; `own` for the model's form.
+    is_gated: whether the activation of one linear is multiplied by another linear.
+    degree: degree of the polynomial that replaces an activation, fitted per channel; None for others.
+    is_linear: whether it has no nonlinearity, and folds into its neighbours.
+    replaces: whether a search from a parent offers it in place of the parent's activation.
     """
 
     letter: str
@@ -88,11 +86,10 @@ class FfnForm(NamedTuple):
 class InnerForm(NamedTuple):
     """What a layer keeps of the block's inner norms (of queries and keys, and after a sub-layer) and of its score cap.
 
-    Attributes:
-        letter: its layer code.
-        label: what reports call it.
-        norm: the kind of these norms; `none` if they are folded.
-        is_capped: whether scores keep the architecture's cap.
+    letter: its layer code.
+    label: what reports call it.
+    norm: the kind of these norms; `none` if they are folded.
+    is_capped: whether scores keep the architecture's cap.
     """
 
     letter: str

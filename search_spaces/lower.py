@@ -1,15 +1,16 @@
-"""`lower`: the op graph of an architecture at a sequence length, in a deployment.
+"""`lower`: the op graph of an architecture at a sequence length, in a deployment; `Workload`: those of new tokens.
 
 As in the papers, a prompt of `seq_len` tokens passes the embedding, every layer and the vocabulary projection at all
 positions, and yields one token. `costmodel.deployment` rewrites the graph for other deployments.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from costmodel import ops
-from costmodel.deployment.deploy import Deployment, deploy
+from costmodel.deployment.deploy import Deployment, check_new_tokens, deploy, generation
 from costmodel.errors import UserError
 from costmodel.ops import LayerId, Node, Op, OpGraph
 from search_spaces.architecture import (
@@ -233,3 +234,37 @@ def activation_ops(architecture: Architecture, layer: Layer, rows: int) -> dict[
     gelu = gelu_form(architecture, layer)
     first = form.activation(**size) if gelu is None else form.activation(**size, form=gelu)
     return {"activation": first} | ({} if form.then is None else {"then": form.then(**size)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """New tokens generated from a prompt: first the prompt, then one token at a time with a KV cache.
+
+    A cost is per new token. The deployment's phase is that of the prompt. A UserError is raised if there is no new
+    token, or several in phase decode.
+    """
+
+    prompt_len: int
+    new_tokens: int = 1
+    deployment: Deployment = field(default_factory=Deployment)
+
+    def __post_init__(self) -> None:
+        check_new_tokens(self.new_tokens, self.deployment)
+
+    @property
+    def words(self) -> str:
+        """The prompt's length and what is not the default: `T=128, projection last, 4 new tokens`."""
+        usual, chosen = asdict(Deployment()), asdict(self.deployment)
+        words = [f"{name.replace('_', ' ')} {value}" for name, value in chosen.items() if value != usual[name]]
+        words += [f"{self.new_tokens} new tokens"] if self.new_tokens > 1 else []
+        return ", ".join((f"T={self.prompt_len}", *words))
+
+    def graphs(self, architecture: Architecture) -> list[OpGraph]:
+        """Return the op graphs of each new token; a UserError is raised if the tokens do not fit the context."""
+        return generation(
+            partial(lower, architecture),
+            prompt_len=self.prompt_len,
+            new_tokens=self.new_tokens,
+            deployment=self.deployment,
+            context=architecture.context,
+        )

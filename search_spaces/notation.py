@@ -23,8 +23,8 @@ Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2 for the names.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Any, TypeVar
+from itertools import groupby, product
+from typing import Any
 
 from costmodel.errors import UserError
 from search_spaces.architecture import Architecture, Layer, default_final_norm, least_rank
@@ -36,14 +36,13 @@ from search_spaces.inner import implied_logit_cap
 NORM_LETTERS = {norm: form.letter for norm, form in NORMS.items()}
 ATTENTION_LETTERS = {attention: form.letter for attention, form in ATTENTIONS.items()}
 FFN_LETTERS = {ffn: form.letter for ffn, form in FFNS.items()}
-STABILISER_LETTERS = STABILISERS
 INNER_LETTERS = {inner: form.letter for inner, form in INNERS.items()}
 LETTERS: dict[str, Mapping[Any, str]] = {  # of a layer, in order
     "norm1": NORM_LETTERS,
     "attention": ATTENTION_LETTERS,
     "norm2": NORM_LETTERS,
     "ffn": FFN_LETTERS,
-    "stabiliser": STABILISER_LETTERS,
+    "stabiliser": STABILISERS,
     "inner1": INNER_LETTERS,
     "inner2": INNER_LETTERS,
 }
@@ -56,16 +55,16 @@ FFN_NAMES: dict[str, tuple[Ffn, Stabiliser]] = {
     "+ScFuFFN": ("fused", "scaled"),
 }
 NORM_NAMES: dict[str, Norm] = {form.name and f"+{form.name}": norm for norm, form in reversed(NORMS.items())}
-Choice = TypeVar("Choice", bound=str)
-
 ATTENTION_NAMES: dict[str, Attention] = {form.name: name for name, form in ATTENTIONS.items() if form.name}
 NAMED_LAYERS: dict[str, Layer] = {
-    f"{its_attention}{its_norm}{its_ffn}": Layer(
-        norm1=norm, attention=attention, norm2=norm, ffn=ffn, stabiliser=stabiliser
+    attention + norm + ffn: Layer(
+        norm1=NORM_NAMES[norm],
+        attention=ATTENTION_NAMES[attention],
+        norm2=NORM_NAMES[norm],
+        ffn=FFN_NAMES[ffn][0],
+        stabiliser=FFN_NAMES[ffn][1],
     )
-    for its_attention, attention in ATTENTION_NAMES.items()
-    for its_norm, norm in NORM_NAMES.items()
-    for its_ffn, (ffn, stabiliser) in FFN_NAMES.items()
+    for attention, norm, ffn in product(ATTENTION_NAMES, NORM_NAMES, FFN_NAMES)
 }
 _CHOICES = {part: {letter: choice for choice, letter in letters.items()} for part, letters in LETTERS.items()}
 _NAME = re.compile(r"(?P<layer>.+?)(?:_i(?P<pruned>[0-9]{1,4}))?")
@@ -101,15 +100,14 @@ def parse(text: str, base: Architecture) -> Member:
         first_norm, pruned = BLOCKS[block].first_norm if wrapped else None, int(match["pruned"] or 0)
         layers = _named_layers(text, NAMED_LAYERS[match["layer"]], pruned, base.num_layers, first_norm)
     elif groups := _groups(inner):
-        layers = _tiled(text, groups, base.num_layers)
+        layers = _placed(text, groups, base.num_layers)
     else:
         raise UserError(
             f"architecture must be a name like SM+LN+G, SM+ScFuFFN_i6, EReg(SM(t)+ScFuFFN) or HH(SM+ScFFN), "
             f"a placement like 6xLSLGo-6xoSoFs, or the path of a .yaml file, but got {text!r:.80}."
         )
-    architecture = replace(base, layers=layers, block=block)
-    cap = implied_logit_cap(base, layers)
-    architecture = replace(architecture, final_norm=final_norm or _implied_final_norm(architecture), logit_cap=cap)
+    architecture = replace(base, layers=layers, block=block, logit_cap=implied_logit_cap(base, layers))
+    architecture = replace(architecture, final_norm=final_norm or _implied_final_norm(architecture))
     return Member(architecture=architecture, entropy_regularised=entropy_regularised)
 
 
@@ -179,27 +177,25 @@ def _groups(text: str) -> list[tuple[int, str]]:
     return [(int(match["count"] or 1), match["letters"]) for match in matches if match] if all(matches) else []
 
 
-def _tiled(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[Layer, ...]:
+def _placed(text: str, groups: list[tuple[int, str]], num_layers: int) -> tuple[Layer, ...]:
+    """Return the layers of groups, tiled over the model's."""
     length = sum(count for count, _ in groups)
     if min(count for count, _ in groups) < 1 or length > num_layers or num_layers % length:
         raise UserError(
             f"placement {text!r:.80} has groups of {', '.join(str(count) for count, _ in groups):.40} layers, which do "
             f"not tile the model's {num_layers} layers; every group needs at least one, and their sum must divide it."
         )
-    pattern = [_layer(letters, text) for count, letters in groups for _ in range(count)]
+    pattern: list[Layer] = []
+    for count, letters in groups:
+        for position, (letter, choices) in enumerate(zip(letters, _CHOICES.values(), strict=False), 1):
+            if letter not in choices:
+                raise UserError(
+                    f"letter {position} of {letters!r} in {text!r:.80} must be one of {''.join(choices)}, "
+                    f"but got {letter!r}."
+                )
+        chosen = {kind: choices[letter] for letter, (kind, choices) in zip(letters, _CHOICES.items(), strict=False)}
+        pattern += [Layer(**chosen)] * count
     return tuple(pattern) * (num_layers // length)
-
-
-def _layer(letters: str, text: str) -> Layer:
-    chosen: dict[str, Any] = {}
-    for position, (letter, (kind, choices)) in enumerate(zip(letters, _CHOICES.items(), strict=False), 1):
-        if letter not in choices:
-            raise UserError(
-                f"letter {position} of {letters!r} in {text!r:.80} must be one of {''.join(choices)}, "
-                f"but got {letter!r}."
-            )
-        chosen[kind] = choices[letter]
-    return Layer(**chosen)
 
 
 def _paper_name(architecture: Architecture) -> str | None:

@@ -22,8 +22,7 @@ import nas.train
 import search_spaces.__main__
 from costmodel.calibration.microbenchmark import saved
 from costmodel.config import cli
-from costmodel.config.strict_yaml import dump, load_mapping
-from costmodel.config.user_files import MOST_LEVELS
+from costmodel.config.files import MOST_LEVELS, dump, load_mapping
 from costmodel.engine.keys import Keys
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import load_weights

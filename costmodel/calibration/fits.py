@@ -28,6 +28,7 @@ import numpy as np
 
 from costmodel import ops
 from costmodel.calibration.microbenchmark import MORE_REPEATS, WARM_UP, Series, Timing, plan, timed_run
+from costmodel.config.files import load_file
 from costmodel.engine import spu
 from costmodel.engine.children import own_children
 from costmodel.engine.compare import SEED, drawn_caches, drawn_tokens, drawn_weights
@@ -36,18 +37,17 @@ from costmodel.execution.memory import FEATURES, MemoryFit, MemoryTestbed, featu
 from costmodel.ops import Op, OpGraph
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
-from costmodel.protocols.compute_testbed import (
+from costmodel.protocols.derived import (
     POOL,
+    TESTBEDS,
     ComputeTestbed,
     KindSeconds,
     OpSeconds,
     fitted_kind,
-    load_compute,
     op_name,
     seconds_of,
     work,
 )
-from costmodel.protocols.derived import TESTBEDS
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 
@@ -240,7 +240,7 @@ def _seconds(series: Series, timing: Timing, protocol: str, setting: EngineSetti
 
 def expected_seconds(series: Series, protocol: str) -> float:
     """Estimate the seconds of a series from the committed testbed, to report the time left."""
-    testbed = load_compute(TESTBEDS / f"{protocol}.yaml")
+    testbed = load_file(ComputeTestbed, TESTBEDS / f"{protocol}.yaml")
     expected_s = len(series.sessions) * (SESSION_S + testbed.start_s)
     for op in chain.from_iterable(series.sessions):
         with suppress(UserError):

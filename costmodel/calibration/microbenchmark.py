@@ -19,18 +19,17 @@ from rich.progress import Progress, TimeElapsedColumn
 
 from costmodel import ops
 from costmodel.config.console import Console
-from costmodel.config.schema import decode
+from costmodel.config.files import MOST_JSON, decode, plain_json, read_bytes
 from costmodel.config.units import format_seconds
-from costmodel.config.user_files import MOST_JSON, plain_json, read_bytes
 from costmodel.engine import spu
 from costmodel.engine.plan import CRYPTEN
 from costmodel.engine.registry import INSTALL, check_installed
 from costmodel.engine.session import Measured
 from costmodel.errors import StoppedError, UserError
+from costmodel.estimate import ENGINE
 from costmodel.ops import OP_TYPES, OnScores, Op
-from costmodel.protocols.compute_testbed import kind, op_name
+from costmodel.protocols.derived import kind, op_name
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import ENGINE
 from costmodel.protocols.primitives import EngineSetting, Holder
 
 T = TypeVar("T")

@@ -10,18 +10,17 @@ from costmodel.calibration import microbenchmark
 from costmodel.calibration.fits import fit_testbed as fit_compute
 from costmodel.calibration.fits import measured_memory, measured_model
 from costmodel.calibration.microbenchmark import check_engine, timed_run, timings_file
-from costmodel.commands.output import console, print_blocks
-from costmodel.config import strict_yaml
+from costmodel.config.files import dump
 from costmodel.config.units import format_seconds
 from costmodel.engine.ckks_library import Library, load_library, measured_times
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph
 from costmodel.pricing.model_spec import ModelOptions, resolve_model
 from costmodel.protocols.ckks import MOST_LEVELS
-from costmodel.protocols.compute_testbed import dump_compute
+from costmodel.protocols.derived import dump_compute
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, Holder
-from costmodel.report.tables import table
+from costmodel.report.tables import console, print_blocks, table
 
 NUM_PASSES = 2  # over all kinds of op, since a slowdown of minutes outlasts the repeats of one op
 
@@ -71,7 +70,7 @@ def calibrate(
             raise UserError("protocol ckks is measured by primitive, on one thread; leave all flags but --output out.")
         to = _writable(protocol, output)
         load_library()
-        return write(to, strict_yaml.dump(asdict(measured_times(Library(MOST_LEVELS, is_bootstrapped=True)))))
+        return write(to, dump(asdict(measured_times(Library(MOST_LEVELS, is_bootstrapped=True)))))
     if engine not in (None, own := ENGINE_PROTOCOLS[protocol].engine):
         raise UserError(f"--engine of protocol {protocol} is {own}, but got {engine}; leave it out.")
     if memory:
@@ -86,13 +85,11 @@ def calibrate(
             ).graph
             for d_model, layers, seq_len in MEMORY_SIZES[ENGINE_PROTOCOLS[protocol].is_slow]
         ]
-        return write(to, strict_yaml.dump(asdict(measured_memory(graphs, protocol, console(stderr=True).print))))
+        return write(to, dump(asdict(measured_memory(graphs, protocol, console(stderr=True).print))))
     asked = None if for_ is None else resolve_model(for_, options)
     measured = [] if asked is None else [asked, asked.folded]  # `estimate` also prices the folded model
-    graphs = [part.graph for part in measured if part is not None]
-    return _calibrate_engine(
-        protocol, ENGINE_PROTOCOLS[protocol].setting(weights=weights, threads=threads), graphs, output
-    )
+    graphs, setting = [part.graph for part in measured if part], ENGINE_PROTOCOLS[protocol].setting
+    return _calibrate_engine(protocol, setting(weights=weights, threads=threads), graphs, output)
 
 
 def _calibrate_engine(protocol: str, setting: EngineSetting, graphs: Sequence[OpGraph], output: Path | None) -> None:

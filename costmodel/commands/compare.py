@@ -6,7 +6,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes
 from costmodel.engine.children import kept_children
 from costmodel.engine.ckks_library import PACKAGE, SECONDS_BAR, STATED_ERROR, VERSION, Library, load_library
@@ -26,7 +25,7 @@ from costmodel.protocols.ckks import MOST_LEVELS
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, total_comm
 from costmodel.report import comparisons
-from costmodel.report.tables import table
+from costmodel.report.tables import print_blocks, print_csv, table
 
 LARGE_BYTES = 1e9  # small models took the engine 60 to 260 s/GB on 2 cores: a minute or more
 

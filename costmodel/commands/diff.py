@@ -1,23 +1,18 @@
 """`python -m costmodel diff`: shows which ops make one model cheaper than another."""
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, Literal
 
-from rich.table import Table
-
-from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Price
 from costmodel.data_range import describe
 from costmodel.estimate import Estimate
 from costmodel.ops import Op, shape
-from costmodel.pricing.price import price
-from costmodel.pricing.priced import PricedModel
-from costmodel.report.estimates import total_document
-from costmodel.report.tables import table
-from costmodel.report.trust import trust_document
+from costmodel.pricing.price import PricedModel, price
+from costmodel.report.estimates import total_document, trust_document
+from costmodel.report.tables import print_blocks, print_csv, table
 from costmodel.trust import described
 
 
@@ -41,19 +36,10 @@ def diff(
         format: tables, one JSON document, or CSV with a line per op; in SI units.
     """
     first, second = (
-        price(
-            model,
-            protocol=under,
-            testbed=None,
-            weight_masks=None,
-            threads=None,
-            ring_bits=None,
-            fraction_bits=None,
-            new_tokens=None,
-            **options,
-        )
+        price(model, protocol=under, testbed=None, weight_masks=None, threads=None, ring_bits=None,
+              fraction_bits=None, new_tokens=None, **options)  # what is given here is no flag
         for model, under in ((a, protocol), (b, versus or protocol))
-    )
+    )  # fmt: skip
     differing = changes(first.estimate, second.estimate)
     if format == "json":
         sides = {"first": _side(first), "second": _side(second)}
@@ -61,7 +47,14 @@ def diff(
     elif format == "csv":
         print_csv(differing)
     else:
-        print_blocks(_summary(first, second), [_changes_table(differing)])
+        rows = []
+        for change in differing:
+            dimensions = " ".join(f"{name}={value}" for name, value in change["shape"].items())
+            counts = str(change["num_before"]), str(change["num_after"])
+            seconds = _signed(change["latency_s"], format_seconds)
+            rows.append([change["op"], dimensions, *counts, seconds, _signed(change["sent_bytes"], format_bytes)])
+        shown = table(["op", "shape"], ["in A", "in B", "latency", "communication"], rows)
+        print_blocks(_summary(first, second), [shown])
 
 
 def changes(before: Estimate, after: Estimate) -> list[dict[str, Any]]:
@@ -116,16 +109,6 @@ def _summary(first: PricedModel, second: PricedModel) -> list[str]:
     )
     trusts = [described(priced.trust) + priced.asked.whose for priced in (first, second)]
     return [*lines, *(f"trust: {trust}" for trust in dict.fromkeys(trusts))]
-
-
-def _changes_table(differing: Iterable[dict[str, Any]]) -> Table:
-    rows = []
-    for change in differing:
-        dimensions = " ".join(f"{name}={value}" for name, value in change["shape"].items())
-        seconds, num_bytes = _signed(change["latency_s"], format_seconds), _signed(change["sent_bytes"], format_bytes)
-        counts = str(change["num_before"]), str(change["num_after"])
-        rows.append([change["op"], dimensions, *counts, seconds, num_bytes])
-    return table(["op", "shape"], ["in A", "in B", "latency", "communication"], rows)
 
 
 def _signed(difference: float, shown: Callable[[float], str]) -> str:

@@ -4,10 +4,10 @@ import json
 import math
 from typing import Any, Literal
 
-from costmodel.commands.output import print_blocks, print_csv
 from costmodel.config.units import format_bytes, parse_bytes
 from costmodel.errors import InfeasibleError, UserError
 from costmodel.pricing.price import price
+from costmodel.report.tables import print_blocks, print_csv
 
 
 def estimate(

@@ -1,21 +1,20 @@
 """`python -m costmodel validate`: compares the predictions of `published` with the papers' printed rows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import fmean
+from typing import NamedTuple
 
 from rich.table import Table
 
 from costmodel import ops
-from costmodel.commands.output import print_blocks
 from costmodel.config import cli
+from costmodel.config.files import load_file
 from costmodel.config.units import BYTES, SECONDS
 from costmodel.estimate import estimate
 from costmodel.ops import OpGraph
 from costmodel.protocols import published
-from costmodel.protocols.published import load_testbed
-from costmodel.protocols.published_rows import held_out_rows, published_rows
-from costmodel.report.tables import table
+from costmodel.protocols.published import held_out_rows, published_rows
+from costmodel.report.tables import print_blocks, table
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse
@@ -28,13 +27,10 @@ NOTES = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrintedFigure:
-    """A printed number beside ours.
+class PrintedFigure(NamedTuple):
+    """A printed number, with the digits that are printed, beside ours.
 
-    Attributes:
-        printed: The number with the digits that are printed.
-        bar: Greatest relative error that passes, 0 for equality to the last printed digit; None if any error does.
+    bar: Greatest relative error that passes, 0 for equality to the last printed digit; None if any error does.
     """
 
     printed: str
@@ -51,16 +47,11 @@ class PrintedFigure:
         return f"{self.ours:.{len(self.printed.partition('.')[2])}f}"
 
     @property
-    def is_equal(self) -> bool:
-        return self.rounded == self.printed
-
-    @property
     def passed(self) -> bool:
-        return self.bar is None or self.is_equal or abs(self.error) <= self.bar
+        return self.bar is None or self.rounded == self.printed or abs(self.error) <= self.bar
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PrintedRow:
+class PrintedRow(NamedTuple):
     """The figures of one printed row, by name; `use` says whether the row was fitted or held out."""
 
     name: str
@@ -75,10 +66,8 @@ def validate() -> int:
     fitted.
     """
     rows = compared_with_papers()
-    notes = (
-        *NOTES,
-        *(f"not identified by the rows: {text}" for text in load_testbed(published.TESTBED).not_identified),
-    )
+    testbed = load_file(published.Testbed, published.TESTBED)
+    notes = (*NOTES, *(f"not identified by the rows: {text}" for text in testbed.not_identified))
     print_blocks([], [rows_table(rows), errors_table(rows)])
     print_blocks(["", *(f"- {note}" for note in notes)], [])
     return 0 if all(figure.passed for row in rows for figure in row.figures.values()) else cli.STOPPED
@@ -98,16 +87,12 @@ def compared_with_papers() -> list[PrintedRow]:
             "FFN GFLOP": (row.ffn_gflop, ffn / 1e9, 0.0),
             "attention GFLOP": (row.attention_gflop, attention / 1e9, 0.0),
         }
-        rows.append(
-            PrintedRow(
-                name=row.name,
-                use=f"{'fitted' if fitted else 'held out'}{'' if own else ', HH'}",
-                figures={
-                    what: PrintedFigure(printed=str(printed), ours=ours, bar=bar if fitted else None)
-                    for what, (printed, ours, bar) in figures.items()
-                },
-            )
-        )
+        compared = {
+            what: PrintedFigure(str(printed), ours, bar if fitted else None)
+            for what, (printed, ours, bar) in figures.items()
+        }
+        use = f"{'fitted' if fitted else 'held out'}{'' if own else ', HH'}"
+        rows.append(PrintedRow(row.name, use, compared))
     return rows
 
 
@@ -134,16 +119,15 @@ def paper_flops(graph: OpGraph) -> tuple[int, int]:
 
 def rows_table(rows: Sequence[PrintedRow]) -> Table:
     """Tabulate printed numbers, each with ours and its error where they differ."""
-    whats = list(dict.fromkeys(what for row in rows for what in row.figures))
-    cells = [[_cell(row.figures.get(what)) for what in whats] for row in rows]
-    return table(["row", "use"], whats, [[row.name, row.use, *line] for row, line in zip(rows, cells, strict=True)])
-
-
-def _cell(figure: PrintedFigure | None) -> str:
-    if figure is None:
-        return ""
-    ours = "equal" if figure.is_equal else f"ours {figure.rounded}, {figure.error:+.2%}"
-    return f"{figure.printed} ({ours}{'' if figure.passed else ', FAIL'})"
+    lines = []
+    for row in rows:
+        cells = []
+        for figure in row.figures.values():
+            same = figure.rounded == figure.printed
+            ours = "equal" if same else f"ours {figure.rounded}, {figure.error:+.2%}"
+            cells.append(f"{figure.printed} ({ours}{'' if figure.passed else ', FAIL'})")
+        lines.append([row.name, row.use, *cells])
+    return table(["row", "use"], list(rows[0].figures), lines)
 
 
 def errors_table(rows: Sequence[PrintedRow]) -> Table:
@@ -156,7 +140,7 @@ def errors_table(rows: Sequence[PrintedRow]) -> Table:
     for (what, use), figures in groups.items():
         errors, bar = [abs(figure.error) for figure in figures], figures[0].bar
         verdict = "" if bar is None else "pass" if all(figure.passed for figure in figures) else "FAIL"
-        equal = str(sum(figure.is_equal for figure in figures))
+        equal = str(sum(figure.rounded == figure.printed for figure in figures))
         bound = "" if bar is None else f"{bar:.1%}" if bar else "equal"
         shown = f"{fmean(errors):.2%}", f"{max(errors):.2%}", bound
         lines.append([what, use, str(len(figures)), equal, *shown, verdict])

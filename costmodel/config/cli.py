@@ -25,8 +25,8 @@ from typing import Any, NoReturn, TypeAlias, cast
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, Namespace, auto_cli
 
 from costmodel.config.bugs import BugError, report_bug
-from costmodel.config.strict_yaml import load_mapping
-from costmodel.config.visible import visible_stream
+from costmodel.config.console import visible_stream
+from costmodel.config.files import load_mapping
 from costmodel.errors import InfeasibleError, StoppedError, UserError
 
 Command: TypeAlias = Callable[..., int | None]

@@ -1,11 +1,37 @@
-"""The console of all commands, which escapes the control characters of a text."""
+"""The console of all commands. Control characters are shown, not sent to a terminal, whoever wrote the text."""
 
-from typing import IO, Any
+import re
+from typing import IO, Any, TextIO, cast
 
 import rich.console
 from rich.text import Text
 
-from costmodel.config.visible import VisibleStream, visible
+# C0 and C1 without tab and line feed, separators of lines, changes of direction, and half surrogate pairs
+_CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    """Return the text with its control characters escaped, such as `\\x1b`; line feeds and tabs stay."""
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+class VisibleStream:
+    """A text stream that escapes control characters and passes the text on to `stream`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        self.stream.write(visible(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def visible_stream(stream: TextIO) -> TextIO:
+    """Return a stream that writes to another with control characters escaped."""
+    return cast(TextIO, VisibleStream(stream))
 
 
 class Console(rich.console.Console):

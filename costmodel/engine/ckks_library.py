@@ -29,10 +29,8 @@ from costmodel.execution import interpreter
 from costmodel.execution.interpreter import Array, Weights, operands
 from costmodel.execution.op_functions import evaluate, numpy_library
 from costmodel.ops import OpGraph
-from costmodel.protocols.ckks import CkksTestbed, placed_by_layer
-from costmodel.protocols.ckks_forms import FORMS, PRIMITIVES, Machine, Primitive
-from costmodel.protocols.ckks_packing import Packing, packing_of
-from costmodel.protocols.ckks_placement import Placement, place
+from costmodel.protocols.ckks import CkksTestbed, Placement, place, placed_by_layer
+from costmodel.protocols.ckks_forms import FORMS, PRIMITIVES, Machine, Packing, Primitive, packing_of
 from costmodel.protocols.ckks_steps import Step
 
 PACKAGE, VERSION = "desilofhe", "2.0.0"

@@ -24,7 +24,7 @@ from costmodel.engine.crypten_cuda import UnwrappedLong
 from costmodel.engine.plan import CLIENT
 from costmodel.execution.arithmetic import SCALED
 from costmodel.execution.op_functions import FUNCTIONS, GELU_FORMS, GELU_TANH_CUBIC, Array, Library
-from costmodel.protocols.crypten_primitives import (
+from costmodel.protocols.crypten import (
     EXPONENTIAL_SQUARINGS,
     INVERSE_SCALE,
     LOGISTIC_ITERATIONS,

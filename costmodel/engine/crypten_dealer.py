@@ -25,7 +25,7 @@ from costmodel.engine.channel import Blob, Peers
 from costmodel.engine.crypten_arrays import unsigned_quotient
 from costmodel.engine.crypten_cuda import CardDraws, Place
 from costmodel.engine.runtime import Traffic
-from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES
+from costmodel.protocols.crypten import DEALER, NUM_PARTIES
 
 SEED_BYTES = 32
 CLIENT = 0

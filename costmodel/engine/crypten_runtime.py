@@ -24,8 +24,7 @@ from costmodel.engine.runtime import Runtime, Traffic
 from costmodel.execution.arithmetic import SCALED
 from costmodel.execution.op_functions import Array
 from costmodel.ops import Node, Op, OpGraph
-from costmodel.protocols.crypten import CryptenSetting
-from costmodel.protocols.crypten_primitives import DEALER, NUM_PARTIES, WEIGHT_SCALE
+from costmodel.protocols.crypten import DEALER, NUM_PARTIES, WEIGHT_SCALE, CryptenSetting
 
 
 class Alone:

@@ -6,7 +6,7 @@ import ssl
 import time
 from pathlib import Path
 
-from costmodel.config.user_files import MOST_YAML, open_file
+from costmodel.config.files import MOST_YAML, open_file
 from costmodel.engine.channel import Sealed
 from costmodel.errors import UserError
 

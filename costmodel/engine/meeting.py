@@ -17,15 +17,15 @@ from costmodel.config.units import format_seconds
 from costmodel.engine.channel import RETRY_S, Channel, Connection, RefusedError, hear_callers
 from costmodel.engine.keys import Keys
 from costmodel.errors import UserError
+from costmodel.estimate import COST_MODEL_VERSION
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import COST_MODEL_VERSION
 from costmodel.protocols.primitives import EngineSetting
 
 INTRODUCTION_S = 10.0  # whoever connects and sends nothing for so long is not a party
 MOST_HEARD = 256  # connections that have not said yet who they are
 HELLO = "private inference"
 # What decides which numbers an op graph gives, below the package's folder: every party must have the same.
-COMPUTING = ("engine", "execution", "ops", "protocols", "rotary.py")
+COMPUTING = ("engine", "execution", "ops", "protocols")
 LIBRARIES = {"spu": ("jax", "jaxlib", "numpy", "torch"), "crypten": ("numpy", "torch")}
 
 Address: TypeAlias = tuple[str, int] | str  # host and port; on one machine, the path of a socket

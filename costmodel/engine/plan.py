@@ -21,7 +21,7 @@ from costmodel.execution.interpreter import Weights
 from costmodel.network import Network
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols import TRUST, derived
-from costmodel.protocols.compute_testbed import seconds_of
+from costmodel.protocols.derived import seconds_of
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting, total_comm
 

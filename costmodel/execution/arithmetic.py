@@ -14,7 +14,7 @@ from costmodel import ops
 from costmodel.errors import OutOfRangeError, UserError
 from costmodel.execution.op_functions import FUNCTIONS, GELU_TANH_CUBIC, Array, Weights, evaluate, numpy_library
 from costmodel.ops import Node
-from costmodel.protocols import crypten_primitives as crypten
+from costmodel.protocols import crypten
 from costmodel.protocols.fixed_point import EXPONENTIAL_SQUARINGS as SPU_SQUARINGS
 from costmodel.protocols.fixed_point import VERY_SMALL_UNITS
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS

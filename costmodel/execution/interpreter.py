@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from costmodel import ops
-from costmodel.config.user_files import MOST_WEIGHTS, open_file
+from costmodel.config.files import MOST_WEIGHTS, open_file
 from costmodel.errors import UserError
 from costmodel.execution.op_functions import Array as Array
 from costmodel.execution.op_functions import Weights as Weights

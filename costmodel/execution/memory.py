@@ -16,10 +16,8 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from costmodel import ops
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
 from costmodel.ops import Node, OpGraph, output_shapes
-from costmodel.protocols.cheetah_packing import DEGREE
+from costmodel.protocols.cheetah_preprocessing import DEGREE
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import EngineSetting
@@ -80,7 +78,7 @@ class PeakMemory:
 def load_memory(protocol: str) -> MemoryTestbed:
     """Return the committed testbed of a protocol. Raise UserError, naming the file, if it cannot be read."""
     path = TESTBEDS / f"memory-{protocol}.yaml"
-    return decode(MemoryTestbed, load_mapping(path), str(path))
+    return load_file(MemoryTestbed, path)
 
 
 def peak_memory(graph: OpGraph, setting: EngineSetting, testbed: MemoryTestbed) -> PeakMemory | None:

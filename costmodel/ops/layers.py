@@ -18,6 +18,7 @@ class TokenEmbedding(Op):
     label = "embedding"
     weights = "hidden"
     weight_std = 0.5
+    output_dims = ("tokens", "features")
     batched = ("tokens",)
     is_rowwise = True
     is_product = True
@@ -31,10 +32,6 @@ class TokenEmbedding(Op):
     @property
     def input_shapes(self) -> tuple[Shape, ...]:
         return ((self.tokens,) if self.encoding == "lookup" else (self.tokens, self.vocab),)
-
-    @property
-    def output_shape(self) -> Shape:
-        return (self.tokens, self.features)
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
@@ -151,6 +148,7 @@ class Linear(Op):
     weights = "hidden"
     weight_std = 0.25  # little is added to the residual stream, so that logits stay of order 1
     transposed = ("weight",)
+    input_dims, output_dims = ("rows", "in_features"), ("rows", "out_features")
     is_rowwise = True
     is_product = True
 
@@ -158,14 +156,6 @@ class Linear(Op):
     in_features: int
     out_features: int
     bias: bool
-
-    @property
-    def input_shapes(self) -> tuple[Shape, ...]:
-        return ((self.rows, self.in_features),)
-
-    @property
-    def output_shape(self) -> Shape:
-        return (self.rows, self.out_features)
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
@@ -275,6 +265,7 @@ class ScaledAdd(OnRows):
 class TakeRows(OnRows):
     """The rows `first` to `first + taken` of `rows x features` (local)."""
 
+    output_dims = ("taken", "features")
     batched = ("rows", "taken", "first")
     is_rowwise = False
     is_local = True
@@ -282,31 +273,16 @@ class TakeRows(OnRows):
     taken: int
     first: int = 0
 
-    @property
-    def output_shape(self) -> Shape:
-        return (self.taken, self.features)
-
-    @property
-    def work(self) -> dict[str, int]:
-        return {"elements": self.rows * self.features}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakeColumns(OnRows):
     """The columns `first` to `first + taken` of `rows x features`, such as the gate of a packed linear (local)."""
 
+    output_dims = ("rows", "taken")
     is_local = True
 
     taken: int
     first: int = 0
-
-    @property
-    def output_shape(self) -> Shape:
-        return (self.rows, self.taken)
-
-    @property
-    def work(self) -> dict[str, int]:
-        return {"elements": self.rows * self.features}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -349,15 +325,12 @@ class VocabProjection(OnRows):
     weights = "hidden"
     weight_std = 1.0
     transposed = ("weight",)
+    output_dims = ("rows", "vocab")
     is_product = True
 
     vocab: int
     first: int = 0
     whole: int | None = None
-
-    @property
-    def output_shape(self) -> Shape:
-        return (self.rows, self.vocab)
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:

@@ -1,9 +1,11 @@
-"""What all ops have in common: shapes, weights, and how an op is rewritten."""
+"""What all ops have in common: shapes, weights, and how an op is rewritten; and the op graph of a model."""
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any, ClassVar, Literal, Self, TypeAlias
+
+from costmodel.errors import UserError
 
 LayerId: TypeAlias = int | Literal["embed", "head"]
 Shape: TypeAlias = tuple[int, ...]
@@ -15,7 +17,7 @@ ROTARY_BASE = 10_000.0  # Su et al. 2021, arXiv 2104.09864, and Pythia's configs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Op(ABC):
+class Op:
     """One operation. Its fields are its dimensions and forms; class attributes are the same for every op of its type.
 
     label: its name in figures; the class name if empty.
@@ -27,7 +29,8 @@ class Op(ABC):
     has_longer_table: whether its weight is learned for the whole context and may be longer than what `read` needs.
     weight_std: standard deviation of a randomly drawn weight matrix; for a transposed one, times the square root of its
         columns.
-    num_inputs: number of inputs, if each has the shape of the output.
+    output_dims, input_dims: the fields that are the shapes of its output and of each of its `num_inputs` inputs, which
+        is the output's unless it is stated. keeps_shape: whether its output has the shape of its input, whatever it is.
     batched: the dimensions that a batch multiplies by its number of sequences.
     is_rowwise: whether a row of its output depends only on the same row of its inputs.
     is_product: whether it is a matrix product; all matrix products have one kernel, and so one fit of seconds.
@@ -41,6 +44,9 @@ class Op(ABC):
     inverted: ClassVar[tuple[str, ...]] = ()
     has_longer_table: ClassVar[bool] = False
     weight_std: ClassVar[float | None] = None
+    output_dims: ClassVar[tuple[str, ...]] = ()
+    input_dims: ClassVar[tuple[str, ...]] = ()
+    keeps_shape: ClassVar[bool] = False
     num_inputs: ClassVar[int] = 1
     batched: ClassVar[tuple[str, ...]] = ("rows",)
     is_rowwise: ClassVar[bool] = False
@@ -56,14 +62,15 @@ class Op(ABC):
         return self.weights == "hidden" and not self.public
 
     @property
-    @abstractmethod
     def output_shape(self) -> Shape:
         """The shape of its output."""
+        return tuple(getattr(self, name) for name in self.output_dims)
 
     @property
     def input_shapes(self) -> tuple[Shape, ...]:
         """The shapes of the inputs that other ops produce."""
-        return (self.output_shape,) * self.num_inputs
+        stated = tuple(getattr(self, name) for name in self.input_dims)
+        return (stated or self.output_shape,) * self.num_inputs
 
     @property
     def weight_shapes(self) -> dict[str, Shape]:
@@ -77,11 +84,14 @@ class Op(ABC):
 
     @property
     def work(self) -> dict[str, int]:
-        """The amounts of work that its seconds grow with, by unit, except for matrix products."""
+        """The amounts of work that its seconds grow with, by unit, except for matrix products.
+
+        Elements are of the output, or of the first input if only a part of it is taken.
+        """
         if self.is_product:
             return {}
         rows = {"rows": prod(self.output_shape[:-1])} if self.works_on_rows else {}
-        return rows | {"elements": prod(self.output_shape)}
+        return rows | {"elements": max(prod(self.output_shape), prod(self.input_shapes[0]))}
 
     def of_rows(self, first: int, taken: int) -> Self:
         """Return a row-wise op for its rows `first` to `first + taken` only; positions are moved on by `first`."""
@@ -100,30 +110,94 @@ class Op(ABC):
 class OnRows(Op):
     """An op on `rows x features` with an output of the same shape and row by row, unless a subclass says otherwise."""
 
+    output_dims = input_dims = ("rows", "features")
     is_rowwise = True
 
     rows: int
     features: int
-
-    @property
-    def input_shapes(self) -> tuple[Shape, ...]:
-        return ((self.rows, self.features),) * self.num_inputs
-
-    @property
-    def output_shape(self) -> Shape:
-        return (self.rows, self.features)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnScores(Op):
     """An op on `heads x queries x keys` with an output of the same shape."""
 
+    output_dims = ("heads", "queries", "keys")
     batched = ("heads",)
 
     heads: int
     queries: int
     keys: int
 
+
+USUAL = {"past_len": 0, "first": 0, "sequences": 1, "groups": 1}  # what an op says nothing of
+
+
+def shape(op: Op) -> dict[str, int]:
+    """The dimensions of an op by name, without flags, forms, offsets of 0 and a single sequence."""
+    values = {field.name: getattr(op, field.name) for field in fields(op)}
+    return {name: value for name, value in values.items() if type(value) is int and USUAL.get(name) != value}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One op of a graph.
+
+    name: unique in its graph, e.g. `layers.3.ffn.up`; after an `@` comes the part of an op that is split.
+    inputs: names of the nodes or graph inputs that it reads, in operand order; `tokens` is the model's input.
+    """
+
+    name: str
+    layer: LayerId
+    op: Op
+    inputs: tuple[str, ...]
+
     @property
-    def output_shape(self) -> Shape:
-        return (self.heads, self.queries, self.keys)
+    def model_name(self) -> str:
+        """The op's name in the model, which its weights carry in a state dict."""
+        return self.name.partition("@")[0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Input:
+    """A secret that a graph reads beside its tokens, such as the keys and values of earlier tokens."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpGraph:
+    """Nodes in execution order; the output of the last one is the logits. inputs: inputs beside `tokens`.
+
+    Raises UserError for a repeated name, an input that no earlier node produces, or a dimension below 1.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[Input, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = {"tokens"} | {graph_input.name for graph_input in self.inputs}
+        checked: set[Op] = set()  # layers repeat their ops
+        for node in self.nodes:
+            if node.name in known:
+                raise UserError(f"node names must be unique, but {node.name!r} appears twice.")
+            if missing := [name for name in node.inputs if name not in known]:
+                raise UserError(f"node {node.name!r} reads {missing}, which no earlier node produces.")
+            known.add(node.name)
+            if node.op in checked:
+                continue
+            for name, value in shape(node.op).items():
+                if value < 1:
+                    raise UserError(f"`{name}` of node {node.name!r} must be at least 1, but got {value}.")
+            checked.add(node.op)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes)
+
+
+def output_shapes(graph: OpGraph) -> dict[str, Shape]:
+    """Return the shape of every node's output, by name."""
+    shapes: dict[str, Shape] = {}
+    for node in graph:
+        shapes[node.name] = shapes[node.inputs[0]] if node.op.keeps_shape else node.op.output_shape
+    return shapes

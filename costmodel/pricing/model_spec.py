@@ -9,8 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 from costmodel.deployment.deploy import NOT_DECODED, Deployment, deploy, generation
 from costmodel.errors import UserError
 from costmodel.ops import OpGraph, TokenEmbedding
-from costmodel.tracing.export import Module
-from costmodel.tracing.trace import trace
+from costmodel.tracing.trace import Module, trace
 from costmodel.trust import shown
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture

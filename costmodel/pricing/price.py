@@ -1,15 +1,324 @@
-"""`costmodel.price`: the cost of a model under private inference."""
+"""`costmodel.price`: the cost of a model under private inference, as typed data, records, a table or JSON."""
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from costmodel.estimate import Pricer
+from rich.table import Table
+
+from costmodel.config.units import BYTES, format_bytes, format_seconds
+from costmodel.cost import Price
+from costmodel.data_range import describe
+from costmodel.errors import UserError
+from costmodel.estimate import Estimate, Generation, Pricer, estimate, estimate_generation
+from costmodel.execution.memory import PeakMemory, alive_bytes, held_bytes, load_memory, peak_memory
 from costmodel.network import Network, link
-from costmodel.pricing.model_spec import Model, ModelOptions, resolve_model
-from costmodel.pricing.priced import PricedModel
+from costmodel.ops import LayerId, Op, OpGraph
+from costmodel.pricing.model_spec import Model, ModelOptions, ModelSpec, resolve_model
 from costmodel.protocols import Setting, load_pricer, setting_of
+from costmodel.protocols.derived import ByFormula, Derived
 from costmodel.protocols.primitives import Holder, WeightMasks
+from costmodel.randomness import GeneratorCost, alternatives
+from costmodel.report import estimates
+from costmodel.report.estimates import Tokens
+from costmodel.report.savings import Saving, savings, savings_line
+from costmodel.trust import Trust, described
+from search_spaces.architecture import arch_id
+from search_spaces.notation import placement
+
+UNCHECKED = "costs are assumed to grow with these as counts do, with an unknown error"
+WIDER = "these ops are so many times larger than any that was measured, so the range is wider"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DealtKeys:
+    """A dealer's keys for one run.
+
+    party_bytes: Bytes that each party stores until the run.
+    sent_bytes: Bytes that the dealer sends to all parties.
+    network_s: Seconds to send them, over a link to each party as fast as the parties' own; not in any latency.
+    """
+
+    party_bytes: float
+    sent_bytes: float
+    network_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedModel:
+    """An unfolded model with its costs: seconds, bytes and rounds, summed over parties, for one token or all
+    `new_tokens`.
+
+    `pricer` combines protocol, network and testbed. A UserError is raised when the costs are first used if the protocol
+    has no formula for an op.
+    """
+
+    asked: ModelSpec
+    pricer: Pricer
+    new_tokens: int | None = None
+
+    @cached_property
+    def runs(self) -> tuple[OpGraph, ...]:
+        """The op graph of each run: one per new token, or a single one."""
+        return tuple(self.asked.runs(self.new_tokens))
+
+    @cached_property
+    def generation(self) -> Generation:
+        """The costs of all runs together, and by token."""
+        if self.new_tokens is not None:
+            return estimate_generation(self.runs, self.pricer)
+        whole = estimate(self.graph, self.pricer)
+        return Generation(whole=whole, by_token=(whole.total,))
+
+    @property
+    def name(self) -> str:
+        """The notation, or the name of the file, factory or class."""
+        return self.asked.name
+
+    @property
+    def graph(self) -> OpGraph:
+        """The op graph of the prompt."""
+        return self.asked.graph
+
+    @property
+    def estimate(self) -> Estimate:
+        """The costs by op and by layer."""
+        return self.generation.whole
+
+    @property
+    def tokens(self) -> Tokens | None:
+        """The cost of each new token; None if none were asked for."""
+        if self.new_tokens is None:
+            return None
+        batch, prompt_len = self.asked.deployment.batch, self.asked.seq_len
+        return Tokens(prompt_len=prompt_len, by_token=self.generation.by_token, batch=batch)
+
+    @cached_property
+    def memory(self) -> PeakMemory | None:
+        """Peak memory of a party, in the first or the last run; None if it was not measured."""
+        if not isinstance(self.pricer, Derived):
+            return None
+        testbed = load_memory(self.pricer.protocol)
+        peaks = [peak_memory(run, self.pricer.setting, testbed) for run in (self.runs[0], self.runs[-1])]
+        return max((peak for peak in peaks if peak is not None), key=lambda peak: peak.party_bytes, default=None)
+
+    @property
+    def total(self) -> Price:
+        """The cost of the whole model, to which the ops of `to_records` sum."""
+        return self.estimate.total
+
+    @property
+    def latency_s(self) -> float:
+        """Seconds from the prompt to the token, or to the last new token."""
+        return self.total.latency_s
+
+    @property
+    def latency_s_range(self) -> tuple[float, float] | None:
+        """Least and greatest latency that the data of the cost model allow, in seconds; None if it is exact."""
+        return self.estimate.latency_s_range
+
+    @property
+    def sent_bytes(self) -> float:
+        """Bytes on the wire, summed over parties."""
+        return self.total.sent_bytes
+
+    @property
+    def rounds(self) -> float | None:
+        """Waits for a message on the critical path; None if the protocol does not state them."""
+        return self.total.rounds
+
+    @property
+    def trust(self) -> Trust:
+        """Whom you must trust under the protocol."""
+        return self.estimate.trust
+
+    @property
+    def by_layer(self) -> tuple[tuple[LayerId, Price], ...]:
+        """The cost of each layer, in order; `embed` and `head` are layers too."""
+        return self.estimate.by_layer
+
+    @property
+    def setting(self) -> Setting | None:
+        """The setting of numbers and weights; None if the protocol has it fitted in."""
+        setting: Setting | None = self.pricer.setting
+        return setting
+
+    @cached_property
+    def deployed(self) -> "PricedModel | None":
+        """The folded model, priced in the same way; None for an op graph."""
+        return None if (folded := self.asked.folded) is None else replace(self, asked=folded)
+
+    @cached_property
+    def without_dealer(self) -> tuple[GeneratorCost, ...]:
+        """The costs of making semi2k's randomness without its dealer; empty under other protocols."""
+        if not isinstance(self.pricer, Derived) or self.pricer.protocol != "semi2k":
+            return ()
+        return alternatives([node.op for run in self.runs for node in run], self.pricer.setting, self.pricer.link)
+
+    @cached_property
+    def savings(self) -> tuple[Saving, ...]:
+        """Ways to run the model for less without changing its function, cumulative; costs are per new token."""
+        return savings(
+            self.asked.whole,
+            self.pricer,
+            self.asked.deployment,
+            prompt_len=self.asked.seq_len,
+            new_tokens=self.new_tokens or 1,
+            makes_masks=self.new_tokens is not None,
+        )
+
+    @property
+    def keys(self) -> DealtKeys | None:
+        """The dealer's keys; None if no dealer sends any, or they are not counted."""
+        if self.total.key_bytes is None or not isinstance(self.pricer, ByFormula):
+            return None
+        key_bytes = self.total.key_bytes
+        return DealtKeys(
+            party_bytes=key_bytes,
+            sent_bytes=self.trust.num_parties * key_bytes,
+            network_s=key_bytes * 8 / self.pricer.link.bandwidth_bits_per_s,
+        )
+
+    def to_dict(self, *, egress_price: float | None = None) -> dict[str, Any]:
+        """Return the JSON document of `python -m costmodel estimate --format json`.
+
+        Numbers are in SI units; every key is always present, and null if it is not known. `by_layer` and `by_op` sum to
+        `total` key by key; these are of the unfolded model and all tokens together. `egress_price` is the price per GB
+        sent.
+        """
+        left = self.deployed and self.deployed.asked.architecture
+        gigabytes = self.sent_bytes / BYTES["GB"]
+        return {
+            **self.asked.title,
+            "protocol": self.estimate.protocol,
+            "network": self.estimate.network,
+            "trust": estimates.trust_document(self.trust, self.without_dealer),
+            "total": estimates.total_document(self.estimate),
+            "by_layer": [{"layer": layer, **estimates.price_numbers(price)} for layer, price in self.by_layer],
+            "by_op": estimates.op_records(self.estimate),
+            "setting": estimates.setting_document(self._ops, self.setting, asdict(self.asked.deployment)),
+            "deployed": self.deployed
+            and left
+            and {
+                "notation": self.deployed.name,
+                "placement": placement(left),
+                "deployed_id": arch_id(left),
+                "total": estimates.total_document(self.deployed.estimate),
+            },
+            "tokens": self.tokens and estimates.tokens_document(self.tokens),
+            "memory": self.memory and asdict(self.memory),
+            "keys": self.keys and asdict(self.keys),
+            "egress": None
+            if egress_price is None
+            else {"price_per_gigabyte": egress_price, "price": gigabytes * egress_price},
+            "savings": [asdict(saving) for saving in self.savings],
+        }
+
+    @property
+    def _ops(self) -> list[Op]:
+        return [node.op for node, _ in self.estimate.by_op]
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """Return one record per op, or per new token, with the keys of `--format csv`; costs sum to the total.
+
+        `held_bytes` of an op is the bytes of shares that a party stores while it runs; None if no engine runs the
+        protocol.
+        """
+        if self.tokens is not None:
+            return estimates.token_records(self.tokens)
+        records = estimates.op_records(self.estimate)
+        held: Iterable[int | None] = [None] * len(records)
+        if isinstance(self.pricer, Derived):
+            running = self.graph, self.pricer.protocol, self.pricer.setting
+            held = (held_bytes(*running) + alive for alive in alive_bytes(*running))
+        return [{**record, "held_bytes": size} for record, size in zip(records, held, strict=True)]
+
+    def to_pandas(self) -> Any:
+        """Return `to_records` as a pandas.DataFrame, num_ops x 15 or num_new_tokens x 11.
+
+        A UserError is raised if pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("a table of pandas needs pandas, but it is not installed; pip install pandas.") from None
+        return pandas.DataFrame(self.to_records())
+
+    def summary(self, *, egress_price: float | None = None) -> list[str]:
+        """Return the lines that the command prints above its tables."""
+        priced, tokens = self.estimate, self.tokens
+        on_network = f" on {priced.network}" if priced.network else ""
+        asked = estimates.unusual(self._ops, self.setting, asdict(self.asked.deployment))
+        lines = [
+            f"{self.asked.heading}, protocol {priced.protocol}{on_network}{asked}",
+            f"latency: {format_seconds(self.latency_s)}",
+        ]
+        if self.total.network_s is not None:
+            compute_s, network_s = self.total.compute_s or 0.0, self.total.network_s
+            lines[-1] += f" (compute {format_seconds(compute_s)} + network {format_seconds(network_s)})"
+        if priced.latency_s_range is not None:
+            low, high = map(format_seconds, priced.latency_s_range)
+            lines.append(f"latency range: {low} to {high} ({priced.range_over})")
+        lines.append(f"communication: {format_bytes(self.sent_bytes)}")
+        if self.total.network_s is not None:
+            dealt = "from the dealer" if priced.protocol == "crypten" else "the dealer's material is not counted"
+            dealer = f"; {dealt}" * self.trust.dealer
+            lines[-1] += f" (of which set-up {format_bytes(self.total.setup_bytes or 0)}{dealer})"
+            lines.append(f"rounds: {self.total.rounds:,}")
+        if tokens is not None:
+            lines.append(estimates.tokens_line(tokens))
+        if priced.extrapolated:
+            lines.append(f"{describe(priced.extrapolated)}; {UNCHECKED if self.total.network_s is None else WIDER}")
+        if self.keys is not None:
+            lines.append(
+                f"dealer's keys: {format_bytes(self.keys.party_bytes)} a party for this run alone, sent beforehand "
+                f"({format_bytes(self.keys.sent_bytes)} in all, {format_seconds(self.keys.network_s)} on the network, "
+                "not counted elsewhere)"
+            )
+        if self.memory is not None:
+            lines.append(_memory_line(self.memory))
+        if egress_price is not None:
+            tokens_out = self.asked.deployment.batch * (self.new_tokens or 1)
+            money = egress_price / BYTES["GB"] / tokens_out
+            dealt = f"; the dealer's keys {self.keys.sent_bytes * money:.4g} more" if self.keys else ""
+            lines.append(
+                f"egress: {self.sent_bytes * money:.4g} per token at {egress_price:g} a GB, all parties' bytes{dealt}"
+            )
+        lines.append(f"trust: {described(self.trust)}{self.asked.whose}")
+        if self.setting is not None:
+            lines.append(f"source: formulas and seconds of {self.setting.formulas_of}")
+        if self.deployed is not None:
+            lines.append(_deployed_line(self.deployed))
+        lines.append(savings_line(self.savings, "per new token, " * (self.new_tokens is not None)))
+        return [line for line in lines if line]
+
+    def tables(self) -> list[Table]:
+        """Return the tables that the command prints: new tokens, alternatives to the dealer, layers and types of op."""
+        by_token = [] if self.tokens is None else [estimates.tokens_table(self.tokens)]
+        made = [estimates.made_table(self.without_dealer)] if self.without_dealer else []
+        return [*by_token, *made, *estimates.estimate_tables(self.estimate)]
+
+    def __str__(self) -> str:
+        return "\n".join(self.summary())
+
+
+def _memory_line(memory: PeakMemory) -> str:
+    beyond = f", {memory.extrapolation:.1f}x beyond what was measured" if memory.extrapolation > 1 else ""
+    return (
+        f"peak memory of a party: {format_bytes(memory.party_bytes)}, of which shares "
+        f"{format_bytes(memory.held_bytes)}; of the first party, which also prepares the run, "
+        f"{format_bytes(memory.client_bytes)} (held-out error {memory.held_out_error:.0%}{beyond})"
+    )
+
+
+def _deployed_line(deployed: PricedModel) -> str:
+    assert deployed.asked.architecture is not None
+    placed, outside = placement(deployed.asked.architecture), describe(deployed.estimate.extrapolated)
+    layers = "" if deployed.name == placed else f" ({placed})"
+    price = f"{format_seconds(deployed.latency_s)}, {format_bytes(deployed.sent_bytes)}"
+    return f"folded: {deployed.name}{layers}, {price}{outside and f'; {outside}'}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,14 +9,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from costmodel.config.user_files import MOST_YAML, read_bytes
+from costmodel.config.files import MOST_YAML, read_bytes
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, cost_model_id
 from costmodel.network import Network, load_network
 from costmodel.protocols import ckks, derived, published, sigma
 from costmodel.protocols.derived import ByFormula
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import EngineSetting
 from costmodel.protocols.sigma_primitives import SigmaSetting
 from costmodel.trust import Trust

@@ -45,10 +45,9 @@ def _multiply(call: Call, setting: EngineSetting) -> Comm:
 
 def _matmul(call: Call, setting: EngineSetting) -> Comm:
     """Like `_multiply`. Source: api.cc, mmul_sv."""
-    if not call.private:
-        return _product(call, setting)
     rows, columns = call.factors
-    return total_comm([_shared(call.operands // (rows + columns) * columns, setting), _product(call, setting)])
+    right = call.operands // (rows + columns) * columns
+    return total_comm([*([_shared(right, setting)] if call.private else []), _product(call, setting)])
 
 
 def _truncate(call: Call, setting: EngineSetting) -> Comm:
@@ -69,11 +68,6 @@ def _msb(call: Call, setting: EngineSetting) -> Comm:
     """Share a sum of two parts as bits, one AND, two ANDs per level. Source: MsbA2B; ab_api.cc, carry_a2b."""
     share, generate = _and(call.elements, setting.ring_bits), _and(call.elements, setting.ring_bits)
     return total_comm([share, generate, *(_and(2 * call.elements, bits) for bits in halves(setting))])
-
-
-def _a2b(call: Call, setting: EngineSetting) -> Comm:
-    """Like `_msb`, with a Kogge-Stone adder. Source: conversion.cc, A2B; ab_api.cc, ppa_kogge_stone."""
-    return total_comm([_and(call.elements, setting.ring_bits), _adder(call.elements, setting)])
 
 
 def _b2a(call: Call, setting: EngineSetting) -> Comm:
@@ -120,7 +114,8 @@ PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {
     "truncate": _truncate,
     "msb": _msb,
     "mux": _mux,
-    "a2b": _a2b,
+    # like `_msb`, with a Kogge-Stone adder; conversion.cc, A2B; ab_api.cc, ppa_kogge_stone
+    "a2b": lambda call, setting: total_comm([_and(call.elements, setting.ring_bits), _adder(call.elements, setting)]),
     "b2a": _b2a,
     "equal": _equal,
     "and": lambda call, setting: _and(call.elements, call.bits),

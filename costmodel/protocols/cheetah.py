@@ -16,12 +16,14 @@ the first OTs, are measured: spu 0.9.5, ring of 64 bits, sums over both parties.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil
+from typing import TypeAlias
 
 from costmodel.errors import UserError
 from costmodel.ops import Op, TokenEmbedding
-from costmodel.protocols.cheetah_packing import DEGREE, Block, best_block, key_switches
 from costmodel.protocols.cheetah_preprocessing import (
+    DEGREE,
     MATRIX_KEYS,
     NUM_MODULI,
     NUM_PARTIES,
@@ -39,6 +41,7 @@ from costmodel.protocols.primitives import Call, Calls, Comm, EngineSetting, loc
 
 RING_BITS = 64  # the encryption parameters are for this ring
 WORD_BYTES = 8
+Block: TypeAlias = tuple[int, int, int]  # rows, inner and columns of a block of a matrix
 
 MATRIX_SENT_BYTES = 185_043  # an encrypted block; measured on 64 x 256 x 256, 128 x 64 x 128, 128 x 768 x 768
 MATRIX_ANSWER_BYTES = 254_289  # its answer, two ring elements; measured on the same products
@@ -119,9 +122,8 @@ def _multiply(call: Call, used: Use) -> Comm:
 
 def _square(call: Call, used: Use) -> Comm:
     """Compute twice the product of the two shares; only one factor is encrypted. Source: arithmetic.cc, SquareA."""
-    half = call.elements // 2 if call.elements > SQUARE_HALVED else call.elements
-    parts = [half, call.elements - half] if half < call.elements else [half]
-    used.product_keys = True
+    used.product_keys, half = True, call.elements // 2
+    parts = [half, call.elements - half] if call.elements > SQUARE_HALVED else [call.elements]
     return _encrypted(parts, 1, used)
 
 
@@ -197,28 +199,17 @@ def matrix_work(calls: Calls) -> dict[str, int]:
     return {"products": products, "results": results, "switches": switches}
 
 
-def _truncate(call: Call, used: Use) -> Comm:
-    """Get the carry of the cut bits by one OT. Source: nonlinear/truncate_prot.cc, Compute and MSB1ToWrap."""
-    return _correlated_ot(call.elements, call.bits, 0, used)
-
-
 def _msb(call: Call, used: Use) -> Comm:
     """Compare digits by an OT, and combine them by a tree. Source: arithmetic.cc, MsbA2B; nonlinear/compare_prot.cc."""
     digits = RING_BITS // DIGIT_BITS
     num_digits = call.elements * digits
-    message_bytes = num_digits * 2 * 2**DIGIT_BITS // 8
-    parts = [_chosen(num_digits * DIGIT_BITS, message_bytes, 0, used)]
+    parts = [_chosen(num_digits * DIGIT_BITS, num_digits * 2 * 2**DIGIT_BITS // 8, 0, used)]
     while digits > 1:
         digits //= 2
         parts.append(_and_opened(call.elements, 1, 2, used))
         if digits > 1:
             parts.append(_and_opened(call.elements * (digits - 1), 1, 3, used))
     return total_comm(parts)
-
-
-def _mux(call: Call, used: Use) -> Comm:
-    """Use one OT per direction. Source: ot/basic_ot_prot.cc, Multiplexer."""
-    return total_comm(_correlated_ot(call.elements, RING_BITS, direction, used) for direction in (0, 1))
 
 
 def _a2b(call: Call, used: Use) -> Comm:
@@ -288,9 +279,11 @@ PRICES: dict[str, Callable[[Call, Use], Comm]] = {
     "square": _square,
     "matmul": _matmul,
     "public_matmul": local,  # arithmetic_semi2k.cc, MatMulAP
-    "truncate": _truncate,
+    # the carry of the cut bits, by one OT; nonlinear/truncate_prot.cc, Compute and MSB1ToWrap
+    "truncate": lambda call, used: _correlated_ot(call.elements, call.bits, 0, used),
     "msb": _msb,
-    "mux": _mux,
+    # one OT per direction; ot/basic_ot_prot.cc, Multiplexer
+    "mux": lambda call, used: total_comm(_correlated_ot(call.elements, RING_BITS, side, used) for side in (0, 1)),
     "a2b": _a2b,
     "b2a": _b2a,
     "equal": _equal,
@@ -298,3 +291,53 @@ PRICES: dict[str, Callable[[Call, Use], Comm]] = {
     "share": local,  # arithmetic_semi2k.cc, P2A and V2A
     "input": local,
 }
+
+
+@lru_cache(maxsize=4096)  # an architecture has many products, but few shapes
+def best_block(rows: int, inner: int, columns: int, *, packed: bool) -> Block:
+    """Return the cheapest block shape to multiply rows x inner by inner x columns.
+
+    With `packed`, answers are packed and `inner` is cut by powers of two. Of equally cheap shapes the engine takes the
+    last in its order, by rows and then by inner dimension. Source: arith/matmat_prot.cc, GetSubMatShape, which tries
+    every shape; here only those that can win are tried.
+    """
+    candidates = _candidates(rows, inner, columns, packed=packed)
+    return max(candidates, key=lambda block: (-_price(rows, inner, columns, block, packed=packed), block))
+
+
+def _price(rows: int, inner: int, columns: int, block: Block, *, packed: bool) -> float:
+    """Weigh a ciphertext by 1000, a key switch by 1 and a product of ciphertexts by 0.1."""
+    high, deep, wide = block
+    blocks = ceil(rows / high), ceil(inner / deep), ceil(columns / wide)
+    sent, answers = min(blocks[0], blocks[2]) * blocks[1], ceil(blocks[0] * blocks[2] / deep)
+    switches = key_switches(rows, columns, block) if packed else 0
+    return 1000.0 * (sent + answers) + switches + blocks[0] * blocks[1] * blocks[2] / 10
+
+
+def key_switches(rows: int, columns: int, block: Block) -> int:
+    """Return the number of key switches that pack the answers of such blocks into full ciphertexts."""
+    return ceil(rows * columns / DEGREE) * block[1]
+
+
+def _candidates(rows: int, inner: int, columns: int, *, packed: bool) -> Iterator[Block]:
+    """Yield, for each depth and number of row blocks, the one shape that can win."""
+    # of heights with as many row blocks, the lowest leaves room for the widest blocks and is the cheapest
+    heights, deepest = list(_heights(min(DEGREE, rows), rows)), min(inner, DEGREE)
+    for deep in (1 << power for power in range(deepest.bit_length())) if packed else range(1, deepest + 1):
+        room = DEGREE // deep
+        for lowest, highest in heights:
+            if lowest > room:
+                break
+            num_columns = ceil(columns / min(columns, room // lowest))
+            high = min(highest, room // ceil(columns / num_columns))
+            yield high, deep, min(columns, room // high)
+
+
+def _heights(highest: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Yield the lowest and highest of the heights that need the same number of row blocks, from 1 to `highest`."""
+    low = 1
+    while low <= highest:
+        num_blocks = ceil(rows / low)
+        high = highest if num_blocks == 1 else min(highest, (rows - 1) // (num_blocks - 1))
+        yield low, high
+        low = high + 1

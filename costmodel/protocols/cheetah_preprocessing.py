@@ -11,10 +11,10 @@ compressed ciphertexts, and the cost of the first OTs, are measured in a ring of
 from dataclasses import dataclass, field
 from math import ceil
 
-from costmodel.protocols.cheetah_packing import DEGREE
 from costmodel.protocols.primitives import Comm, total_comm
 
 NUM_PARTIES = 2
+DEGREE = 8192  # coefficients of a ring element of the encryption; arith/cheetah_mul.cc, arith/cheetah_dot.cc
 NUM_MODULI = 4  # plaintext primes of 45 bits for 64 + 64 + 32 bits; arith/cheetah_mul.cc, TotalCRTBitLen
 PRODUCT_SENT_BYTES = 161_025  # an encrypted vector, one prime; measured on products of 16,384 elements
 PRODUCT_ANSWER_BYTES = 124_947  # its answer; measured on the same products
@@ -60,11 +60,10 @@ def triple_batches(count: float) -> Comm:
 class Use:
     """The preprocessing that calls consume, and when they are done.
 
-    Attributes:
-        clocks: Clock of each party, in rounds.
-        ots: Random OTs by direction; entry 0 counts those that party 0 sends.
-        triples: Products of random numbers.
-        product_keys, matrix_keys: Whether keys are needed at all.
+    clocks: Clock of each party, in rounds.
+    ots: Random OTs by direction; entry 0 counts those that party 0 sends.
+    triples: Products of random numbers.
+    product_keys, matrix_keys: Whether keys are needed at all.
     """
 
     clocks: list[int] = field(default_factory=lambda: [0, 0])

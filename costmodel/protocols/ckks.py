@@ -2,10 +2,16 @@
 
     latency = seconds of primitives, each at its level, + seconds of bootstraps + bytes x 8 / bandwidth + RTT / 2
 
-Counts are of `ckks_steps`, from shapes alone, and bootstraps of `ckks_placement`, layer by layer. The client sends one
-batch of ciphertexts, on the highest level, and waits once: for the answer, on the lowest. Its evaluation keys are sent
-once and serve every run, so they are in no byte of a run; `EVALUATION_KEY_BYTES` has their size. The server's weights
-are plaintexts; a product with one includes encoding it.
+Counts are of `ckks_steps`, from shapes alone. The client sends one batch of ciphertexts, on the highest level, and
+waits once: for the answer, on the lowest. Its evaluation keys are sent once and serve every run, so they are in no byte
+of a run; `EVALUATION_KEY_BYTES` has their size. The server's weights are plaintexts; a product with one includes
+encoding it.
+
+Any value can be bootstrapped, to the same level, between any two steps. The placement of least ciphertexts is found
+exactly, by dynamic programming over the levels of all values that a later step reads, few of them in a decoder; among
+these, the one whose rotations and relinearisations run on fewer levels. A search needs costs that add up over layers.
+So every layer begins at `BOUNDARY`, which it must leave, and is placed by itself: exactly under that rule, and never
+better than over the whole graph.
 
 Ring: N = 2^16 with 31 levels, of which a bootstrap takes 14, and 128 bits of security: the parameters of DESILO's
 library and of ANT-ACE's cost model. Source of the scheme: Cheon et al. 2017, https://eprint.iacr.org/2016/421.
@@ -13,25 +19,129 @@ library and of ANT-ACE's cost model. Source of the scheme: Cheon et al. 2017, ht
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations, groupby
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_file
 from costmodel.cost import Price
 from costmodel.errors import UserError
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, cost_model_id
 from costmodel.network import Network, load_network, network_s
 from costmodel.ops import Node, Op
-from costmodel.protocols.ckks_forms import PRIMITIVES, Primitive
-from costmodel.protocols.ckks_packing import packing_of
-from costmodel.protocols.ckks_placement import Placement, place_by_layer
-from costmodel.protocols.ckks_steps import steps_of
+from costmodel.protocols.ckks_forms import PRIMITIVES, Primitive, packing_of
+from costmodel.protocols.ckks_steps import Step, steps_of
 from costmodel.protocols.derived import on_grid
-from costmodel.protocols.identity import cost_model_id
 from costmodel.trust import Trust
+
+BOUNDARY = 1  # levels between layers: what a projection without a norm needs
+Bootstraps: TypeAlias = tuple[tuple[int, str], ...]  # before which step, of which value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Steps with their bootstraps, and the lowest level that each step's inputs may have."""
+
+    steps: tuple[Step, ...]
+    bootstraps: Bootstraps
+    levels: tuple[int, ...]
+
+    @property
+    def bootstrapped(self) -> list[tuple[Step, Step | None]]:
+        """The step that reads each bootstrapped value, and the step that makes it; None for an input of the graph."""
+        known = {step.name: step for step in self.steps}
+        return [(self.steps[index], known.get(name)) for index, name in self.bootstraps]
+
+    @property
+    def counts(self) -> Counter[str]:
+        """The number of runs of each primitive, and of bootstraps."""
+        total = Counter(bootstrap=sum(of.ciphertexts if of else 1 for _, of in self.bootstrapped))
+        for step in self.steps:
+            for (primitive, _), count in step.work.items():
+                total[primitive] += count
+        return +total
+
+
+def place(
+    steps: Sequence[Step], top: int, start: Mapping[str, int] | None = None, kept: Mapping[str, int] | None = None
+) -> Placement:
+    """Return the placement with the fewest bootstrapped ciphertexts.
+
+    top: levels after a bootstrap, and of inputs that `start` does not name. kept: least levels of outputs.
+    A UserError is raised for a step that needs more levels than there are.
+    """
+    given, wanted = start or {}, kept or {}
+    size = {step.name: step.ciphertexts for step in steps}
+    last_use = {name: index for index, step in enumerate(steps) for name in step.inputs}
+    last_use.update(dict.fromkeys(wanted, len(steps)))
+    outside = {name for step in steps for name in step.inputs} - size.keys()
+    # the levels of values -> the cost so far, in ciphertexts and then in levels of moves, and how it came about
+    states: dict[tuple[tuple[str, int], ...], tuple[tuple[int, int], Bootstraps]]
+    states = {tuple(sorted((name, given.get(name, top)) for name in outside)): ((0, 0), ())}
+    for index, step in enumerate(steps):
+        if step.depth > top:
+            raise UserError(
+                f"op {step.node.name!r} needs {step.depth} levels at once for its {step.kind.replace('_', ' ')}, but "
+                f"the parameters of ckks leave {top} after a bootstrap; choose a testbed with more."
+            )
+        before, states = states, {}
+        moves = sum(count for (what, _), count in step.work.items() if what in ("rotation", "relinearisation"))
+        for state, (cost, taken) in before.items():
+            low = [name for name in dict.fromkeys(step.inputs) if dict(state)[name] < top]
+            for chosen in (names for count in range(len(low) + 1) for names in combinations(low, count)):
+                levels = dict(state) | dict.fromkeys(chosen, top)
+                level = min((levels[name] for name in step.inputs), default=top)
+                if level < step.depth:
+                    continue
+                levels[step.name] = level - step.depth
+                live = tuple(sorted((name, at) for name, at in levels.items() if last_use.get(name, -1) > index))
+                total = cost[0] + sum(size.get(name, 1) for name in chosen), cost[1] + moves * level
+                if live not in states or total < states[live][0]:
+                    states[live] = total, (*taken, *((index, name) for name in chosen))
+    ended = [found for state, found in states.items() if all(level >= wanted.get(name, 0) for name, level in state)]
+    if not ended:
+        raise UserError(f"op {steps[-1].node.name!r} must leave {BOUNDARY} levels, but ckks has {top}; choose more.")
+    bootstraps = min(ended, key=lambda found: found[0])[1]
+    return Placement(steps=tuple(steps), bootstraps=bootstraps, levels=_least_levels(steps, bootstraps, wanted))
+
+
+def _least_levels(steps: Sequence[Step], bootstraps: Bootstraps, wanted: Mapping[str, int]) -> tuple[int, ...]:
+    """Return the levels of steps if every value is lowered, which is free, to what its readers need."""
+    needed, levels = dict(wanted), list[int]()
+    for index, step in reversed(list(enumerate(steps))):
+        levels.append(needed.get(step.name, 0) + step.depth)
+        for name in step.inputs:
+            needed[name] = 0 if (index, name) in bootstraps else max(needed.get(name, 0), levels[-1])
+    return tuple(reversed(levels))
+
+
+def place_by_layer(steps: Sequence[Step], top: int) -> Placement:
+    """Return the placement in which every layer is placed separately, from and to the same levels.
+
+    Layer 0 begins below the top by the embedding's depth, and each layer's output has at least `BOUNDARY` levels; there
+    is no bootstrap at the end of a layer.
+    """
+    layer_of = {step.name: step.node.layer for step in steps}
+    handed = {name for step in steps for name in step.inputs if layer_of.get(name, step.node.layer) != step.node.layer}
+    fresh = max(BOUNDARY, top - sum(step.depth for step in steps if step.node.layer == "embed"))
+    bootstraps, levels = list[tuple[int, str]](), list[int]()
+    known: dict[str, tuple[Placement, list[str]]] = {}  # layers repeat; with the names in order
+    for layer, group in groupby(steps, key=lambda step: step.node.layer):
+        part = list(group)
+        names = list(dict.fromkeys(name for step in part for name in (*step.inputs, step.name)))
+        begins = fresh if layer == 0 else BOUNDARY
+        start = {name: begins for name in names if layer_of.get(name, layer) != layer}
+        kept = {step.name: fresh if layer == "embed" else BOUNDARY for step in part if step.name in handed}
+        shape = [(step.depth, step.ciphertexts, step.work, *map(names.index, step.inputs)) for step in part]
+        if (key := repr((shape, [(start.get(name), kept.get(name)) for name in names]))) not in known:
+            known[key] = place(part, top, start, kept), names
+        placed, its_names = known[key]
+        bootstraps += [(len(levels) + index, names[its_names.index(name)]) for index, name in placed.bootstraps]
+        levels += placed.levels
+    return Placement(steps=tuple(steps), bootstraps=tuple(bootstraps), levels=tuple(levels))
+
 
 RING_DIMENSION = 2**16
 MOST_LEVELS = 17  # of 31: a bootstrap takes the others, and more would need a modulus beyond 128 bits of security
@@ -60,13 +170,12 @@ TRUST = Trust(
 class CkksTestbed:
     """Measured seconds of one machine.
 
-    Attributes:
-        slots: Slots of a ciphertext.
-        levels: Levels after a bootstrap.
-        at_levels, primitives: Seconds of each primitive at each of these levels; others are on a line through two of
-            them.
-        at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots, interpolated over its logarithm.
-        error: Relative error to expect of a whole model's seconds.
+    slots: Slots of a ciphertext.
+    levels: Levels after a bootstrap.
+    at_levels, primitives: Seconds of each primitive at each of these levels; others are on a line through two of
+        them.
+    at_slots, bootstrap_s: Seconds of a bootstrap by number of distinct slots, interpolated over its logarithm.
+    error: Relative error to expect of a whole model's seconds.
     """
 
     protocol: Literal["ckks"]
@@ -205,15 +314,9 @@ def load(network: str | Network | None = None, testbed: Path | None = None, sett
     path, link = TESTBEDS / CARDS[card] if card in CARDS else Path(card), load_network(network)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"--testbed of ckks must be a card ({', '.join(CARDS)}) or a .yaml file, but got {card!r}.")
-    times = load_testbed(path)
     return Ckks(
         network=link.name,
         cost_model_id=cost_model_id(path.read_bytes(), "ckks", link.bandwidth_bits_per_s, link.rtt_s, link.duplex),
-        testbed=times,
+        testbed=load_file(CkksTestbed, path),
         link=link,
     )
-
-
-def load_testbed(path: Path) -> CkksTestbed:
-    """Read a testbed from a YAML file; a UserError that names the file is raised if it is not valid."""
-    return decode(CkksTestbed, load_mapping(path), str(path))

@@ -1,11 +1,20 @@
-"""Nonlinear functions under `ckks`: polynomials with their degree, range and error, as programs over a machine.
+"""Values under `ckks`, packed in ciphertexts, and the polynomials that stand for functions, as programs of a machine.
+
+A ciphertext holds columns of `tokens` slots, a token each, one column behind the other; a matrix with more columns than
+fit takes several ciphertexts, and one with fewer is repeated until the slots are full. So a rotation by a column moves
+the features of all tokens. A linear multiplies generalised diagonals by baby and giant steps, both as chains of one
+rotation each, so that two keys serve it. Scores are kept by the distance between query and key: column `d` of a head's
+window has its scores of keys `d` tokens back, so that later keys are those that wrap around.
 
 A machine multiplies and adds. `Tally` counts what a program asks of it, level by level; `costmodel.engine.ckks_library`
 asks a library; tests ask numpy, which is how the errors below were found.
 
-Sources: Chebyshev series by baby and giant steps, Chen et al. 2018, https://eprint.iacr.org/2018/1043; inverse by
-Goldschmidt's products, Cheon et al. 2019, https://eprint.iacr.org/2019/417; sign by f3 and g3, Cheon et al. 2019,
-https://eprint.iacr.org/2019/1234; inverse root by a series and Newton steps.
+Sources: Pang et al. 2024, BOLT, https://eprint.iacr.org/2023/1893, section 4 (columns); Halevi and Shoup 2018,
+https://eprint.iacr.org/2018/244 (diagonals); Juvekar et al. 2018, Gazelle, arXiv 1801.05507 (fewer outputs than
+inputs); Kim et al. 2022, ARK, arXiv 2205.00922 (chains of one rotation); Chen et al. 2018,
+https://eprint.iacr.org/2018/1043 (Chebyshev series by baby and giant steps); Cheon et al. 2019,
+https://eprint.iacr.org/2019/417 (inverse by Goldschmidt's products) and https://eprint.iacr.org/2019/1234 (sign by f3
+and g3). The inverse root is a series with Newton steps.
 """
 
 from collections import Counter
@@ -13,11 +22,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
+from costmodel import ops
+from costmodel.errors import UserError
+from costmodel.ops import Node
+
 Primitive = Literal["rotation", "plain_product", "product", "relinearisation", "rescale"]
 PRIMITIVES: tuple[Primitive, ...] = get_args(Primitive)
 # how often each primitive runs, by it and the levels that are already used up since the step began
 Work: TypeAlias = Counter[tuple[Primitive, int]]
-Value: TypeAlias = list[int]
+Levels: TypeAlias = list[int]  # that each ciphertext of a value has used up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +61,70 @@ FORMS = {
     "inverse root": Form(degree=ROOT_DEGREE * 9 + 4, low=2**-8, high=1.0, error=1e-7),
     "sign": Form(degree=7 ** (SIGN_G + SIGN_F), low=2**-5, high=1.0, error=2e-4),
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Packing:
+    """How a matrix lies in ciphertexts of `slots` slots, with columns of `tokens` slots, a power of two."""
+
+    tokens: int
+    slots: int
+
+    @property
+    def columns(self) -> int:
+        return self.slots // self.tokens
+
+    def period(self, width: int) -> int:
+        """The number of columns after which a matrix of this width is repeated in a ciphertext."""
+        return min(power_of_two(width), self.columns)
+
+    def num(self, width: int) -> int:
+        """The number of ciphertexts of a matrix of this width."""
+        return -(-width // self.columns)
+
+    def linear(self, in_width: int, out_width: int) -> tuple[int, int, int]:
+        """The numbers of baby steps, of giant steps, and of rotations that add up parts, in a product with a matrix."""
+        read, written, a, b = *map(self.period, (in_width, out_width)), *map(self.num, (in_width, out_width))
+        diagonals = min(read, written)
+        powers = [1 << k for k in range(diagonals.bit_length())]
+        baby = min(powers, key=lambda steps: a * (steps - 1) + b * (diagonals // steps - 1))
+        return baby, diagonals // baby, log2(max(1, read // written))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Value:
+    """The output of a step, or an input of the graph, and how it lies in ciphertexts.
+
+    width: columns of a part. parts: such as queries, keys and values, each of which starts in a ciphertext of its own.
+    sets: groups of ciphertexts, for scores over more keys than a head's window has columns.
+    window: columns of a head of scores; 0 for other values.
+    """
+
+    name: str
+    width: int
+    parts: int = 1
+    sets: int = 1
+    window: int = 0
+
+
+def power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()
+
+
+def log2(power: int) -> int:
+    return power.bit_length() - 1
+
+
+def packing_of(nodes: Sequence[Node], slots: int) -> Packing:
+    """Return the packing for the most tokens in a node of a graph; a UserError is raised if they do not fit."""
+    of_tokens = ops.TokenEmbedding, ops.Linear, ops.VocabProjection, ops.LayerNorm, ops.RmsNorm, ops.Add
+    rows = max((node.op.output_shape[0] for node in nodes if isinstance(node.op, of_tokens)), default=1)
+    if (tokens := power_of_two(rows)) > slots:
+        raise UserError(
+            f"protocol ckks packs a column of tokens in the {slots} slots of a ciphertext, but got {rows} tokens at "
+            "once, of which not even a vocabulary projection fits; use a shorter prompt or a smaller batch."
+        )
+    return Packing(tokens=tokens, slots=slots)
 
 
 class Machine:
@@ -82,37 +159,37 @@ class Tally(Machine):
 
     work: Work = field(default_factory=Counter)
 
-    def _counted(self, primitive: Primitive, value: Value, times: int = 1) -> Value:
+    def _counted(self, primitive: Primitive, value: Levels, times: int = 1) -> Levels:
         self.work[primitive, value[0]] += times * len(value)
         return value
 
-    def aligned(self, values: Sequence[Value]) -> list[Value]:
+    def aligned(self, values: Sequence[Levels]) -> list[Levels]:
         used = max(map(max, values))
         return [[used] * len(value) for value in values]
 
-    def rotation(self, value: Value, left: int) -> Value:
+    def rotation(self, value: Levels, left: int) -> Levels:
         return self._counted("rotation", value)
 
-    def plain(self, value: Value, slots: Any, into: int = 0) -> Value:
+    def plain(self, value: Levels, slots: Any, into: int = 0) -> Levels:
         """Count products with plaintexts. into: number of ciphertexts that they are added up to; 0 for no sums."""
         return self._counted("plain_product", value, into or 1)[:1] * (into or len(value))
 
-    def multiplied(self, a: Value, b: Value) -> Value:
+    def multiplied(self, a: Levels, b: Levels) -> Levels:
         return self._counted("product", a)
 
-    def relinearised(self, value: Value) -> Value:
+    def relinearised(self, value: Levels) -> Levels:
         return self._counted("relinearisation", value)
 
-    def rescaled(self, value: Value) -> Value:
+    def rescaled(self, value: Levels) -> Levels:
         return [used + 1 for used in self._counted("rescale", value)]
 
-    def summed(self, *values: Value) -> Value:
+    def summed(self, *values: Levels) -> Levels:
         return self.aligned(values)[0]
 
-    def shifted(self, value: Value, number: Any) -> Value:
+    def shifted(self, value: Levels, number: Any) -> Levels:
         return value
 
-    def negated(self, value: Value) -> Value:
+    def negated(self, value: Levels) -> Levels:
         return value
 
 
@@ -173,7 +250,7 @@ def sign_part(m: Any, x: Any, odd: Sequence[float]) -> Any:
     return m.product(x, m.summed(low, m.product(high, m.product(square, square))))
 
 
-def counted(program: Any, *given: Any, sizes: Sequence[int] = (1,)) -> tuple[Work, Value]:
+def counted(program: Any, *given: Any, sizes: Sequence[int] = (1,)) -> tuple[Work, Levels]:
     """Return the work of a program, and the levels used up by each result; `sizes` are the inputs' ciphertexts."""
     tally = Tally()
     result = program(tally, *([0] * size for size in sizes), *given)

@@ -6,14 +6,14 @@ are 1 there, and products with whole numbers, which are free, are left out.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from costmodel import ops
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Node, Op
 from costmodel.protocols import ckks_forms as forms
-from costmodel.protocols.ckks_forms import FORMS, Work, counted
-from costmodel.protocols.ckks_packing import Packing, Value, log2, power_of_two
+from costmodel.protocols.ckks_forms import FORMS, Packing, Value, Work, counted, log2, power_of_two
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +24,6 @@ class Step:
     only moved and added. ciphertexts: number in its output. distinct: slots of one before its content repeats.
     """
 
-    name: str
     node: Node
     kind: str
     inputs: tuple[str, ...]
@@ -34,6 +33,10 @@ class Step:
     output: Value
     ciphertexts: int
     distinct: int
+
+    @property
+    def name(self) -> str:
+        return self.output.name
 
 
 @dataclass
@@ -63,19 +66,19 @@ class Steps:
             self.counted[key] = counted(program, sizes=sizes)
         work, used = self.counted[key]
         output = replace(layout, name=f"{node.name}#{kind}{len(self.done)}")
-        step = Step(
-            name=output.name,
-            node=node,
-            kind=kind,
-            inputs=tuple(value.name for value in read),
-            program=program,
-            depth=max(used),
-            work=work,
-            output=output,
-            ciphertexts=len(used),
-            distinct=self.packing.tokens * self.packing.period(layout.width),
+        self.done.append(
+            Step(
+                node=node,
+                kind=kind,
+                inputs=tuple(value.name for value in read),
+                program=program,
+                depth=max(used),
+                work=work,
+                output=output,
+                ciphertexts=len(used),
+                distinct=self.packing.tokens * self.packing.period(layout.width),
+            )
         )
-        self.done.append(step)
         return output
 
     def product(self, a: Value, b: Value) -> Value:
@@ -98,9 +101,16 @@ class Steps:
 def steps_of(nodes: Sequence[Node], packing: Packing) -> list[Step]:
     """Return the steps of an op graph, in order; a UserError is raised for an op without a form or packing."""
     steps, known = Steps(packing=packing, wanted=_written_apart(nodes)), dict[str, Value]()
+
+    def outside(name: str, shape: tuple[int, ...]) -> Value:  # what no node makes: rows of features, or scores
+        if len(shape) < 3:
+            return Value(name=name, width=shape[-1])
+        window = min(packing.columns, power_of_two(shape[2]))
+        return Value(name=name, width=shape[0] * window, sets=-(-shape[2] // window), window=window)
+
     for node in nodes:
         shapes = zip(node.inputs, node.op.input_shapes, strict=False)  # a mix may read a packed value
-        read = [known.get(name) or _external(name, shape, packing) for name, shape in shapes]
+        read = [known.get(name) or outside(name, shape) for name, shape in shapes]
         steps.node = node
         try:
             if node.op.public:
@@ -111,14 +121,6 @@ def steps_of(nodes: Sequence[Node], packing: Packing) -> list[Step]:
         except UserError as error:
             raise type(error)(f"op {node.name!r} must have a price: {error}") from None
     return steps.done
-
-
-def _external(name: str, shape: tuple[int, ...], packing: Packing) -> Value:
-    """Return what no node makes: rows of features, or scores by themselves."""
-    if len(shape) < 3:
-        return Value(name=name, width=shape[-1])
-    window = min(packing.columns, power_of_two(shape[2]))
-    return Value(name=name, width=shape[0] * window, sets=-(-shape[2] // window), window=window)
 
 
 def _written_apart(nodes: Sequence[Node]) -> dict[str, tuple[int, int]]:
@@ -169,21 +171,14 @@ def _linear(steps: Steps, op: Any, x: Value) -> Value:
     return steps.add("linear", program, x, out=Value(name="", width=width, parts=parts))
 
 
-def _added(steps: Steps, op: Any, x: Value) -> Value:
-    return steps.add("moved", lambda m, x: m.shifted(x, ("added",)), x)
-
-
 def _moved(steps: Steps, op: Any, *read: Value) -> Value:
     """What moves or adds numbers needs no product; linears have repeated key heads."""
     if isinstance(op, ops.RepeatHeads) and read[0].parts != 3:
         raise _unpriced(op, "its heads do not come from linears", "heads of a linear or of three")
+    if isinstance(op, ops.PackHeads):
+        return steps.add("moved", lambda m, *values: [*chain(*values)], *read, out=replace(read[0], parts=len(read)))
     kind = "taken" if isinstance(op, ops.TakeRows) else "moved"
     return steps.add(kind, lambda m, *values: m.summed(*values), *read)
-
-
-def _pack_heads(steps: Steps, op: Any, *read: Value) -> Value:
-    out = replace(read[0], parts=len(read))
-    return steps.add("moved", lambda m, *values: [part for value in values for part in value], *read, out=out)
 
 
 def _rotary(steps: Steps, op: Any, x: Value) -> Value:
@@ -320,6 +315,12 @@ def _norm(steps: Steps, op: Any, x: Value) -> Value:
     return steps.times("gained", normed) if op.affine else normed
 
 
+def _activation(steps: Steps, op: Any, x: Value) -> Value:
+    if getattr(op, "form", None) == "piecewise":
+        raise _unpriced(op, "`form` piecewise compares with thresholds", "tanh and exact, by a series")
+    return steps.series(type(op).__name__.lower(), x)
+
+
 def _frozen_norm(steps: Steps, op: Any, x: Value) -> Value:
     window = steps.packing.period(x.width)
 
@@ -330,22 +331,14 @@ def _frozen_norm(steps: Steps, op: Any, x: Value) -> Value:
     return steps.add("frozen_norm", program, x)
 
 
-def _gelu(steps: Steps, op: Any, x: Value) -> Value:
-    if getattr(op, "form", None) == "piecewise":
-        raise _unpriced(op, "`form` piecewise compares with thresholds", "tanh and exact, by a series")
-    return steps.series("gelu", x)
-
-
-def _square(steps: Steps, op: Any, x: Value) -> Value:
-    return steps.add("square", lambda m, x: m.shifted(m.product(x, x), ("added",)), x)
-
-
 # op type -> what adds its steps; an absent type is an error
 PROGRAMS: dict[type, Callable[..., Value]] = {
     **dict.fromkeys((ops.TokenEmbedding, ops.Linear, ops.VocabProjection), _linear),
-    **dict.fromkeys((ops.PositionEmbedding, ops.ScoreBound), _added),
-    **dict.fromkeys((ops.Add, ops.TakeRows, ops.RepeatHeads), _moved),
-    ops.PackHeads: _pack_heads,
+    **dict.fromkeys(
+        (ops.PositionEmbedding, ops.ScoreBound),
+        lambda steps, op, x: steps.add("moved", lambda m, x: m.shifted(x, ("added",)), x),
+    ),
+    **dict.fromkeys((ops.Add, ops.TakeRows, ops.RepeatHeads, ops.PackHeads), _moved),
     **dict.fromkeys(
         (ops.Temperature, ops.ShapedAttention, ops.Scale, ops.ScaledAdd),
         lambda steps, op, *read: steps.times("scaled", *read),
@@ -357,10 +350,7 @@ PROGRAMS: dict[type, Callable[..., Value]] = {
     ops.AttentionScores: _scores,
     ops.Softmax: _softmax,
     ops.AttentionMix: _mix,
-    ops.Gelu: _gelu,
-    ops.Square: _square,
-    ops.Silu: lambda steps, op, x: steps.series("silu", x),
-    ops.Sigmoid: lambda steps, op, x: steps.series("sigmoid", x),
-    ops.Tanh: lambda steps, op, x: steps.series("tanh", x),
+    ops.Square: lambda steps, op, x: steps.add("square", lambda m, x: m.shifted(m.product(x, x), ("added",)), x),
+    **dict.fromkeys((ops.Gelu, ops.Silu, ops.Sigmoid, ops.Tanh), _activation),
     ops.Multiply: lambda steps, op, a, b: steps.product(a, b),
 }

@@ -3,38 +3,146 @@
 Parties and dealer are semi-honest.
 
 Bytes and rounds are exact: of the steps that CrypTen's tensors take when the op's function in `execution.op_functions`
-asks them.
+asks them. Numbers have 64 bits. A product opens both factors, masked, at once; a factor that is broadcast is opened
+once. Parties draw their masks from seeds that the dealer sent them, but for the client's share of a product of masks,
+which the dealer sends. Products with public numbers are local. Bytes between the parties are `online_bytes`, those from
+the dealer `setup_bytes`; frames about them are not counted.
 
 Weights are secret-shared; what `execution.interpreter` calls public is local, and so are truncations, which its two
 parties make alone: one of them is wrong by 2^48 now and then, more often the larger the number. Only the mean squares
 of norms are divided exactly, with the dealer's help. Exponentials, reciprocals and roots come out right in a range
 alone (`engine.crypten_arrays`), which no price knows.
 
-Source: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984.
+Sources: Knott et al. 2021, CrypTen, https://arxiv.org/abs/2109.00984; for every formula crypten 0.4.1,
+https://github.com/facebookresearch/CrypTen, the files that functions name, as its configs/default.yaml sets them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
 from costmodel import ops
 from costmodel.errors import UnpricedOpError, UserError
 from costmodel.ops import Op
-from costmodel.protocols.crypten_primitives import (
-    exponential,
-    inverse_root,
-    is_negative,
-    is_zero,
-    logistic,
-    maximum,
-    mean_square,
-    positive_part,
-    product,
-    reciprocal,
-    square,
-)
 from costmodel.protocols.primitives import NOTHING, Comm, EngineSetting, refuse_public, total_comm
+
+NUM_PARTIES = 2  # that compute
+DEALER = 2  # the rank of the third process
+WORD_BYTES = 8
+CARRY_LEVELS = 6  # circuit.py: log2 of 64 bits
+EXPONENTIAL_SQUARINGS = 7
+LOGISTIC_ITERATIONS = 2
+# of inverses and their roots: the intervals between powers of 4 that are told apart, and how often results are refined
+RECIPROCAL_POWERS, RECIPROCAL_ITERATIONS = range(-6, 9), 3
+ROOT_POWERS, ROOT_ITERATIONS = range(-5, 9), 3
+INVERSE_SCALE = 64  # keeps digits of the inverses of large numbers
+MEAN_SCALE, ROOT_SCALE = 2**12, 8  # keep digits of small mean squares, and of the inverse roots of large ones
+WEIGHT_SCALE = 8  # of matrices of linears, as weights are smaller than inputs
+
+
+def opened(elements: int, dealt: int) -> Comm:
+    """Return the cost of opening numbers, which both parties send at once, masked by the `dealt` numbers of the dealer.
+
+    Source: communicator.py, all_reduce.
+    """
+    sent, ahead = WORD_BYTES * elements, WORD_BYTES * dealt
+    online_bytes = NUM_PARTIES * sent
+    return Comm(rounds=1, messages=NUM_PARTIES, online_bytes=online_bytes, setup_bytes=ahead, waited_bytes=sent)
+
+
+def product(left: int, right: int, result: int | None = None) -> Comm:
+    """Return the cost of a product of `left` and `right` elements: by element, or of matrices if `result` is given.
+
+    Source: beaver.py, __beaver_protocol and AND.
+    """
+    return opened(left + right, max(left, right) if result is None else result)
+
+
+def _pair(elements: int) -> Comm:
+    return product(elements, elements)
+
+
+def square(elements: int) -> Comm:
+    """Return the cost of squares, or of turning bits to arithmetic shares.
+
+    Source: beaver.py, square and B2A_single_bit.
+    """
+    return opened(elements, elements)
+
+
+def quotient(elements: int) -> Comm:
+    """Return the cost of quotients by a public number, off by at most 2 units in the last place.
+
+    Source: `crypten_arrays`.
+    """
+    return opened(elements, 2 * elements)
+
+
+def is_negative(elements: int) -> Comm:
+    """Return the cost of signs: both shares become bits, are added by a tree of carries, and the sign is turned back.
+
+    Source: mpc.py, _ltz; converters.py; circuit.py, add and __SPK_circuit.
+    """
+    return total_comm([_pair(elements), *[_pair(2 * elements)] * CARRY_LEVELS, square(elements)])
+
+
+def is_zero(elements: int) -> Comm:
+    """Return the cost of comparisons with 0, over all bits of both shares.
+
+    Source: mpc.py, _eqz_2PC; circuit.py, __P_circuit.
+    """
+    return total_comm([*[_pair(elements)] * CARRY_LEVELS, square(elements)])
+
+
+def positive_part(elements: int) -> Comm:
+    """Return the cost of max(x, 0). Source: logic.py, relu."""
+    return total_comm([is_negative(elements), _pair(elements)])
+
+
+def exponential(elements: int) -> Comm:
+    """Return the cost of (1 + u + u^2 / 2)^(2^7), u = x / 2^7.
+
+    `crypten_arrays` computes this in place of CrypTen's (1 + x / 2^8)^(2^8).
+    """
+    return total_comm([square(elements)] * (1 + EXPONENTIAL_SQUARINGS))
+
+
+def reciprocal(elements: int) -> Comm:
+    """Return the cost of 1 / x for x > 0: scaled to 1/4 to 1 by comparisons with powers of 4, then Newton-Raphson.
+
+    `crypten_arrays` computes this in place of CrypTen's reciprocal, which uses an exponential.
+    """
+    products = 2 * RECIPROCAL_ITERATIONS + 2  # two of them by the power of 4
+    return total_comm([is_negative(len(RECIPROCAL_POWERS) * elements), *[_pair(elements)] * products])
+
+
+def inverse_root(elements: int) -> Comm:
+    """Return the cost of 1 / sqrt(x), computed as `reciprocal` but with exact scaling. Source: `crypten_arrays`."""
+    products = 3 * ROOT_ITERATIONS + 2  # two of them by powers
+    comparisons = is_negative(len(ROOT_POWERS) * elements)
+    return total_comm([comparisons, quotient(elements), *[_pair(elements)] * products])
+
+
+def logistic(elements: int, *, bounded: bool = False) -> Comm:
+    """Return the cost of r = 1 / (1 + exp(-|x|)), or 1 - r, by the sign of x. Source: `crypten_arrays`.
+
+    bounded: whether numbers may exceed the range of the exponential, which takes another comparison and a product.
+    """
+    pair = _pair(elements)
+    sign = [is_negative(2 * elements), pair] if bounded else [is_negative(elements)]
+    iterations = [square(elements), pair] * LOGISTIC_ITERATIONS
+    return total_comm([*sign, pair, exponential(elements), *iterations, pair])
+
+
+def maximum(rows: int, length: int) -> Comm:
+    """Return the cost of the maximum of each row, by halving. Source: `crypten_arrays`."""
+    parts, left = [], length
+    while left > 1:
+        parts.append(positive_part(rows * (left // 2)))
+        left -= left // 2
+    return total_comm(parts)
+
 
 RING_BITS = 64  # arithmetic.py: shares are torch.long
 MOST_FRACTION_BITS = 24  # of what a party encodes, in single precision
@@ -75,9 +183,6 @@ class CryptenSetting(EngineSetting):
             )
 
 
-Formula: TypeAlias = Callable[[Any, CryptenSetting], Comm]
-
-
 def comm(op: Op, setting: CryptenSetting) -> Comm:
     """Return the rounds, messages and bytes of one op. Raises UserError for an op or a form without a formula.
 
@@ -88,30 +193,30 @@ def comm(op: Op, setting: CryptenSetting) -> Comm:
     refuse_public(op, "crypten")
     if type(op) not in PROGRAMS:
         raise UnpricedOpError(f"no program states the steps of {type(op).__name__}; add one to PROGRAMS.")
-    cost = PROGRAMS[type(op)](op, setting)
+    cost = total_comm(PROGRAMS[type(op)](op))
     from_dealer = int(cost.setup_bytes > 0)
     return replace(cost, messages=cost.messages + from_dealer, waited_bytes=max(cost.waited_bytes, cost.setup_bytes))
 
 
-def _matmul(m: int, k: int, n: int, times: int = 1) -> Comm:
-    return product(times * m * k, times * k * n, times * m * n)
+def _matmul(m: int, k: int, n: int, times: int = 1) -> list[Comm]:
+    return [product(times * m * k, times * k * n, times * m * n)]
 
 
-def _embed(op: ops.TokenEmbedding, setting: CryptenSetting) -> Comm:
+def _embed(op: ops.TokenEmbedding) -> list[Comm]:
     one_hot = [is_zero(op.tokens * op.vocab)] if op.encoding == "lookup" else []
-    return total_comm([*one_hot, _matmul(op.tokens, op.vocab, op.features)])
+    return [*one_hot, *_matmul(op.tokens, op.vocab, op.features)]
 
 
-def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: CryptenSetting) -> Comm:
+def _norm(op: ops.LayerNorm | ops.RmsNorm) -> list[Comm]:
     """The mean square of a row and its inverse root, and products with it and the gain."""
     elements, (roots, width) = op.rows * op.features, (op.rows, op.features)
     if isinstance(op, ops.RmsNorm):
         roots, width = op.num_roots, op.features // op.groups
     gain = [product(elements, width)] if op.affine else []
-    return total_comm([mean_square(roots, elements // roots), inverse_root(roots), product(elements, roots), *gain])
+    return [square(elements), quotient(roots), inverse_root(roots), product(elements, roots), *gain]
 
 
-def _softmax(op: ops.Softmax, setting: CryptenSetting) -> Comm:
+def _softmax(op: ops.Softmax) -> list[Comm]:
     """Numbers of at least 0 for the scores, by form; then a row's sum, its reciprocal, and a product."""
     rows, elements = op.heads * op.queries, op.heads * op.queries * op.keys
     forms = {
@@ -121,59 +226,51 @@ def _softmax(op: ops.Softmax, setting: CryptenSetting) -> Comm:
         "power8": lambda: [square(elements)] * 3,
         "relu": lambda: [positive_part(elements)],
     }
-    return total_comm([*forms[op.form](), reciprocal(rows), product(elements, rows)])
+    return [*forms[op.form](), reciprocal(rows), product(elements, rows)]
 
 
-def _gelu(op: ops.Gelu, setting: CryptenSetting) -> Comm:
+def _gelu(op: ops.Gelu) -> list[Comm]:
     elements = op.rows * op.features
-    pair = product(elements, elements)
     if op.form == "exact":
         why = "with `form` exact, whose erf takes wrong powers in version 0.4.1"
         raise UnpricedOpError(f"protocol crypten has no formula for Gelu {why}; {OTHERS}.")
     if op.form == "tanh":
-        return total_comm([square(elements), pair, logistic(elements, bounded=True), pair])
+        return [square(elements), _pair(elements), logistic(elements, bounded=True), _pair(elements)]
     # x^2, then x^3 and x^4, then x^6; comparisons and selections of pieces
-    powers = [square(elements), product(2 * elements, elements), pair]
-    pieces = NUM_PIECES * elements
-    return total_comm([*powers, is_negative(pieces), product(pieces, pieces)])
+    powers = [square(elements), product(2 * elements, elements), _pair(elements)]
+    return [*powers, is_negative(NUM_PIECES * elements), _pair(NUM_PIECES * elements)]
 
 
-def _by_element(*steps: Callable[[int], Comm]) -> Formula:
+def _by_element(*steps: Callable[[int], Comm]) -> Callable[[Any], list[Comm]]:
     """The same steps for every element of the output."""
-    return lambda op, setting: total_comm(step(prod(op.output_shape)) for step in steps)
+    return lambda op: [step(prod(op.output_shape)) for step in steps]
 
 
-def _pair(elements: int) -> Comm:
-    return product(elements, elements)
-
-
-def _local(op: Op, setting: CryptenSetting) -> Comm:
-    return NOTHING
+def _by_scalar(elements: int) -> Comm:
+    return product(elements, 1)
 
 
 # op type -> its steps; an absent type that is not local is an error
-PROGRAMS: dict[type, Formula] = {
+PROGRAMS: dict[type, Callable[[Any], list[Comm]]] = {
+    **dict.fromkeys(
+        (ops.PositionEmbedding, ops.Rotary, ops.Temperature, ops.ShapedAttention, ops.Scale), _by_element()
+    ),
     ops.TokenEmbedding: _embed,
-    ops.PositionEmbedding: _local,
     ops.LayerNorm: _norm,
     ops.RmsNorm: _norm,
-    ops.FrozenNorm: lambda op, setting: product(op.rows * op.features, op.features),
-    ops.Linear: lambda op, setting: _matmul(op.rows, op.in_features, op.out_features),
-    ops.Rotary: _local,
-    ops.AttentionScores: lambda op, setting: _matmul(op.queries, op.head_dim, op.keys, op.heads),
-    ops.Temperature: _local,
+    ops.FrozenNorm: lambda op: [product(op.rows * op.features, op.features)],
+    ops.Linear: lambda op: _matmul(op.rows, op.in_features, op.out_features),
+    ops.AttentionScores: lambda op: _matmul(op.queries, op.head_dim, op.keys, op.heads),
     ops.Softmax: _softmax,
-    ops.ShapedAttention: _local,
-    ops.AttentionMix: lambda op, setting: _matmul(op.queries, op.keys, op.head_dim, op.heads),
+    ops.AttentionMix: lambda op: _matmul(op.queries, op.keys, op.head_dim, op.heads),
     ops.Gelu: _gelu,
     ops.Relu: _by_element(positive_part),
-    ops.LeakyRelu: _by_element(positive_part, lambda elements: product(elements, 1)),
+    ops.LeakyRelu: _by_element(positive_part, _by_scalar),
     ops.Square: _by_element(square),
     ops.Silu: _by_element(logistic, _pair),
     ops.Sigmoid: _by_element(logistic),
     ops.Tanh: _by_element(logistic),
     ops.Multiply: _by_element(_pair),
-    ops.Scale: _local,
-    ops.ScaledAdd: _by_element(*[lambda elements: product(elements, 1)] * 2),
-    ops.VocabProjection: lambda op, setting: _matmul(op.rows, op.features, op.vocab),
+    ops.ScaledAdd: _by_element(_by_scalar, _by_scalar),
+    ops.VocabProjection: lambda op: _matmul(op.rows, op.features, op.vocab),
 }

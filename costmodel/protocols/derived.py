@@ -3,37 +3,225 @@ link.
 
     latency = compute seconds + waited bytes x 8 / bandwidth + rounds x RTT / 2
 
+    compute seconds of an op = fixed_s of its kind + sum over units of work of per_unit_s x count
+
 Nothing overlaps: within an op a party computes, then sends, then waits, as the engine does. The latency includes all
 seconds of preprocessing. The start-up seconds (keys, first oblivious transfers) are added to the embedding, which every
 decoder has once.
+
+Compute seconds are fitted on measured runs. Each party was a process on the same machine, so they include handing
+messages to TCP and back. Coefficients are at least 0, so that seconds never fall as work grows. The work of a matrix
+product depends on how the engine cuts it into tiles, and under cheetah into blocks. A kind is a type of op in one of
+its forms, with its weights secret-shared or held by the server; all matrix products are of one kind, since one kernel
+computes them. A testbed file states the fit and the machine. An op that was measured at its full size takes the
+measured seconds instead.
 """
 
 import math
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from costmodel import ops
-from costmodel.config.user_files import MOST_YAML, read_bytes
+from costmodel.config.files import MOST_YAML, dump, load_file, read_bytes
 from costmodel.cost import Price
-from costmodel.errors import UserError
-from costmodel.estimate import Pricer
+from costmodel.errors import UnpricedOpError, UserError
+from costmodel.estimate import Pricer, cost_model_id
 from costmodel.network import Network, load_network, network_s
 from costmodel.ops import Node, Op
-from costmodel.protocols.compute_testbed import (
-    ComputeTestbed,
-    error_s_of,
-    extrapolation_of,
-    load_compute,
-    seconds_of,
-)
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
-from costmodel.protocols.identity import cost_model_id
+from costmodel.protocols.op_programs import calls_of
 from costmodel.protocols.primitives import Comm, EngineSetting
 from costmodel.trust import Trust
+
+SCHEMA_VERSION = 2
+POOL = "Matmul"  # the kind of all matrix products: one kernel, with secret factors or one that the server holds
+UNMEASURED = {"TakeColumns": "TakeRows"}  # kind that a testbed may lack -> a similar kind, whose seconds it then has
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KindSeconds:
+    """The fit of one kind of op.
+
+    fixed_s, per_unit_s: Seconds per op, and per unit of work.
+    greatest: The most of each unit among the fitted ops; larger ops are extrapolated.
+    num_points: Number of fitted ops.
+    worst_error: Greatest relative error on the fitted ops.
+    held_out_error: Greatest relative error on an op that was left out of the fit; the error to expect for sizes
+        between the measured ones.
+    """
+
+    fixed_s: float
+    per_unit_s: dict[str, float]
+    greatest: dict[str, int]
+    num_points: int
+    worst_error: float
+    held_out_error: float
+
+    def __post_init__(self) -> None:
+        _check(fixed_s=self.fixed_s, **self.per_unit_s)
+        _check(worst_error=self.worst_error, held_out_error=self.held_out_error)
+        if set(self.greatest) != set(self.per_unit_s):
+            raise UserError(
+                f"`greatest` must have the units of `per_unit_s`, {', '.join(self.per_unit_s)}, but has "
+                f"{', '.join(self.greatest) or 'none'}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpSeconds:
+    """The measurement of one op at its full size.
+
+    seconds: The fastest of its runs, with its share of preprocessing.
+    setup_s: That share, where it can be told apart.
+    spread: Greatest relative deviation of another run from `seconds`.
+    num_runs: Number of runs.
+    """
+
+    seconds: float
+    setup_s: float
+    spread: float
+    num_runs: int
+
+    def __post_init__(self) -> None:
+        _check(seconds=self.seconds, setup_s=self.setup_s, spread=self.spread)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComputeTestbed:
+    """The compute seconds of each kind of op under one protocol, with all parties on one machine.
+
+    engine, machine, measured_on: Provenance; `notes` states what else matters.
+    threads: Threads of each party.
+    start_s: Seconds of keys and first oblivious transfers, once a run.
+    ops: Single ops that were measured, by `op_name`.
+    """
+
+    protocol: str
+    engine: str
+    threads: int
+    machine: str
+    measured_on: str
+    ring_bits: int
+    fraction_bits: int
+    start_s: float
+    kinds: dict[str, KindSeconds]
+    ops: dict[str, OpSeconds] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        _check(start_s=self.start_s)
+
+
+def _check(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value < math.inf:
+            raise UserError(f"`{name}` must be finite and at least 0, but got {value}.")
+
+
+def work(op: Op, protocol: str, setting: EngineSetting) -> dict[str, int]:
+    """Return the work of an op by unit. A matrix product counts every tile, since each reads its operands again."""
+    if not op.is_product:
+        return op.work
+    engine = ENGINE_PROTOCOLS[protocol]
+    calls = calls_of(op, setting, share_bytes=engine.num_shares * setting.ring_bits // 8)
+    made = [call for call in calls if call.primitive in ("matmul", "truncate")]
+    units = {"calls": len(made), "elements": sum(call.elements for call in made)}
+    return op.work | units | engine.matrix_work(calls)
+
+
+def kind(op: Op, weights: str) -> str:
+    """Return the type of the op, its forms and, if it has weights, who holds them: `secret` or `server`."""
+    forms = [value for field in fields(op) if isinstance(value := getattr(op, field.name), str)]
+    return ".".join([type(op).__name__, *forms, *([weights] if op.weights == "hidden" else [])])
+
+
+def fitted_kind(op: Op, weights: str) -> str:
+    """Return the kind whose fit applies to an op: its own, or the one of all matrix products."""
+    if not op.is_product or op.work:
+        return kind(op, weights)
+    return f"{POOL}.{weights if op.weights == 'hidden' else 'secret'}"
+
+
+def op_name(op: Op, weights: str) -> str:
+    """Return the kind of an op with its other fields that are not defaults, such as `Relu(rows=8, features=16)`."""
+    values = {field.name: getattr(op, field.name) for field in fields(op) if getattr(op, field.name) != field.default}
+    shape = ", ".join(f"{name}={value}" for name, value in values.items() if not isinstance(value, str))
+    return f"{kind(op, weights)}({shape})"
+
+
+def seconds_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
+    """Return the seconds of one op, without start-up; a UserError is raised if the testbed lacks its kind or unit."""
+    if known := testbed.ops.get(op_name(op, weights)):
+        return known.seconds
+    measured = _measured(op, weights, testbed)
+    try:
+        return measured.fixed_s + sum(measured.per_unit_s[unit] * count for unit, count in _work(op, testbed).items())
+    except KeyError as error:
+        raise UnpricedOpError(
+            f"{fitted_kind(op, weights)} of the testbed has seconds per {', '.join(measured.per_unit_s)}, but none per "
+            f"{error.args[0]}; {_remedy(testbed)}"
+        ) from None
+
+
+def extrapolation_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
+    """Return the greatest ratio, over units, of an op's work to the most that was measured; at least 1."""
+    if op_name(op, weights) in testbed.ops:
+        return 1.0
+    greatest = _measured(op, weights, testbed).greatest
+    counts = _work(op, testbed)
+    return max(1.0, *(count / max(1, greatest[unit]) for unit, count in counts.items()))
+
+
+def error_s_of(op: Op, weights: str, testbed: ComputeTestbed) -> float:
+    """Return the absolute error to expect of an op's seconds.
+
+    A measured op has its spread. Others have the held-out error of their kind, plus as much again for every doubling
+    beyond the measured sizes.
+    """
+    seconds = seconds_of(op, weights, testbed)
+    if known := testbed.ops.get(op_name(op, weights)):
+        return seconds * known.spread
+    doublings = math.log2(extrapolation_of(op, weights, testbed))
+    return seconds * _measured(op, weights, testbed).held_out_error * (1 + doublings)
+
+
+def dump_compute(testbed: ComputeTestbed) -> str:
+    """Return the text of a testbed file, with seconds to four digits."""
+    data = _rounded(asdict(testbed))
+    data["notes"] = list(testbed.notes)
+    return dump({"schema_version": data.pop("schema_version"), **data})
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _work(op: Op, testbed: ComputeTestbed) -> dict[str, int]:
+    setting = EngineSetting(ring_bits=testbed.ring_bits, fraction_bits=testbed.fraction_bits)
+    return work(op, testbed.protocol, setting)
+
+
+def _measured(op: Op, weights: str, testbed: ComputeTestbed) -> KindSeconds:
+    name = fitted_kind(op, weights)
+    name = name if name in testbed.kinds else UNMEASURED.get(name, name)
+    if name not in testbed.kinds:
+        missing = op_name(op, weights) if testbed.ops else name  # a testbed of single ops lacks an op
+        raise UserError(f"the testbed of protocol {testbed.protocol} has no seconds for {missing}; {_remedy(testbed)}")
+    return testbed.kinds[name]
+
+
+def _remedy(testbed: ComputeTestbed) -> str:
+    engine = ENGINE_PROTOCOLS[testbed.protocol].engine
+    again = " with --for and the model it is in" if testbed.ops else ""
+    return f"measure it with `python -m costmodel calibrate --engine {engine} --protocol {testbed.protocol}`{again}."
+
 
 TESTBEDS = Path(__file__).parents[1] / "testbeds"
 LATENCY_STEP_S = 2.0**-26  # seconds are multiples of this, so sums below 4 years are exact in any order
@@ -149,7 +337,7 @@ def load(
             number of threads.
     """
     path, link = testbed or TESTBEDS / f"{protocol}.yaml", load_network(network)
-    measured, setting = load_compute(path), setting or ENGINE_PROTOCOLS[protocol].setting()
+    measured, setting = load_file(ComputeTestbed, path), setting or ENGINE_PROTOCOLS[protocol].setting()
     check_setting(protocol, setting)
     wanted = {"engine": setting.formulas_of, "protocol": protocol, **setting.of_testbed}
     for name, value in wanted.items():

@@ -6,7 +6,6 @@ Chebyshev polynomials, erf by Abramowitz and Stegun 7.1.27. The tests compare th
 are not listed are local: sums, products with public integers, shifts and masks of boolean sharings.
 """
 
-from collections.abc import Iterator
 from math import ceil, log2
 
 from costmodel.errors import UserError
@@ -27,10 +26,11 @@ MULTIPLY: Calls = (Call(primitive="multiply", elements=1),)
 SIGN: Calls = (Call(primitive="msb", elements=1),)
 SELECT: Calls = (Call(primitive="mux", elements=1),)
 EQUAL: Calls = (Call(primitive="equal", elements=1),)
+MAXIMUM = SIGN + SELECT  # of two numbers, by the sign of their difference
 
 
 def truncate(setting: EngineSetting) -> Calls:
-    """Return the calls that truncate a product to `fraction_bits`."""
+    """Return the calls that truncate a product to `fraction_bits`; all that one with a public number needs."""
     return (Call(primitive="truncate", elements=1, bits=setting.fraction_bits),)
 
 
@@ -42,7 +42,7 @@ def product(setting: EngineSetting) -> Calls:
 def weight_product(op: Op, setting: EngineSetting) -> Calls:
     """Return the calls that multiply a secret by a weight."""
     if op.public:
-        return public_product(setting)
+        return truncate(setting)
     return (Call(primitive="multiply", elements=1, private=setting.weights == "server"), *truncate(setting))
 
 
@@ -52,11 +52,6 @@ def weight_sum(op: Op, setting: EngineSetting) -> Calls:
     Source: api.cc, add_sv.
     """
     return (Call(primitive="input", elements=1),) if setting.weights == "server" and not op.public else ()
-
-
-def public_product(setting: EngineSetting) -> Calls:
-    """Return the calls of a product with a public number: the product is local, but its truncation is not."""
-    return truncate(setting)
 
 
 def constant_product(factor: float, setting: EngineSetting) -> Calls:
@@ -76,11 +71,6 @@ def constant_product(factor: float, setting: EngineSetting) -> Calls:
 
 def square(setting: EngineSetting) -> Calls:
     return (Call(primitive="square", elements=1), *truncate(setting))
-
-
-def maximum(setting: EngineSetting) -> Calls:
-    """Return the calls that select the larger of two numbers by the sign of their difference."""
-    return SIGN + SELECT
 
 
 def exponential(setting: EngineSetting) -> Calls:
@@ -126,9 +116,9 @@ def tanh(setting: EngineSetting) -> Calls:
 
     Source: fxp_approx.cc, tanh_chebyshev.
     """
-    clamp = maximum(setting) * 2
+    clamp = MAXIMUM * 2
     terms = square(setting) + product(setting) * (CHEBYSHEV_TERMS - 1)
-    return clamp + public_product(setting) + terms + public_product(setting)
+    return clamp + truncate(setting) + terms + truncate(setting)
 
 
 def sigmoid(setting: EngineSetting) -> Calls:
@@ -164,22 +154,16 @@ def polynomial(degree: int, setting: EngineSetting) -> Calls:
 def highest_bit(setting: EngineSetting) -> Calls:
     """Return the calls that keep only the highest set bit, by ORing each bit with all bits above it.
 
-    Source: ring.cc, _prefix_or. A UserError is raised for a ring of 32 bits, in which the engine cannot divide (integer
-        masks have 64 bits).
+    Source: ring.cc, _prefix_or. A UserError is raised for a ring of 32 bits, in which the engine cannot divide.
     """
     if setting.ring_bits < NARROWEST_DIVISION_BITS:
         raise UserError(
             f"`ring_bits` must be at least {NARROWEST_DIVISION_BITS} for division, square root and erf, "
             f"but got {setting.ring_bits}."
         )
-    return (Call(primitive="a2b", elements=1), *_prefix_or(setting))
-
-
-def _prefix_or(setting: EngineSetting) -> Iterator[Call]:
-    offset = 1
-    while offset < setting.ring_bits:
-        yield Call(primitive="and", elements=1, bits=setting.ring_bits - offset)
-        offset *= 2
+    offsets = (1 << level for level in range((setting.ring_bits - 1).bit_length()))
+    ors = [Call(primitive="and", elements=1, bits=setting.ring_bits - offset) for offset in offsets]
+    return (Call(primitive="a2b", elements=1), *ors)
 
 
 def _arithmetic(bits: int) -> Calls:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.ops import Op
-from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, crypten, crypten_primitives, semi2k
+from costmodel.protocols import aby3, cheetah, cheetah_preprocessing, crypten, semi2k
 from costmodel.protocols.op_programs import matrix_work
 from costmodel.protocols.primitives import Calls, Comm, EngineSetting, one_by_one
 from costmodel.trust import Trust
@@ -19,18 +19,17 @@ from costmodel.trust import Trust
 class EngineProtocol:
     """A protocol of an engine.
 
-    Attributes:
-        engine: Name of its package.
-        setting: The class of its settings.
-        trust: Whom you must trust; its number of parties is the engine's.
-        comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
-        in_order: Return the same for each op in a fresh run, if it depends on the ops before it; else None.
-        num_shares: Words that a party holds of one element.
-        keeps_masks: Whether masks of weights can be reused between runs.
-        matrix_work: Return the work of the matrix products among calls, by unit.
-        is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
-        deals_ahead: Whether a dealer prepares the next ops while the parties compute.
-        fraction_bits: Choices, of which a run takes the most that hold a model; those of the setting if there are none.
+    engine: Name of its package.
+    setting: The class of its settings.
+    trust: Whom you must trust; its number of parties is the engine's.
+    comm: Return the rounds, messages and bytes of an op, independent of the ops before it.
+    in_order: Return the same for each op in a fresh run, if it depends on the ops before it; else None.
+    num_shares: Words that a party holds of one element.
+    keeps_masks: Whether masks of weights can be reused between runs.
+    matrix_work: Return the work of the matrix products among calls, by unit.
+    is_slow: Whether an op of GPT-2's size takes minutes; calibration then repeats less and omits the largest ops.
+    deals_ahead: Whether a dealer prepares the next ops while the parties compute.
+    fraction_bits: Choices, of which a run takes the most that hold a model; those of the setting if there are none.
     """
 
     engine: str = "spu"
@@ -94,7 +93,7 @@ ENGINE_PROTOCOLS: dict[str, EngineProtocol] = {
         engine="crypten",
         setting=crypten.CryptenSetting,
         trust=Trust(
-            num_parties=crypten_primitives.NUM_PARTIES,
+            num_parties=crypten.NUM_PARTIES,
             randomness="a dealer, a separate process, which sees no shares; with a party, it could unmask all",
             dealer=True,
         ),

@@ -49,17 +49,15 @@ def _solve(matrix: Array, rest: Array, objective: Array, worst: float) -> Array:
     """Minimise over (coefficients, error of each row, greatest error), with the last <= `worst`."""
     num_rows, num_terms = matrix.shape
     identity, zeros = np.eye(num_rows), np.zeros((num_rows, 1))
-    above = np.hstack([matrix, -identity, zeros])
-    below = np.hstack([-matrix, -identity, zeros])
-    greatest = np.hstack([np.zeros((num_rows, num_terms)), identity, zeros - 1.0])
-    bounds = [(0.0, None)] * (num_terms + num_rows) + [(0.0, worst)]
-    result = linprog(
-        objective,
-        A_ub=np.vstack([above, below, greatest]),
-        b_ub=np.concatenate([rest, -rest, np.zeros(len(greatest))]),
-        bounds=bounds,
-        method="highs",
+    limits = np.block(
+        [
+            [matrix, -identity, zeros],  # above the target
+            [-matrix, -identity, zeros],  # below it
+            [np.zeros((num_rows, num_terms)), identity, zeros - 1.0],  # beyond the greatest
+        ]
     )
+    bounds = [(0.0, None)] * (num_terms + num_rows) + [(0.0, worst)]
+    result = linprog(objective, limits, np.r_[rest, -rest, np.zeros(num_rows)], bounds=bounds, method="highs")
     assert result.success, result.message
     return np.asarray(result.x, dtype=np.float64)
 
@@ -85,13 +83,9 @@ def extremes(
     ones = np.ones(len(rows))
     sums = []
     for sign in (1.0, -1.0):
-        result = linprog(
-            sign * objective / max(objective.max(), 1.0),
-            A_ub=np.vstack([matrix, -matrix]),
-            b_ub=np.concatenate([ones * (1 + tolerance), -ones * (1 - tolerance)]),
-            bounds=box,
-            method="highs",
-        )
+        scaled = sign * objective / max(objective.max(), 1.0)
+        limits = np.vstack([matrix, -matrix]), np.r_[ones * (1 + tolerance), -ones * (1 - tolerance)]
+        result = linprog(scaled, *limits, bounds=box, method="highs")
         if result.status == 2:
             raise UserError(f"no coefficients reproduce every row within {tolerance:.1%}; the tolerance must grow.")
         sums.append(float(objective @ result.x) if result.success else np.inf)

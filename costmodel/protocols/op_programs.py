@@ -8,6 +8,7 @@ drops products with a constant 1 and reductions over one element, so some shapes
 """
 
 from collections.abc import Callable
+from itertools import product
 from math import ceil, prod, sqrt
 from typing import Any
 
@@ -20,9 +21,7 @@ from costmodel.protocols.primitives import Call, Calls, EngineSetting, Primitive
 TILE_BYTES = 256 * 1024 * 1024  # ring.cc, _mmul: larger operands are multiplied tile by tile
 MOST_TILES = 10_000  # 2.5 TB of operands; each tile is a call of its own
 SKEWED = 8  # ring.cc, calcMmulTilingSize: a matrix is long or flat if one dimension is this many times the others
-SHARED: Calls = (
-    Call(primitive="share", elements=1),
-)  # for example the initial value of a sum or a maximum over an axis
+SHARED: Calls = (Call(primitive="share", elements=1),)  # such as the initial value of a sum over an axis
 
 
 def calls_of(op: Op, setting: EngineSetting, *, share_bytes: int) -> Calls:
@@ -54,21 +53,18 @@ def matmul(m: int, k: int, n: int, setting: EngineSetting, share_bytes: int, *, 
             f"a matrix product must be of at most {MOST_TILES} tiles of up to {TILE_BYTES // 2**20} MiB, "
             f"but {m} x {k} times {k} x {n} takes {num_tiles}; choose smaller dimensions."
         )
-    calls: Calls = ()
-    for rows in _cuts(m, m_step):
-        for columns in _cuts(n, n_step):
-            for inner in _cuts(k, k_step):
-                calls += (
-                    Call(
-                        primitive=primitive,
-                        elements=rows * columns,
-                        operands=inner * (rows + columns),
-                        factors=(rows, columns),
-                        private=private,
-                        opened=opened,
-                    ),
-                )
-    return calls + on(m * n, fixed_point.truncate(setting))
+    tiles = [
+        Call(
+            primitive=primitive,
+            elements=rows * columns,
+            operands=inner * (rows + columns),
+            factors=(rows, columns),
+            private=private,
+            opened=opened,
+        )
+        for rows, columns, inner in product(_cuts(m, m_step), _cuts(n, n_step), _cuts(k, k_step))
+    ]
+    return (*tiles, *on(m * n, fixed_point.truncate(setting)))
 
 
 def matrix_work(calls: Calls) -> dict[str, int]:
@@ -104,25 +100,23 @@ def _embed(op: ops.TokenEmbedding, setting: EngineSetting, share_bytes: int) -> 
 
 def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: EngineSetting, share_bytes: int) -> Calls:
     """Multiply each row by the inverse root of its mean square (for LayerNorm without its mean), and by the gain."""
-    roots = op.num_roots if isinstance(op, ops.RmsNorm) else op.rows
-    start = () if op.rows * op.features == roots else SHARED
-    means = () if op.rows * op.features == roots else on(roots, fixed_point.public_product(setting))
-    squares = on(op.rows * op.features, fixed_point.product(setting))
+    elements, roots = op.rows * op.features, op.num_roots if isinstance(op, ops.RmsNorm) else op.rows
+    start, means = ((), ()) if elements == roots else (SHARED, on(roots, fixed_point.truncate(setting)))
+    squares = on(elements, fixed_point.product(setting))
     root = on(roots, fixed_point.reciprocal_square_root(setting))
     gain = fixed_point.weight_product(op, setting) if op.affine else ()
     has_bias = isinstance(op, ops.LayerNorm) and op.affine and op.bias
     bias = fixed_point.weight_sum(op, setting) if has_bias else ()
-    products = on(op.rows * op.features, fixed_point.product(setting) + gain + bias)
+    products = on(elements, fixed_point.product(setting) + gain + bias)
     return start + (means if isinstance(op, ops.LayerNorm) else ()) + squares + means + root + products
 
 
 def _frozen_norm(op: ops.FrozenNorm, setting: EngineSetting, share_bytes: int) -> Calls:
-    elements = op.rows * op.features
-    gained = on(elements, fixed_point.weight_product(op, setting))
+    gained = on(op.rows * op.features, fixed_point.weight_product(op, setting))
     if not op.centred:
         return gained
-    means = () if op.features == 1 else SHARED + on(op.rows, fixed_point.public_product(setting))
-    return means + gained + on(elements, fixed_point.weight_sum(op, setting))
+    means = () if op.features == 1 else SHARED + on(op.rows, fixed_point.truncate(setting))
+    return means + gained + on(op.rows * op.features, fixed_point.weight_sum(op, setting))
 
 
 def _linear(op: ops.Linear, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -133,11 +127,8 @@ def _linear(op: ops.Linear, setting: EngineSetting, share_bytes: int) -> Calls:
 def _rotary(op: ops.Rotary, setting: EngineSetting, share_bytes: int) -> Calls:
     """Multiply queries and keys by cosines, and their crossed halves by sines; all angles are public."""
     turned = op.rows * (op.heads + (op.key_heads or op.heads)) * op.rotary_dim
-    if (
-        op.rows == op.sequences and op.past_len == 0
-    ):  # the first position turns by 0: times a constant 1, plus a constant 0
-        return on(turned, SHARED)
-    return on(turned, fixed_point.public_product(setting) * 2)
+    is_first = op.rows == op.sequences and op.past_len == 0  # turns by 0: times a constant 1, plus a constant 0
+    return on(turned, SHARED if is_first else fixed_point.truncate(setting) * 2)
 
 
 def _scores(op: ops.AttentionScores, setting: EngineSetting, share_bytes: int) -> Calls:
@@ -155,26 +146,26 @@ def _softmax(op: ops.Softmax, setting: EngineSetting, share_bytes: int) -> Calls
     if op.keys == 1 and op.form == "power8":  # all weight on the one key
         return ()
     start = () if op.keys == 1 else SHARED
-    maxima = on(rows, fixed_point.reduction(op.keys, fixed_point.maximum(setting)))
+    maxima = on(rows, fixed_point.reduction(op.keys, fixed_point.MAXIMUM))
     powers = on(rows * op.keys, fixed_point.exponential(setting))
     forms = {
         "exact": start + maxima + powers,
         "bounded": powers,
         "2quad": on(rows * op.keys, fixed_point.product(setting)),
         "power8": on(rows * op.keys, fixed_point.product(setting) * 3),
-        "relu": on(rows * op.keys, fixed_point.maximum(setting)),
+        "relu": on(rows * op.keys, fixed_point.MAXIMUM),
     }
     normalise = on(rows, fixed_point.reciprocal(setting)) + on(rows * op.keys, fixed_point.product(setting))
     return forms[op.form] + start + normalise
 
 
 def _gelu(op: ops.Gelu, setting: EngineSetting) -> Calls:
-    product, factor = fixed_point.product(setting), fixed_point.public_product(setting)
+    pair, factor = fixed_point.product(setting), fixed_point.truncate(setting)
     forms = {
-        "tanh": product + factor + product + fixed_point.tanh(setting) + factor + product,
-        "exact": factor + fixed_point.error_function(setting) + factor + product,
+        "tanh": pair + factor + pair + fixed_point.tanh(setting) + factor + pair,
+        "exact": factor + fixed_point.error_function(setting) + factor + pair,
         # x^2, then x^3 and x^4, then x^6; two polynomials; three comparisons and as many selections
-        "piecewise": product + on(2, product) + product + on(2, factor) + on(3, fixed_point.maximum(setting)),
+        "piecewise": pair + on(2, pair) + pair + on(2, factor) + on(3, fixed_point.MAXIMUM),
     }
     return forms[op.form]
 
@@ -185,11 +176,11 @@ def _gelu(op: ops.Gelu, setting: EngineSetting) -> Calls:
 # libspu/kernel/hal/polymorphic.cc, mul, which calls fxp_base.cc, f_mul, and not f_square.
 ELEMENTWISE: dict[type, Callable[[Any, EngineSetting], Calls]] = {
     ops.PositionEmbedding: lambda op, setting: fixed_point.weight_sum(op, setting),
-    ops.Temperature: lambda op, setting: fixed_point.public_product(setting),
-    ops.ShapedAttention: lambda op, setting: fixed_point.public_product(setting),
+    ops.Temperature: lambda op, setting: fixed_point.truncate(setting),
+    ops.ShapedAttention: lambda op, setting: fixed_point.truncate(setting),
     ops.Gelu: _gelu,
-    ops.Relu: lambda op, setting: fixed_point.maximum(setting),
-    ops.LeakyRelu: lambda op, setting: fixed_point.maximum(setting) + fixed_point.weight_product(op, setting),
+    ops.Relu: lambda op, setting: fixed_point.MAXIMUM,
+    ops.LeakyRelu: lambda op, setting: fixed_point.MAXIMUM + fixed_point.weight_product(op, setting),
     ops.Square: lambda op, setting: fixed_point.product(setting),
     ops.Silu: lambda op, setting: fixed_point.sigmoid(setting) + fixed_point.product(setting),
     ops.Sigmoid: lambda op, setting: fixed_point.sigmoid(setting),

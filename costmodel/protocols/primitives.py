@@ -10,8 +10,8 @@ from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from costmodel.errors import UnpricedOpError, UserError
+from costmodel.estimate import ENGINE
 from costmodel.ops import Op
-from costmodel.protocols.identity import ENGINE
 
 # primitive: its operation on secret-shared integers of the ring
 #   multiply, square: element-wise products; matmul: a matrix product; public_matmul: one with a public right factor
@@ -35,13 +35,12 @@ WeightMasks = Literal["fresh", "kept"]
 class EngineSetting:
     """How the engine represents the numbers of a model.
 
-    Attributes:
-        ring_bits: Secret-shared integers are modulo 2^ring_bits.
-        fraction_bits: Bits after the binary point; 18 is the engine's default for a ring of 64 bits.
-        weights: `secret`, shared by all parties before the run; `server`, held by one party and seen by no other.
-        weight_masks: Masks of weight matrices in products that open them masked (`semi2k`): `fresh` in every run, or
-            `kept` from an earlier run, so that only the other factor is masked and opened.
-        threads: Threads of each party. Formulas are for one; cheetah preprocesses some material for each thread.
+    ring_bits: Secret-shared integers are modulo 2^ring_bits.
+    fraction_bits: Bits after the binary point; 18 is the engine's default for a ring of 64 bits.
+    weights: `secret`, shared by all parties before the run; `server`, held by one party and seen by no other.
+    weight_masks: Masks of weight matrices in products that open them masked (`semi2k`): `fresh` in every run, or
+        `kept` from an earlier run, so that only the other factor is masked and opened.
+    threads: Threads of each party. Formulas are for one; cheetah preprocesses some material for each thread.
 
     Raises:
         UserError: If the engine does not have the ring, the fraction does not fit into it, `threads` is below 1, or
@@ -90,13 +89,12 @@ class EngineSetting:
 class Call:
     """One call of a primitive.
 
-    Attributes:
-        elements: Elements of the result.
-        operands: Elements of both factors of a matrix product; 0 for other primitives.
-        factors: Rows and columns of a matrix product; empty for other primitives.
-        bits: Width of the operands of `and` and `b2a`, or bits that `truncate` cuts off; 0 for other primitives.
-        private: Whether one party holds the right factor of a `multiply` or `matmul`, which is not shared.
-        opened: Whether the right factor of a `matmul` was opened, masked, in an earlier run.
+    elements: Elements of the result.
+    operands: Elements of both factors of a matrix product; 0 for other primitives.
+    factors: Rows and columns of a matrix product; empty for other primitives.
+    bits: Width of the operands of `and` and `b2a`, or bits that `truncate` cuts off; 0 for other primitives.
+    private: Whether one party holds the right factor of a `multiply` or `matmul`, which is not shared.
+    opened: Whether the right factor of a `matmul` was opened, masked, in an earlier run.
     """
 
     primitive: Primitive
@@ -115,10 +113,9 @@ Calls: TypeAlias = tuple[Call, ...]
 class Comm:
     """The communication of a call: rounds on the critical path; messages and bytes summed over all parties.
 
-    Attributes:
-        waited_bytes: Bytes on the critical path, preprocessing included, if each pair of parties has a full-duplex link
-            of its own; bytes that are sent at the same time count once.
-        key_bytes: Bytes that a dealer gives each party; in no other field.
+    waited_bytes: Bytes on the critical path, preprocessing included, if each pair of parties has a full-duplex link
+        of its own; bytes that are sent at the same time count once.
+    key_bytes: Bytes that a dealer gives each party; in no other field.
     """
 
     rounds: int
@@ -153,18 +150,14 @@ def refuse_public(op: Op, protocol: str) -> None:
         )
 
 
-# primitive -> the cost of a call in a setting
-Prices: TypeAlias = Mapping[str, Callable[[Call, EngineSetting], Comm]]
-
-
-def price_calls(calls: Iterable[Call], setting: EngineSetting, prices: Prices) -> Comm:
-    """Return the summed cost of calls; a UserError is raised for a primitive that the protocol has no formula for."""
-    parts = []
-    for call in calls:
-        if call.primitive not in prices:
-            raise UserError(f"the protocol has no formula for {call.primitive!r}; add one to its table.")
-        parts.append(prices[call.primitive](call, setting))
-    return total_comm(parts)
+def price_calls(
+    calls: Iterable[Call], setting: EngineSetting, prices: Mapping[str, Callable[[Call, EngineSetting], Comm]]
+) -> Comm:
+    """Return the summed cost of calls; a UserError is raised for a primitive without a formula in `prices`."""
+    calls = list(calls)
+    if unknown := [call.primitive for call in calls if call.primitive not in prices]:
+        raise UserError(f"the protocol has no formula for {unknown[0]!r}; add one to its table.")
+    return total_comm(prices[call.primitive](call, setting) for call in calls)
 
 
 def one_by_one(comm: Callable[[Op, Any], Comm], some: Sequence[Op], setting: Any) -> tuple[Comm, ...]:

@@ -24,24 +24,88 @@ Assumptions of the counts:
 Source: arXiv 2410.13060 table 3 and arXiv 2501.03489 table 2; SecretFlow-SPU with Cheetah, two servers.
 """
 
+import csv
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from costmodel import ops
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_file
+from costmodel.config.units import BYTES, SECONDS
 from costmodel.cost import Price
 from costmodel.data_range import DataRange
 from costmodel.errors import UnpricedOpError
-from costmodel.estimate import Pricer
+from costmodel.estimate import Pricer, cost_model_id
 from costmodel.ops import Node, Op
-from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import refuse_public
-from costmodel.protocols.published_rows import PublishedRow, published_rows
 from costmodel.trust import Trust
+
+TESTBEDS = Path(__file__).parents[1] / "testbeds"
+ROWS = TESTBEDS / "published_rows.csv"
+HELD_OUT = TESTBEDS / "held_out_rows.csv"  # 512 tokens: never fitted, so they check the fit
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublishedRow:
+    """One printed row, in the papers' units (GFLOP, GB of 1e9 bytes, minutes); Decimal keeps the printed digits.
+
+    sent_gigabytes: Total communication. The papers do not say whether it counts one party or both.
+    ffn_gflop, attention_gflop: By the papers' own counting convention.
+    perplexity: None where training diverged (printed as NaN).
+    held_out: Whether the row is kept out of every fit.
+    """
+
+    source: str
+    notation: str
+    dataset: str
+    num_layers: int
+    num_heads: int
+    d_model: int
+    vocab_size: int
+    seq_len: int
+    ffn_gflop: Decimal
+    attention_gflop: Decimal
+    sent_gigabytes: Decimal
+    latency_min: Decimal
+    perplexity: float | None
+    held_out: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.notation} L={self.num_layers} T={self.seq_len}"
+
+    @property
+    def own_method(self) -> bool:
+        """Whether the row is an architecture of the papers, not the block of He and Hofmann that they compare with."""
+        return not self.notation.startswith("HH(")
+
+    @property
+    def sent_bytes(self) -> float:
+        return float(self.sent_gigabytes * Decimal(BYTES["GB"]))
+
+    @property
+    def latency_s(self) -> float:
+        return float(self.latency_min * Decimal(SECONDS["min"]))
+
+
+def published_rows(path: Path = ROWS) -> tuple[PublishedRow, ...]:
+    """Read the printed rows, in the order of the papers."""
+    kinds, rows = get_type_hints(PublishedRow), list[PublishedRow]()
+    with path.open(encoding="utf-8", newline="") as file:
+        for record in csv.DictReader(file):
+            perplexity = record.pop("perplexity")
+            values = {name: kinds[name](text) for name, text in record.items()}
+            rows.append(PublishedRow(**values, perplexity=None if perplexity == "NaN" else float(perplexity)))
+    return tuple(rows)
+
+
+def held_out_rows() -> tuple[PublishedRow, ...]:
+    """Read the printed rows that are only used for checking."""
+    return tuple(replace(row, held_out=True) for row in published_rows(HELD_OUT))
+
 
 # arXiv 2410.13060 and 2501.03489: client and server on SecretFlow-SPU under Cheetah.
 TRUST = Trust(
@@ -116,13 +180,12 @@ def counts(op: Op) -> dict[str, int]:
             f"protocol published has no formula for {type(op).__name__}, which no printed row has; "
             "choose protocol semi2k, aby3 or cheetah."
         )
-    if type(op) in MEASURED_FORMS:
-        name, measured = MEASURED_FORMS[type(op)]
-        if (form := getattr(op, name)) not in measured:
-            raise UnpricedOpError(
-                f"protocol published prices {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
-                f"but got {form!r}; choose protocol semi2k, aby3 or cheetah."
-            )
+    name, measured = MEASURED_FORMS.get(type(op), ("", ()))
+    if name and (form := getattr(op, name)) not in measured:
+        raise UnpricedOpError(
+            f"protocol published prices {type(op).__name__} with `{name}` {' or '.join(measured)} only, "
+            f"but got {form!r}; choose protocol semi2k, aby3 or cheetah."
+        )
     return COUNTS[type(op)](op)
 
 
@@ -139,11 +202,10 @@ def graph_counts(graph: Iterable[Node]) -> dict[str, int]:
 class Constant:
     """One coefficient of the fit.
 
-    Attributes:
-        value: Seconds or bytes per unit of its term.
-        identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
-        low, high: Bounds set by a prior; None if the rows alone bound it.
-        source: Where the value comes from.
+    value: Seconds or bytes per unit of its term.
+    identified_by: `data` if the rows determine it, `prior` if they cannot and another source does.
+    low, high: Bounds set by a prior; None if the rows alone bound it.
+    source: Where the value comes from.
     """
 
     value: float
@@ -179,20 +241,14 @@ class Testbed:
     rows: tuple[FittedRow, ...]
 
 
-def load_testbed(path: Path) -> Testbed:
-    """Read a testbed from a YAML file."""
-    return decode(Testbed, load_mapping(path), str(path))
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published(Pricer):
     """The pricer of protocol `published`, with fitted coefficients.
 
-    Attributes:
-        latency_s, sent_bytes: Seconds and bytes per unit of each term.
-        latency_bounds_s: Least and greatest seconds per unit, for terms that only a prior identifies.
-        rows, latency_tolerance: Consistent coefficients reproduce these rows, to that relative error.
-        data: The range of the printed rows; costs outside it are extrapolated.
+    latency_s, sent_bytes: Seconds and bytes per unit of each term.
+    latency_bounds_s: Least and greatest seconds per unit, for terms that only a prior identifies.
+    rows, latency_tolerance: Consistent coefficients reproduce these rows, to that relative error.
+    data: The range of the printed rows; costs outside it are extrapolated.
     """
 
     protocol: str = "published"
@@ -224,11 +280,8 @@ class Published(Pricer):
         """
         from costmodel.protocols.linear_fit import extremes  # imported here, as costs do not need scipy
 
-        targets = [row.latency_s for row in self.rows]
-        low, high = extremes(
-            graph_counts(graph), [row.counts for row in self.rows], targets, self.latency_tolerance,
-            self.latency_bounds_s,
-        )  # fmt: skip
+        rows, targets = [row.counts for row in self.rows], [row.latency_s for row in self.rows]
+        low, high = extremes(graph_counts(graph), rows, targets, self.latency_tolerance, self.latency_bounds_s)
         point = sum(price.latency_s for price in map(self.price, (node.op for node in graph)))
         return min(low, point), max(high, point)
 
@@ -239,7 +292,7 @@ class Published(Pricer):
 
 def load() -> Published:
     """Load the committed testbed as a pricer."""
-    testbed = load_testbed(TESTBED)
+    testbed = load_file(Testbed, TESTBED)
     priors = {term: constant for term, constant in testbed.latency_s.items() if constant.identified_by == "prior"}
     return Published(
         cost_model_id=cost_model_id(TESTBED.read_bytes()),
@@ -248,25 +301,18 @@ def load() -> Published:
         latency_bounds_s={term: (constant.low or 0.0, constant.high or math.inf) for term, constant in priors.items()},
         rows=testbed.rows,
         latency_tolerance=testbed.latency_tolerance,
-        data=data_range(published_rows()),
+        data=_data_range(),
     )
 
 
-def data_range(rows: Iterable[PublishedRow]) -> DataRange:
+def _data_range() -> DataRange:
     """Return the range of the printed rows, all of which ran a whole prompt and projected all its tokens."""
-    known = list(rows)
-    d_models = sorted({row.d_model for row in known})
-    return DataRange(
-        dimensions={
-            "d_model": tuple(d_models),
-            "d_ff": tuple(D_FF_PER_D_MODEL * d_model for d_model in d_models),
-            "num_heads": tuple(sorted({row.num_heads for row in known})),
-            "num_layers": tuple(sorted({row.num_layers for row in known})),
-            "vocab_size": tuple(sorted({row.vocab_size for row in known})),
-            "seq_len": tuple(sorted({row.seq_len for row in known})),
-        },
-        op_types=ROW_OPS,
-    )
+    rows = published_rows()
+    names = ("d_model", "num_heads", "num_layers", "vocab_size", "seq_len")
+    dimensions = {name: tuple(sorted({getattr(row, name) for row in rows})) for name in names}
+    d_ff = tuple(D_FF_PER_D_MODEL * d_model for d_model in dimensions["d_model"])
+    order = {"d_model": dimensions["d_model"], "d_ff": d_ff}  # in which extrapolations are told
+    return DataRange(dimensions=order | dimensions, op_types=ROW_OPS)
 
 
 def _on_grid(value: float, step: float) -> float:

@@ -20,7 +20,7 @@ from typing import Literal, TypeAlias
 
 from costmodel.ops import Op
 from costmodel.protocols.op_programs import calls_of
-from costmodel.protocols.primitives import Call, Comm, EngineSetting, halves, price_calls, stored_bytes, total_comm
+from costmodel.protocols.primitives import Call, Comm, EngineSetting, halves, price_calls, stored_bytes
 
 NUM_PARTIES = 2
 
@@ -36,11 +36,10 @@ MASKS: dict[Kind, int] = {"product": 2, "and": 2, "square": 1, "cross": 1, "bit"
 class Correlation:
     """Correlated randomness of one kind.
 
-    Attributes:
-        elements: Elements of the result.
-        bits: Bits of each element; for `and` and `bit`, the number of bits that an element stands for.
-        shape: Rows, inner dimension and columns of a matrix product; empty for other kinds.
-        opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is made all the same.
+    elements: Elements of the result.
+    bits: Bits of each element; for `and` and `bit`, the number of bits that an element stands for.
+    shape: Rows, inner dimension and columns of a matrix product; empty for other kinds.
+    opened: Whether the right factor of a `matrix` was opened in an earlier run; its mask is made all the same.
     """
 
     kind: Kind
@@ -80,19 +79,8 @@ def _words(kind: Kind, call: Call, setting: EngineSetting) -> Correlations:
 def _matrix(call: Call, setting: EngineSetting) -> Correlations:
     """Open both masked factors; a weight only once if its mask is reused. Source: MatMulAA and MatMulOpen."""
     rows, columns = call.factors
-    shape = (rows, call.operands // (rows + columns), columns)
-    bits = setting.ring_bits
+    shape, bits = (rows, call.operands // (rows + columns), columns), setting.ring_bits
     return (Correlation(kind="matrix", elements=call.elements, bits=bits, shape=shape, opened=call.opened),)
-
-
-def _wrap(call: Call, setting: EngineSetting) -> Correlations:
-    """Multiply one bit of each party, in the smallest ring that holds the cut bits. Source: TruncAPr2 and MulVVS."""
-    return (Correlation(kind="cross", elements=call.elements, bits=8 * max(4, stored_bytes(call.bits))),)
-
-
-def _carry(call: Call, setting: EngineSetting) -> Correlations:
-    """Compute the carry into the highest bit by a tree: one AND, then two per level. Source: ab_api.cc, carry_a2b."""
-    return (_and(call.elements, setting.ring_bits), *(_and(2 * call.elements, bits) for bits in halves(setting)))
 
 
 def _adder(call: Call, setting: EngineSetting) -> Correlations:
@@ -117,8 +105,15 @@ CORRELATIONS: Mapping[str, Callable[[Call, EngineSetting], Correlations]] = {
     "multiply": partial(_words, "product"),
     "square": partial(_words, "square"),
     "matmul": _matrix,
-    "truncate": _wrap,
-    "msb": _carry,
+    # one bit of each party is multiplied, in the smallest ring that holds the cut bits; TruncAPr2 and MulVVS
+    "truncate": lambda call, setting: (
+        Correlation(kind="cross", elements=call.elements, bits=8 * max(4, stored_bytes(call.bits))),
+    ),
+    # the carry into the highest bit, by a tree: one AND, then two per level; ab_api.cc, carry_a2b
+    "msb": lambda call, setting: (
+        _and(call.elements, setting.ring_bits),
+        *(_and(2 * call.elements, bits) for bits in halves(setting)),
+    ),
     "mux": partial(_words, "product"),
     "a2b": _adder,
     # bits are masked by random bits; conversion.cc, B2A_Randbit
@@ -132,10 +127,8 @@ CORRELATIONS: Mapping[str, Callable[[Call, EngineSetting], Correlations]] = {
 
 def _opened(used: Callable[[Call, EngineSetting], Correlations], call: Call, setting: EngineSetting) -> Comm:
     sent = [correlation.masked_bytes for correlation in used(call, setting)]
-    return total_comm(
-        Comm(rounds=1, messages=NUM_PARTIES, online_bytes=NUM_PARTIES * num_bytes, waited_bytes=num_bytes)
-        for num_bytes in sent
-    )
+    rounds, total = len(sent), sum(sent)
+    return Comm(rounds=rounds, messages=NUM_PARTIES * rounds, online_bytes=NUM_PARTIES * total, waited_bytes=total)
 
 
 PRICES: dict[str, Callable[[Call, EngineSetting], Comm]] = {

@@ -21,14 +21,12 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from costmodel import ops
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
-from costmodel.config.user_files import MOST_YAML, read_bytes
+from costmodel.config.files import MOST_YAML, load_file, read_bytes
 from costmodel.errors import UserError
+from costmodel.estimate import cost_model_id
 from costmodel.network import Network, load_network
 from costmodel.ops import KeyValueCache, Node, Op
 from costmodel.protocols.derived import ByFormula, on_grid
-from costmodel.protocols.identity import cost_model_id
 from costmodel.protocols.primitives import Comm
 from costmodel.protocols.sigma_primitives import NUM_PARTIES, SigmaSetting
 from costmodel.protocols.sigma_programs import comm
@@ -60,11 +58,10 @@ CLASS_OF: dict[type, Class] = {
 class ClassSeconds:
     """The fit of one class of ops.
 
-    Attributes:
-        per_unit_s: Seconds per unit.
-        least, greatest: Range of the fitted ops, for each unit that varies; ops beyond it are extrapolated.
-        worst_error: Greatest relative error on a fitted run.
-        held_out_error: Greatest relative error on a run that was left out of the fit.
+    per_unit_s: Seconds per unit.
+    least, greatest: Range of the fitted ops, for each unit that varies; ops beyond it are extrapolated.
+    worst_error: Greatest relative error on a fitted run.
+    held_out_error: Greatest relative error on a run that was left out of the fit.
     """
 
     per_unit_s: dict[Unit, float]
@@ -75,9 +72,8 @@ class ClassSeconds:
 
     def __post_init__(self) -> None:
         if set(self.per_unit_s) != set(UNITS):
-            raise UserError(
-                f"`per_unit_s` must have the units {', '.join(UNITS)}, but has {', '.join(self.per_unit_s)}."
-            )
+            units, has = ", ".join(UNITS), ", ".join(self.per_unit_s)
+            raise UserError(f"`per_unit_s` must have the units {units}, but has {has}.")
         for name, value in self.per_unit_s.items():
             if not 0 <= value < math.inf:
                 raise UserError(f"seconds per {name} must be finite and at least 0, but got {value}.")
@@ -101,38 +97,14 @@ class SigmaTestbed:
             raise UserError(f"`classes` must be {', '.join(CLASSES)}, but got {', '.join(self.classes)}.")
 
 
-def load_sigma(path: Path) -> SigmaTestbed:
-    """Read a testbed from a YAML file; a UserError that names the file is raised if it is not valid."""
-    return decode(SigmaTestbed, load_mapping(path), str(path))
-
-
 def class_of(op: Op) -> Class:
     return CLASS_OF.get(type(op), "linear")
 
 
-def work(op: Op, comm: Comm) -> dict[Unit, int]:
+def work(op: Op, cost: Comm) -> dict[Unit, int]:
     """Return the work of an op, by unit."""
     weights = math.prod(op.weight_shapes["weight"]) if op.is_product and op.weight_shapes else 0
-    return {"rounds": comm.rounds, "key_bytes": comm.key_bytes, "weights": weights}
-
-
-def seconds_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
-    per_unit_s = testbed.classes[class_of(op)].per_unit_s
-    return sum(per_unit_s[unit] * count for unit, count in work(op, comm).items())
-
-
-def extrapolation_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
-    """Return the greatest ratio, over units, of an op's work to the most that was fitted; at least 1."""
-    fitted, counts = testbed.classes[class_of(op)], work(op, comm)
-    return max(1.0, *(counts[unit] / most for unit, most in fitted.greatest.items()))
-
-
-def error_s_of(op: Op, comm: Comm, testbed: SigmaTestbed) -> float:
-    """Return the error of an op's seconds: the held-out error, plus as much per doubling above or below the fit."""
-    fitted, counts = testbed.classes[class_of(op)], work(op, comm)
-    below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
-    doublings = math.log2(max(extrapolation_of(op, comm, testbed), *below, 1.0))
-    return seconds_of(op, comm, testbed) * fitted.held_out_error * (1 + doublings)
+    return {"rounds": cost.rounds, "key_bytes": cost.key_bytes, "weights": weights}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,10 +125,18 @@ class Sigma(ByFormula):
         return comm(op, self.setting)
 
     def op_s(self, op: Op, cost: Comm) -> float:
-        return on_grid(seconds_of(op, cost, self.testbed))
+        return on_grid(self._seconds(op, cost))
+
+    def _seconds(self, op: Op, cost: Comm) -> float:
+        per_unit_s = self.testbed.classes[class_of(op)].per_unit_s
+        return sum(per_unit_s[unit] * count for unit, count in work(op, cost).items())
 
     def error_s(self, op: Op, cost: Comm) -> float:
-        return error_s_of(op, cost, self.testbed)
+        """Return the held-out error, plus as much per doubling above or below the fit."""
+        fitted, counts = self.testbed.classes[class_of(op)], work(op, cost)
+        below = [least / counts[unit] for unit, least in fitted.least.items() if counts[unit]]
+        doublings = math.log2(max(self.extrapolation(op), *below, 1.0))
+        return self._seconds(op, cost) * fitted.held_out_error * (1 + doublings)
 
     def extrapolated(self, graph: Iterable[Node]) -> tuple[str, ...]:
         """Return the parts of a graph outside the fitted data, cached keys and values among them.
@@ -168,7 +148,9 @@ class Sigma(ByFormula):
         return (*ByFormula.extrapolated(self, nodes), *([CACHED] if is_cached else []))
 
     def extrapolation(self, op: Op) -> float:
-        return extrapolation_of(op, self.comm(op), self.testbed)
+        counts = work(op, self.comm(op))
+        greatest = self.testbed.classes[class_of(op)].greatest
+        return max(1.0, *(counts[unit] / most for unit, most in greatest.items()))
 
 
 def load(
@@ -189,6 +171,6 @@ def load(
             *(chosen.ring_bits, chosen.fraction_bits),
         ),
         setting=chosen,
-        testbed=load_sigma(path),
+        testbed=load_file(SigmaTestbed, path),
         link=link,
     )

@@ -28,9 +28,8 @@ SYNC_BYTES = 1  # comms.cpp, SocketBuf::sync
 class SigmaSetting:
     """The setting of protocol `sigma`: numbers modulo 2^ring_bits, in a model whose weights are secret-shared.
 
-    Attributes:
-        ring_bits: The code runs GPT-2 and BERT with 50; GPT-Neo with 51, Llama 2 with 48, BERT-tiny with 37 (sigma.cu).
-        fraction_bits: Bits after the point; 12 for every model of the code, and required for softmax.
+    ring_bits: The code runs GPT-2 and BERT with 50; GPT-Neo with 51, Llama 2 with 48, BERT-tiny with 37 (sigma.cu).
+    fraction_bits: Bits after the point; 12 for every model of the code, and required for softmax.
 
     Raises:
         UserError: If the ring is too large, or too small for products of such fractions, or if one party holds the
@@ -65,7 +64,7 @@ def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
     if bits <= 2:
         sent = packed_bytes(elements * bits)
     elif bits < word_bits:
-        sent = 8 * _ceil(elements * bits, 64)
+        sent = 8 * -(-elements * bits // 64)
     else:
         sent = elements * word_bits // 8
     return _exchanged(sent)
@@ -73,7 +72,7 @@ def opened(elements: int, bits: int, word_bits: int = WORD_BITS) -> Comm:
 
 def packed_bytes(bits: int) -> int:
     """Return the bytes of single bits, packed in words of 32."""
-    return 4 * _ceil(bits, 32)
+    return 4 * -(-bits // 32)
 
 
 def key(num_bytes: int) -> Comm:
@@ -91,9 +90,8 @@ def comparison_key(elements: int, bits: int) -> int:
     levels = bits - TREE_BITS
     batch = BATCH_BYTES // ((levels + 2) * BLOCK) // 32 * 32
     sizes = [min(batch, elements - start) for start in range(0, elements, batch)]
-    return 3 * HEADER + sum(
-        3 * HEADER + size * BLOCK * (levels + 2) + packed_bytes(size) * levels for size in sizes
-    )  # fmt: skip
+    sent = (3 * HEADER + size * BLOCK * (levels + 2) + packed_bytes(size) * levels for size in sizes)
+    return 3 * HEADER + sum(sent)
 
 
 def looked_up(elements: int, bits: int, ring_bits: int, *, is_opened: bool = True) -> Comm:
@@ -191,13 +189,13 @@ def inverse_root(rows: int, ring_bits: int) -> Comm:
         reconstructRT and Select.
     """
     number, narrow, levels = _stored(ring_bits), _stored(ROOT_INPUT_BITS), ROOT_INPUT_BITS - TREE_BITS
-    sent = rows * (5 * number + narrow) + _ceil(rows, 8) + 3 * SYNC_BYTES
+    sent = rows * (5 * number + narrow) + -(-rows // 8) + 3 * SYNC_BYTES
     highest_bit = BLOCK * (ring_bits + 1) + number * (ring_bits + 1) + 8
     cut = (BLOCK + 1) * (ring_bits - 7) + 8
     table = BLOCK * (levels + 2) + 2 * narrow + 8 + number + 1
     shares, selection = 5 * number + narrow, 5 * number
-    exchanged = _exchanged(sent, rounds=5 + 3)
-    return replace(exchanged, key_bytes=rows * (highest_bit + cut + shares + table + selection))
+    key_bytes = rows * (highest_bit + cut + shares + table + selection)
+    return replace(_exchanged(sent, rounds=5 + 3), key_bytes=key_bytes)
 
 
 def _selection_key(elements: int, word_bits: int = WORD_BITS) -> int:
@@ -212,7 +210,3 @@ def _exchanged(sent: int, rounds: int = 1) -> Comm:
 def _stored(bits: int) -> int:
     """Return the bytes of a number that the CPU sends and reads. Source: src/llama/comms.cpp, send_ge."""
     return next(num_bytes for num_bytes in (1, 2, 4, 8) if bits <= 8 * num_bytes)
-
-
-def _ceil(count: int, of: int) -> int:
-    return -(-count // of)

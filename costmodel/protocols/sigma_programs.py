@@ -77,18 +77,6 @@ def _embed(op: ops.TokenEmbedding, setting: SigmaSetting) -> Comm:
     return _matmul(op.tokens, op.vocab, op.features, setting)
 
 
-def _normalised(elements: int, rows: int, features: int, setting: SigmaSetting, *, affine: bool) -> list[Comm]:
-    """Divide by the root mean square, then multiply by a gain; a bias is free. Source: gpu_layernorm.cu."""
-    ring_bits = setting.ring_bits
-    gain = [_by_factors(elements, features, setting)] if affine else []
-    return [
-        squared(elements, ring_bits, rows),
-        inverse_root(rows, ring_bits),
-        _by_factors(elements, rows, setting),
-        *gain,
-    ]
-
-
 def _by_factors(elements: int, factors: int, setting: SigmaSetting) -> Comm:
     """Multiply by secret factors, each used for several elements. Source: gpu_window.cu, windowMul."""
     cut = truncated_small(elements, setting.fraction_bits, setting.ring_bits)
@@ -104,14 +92,17 @@ def _scaled(elements: int, factor: float, setting: SigmaSetting) -> Comm:
     return truncated(elements, setting.ring_bits, int(shift) if is_cut else setting.fraction_bits)
 
 
-def _layer_norm(op: ops.LayerNorm, setting: SigmaSetting) -> Comm:
-    parts = _normalised(op.rows * op.features, op.rows, op.features, setting, affine=op.affine)
-    return total_comm([_scaled(op.rows, 1 / op.features, setting), *parts])
+def _norm(op: ops.LayerNorm | ops.RmsNorm, setting: SigmaSetting) -> Comm:
+    """Divide by the root mean square, for LayerNorm without the mean, then multiply by a gain; a bias is free.
 
-
-def _rms_norm(op: ops.RmsNorm, setting: SigmaSetting) -> Comm:
-    width = op.features // op.groups
-    return total_comm(_normalised(op.rows * op.features, op.num_roots, width, setting, affine=op.affine))
+    Source: gpu_layernorm.cu.
+    """
+    elements, is_centred = op.rows * op.features, isinstance(op, ops.LayerNorm)
+    roots, width = (op.num_roots, op.features // op.groups) if isinstance(op, ops.RmsNorm) else (op.rows, op.features)
+    parts = [_scaled(op.rows, 1 / op.features, setting)] if is_centred else []
+    parts += [squared(elements, setting.ring_bits, roots), inverse_root(roots, setting.ring_bits)]
+    parts += [_by_factors(elements, roots, setting)]
+    return total_comm([*parts, *([_by_factors(elements, width, setting)] if op.affine else [])])
 
 
 def _frozen_norm(op: ops.FrozenNorm, setting: SigmaSetting) -> Comm:
@@ -157,28 +148,18 @@ def _on_scores(op: ops.OnScores, setting: SigmaSetting) -> Comm:
 
 
 def _softmax(op: ops.Softmax, setting: SigmaSetting) -> Comm:
-    """Take exponentials, sum each row, look up the inverse of the sum and multiply. Source: gpu_softmax.cu."""
-    if op.form not in EXPONENTIALS:
+    """Take exponentials, sum each row, look up the inverse of the sum and multiply. Source: gpu_softmax.cu.
+
+    A UserError is raised where the code supports no such form, fraction or length.
+    """
+    if op.form not in ("exact", "bounded"):
         raise _unpriced(op, f"with `form` {op.form}, sums are beyond its table of inverses")
-    ring_bits, sum_bits = setting.ring_bits, _sum_bits(op, setting)
-    rows = op.heads * op.queries
-    table = [
-        truncated_small(rows, SUM_SHIFT, sum_bits - SUM_SHIFT, word_bits=16),
-        looked_up(rows, sum_bits - SUM_SHIFT, ring_bits),
-    ]
-    elements = _num_scores(op, causal=op.causal)
-    return total_comm([*EXPONENTIALS[op.form](op, setting), *table, _by_factors(elements, rows, setting)])
-
-
-def _sum_bits(op: ops.Softmax, setting: SigmaSetting) -> int:
-    """Return the bits of a row's sum; a UserError is raised where the code supports no such fraction or length."""
     if setting.fraction_bits != SUM_FRACTION_BITS:
         raise UserError(
             f"`fraction_bits` must be {SUM_FRACTION_BITS} for softmax under protocol sigma, whose table of inverses is "
             f"made for it, but got {setting.fraction_bits}."
         )
-    keys = op.keys
-    bits = setting.fraction_bits + (keys - 1).bit_length()
+    rows, keys = op.heads * op.queries, op.keys
     least, most = (2 ** (bound + SUM_SHIFT - SUM_FRACTION_BITS) for bound in INVERSE_BITS)
     if keys & (keys - 1) or not least <= keys <= most:
         padded = min(most, max(least, 1 << (keys - 1).bit_length()))
@@ -187,15 +168,21 @@ def _sum_bits(op: ops.Softmax, setting: SigmaSetting) -> int:
             f"protocol sigma runs softmax over {least} to {most} keys, a power of two, but got {keys}; "
             f"{f'pad the prompt to {padded} tokens' if op.queries == keys else cached}."
         )
-    return bits
-
-
-def _exact(op: ops.Softmax, setting: SigmaSetting) -> list[Comm]:
-    """Find the maximum by a tree, with two bits more than scores have, then take exponentials of the differences."""
-    score_bits, levels = setting.ring_bits - setting.fraction_bits, (op.keys - 1).bit_length()
-    compared = [_num_compared(op, level) for level in range(1, levels + 1)]
-    tree = [positive_part(elements, score_bits + 1, score_bits + 2) for elements in compared]
-    return [key(4), *tree, *_exponentials(op, setting)]
+    levels, score_bits = (keys - 1).bit_length(), setting.ring_bits - setting.fraction_bits
+    tree = []
+    if op.form == "exact":  # the maximum, by a tree, with two bits more than scores have
+        compared = [_num_compared(op, level) for level in range(1, levels + 1)]
+        tree = [key(4), *(positive_part(elements, score_bits + 1, score_bits + 2) for elements in compared)]
+    inverse_bits = setting.fraction_bits + levels - SUM_SHIFT
+    return total_comm(
+        [
+            *tree,
+            *_exponentials(op, setting),
+            truncated_small(rows, SUM_SHIFT, inverse_bits, word_bits=16),
+            looked_up(rows, inverse_bits, setting.ring_bits),
+            _by_factors(_num_scores(op, causal=op.causal), rows, setting),
+        ]
+    )
 
 
 def _num_compared(op: ops.Softmax, level: int) -> int:
@@ -218,39 +205,31 @@ def _exponentials(op: ops.Softmax, setting: SigmaSetting) -> list[Comm]:
     ]
 
 
-# form of softmax -> the steps from scores to numbers from 0 to 1
-EXPONENTIALS: dict[str, Callable[[ops.Softmax, SigmaSetting], list[Comm]]] = {
-    "exact": _exact,
-    "bounded": _exponentials,
-}
-
-
 def _gelu(op: ops.Gelu, setting: SigmaSetting) -> Comm:
     if op.form not in ("tanh", "exact"):
         raise _unpriced(op, f"with `form` {op.form}, it has a table of its own that the code lacks")
     return gated(op.rows * op.features, setting.ring_bits, setting.fraction_bits, GELU_TABLE_BITS)
 
 
-def _product(op: ops.Multiply, setting: SigmaSetting) -> Comm:
-    elements = op.rows * op.features
-    return _cut(multiplied(elements, elements, setting.ring_bits), elements, setting)
+def _by_element(steps: Callable[[int, SigmaSetting], Comm]) -> Formula:
+    """The same steps for every element of rows x features."""
+    return lambda op, setting: steps(op.rows * op.features, setting)
 
 
-def _square(op: ops.Square, setting: SigmaSetting) -> Comm:
-    elements = op.rows * op.features
-    return _cut(squared(elements, setting.ring_bits), elements, setting)
+def _relu(elements: int, setting: SigmaSetting) -> Comm:
+    return positive_part(elements, setting.ring_bits, setting.ring_bits)
 
 
-def _relu(op: ops.OnRows, setting: SigmaSetting) -> Comm:
-    return positive_part(op.rows * op.features, setting.ring_bits, setting.ring_bits)
+def _by_scalar(elements: int, setting: SigmaSetting) -> Comm:
+    return _by_factors(elements, 1, setting)
 
 
 # op type -> its steps; a type that is neither listed nor local is an error
 PROGRAMS: dict[type, Formula] = {
     ops.TokenEmbedding: _embed,
     ops.PositionEmbedding: lambda op, setting: NOTHING,
-    ops.LayerNorm: _layer_norm,
-    ops.RmsNorm: _rms_norm,
+    ops.LayerNorm: _norm,
+    ops.RmsNorm: _norm,
     ops.FrozenNorm: _frozen_norm,
     ops.Linear: lambda op, setting: _matmul(op.rows, op.in_features, op.out_features, setting),
     ops.Rotary: _rotary,
@@ -260,14 +239,14 @@ PROGRAMS: dict[type, Formula] = {
     ops.ShapedAttention: _on_scores,
     ops.AttentionMix: _mix,
     ops.Gelu: _gelu,
-    ops.Relu: _relu,
-    ops.LeakyRelu: lambda op, setting: total_comm([_relu(op, setting), _by_factors(op.rows * op.features, 1, setting)]),
-    ops.Square: _square,
-    ops.Silu: lambda op, setting: gated(
-        op.rows * op.features, setting.ring_bits, setting.fraction_bits, SILU_TABLE_BITS
+    ops.Relu: _by_element(_relu),
+    ops.LeakyRelu: _by_element(lambda count, setting: total_comm([_relu(count, setting), _by_scalar(count, setting)])),
+    ops.Square: _by_element(lambda count, setting: _cut(squared(count, setting.ring_bits), count, setting)),
+    ops.Silu: _by_element(
+        lambda count, setting: gated(count, setting.ring_bits, setting.fraction_bits, SILU_TABLE_BITS)
     ),
-    ops.Multiply: _product,
+    ops.Multiply: _by_element(lambda count, setting: _cut(multiplied(count, count, setting.ring_bits), count, setting)),
     ops.Scale: lambda op, setting: _scaled(op.rows * op.features, op.factor, setting),
-    ops.ScaledAdd: lambda op, setting: total_comm([_by_factors(op.rows * op.features, 1, setting)] * 2),
+    ops.ScaledAdd: _by_element(lambda count, setting: total_comm([_by_scalar(count, setting)] * 2)),
     ops.VocabProjection: lambda op, setting: _matmul(op.rows, op.features, op.vocab, setting),
 }

@@ -17,9 +17,15 @@ from costmodel.execution.memory import PeakMemory
 from costmodel.ops import Node, shape
 from costmodel.protocols import TRUST
 from costmodel.protocols.primitives import Comm, total_comm
-from costmodel.report.estimates import PRICE_KEYS, DeploymentFacts, setting_document, total_document, unusual
+from costmodel.report.estimates import (
+    PRICE_KEYS,
+    DeploymentFacts,
+    setting_document,
+    total_document,
+    trust_document,
+    unusual,
+)
 from costmodel.report.tables import table
-from costmodel.report.trust import trust_document
 from costmodel.trust import described, shown
 
 NO_MEASURED_ROUNDS = "the engine counts messages, not rounds"
@@ -55,7 +61,16 @@ def document(
             for node, predicted, measured in _ops_with_prices(comparison)
         ],
         "on_network": on_network and {"network": on_network.network, "predicted": total_document(on_network)},
-        "setting": _setting(comparison, deployment),
+        "setting": {
+            "engine": _engine(comparison),
+            **setting_document([node.op for node, _, _ in comparison.by_op], comparison.setting, deployment),
+            "weights_seed": SEED if comparison.drawn_weights else None,
+            "tokens_seed": SEED,
+            "compiler_options": "default",
+            "parallelism": "off",
+            "link": engine_of(comparison.protocol).link,
+            "delays_s": None if comparison.rounds is None else [delay_s for delay_s, _ in comparison.rounds.seconds],
+        },
         "memory": {
             "predicted": comparison.memory and asdict(comparison.memory),
             "measured_bytes": list(comparison.peak_bytes),
@@ -117,19 +132,6 @@ def _price(**known: float | None) -> dict[str, float | None]:
     return {key: known.get(key) for key in PRICE_KEYS}
 
 
-def _setting(comparison: Comparison, deployment: DeploymentFacts) -> dict[str, Any]:
-    return {
-        "engine": _engine(comparison),
-        **setting_document([node.op for node, _, _ in comparison.by_op], comparison.setting, deployment),
-        "weights_seed": SEED if comparison.drawn_weights else None,
-        "tokens_seed": SEED,
-        "compiler_options": "default",
-        "parallelism": "off",
-        "link": engine_of(comparison.protocol).link,
-        "delays_s": None if comparison.rounds is None else [delay_s for delay_s, _ in comparison.rounds.seconds],
-    }
-
-
 def _engine(comparison: Comparison) -> str:
     package = engine_of(comparison.protocol).package
     return f"{package} {version(package)}"
@@ -140,7 +142,7 @@ def summary(comparison: Comparison, model: str, deployment: DeploymentFacts, on_
     predicted, measured, setting = comparison.predicted, comparison.measured, comparison.setting
     difference = _difference(predicted.sent_bytes, measured.sent_bytes)
     whose = shown(deployment["public_layers"], deployment["client_layers"])
-    return [
+    lines = [
         f"{model}, protocol {comparison.protocol}, "
         f"ring of {setting.ring_bits} bits, {setting.fraction_bits} of them fraction"
         f"{unusual([node.op for node, _, _ in comparison.by_op], setting, deployment)}",
@@ -155,16 +157,11 @@ def summary(comparison: Comparison, model: str, deployment: DeploymentFacts, on_
         f"seconds, a process per party on one machine: {_predicted_seconds(comparison)}, "
         f"measured {format_seconds(measured.seconds)}",
         _memory_line(comparison.memory, comparison.peak_bytes),
-        *([] if on_network is None else [_elsewhere(on_network)]),
     ]
-
-
-def _elsewhere(priced: Estimate) -> str:
-    total = priced.total
-    return (
-        f"predicted on {priced.network}, not measured: {format_seconds(total.latency_s)}, of it on the network "
-        f"{format_seconds(total.network_s or 0.0)}"
-    )
+    if on_network is not None:
+        latency, waited = map(format_seconds, (on_network.total.latency_s, on_network.total.network_s or 0.0))
+        lines.append(f"predicted on {on_network.network}, not measured: {latency}, of it on the network {waited}")
+    return lines
 
 
 def _predicted_seconds(comparison: Comparison) -> str:

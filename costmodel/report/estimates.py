@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import Any, TypeAlias
@@ -11,12 +11,14 @@ from rich.table import Table
 
 from costmodel import ops
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Price, total_price
+from costmodel.cost import Price, shared_price, total_price
 from costmodel.deployment.deploy import Deployment
 from costmodel.estimate import Estimate
-from costmodel.ops import LayerId, Op, shape
+from costmodel.ops import Op, shape
 from costmodel.protocols import Setting
+from costmodel.randomness import GeneratorCost
 from costmodel.report.tables import table
+from costmodel.trust import Trust, facts
 
 PUBLIC = ("temperatures", "bounds of scores", "scalars of shaped attention", "causal mask", "rotary angles")
 # Defaults, which a summary does not mention.
@@ -27,16 +29,9 @@ DeploymentFacts: TypeAlias = Mapping[str, Any]
 
 # Keys of a cost in JSON, in order.
 PRICE_KEYS = (
-    "rounds",
-    "messages",
-    "sent_bytes",
-    "online_bytes",
-    "setup_bytes",
-    "compute_s",
-    "network_s",
-    "latency_s",
+    "rounds", "messages", "sent_bytes", "online_bytes", "setup_bytes", "compute_s", "network_s", "latency_s",
     "key_bytes",
-)
+)  # fmt: skip
 
 
 def op_records(estimate: Estimate) -> list[dict[str, Any]]:
@@ -99,11 +94,12 @@ def price_numbers(price: Price) -> dict[str, float | int | None]:
 
 def estimate_tables(estimate: Estimate) -> list[Table]:
     """Tabulate costs per layer, with equal neighbours on one line, and per type of op, with embedding and head."""
-    alike = [list(group) for _, group in groupby(estimate.by_layer, key=itemgetter(1))]
-    layers = [
-        (_layer_title([layer for layer, _ in group]), str(len(group)), total_price([price for _, price in group]))
-        for group in alike
-    ]
+    layers = []
+    for price, group in groupby(estimate.by_layer, key=itemgetter(1)):
+        alike = [layer for layer, _ in group]
+        one = {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(alike[0]), f"layer {alike[0]}")
+        title = one if len(alike) == 1 else f"layers {alike[0]} to {alike[-1]}"
+        layers.append((title, str(len(alike)), total_price([price] * len(alike))))
     by_kind: dict[str, list[Price]] = {}
     beyond: dict[str, float] = {}
     for (node, price), extrapolation in zip(estimate.by_op, estimate.extrapolations, strict=True):
@@ -115,17 +111,7 @@ def estimate_tables(estimate: Estimate) -> list[Table]:
     return [_prices("layer", layers, estimate.total), _prices("op", kinds, estimate.total)]
 
 
-def _layer_title(layers: list[LayerId]) -> str:
-    one = {"embed": "embedding", "head": "head (vocabulary projection)"}.get(str(layers[0]), f"layer {layers[0]}")
-    return one if len(layers) == 1 else f"layers {layers[0]} to {layers[-1]}"
-
-
 def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -> Table:
-    footers = {
-        title: "total",
-        "latency": format_seconds(whole.latency_s),
-        "communication": format_bytes(whole.sent_bytes),
-    }
     keys = {} if whole.key_bytes is None else {"keys a party": format_bytes(whole.key_bytes)}
     rows = []
     for name, count, price in lines:
@@ -133,6 +119,108 @@ def _prices(title: str, lines: Iterable[tuple[str, str, Price]], whole: Price) -
         kept = [] if price.key_bytes is None else [format_bytes(price.key_bytes)]
         rows.append([name, count, format_seconds(price.latency_s), share, format_bytes(price.sent_bytes), *kept])
     numbers = ["count", "latency", "share", "communication", *keys]
-    shown = table([title], numbers, rows, footers=footers | keys)
+    shown = table([title], numbers, rows, footers=_footers(title, whole) | keys)
     shown.columns[0].no_wrap = False  # the note on an op may be long; numbers do not wrap
     return shown
+
+
+def trust_document(trust: Trust, made: Sequence[GeneratorCost] = ()) -> dict[str, Any]:
+    """Return the trust as JSON data; alternatives to a dealer are by formula, so `measured` is false."""
+    return {
+        **facts(trust),
+        "alternatives": [
+            {
+                "randomness": part.generator.name,
+                "trusts": part.generator.trusts,
+                "setup_bytes": part.setup_bytes,
+                "network_s": part.network_s,
+                "measured": False,
+                "source": part.generator.source,
+            }
+            for part in made
+        ],
+    }
+
+
+def made_table(made: Sequence[GeneratorCost]) -> Table:
+    """Tabulate the costs of making the dealer's randomness in other ways."""
+    return table(
+        ["correlated randomness by", "trusting"],
+        ["sent ahead", "on the network"],
+        [
+            (part.generator.name, part.generator.trusts, format_bytes(part.setup_bytes), format_seconds(part.network_s))
+            for part in made
+        ],
+        title="without that dealer, by formulas that were not measured here, computing not counted:",
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tokens:
+    """The cost of each new token; the first comes from the prompt. Each cost is of `batch` sequences together."""
+
+    prompt_len: int
+    by_token: tuple[Price, ...]
+    batch: int = 1
+
+    @property
+    def total(self) -> Price:
+        return total_price(self.by_token)
+
+    @property
+    def per_token(self) -> Price:
+        """The mean over all tokens of all sequences."""
+        return shared_price(self.total, len(self.by_token) * self.batch)
+
+
+def tokens_document(tokens: Tokens) -> dict[str, Any]:
+    """Return tokens as JSON data: `prompt` and `decode` sum to the total; `by_token` has the cost of each token."""
+    prompt, *steps = tokens.by_token
+    return {
+        "new_tokens": len(tokens.by_token),
+        "per_token": asdict(tokens.per_token),
+        "prompt": asdict(prompt),
+        "decode": asdict(total_price(steps)) if steps else None,
+        "by_token": token_records(tokens),
+    }
+
+
+def token_records(tokens: Tokens) -> list[dict[str, Any]]:
+    """Return the cost of every new token and the number of tokens that the model read before it."""
+    return [
+        {"token": index, "read": tokens.prompt_len + index - 1, **asdict(price)}
+        for index, price in enumerate(tokens.by_token, start=1)
+    ]
+
+
+def tokens_line(tokens: Tokens) -> str:
+    mean, first = (
+        f"{format_seconds(price.latency_s)}, {format_bytes(price.sent_bytes)}"
+        for price in (tokens.per_token, tokens.by_token[0])
+    )
+    each = f" of each of {tokens.batch} sequences" if tokens.batch > 1 else ""
+    return f"{len(tokens.by_token):,} new tokens{each}: per token {mean}; the prompt and its first {first}"
+
+
+def tokens_table(tokens: Tokens) -> Table:
+    """Tabulate some of the tokens, with the first and the last, and the total."""
+    since_s, rows = 0.0, []
+    for index, price in enumerate(tokens.by_token, start=1):
+        since_s += price.latency_s
+        if str(index).rstrip("0") in ("1", "2", "5") or index == len(tokens.by_token):
+            seconds = format_seconds(price.latency_s), format_seconds(since_s)
+            rows.append([f"{index:,}", str(tokens.prompt_len + index - 1), *seconds, format_bytes(price.sent_bytes)])
+    return table(
+        ["new token"],
+        ["tokens read", "latency", "since the start", "communication"],
+        rows,
+        footers=_footers("new token", tokens.total),
+    )
+
+
+def _footers(first: str, whole: Price) -> dict[str, str]:
+    return {
+        first: "total",
+        "latency": format_seconds(whole.latency_s),
+        "communication": format_bytes(whole.sent_bytes),
+    }

@@ -1,8 +1,13 @@
-"""Makes all tables in one form: names on the left, numbers on the right, no lines."""
+"""Console output of the commands: lines are not wrapped, and markup is printed as it is."""
 
+import csv
+import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
+
+from costmodel.config.console import Console
 
 
 def table(
@@ -22,4 +27,36 @@ def table(
         shown.add_column(name, justify="right", footer=(footers or {}).get(name, ""))
     for row in rows:
         shown.add_row(*row)
+    return shown
+
+
+PIPE_WIDTH = 160  # columns of a table that is not printed to a terminal
+
+
+def print_blocks(lines: Iterable[str], tables: Iterable[Table]) -> None:
+    """Print lines, then tables, each table after an empty line."""
+    to = console()
+    for line in lines:
+        to.print(line)
+    for table in tables:
+        to.print()
+        to.print(table)
+
+
+def print_csv(records: Sequence[Mapping[str, Any]]) -> None:
+    """Print records with the same keys as CSV; a mapping in a record becomes `name=value` words."""
+    if not records:
+        return
+    writer = csv.DictWriter(sys.stdout, fieldnames=list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    for record in records:
+        shapes = {key: value for key, value in record.items() if isinstance(value, Mapping)}
+        words = {key: " ".join(f"{name}={part}" for name, part in shape.items()) for key, shape in shapes.items()}
+        writer.writerow({**record, **words})
+
+
+def console(*, stderr: bool = False) -> Console:
+    shown = Console(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+    if not shown.is_terminal:
+        shown.width = PIPE_WIDTH
     return shown

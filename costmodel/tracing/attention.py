@@ -12,7 +12,6 @@ from typing import Any
 
 from costmodel import ops
 from costmodel.ops import Op
-from costmodel.tracing.masks import seen_by, unmasked
 from costmodel.tracing.patterns import Patterns, TracedOps, first_match, step
 from costmodel.tracing.program import FxNode, Program, argument, is_node, kind, numel, size
 
@@ -27,12 +26,11 @@ COPIES: frozenset[str] = frozenset({"alias", "clone", "contiguous", "detach", "t
 class _Operand:
     """Queries, keys or scores with local operations, rotation, factors, caps and masks removed.
 
-    Attributes:
-        least: Elements of the operand where it is smallest, before its heads are repeated.
-        turned: Number of rotated elements.
-        steps: Removed steps other than rotations, last one first: a public factor, or the node of a temperature or
-            tanh.
-        seen: Public values that say where a mask lets scores be seen.
+    least: Elements of the operand where it is smallest, before its heads are repeated.
+    turned: Number of rotated elements.
+    steps: Removed steps other than rotations, last one first: a public factor, or the node of a temperature or
+        tanh.
+    seen: Public values that say where a mask lets scores be seen.
     """
 
     node: FxNode
@@ -64,10 +62,8 @@ def narrowed(program: Program, node: FxNode) -> TracedOps:
 
 def _columns(node: FxNode, width: int) -> FxNode | None:
     """Return the part of a padded or joined value that is exactly its first `width` columns."""
-    while size(node)[-1] > width or kind(node) in PADS | COPIES:
-        if kind(node) in PADS | COPIES:
-            node = node.args[0]
-        elif kind(node) == "cat" and argument(node, 1, "dim", 0) in (-1, len(size(node)) - 1):
+    while size(node := _unpadded(node))[-1] > width:
+        if kind(node) == "cat" and argument(node, 1, "dim", 0) in (-1, len(size(node)) - 1):
             node = node.args[0][0]
         else:
             return None
@@ -283,16 +279,10 @@ def _rotation(program: Program, node: FxNode) -> tuple[FxNode, int] | None:
         return (first, 0) if first is second else None
     if kind(node) in {"cat", "stack"} and len(parts := program.secret_inputs(node)) > 1:
         turned = [_rotation(program, program.origin(part)) for part in parts]
-        sources = {
-            program.origin(part) if rotation is None else rotation[0]
-            for part, rotation in zip(parts, turned, strict=True)
-        }
-        if len(sources) > 1 or not any(turned):
+        each = [rotation or (program.origin(part), numel(part)) for part, rotation in zip(parts, turned, strict=True)]
+        if len({source for source, _ in each}) > 1 or not any(turned):
             return None
-        kept = sum(
-            numel(part) if rotation is None else rotation[1] for part, rotation in zip(parts, turned, strict=True)
-        )
-        return sources.pop(), kept
+        return each[0][0], sum(kept for _, kept in each)
     return None
 
 
@@ -311,3 +301,68 @@ PATTERNS: Patterns = {
     "bmm": (spelled,),
     "sub": (shaped,),
 }
+
+
+HIDING = -1e3  # hidden scores get a smaller number added: -1e4 in OpenAI GPT, elsewhere the least number
+
+
+def seen_by(mask: Any) -> Any:
+    """Return where a mask lets scores be seen: where it is true, or adds more than `HIDING`."""
+    return mask > HIDING if mask.dtype.is_floating_point else mask.bool()
+
+
+def unmasked(program: Program, node: FxNode, seen: list[Any]) -> tuple[FxNode, Any] | None:
+    """Return the scores before a mask, and where it lets them be seen; None if the operation applies no mask.
+
+    `seen` holds the masks that are applied later; without them, a product with a mask is not recognised.
+    """
+    inputs = program.secret_inputs(node)
+    if len(inputs) != 1:
+        return None
+    mask = MASKS[kind(node)](program, node, seen) if kind(node) in MASKS else None
+    return None if mask is None else (inputs[0], mask[0])
+
+
+def _added(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
+    """Match an added mask; a single number that is added to all scores does not change the softmax."""
+    others = [operand for operand in node.args[:2] if is_node(operand) and operand not in program.secret]
+    return (seen_by(program.value(others[0])) if others and numel(others[0]) > 1 else None,)
+
+
+def _filled(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
+    scores, hidden, filling = node.args
+    if scores not in program.secret or not _hides(program, filling):
+        return None
+    return (~program.value(hidden).bool(),)
+
+
+def _chosen(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
+    condition, first, second = node.args
+    if condition in program.secret or not _hides(program, second if first in program.secret else first):
+        return None
+    shown = program.value(condition).bool()
+    return (shown if first in program.secret else ~shown,)
+
+
+def _zeroed(program: Program, node: FxNode, seen: list[Any]) -> tuple[Any] | None:
+    """Match scores times 0 or 1, if those times 0 are hidden later."""
+    _, other = program.split_product(node)
+    if not is_node(other) or numel(other) == 1 or other in program.learned:
+        return None
+    factors = program.value(other)
+    if factors.is_meta:
+        return (factors,)
+    zeroed = factors == 0
+    if not bool((zeroed | (factors == 1)).all()):
+        return None
+    for shown in seen:
+        zeroed = zeroed & shown
+    return None if bool(zeroed.any()) else (factors.bool(),)
+
+
+def _hides(program: Program, filling: Any) -> bool:
+    number = program.public_number(filling)
+    return number is None or number < HIDING
+
+
+MASKS = {"add": _added, "masked_fill": _filled, "where": _chosen, "mul": _zeroed}

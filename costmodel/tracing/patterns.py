@@ -4,7 +4,7 @@ Each pattern takes the last operation of what it recognises and returns the step
 Linears and tables are recognised by structure, activations by the values of the function that they compute.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -94,9 +94,9 @@ def _one_row(program: Program, node: FxNode) -> TracedOps:
     source, axis = node.args[0], argument(node, 1, "dim", 0)
     if len(size(source)) != 3 or size(source)[0] != 1 or size(source)[1] == 1 or axis not in (1, -2):
         return ()
-    if numel(node) != size(source)[2]:
-        return ()
     rows: Any = {"rows": size(source)[1], "features": size(source)[2]}
+    if numel(node) != rows["features"]:
+        return ()
     position = (argument(node, 2, "index" if kind(node) == "select" else "start") or 0) % rows["rows"]
     return step("row", ops.TakeRows(**rows, taken=1, first=position), node, source)
 
@@ -109,7 +109,7 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
     if program.secret_inputs(node) != [source] or len(size(weight)) != 2:
         return ()
     rows, features, out_features = numel(source) // size(source)[-1], size(source)[-1], size(node)[-1]
-    if _last_product(program) is node and out_features >= _vocabulary(program):
+    if _is_head(program, node):
         head = step("logits", ops.VocabProjection(rows=rows, features=features, vocab=out_features), node, source)
         if bias is None:
             return head
@@ -118,24 +118,18 @@ def _linear(program: Program, node: FxNode) -> TracedOps:
     return step("linear", linear, node, source)
 
 
-def _last_product(program: Program) -> FxNode:
-    """Return the logits before factors and caps."""
-    node = program.origin(program.output)
-    while kind(node) in CAPS and len(program.secret_inputs(node)) == 1:
-        node = program.origin(program.secret_inputs(node)[0])
-    return node
-
-
-def _vocabulary(program: Program) -> int:
-    tables = [node.args[0] for node in program.nodes if kind(node) == "embedding" and node in program.secret]
-    return max((size(table)[0] for table in tables), default=1)
+def _is_head(program: Program, node: FxNode) -> bool:
+    """Return whether an operation makes the logits, before factors and caps, one for each token of the vocabulary."""
+    last = program.origin(program.output)
+    while kind(last) in CAPS and len(program.secret_inputs(last)) == 1:
+        last = program.origin(program.secret_inputs(last)[0])
+    tables = [other.args[0] for other in program.nodes if kind(other) == "embedding" and other in program.secret]
+    return last is node and size(node)[-1] >= max((size(table)[0] for table in tables), default=1)
 
 
 def _leaky_relu(program: Program, node: FxNode) -> TracedOps:
     source = node.args[0]
-    if kind(node) == "prelu" and numel(node.args[1]) != 1:
-        return ()
-    if program.secret_inputs(node) != [source]:
+    if (kind(node) == "prelu" and numel(node.args[1]) != 1) or program.secret_inputs(node) != [source]:
         return ()
     return step("activation", ops.LeakyRelu(**rows_and_features(node)), node, source)
 
@@ -159,11 +153,14 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
     frontier = {node}
     while len(region) < LARGEST_ACTIVATION:
         latest = max(frontier)  # in the order of execution
-        sources = program.secret_inputs(latest)
-        if latest is program.tokens or not _is_elementwise(program, latest):
+        operands = latest.all_input_nodes
+        is_elementwise = kind(latest) in ELEMENTWISE | {"to", "clone", "alias", "contiguous"} and all(
+            operand in program.secret and size(operand) == size(latest) for operand in operands
+        )
+        if latest is program.tokens or not is_elementwise:
             return ()
         region.insert(0, latest)
-        frontier = frontier - {latest} | set(sources)
+        frontier = frontier - {latest} | set(operands)
         if len(frontier) == 1:
             (source,) = frontier
             values = _evaluate(program, region, source)
@@ -173,20 +170,11 @@ def _activation(program: Program, node: FxNode) -> TracedOps:
     return ()
 
 
-def _is_elementwise(program: Program, node: FxNode) -> bool:
-    if kind(node) not in ELEMENTWISE and kind(node) not in {"to", "clone", "alias", "contiguous"}:
-        return False
-    return all(source in program.secret and size(source) == size(node) for source in node.all_input_nodes)
-
-
 def _evaluate(program: Program, region: list[FxNode], source: FxNode) -> Any:
     values = {source: program.samples}
     for node in region:
-        if kind(node) == "to":
-            values[node] = values[node.args[0]]
-            continue
         arguments = [values[value] if is_node(value) else value for value in node.args]
-        values[node] = node.target(*arguments, **node.kwargs)
+        values[node] = arguments[0] if kind(node) == "to" else node.target(*arguments, **node.kwargs)
     return values[region[-1]]
 
 
@@ -245,18 +233,115 @@ def first_match(patterns: Patterns, program: Program, node: FxNode) -> TracedOps
     return next((steps for pattern in patterns.get(kind(node), ()) if (steps := pattern(program, node))), ())
 
 
+def _fused_norm(program: Program, node: FxNode) -> TracedOps:
+    source, normalised = node.args[:2]
+    if program.secret_inputs(node) != [source] or len(normalised) != 1:
+        return ()
+    gain, bias = (argument(node, position, name) is not None for position, name in ((2, "weight"), (3, "bias")))
+    op_type = ops.RmsNorm if kind(node) == "rms_norm" else ops.LayerNorm  # which alone has a bias
+    return _norm(program, op_type, source, node, gain=gain, bias=bias)
+
+
+def _with_bias(program: Program, node: FxNode) -> TracedOps:
+    """Match a written-out LayerNorm plus a bias."""
+    sources = program.secret_inputs(node)
+    others = [operand for operand in node.args[:2] if is_node(operand) and operand not in program.secret]
+    if len(sources) != 1 or len(others) != 1 or numel(others[0]) != size(node)[-1]:
+        return ()
+    (norm,) = _with_gain(program, program.origin(sources[0])) or (None,)
+    if norm is None or not isinstance(norm.op, ops.LayerNorm):
+        return ()
+    return _norm(program, ops.LayerNorm, norm.inputs[0], node, gain=True, bias=True)
+
+
+def _with_gain(program: Program, node: FxNode) -> TracedOps:
+    """Match gain * (x * rsqrt(mean(x^2) + epsilon)); a LayerNorm has x - mean(x) in place of x."""
+    normed, gain = program.split_product(node)
+    if kind(node) != "mul" or normed is None or not is_node(gain) or numel(gain) != size(node)[-1]:
+        return ()
+    op_type, source = _normed(program, program.origin(normed))
+    return () if op_type is None else _norm(program, op_type, source, node, gain=True)
+
+
+def _without_gain(program: Program, node: FxNode) -> TracedOps:
+    op_type, source = _normed(program, node)
+    return () if op_type is None else _norm(program, op_type, source, node, gain=False)
+
+
+def _normed(program: Program, node: FxNode) -> tuple[type | None, FxNode]:
+    """Return the type of a norm without gain and bias and its input; None if the node is not a norm."""
+    for numerator, spread in _by_inverse_roots(program, node):
+        centred, mean_of = _centred(program, numerator), _squared_mean(program, spread)
+        # the variance over the last axis, divided by the number of elements
+        by_all = argument(spread, 2, "unbiased", spread.kwargs.get("correction", 1)) in (False, 0)
+        variance_of = program.origin(spread.args[0]) if _is_over_last_axis(spread, "var") and by_all else None
+        if centred is not None and centred in (_centred(program, mean_of), variance_of):
+            return ops.LayerNorm, centred
+        if mean_of is numerator:
+            return ops.RmsNorm, numerator
+    return None, None
+
+
+def _by_inverse_roots(program: Program, node: FxNode) -> Iterator[tuple[FxNode, FxNode]]:
+    """Yield x and v of x * rsqrt(v + epsilon), in either order, or of x / sqrt(v + epsilon)."""
+    if len(factors := program.secret_inputs(node)) != 2:
+        return
+    orders = {"mul": ((factors, "rsqrt"), (factors[::-1], "rsqrt")), "div": ((factors, "sqrt"),)}
+    for (numerator, root), wanted in orders.get(kind(node), ()):
+        root = program.origin(root)
+        inner = program.secret_inputs(root) if kind(root) == wanted else []
+        if len(inner) == 1 and kind(inner[0]) == "add" and len(spread := program.secret_inputs(inner[0])) == 1:
+            yield program.origin(numerator), program.origin(spread[0])
+
+
+def _centred(program: Program, node: FxNode | None) -> FxNode | None:
+    """Return x of x - mean(x) over the last axis."""
+    if node is None or kind(node) != "sub" or len(program.secret_inputs(node)) != 2:
+        return None
+    source, mean = (program.origin(operand) for operand in node.args[:2])
+    return source if _is_over_last_axis(mean, "mean") and program.origin(mean.args[0]) is source else None
+
+
+def _squared_mean(program: Program, node: FxNode) -> FxNode | None:
+    """Return x of the mean over the last axis of x^2 or x * x."""
+    if not _is_over_last_axis(node, "mean"):
+        return None
+    square = program.origin(node.args[0])
+    inputs = program.secret_inputs(square)
+    raised = kind(square) == "pow" and square.args[1] == 2
+    by_itself = kind(square) == "mul" and square.args[0] is square.args[1]
+    return program.origin(inputs[0]) if (raised or by_itself or kind(square) == "square") and len(inputs) == 1 else None
+
+
+def _is_over_last_axis(node: FxNode, name: str) -> bool:
+    if kind(node) != name or len(size(node)) != len(size(node.args[0])):
+        return False
+    return tuple(argument(node, 1, "dim") or ()) in {(-1,), (len(size(node)) - 1,)}
+
+
+def _norm(
+    program: Program, op_type: type, source: FxNode, node: FxNode, *, gain: bool, bias: bool = False
+) -> TracedOps:
+    """Return a norm op; without gain it has no bias. Rows of one token, such as its heads, become groups."""
+    shape, forms = rows_and_features(node), dict[str, Any](affine=gain)
+    if op_type is ops.LayerNorm and gain:
+        forms["bias"] = bias
+    groups, left = divmod(shape["rows"], numel(program.tokens))
+    if op_type is ops.RmsNorm and groups > 1 and not left:
+        shape = {"rows": numel(program.tokens), "features": groups * shape["features"]}
+        forms["groups"] = groups
+    op = op_type(**shape, **forms)
+    return step("norm", op, node, source)
+
+
 PATTERNS: Patterns = {
-    "embedding": (_embedding,),
-    "linear": (_linear,),
-    "addmm": (_linear,),
-    "mm": (_linear,),
-    "matmul": (_linear,),
-    "leaky_relu": (_leaky_relu,),
-    "prelu": (_leaky_relu,),
-    "add": (_activation, _sum),
-    "select": (_one_row,),
-    "slice": (_one_row,),
-    "mul": (_activation, _product, _scaled_embedding, _scaled),
-    "div": (_activation, _scaled_embedding, _scaled),
     **dict.fromkeys(sorted(ELEMENTWISE - {"add", "div", "mul", "leaky_relu"}), (_activation,)),
+    **dict.fromkeys(("layer_norm", "native_layer_norm", "rms_norm"), (_fused_norm,)),
+    **dict.fromkeys(("linear", "addmm", "mm", "matmul"), (_linear,)),
+    **dict.fromkeys(("leaky_relu", "prelu"), (_leaky_relu,)),
+    **dict.fromkeys(("select", "slice"), (_one_row,)),
+    "embedding": (_embedding,),
+    "add": (_with_bias, _activation, _sum),
+    "mul": (_with_gain, _without_gain, _activation, _product, _scaled_embedding, _scaled),
+    "div": (_without_gain, _activation, _scaled_embedding, _scaled),
 }

@@ -40,12 +40,11 @@ LIKE_OTHERS: frozenset[str] = frozenset({"expand_as", "reshape_as", "type_as", "
 class Program:
     """An exported program.
 
-    Attributes:
-        nodes: Operations in execution order.
-        tokens, output: The input, and the logits (whatever the model returns first).
-        secret, learned: Nodes that depend on the tokens; nodes that depend on parameters and not on the tokens.
-        value: Return the value of a node that is not secret.
-        samples, activations: Arguments of an element-wise function, and the values of each known function there.
+    nodes: Operations in execution order.
+    tokens, output: The input, and the logits (whatever the model returns first).
+    secret, learned: Nodes that depend on the tokens; nodes that depend on parameters and not on the tokens.
+    value: Return the value of a node that is not secret.
+    samples, activations: Arguments of an element-wise function, and the values of each known function there.
     """
 
     nodes: tuple[FxNode, ...]

@@ -14,8 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import decode, load_mapping
 from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.errors import UserError
@@ -35,12 +34,11 @@ from nas.storage import RUNS
 from nas.study.schedule import GENERATION_SIZE
 from nas.training.distillation.sub_layers import from_csv
 from search_spaces.budget.feasible import within_budget
-from search_spaces.budget.priced_space import price_space
+from search_spaces.budget.priced_space import price_architecture, price_space
+from search_spaces.lower import Workload
 from search_spaces.notation import Member, parse, placement
-from search_spaces.optima.stages import Floats
-from search_spaces.pricing import price_architecture
+from search_spaces.optima import Floats
 from search_spaces.space import build_space
-from search_spaces.workload import Workload
 
 LEAST_ROWS = 8  # two generations
 QUARTILES = (0.25, 0.5, 0.75)

@@ -13,8 +13,8 @@ from nas.api import Run
 from nas.report.panels import LinePanel, PanelFigure, Series
 from nas.run.second import second_perplexity
 from nas.training.distillation.sub_layers import BlockScores
+from search_spaces.budget.priced_space import price_architecture
 from search_spaces.notation import parse
-from search_spaces.pricing import price_architecture
 
 
 class Shown(NamedTuple):

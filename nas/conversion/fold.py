@@ -25,7 +25,7 @@ from nas.conversion.change_of_basis import (
     stream_readers,
     stream_writers,
 )
-from search_spaces.architecture import Architecture, has_bias, num_heads, with_layers
+from search_spaces.architecture import Architecture, has_bias, num_heads
 from search_spaces.deployed import (
     UNSCALED,
     Region,
@@ -33,8 +33,7 @@ from search_spaces.deployed import (
     deployed_layer,
     deploys_biases,
     folds_final_norm,
-    joined_layers,
-    joined_places,
+    joined,
 )
 from search_spaces.forms import FROZEN_NORMS, Norm
 from search_spaces.inner import inner_norms, queries
@@ -161,7 +160,7 @@ def _fold_score_factors(architecture: Architecture, weights: Weights) -> Archite
 
 
 def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architecture, Weights]:
-    """Drop frozen norms and empty layers (see `joined_layers`), and renumber the other layers."""
+    """Drop frozen norms and empty layers (see `joined`), and renumber the other layers."""
     nowhere, block = Region(ahead=False, behind=False), architecture.block_facts
     layers = [
         deployed_layer(architecture, layer, nowhere, keeps_norm1=block.passes_values(index))
@@ -171,9 +170,9 @@ def _renumbered(architecture: Architecture, weights: Weights) -> tuple[Architect
     for name, value in weights.items():
         layer, _, rest = name.removeprefix("layers.").partition(".")
         if name.startswith("layers."):  # the last of the joined layers up to this one
-            name = f"layers.{len(joined_layers(block, layers[: int(layer) + 1])) - 1}.{rest}"
+            name = f"layers.{joined(architecture, layers[: int(layer) + 1]).num_layers - 1}.{rest}"
         renamed[name] = value
-    return with_layers(architecture, joined_layers(block, layers), joined_places(block, layers)), renamed
+    return joined(architecture, layers), renamed
 
 
 def _fold_final_norm(architecture: Architecture, weights: Weights) -> Architecture:

@@ -20,7 +20,7 @@ import torch
 from tokenizers import Regex, Tokenizer, pre_tokenizers
 from torch import Tensor
 
-from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
+from costmodel.config.files import MOST_JSON, read_bytes, read_text
 from costmodel.errors import UserError
 from nas.conversion.huggingface import from_theirs, their_names
 from nas.conversion.pretrained import Pretrained, require_memory
@@ -35,9 +35,8 @@ from nas.corpus.tokenizer import (
     template,
 )
 from search_spaces.architecture import Architecture
-from search_spaces.checkpoints.checkpoint import read_config, read_foreign
+from search_spaces.checkpoints.checkpoint import gguf_package, read_config, read_foreign, read_head
 from search_spaces.checkpoints.families import Family
-from search_spaces.checkpoints.gguf_head import gguf_package, read_head
 from search_spaces.checkpoints.settings import architecture_of, family_of
 from search_spaces.lower import lower
 

@@ -20,8 +20,7 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from costmodel.config.schema import decode
-from costmodel.config.user_files import MOST_JSON, MOST_WEIGHTS, open_file, read_bytes, read_json
+from costmodel.config.files import MOST_JSON, MOST_WEIGHTS, decode, open_file, read_bytes, read_json
 from costmodel.errors import UserError
 from nas.conversion.pretrained import Pretrained, is_sound, require_memory
 from nas.corpus.documents import GivenTokenizer
@@ -50,7 +49,7 @@ from search_spaces.checkpoints.families import Family
 from search_spaces.checkpoints.settings import architecture_of, family_of, plain_settings
 
 CARRIED = (
-    *("costmodel.errors", "costmodel.rotary", "nas.attention.reference", "nas.model.mpc_friendly"),
+    *("costmodel.errors", "costmodel.ops.attention", "nas.attention.reference", "nas.model.mpc_friendly"),
     *("nas.model.self_attention", "nas.model.layers", "nas.conversion.huggingface_model"),
 )  # modules in an export's code, each after those that it imports
 WRAPPED = {  # prefixes of names of weights, with remedies

@@ -32,7 +32,7 @@ from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import DistillationSchedule, fitted_parts
 from nas.recipe.recipe import Scale
 from search_spaces.architecture import Architecture, canonical
-from search_spaces.checkpoints.gguf_head import is_gguf
+from search_spaces.checkpoints.checkpoint import is_gguf
 from search_spaces.notation import placement
 
 BUILTIN = "builtin"

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+from costmodel.config.files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.config.units import format_bytes
-from costmodel.config.user_files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.documents import GivenTokenizer

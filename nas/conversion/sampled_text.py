@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from costmodel.config.schema import decode
+from costmodel.config.files import decode
 from costmodel.errors import UserError
 from nas.conversion.pretrained import Pretrained
 from nas.corpus.documents import Batch, Document, DocumentSource, Split, Stream, fingerprint

@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from tokenizers import __version__ as tokenizers_version
 
 from costmodel.config.bugs import default_cache_dir, require_writable_cache
-from costmodel.config.schema import decode
-from costmodel.config.user_files import MOST_JSON, read_json, read_text
+from costmodel.config.files import MOST_JSON, decode, read_json, read_text
 from costmodel.errors import UserError
 from nas.corpus import token_files
 from nas.corpus.documents import VALIDATION_SHARE, DocumentSource, GivenTokenizer, Split

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from costmodel.config.user_files import plain_json
+from costmodel.config.files import plain_json
 from costmodel.errors import UserError
 
 MOST_GROWTH = 64  # characters that may be made of one; NFKC makes 18, bytes as letters 4

@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from costmodel.config.user_files import MOST_ROWS, MOST_TEXT, open_file
+from costmodel.config.files import MOST_ROWS, MOST_TEXT, open_file
 from costmodel.errors import UserError
 from nas.corpus.documents import (
     VALIDATION_SHARE,

@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from costmodel.config.schema import decode
-from costmodel.config.user_files import read_json
+from costmodel.config.files import decode, read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus
 from nas.corpus.sequences import epoch_order, gather, held_out_targets, mean_loss, num_sequences

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from costmodel.config.user_files import MOST_LINE, MOST_ROWS, open_file, plain_json
+from costmodel.config.files import MOST_LINE, MOST_ROWS, open_file, plain_json
 from costmodel.errors import UserError
 
 TEXT_FIELDS = ("text", "content")

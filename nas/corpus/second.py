@@ -18,8 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from costmodel.config.bugs import default_cache_dir, require_writable_cache
-from costmodel.config.schema import decode
-from costmodel.config.user_files import read_json
+from costmodel.config.files import decode, read_json
 from costmodel.errors import UserError
 from nas.corpus.corpus import Corpus, require_chunks
 from nas.corpus.documents import Document, fingerprint

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from costmodel.config.user_files import MOST_JSON, read_bytes, read_text
+from costmodel.config.files import MOST_JSON, read_bytes, read_text
 from costmodel.errors import UserError
 from nas.corpus import local_files
 from nas.corpus.documents import (

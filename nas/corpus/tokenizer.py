@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from costmodel.config.user_files import MOST_JSON, read_bytes, read_json, read_text
+from costmodel.config.files import MOST_JSON, read_bytes, read_json, read_text
 from costmodel.errors import UserError
 from nas.corpus.documents import NO_TOKEN, OWN_RULE, DocumentSource, GivenTokenizer, texts
 from nas.corpus.foreign_tokenizer import read_foreign_tokenizer, tokenizing

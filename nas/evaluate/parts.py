@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from costmodel.config.user_files import MOST_LINE, plain_json, read_bytes
+from costmodel.config.files import MOST_LINE, plain_json, read_bytes
 from costmodel.errors import UserError
 from nas.corpus.documents import fingerprint
 

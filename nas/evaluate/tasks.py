@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from costmodel.config.user_files import read_json
+from costmodel.config.files import read_json
 from costmodel.errors import UserError
 from nas.corpus.documents import fingerprint
 from nas.corpus.rows import jsonl_rows

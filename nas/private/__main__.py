@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from costmodel.commands.output import console as table_console
 from costmodel.config import cli
 from costmodel.config.units import format_bytes, parse_seconds
 from costmodel.engine.children import kept_children

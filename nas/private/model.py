@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_mapping
 from costmodel.errors import UserError
 from costmodel.execution.interpreter import Array
 from costmodel.ops import GeluForm

@@ -25,7 +25,7 @@ from costmodel.protocols import TRUST
 from costmodel.protocols.crypten import CryptenSetting
 from costmodel.protocols.derived import check_setting
 from costmodel.protocols.primitives import EngineSetting, Holder, WeightMasks
-from costmodel.report.trust import trust_document
+from costmodel.report.estimates import trust_document
 from costmodel.trust import at_client, described, shown
 from nas.conversion.fixed_point_check import NUM_TOKENS, both, check_sequences, fitting, require_accuracy
 from nas.corpus.corpus import known_corpus

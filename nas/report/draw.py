@@ -9,7 +9,7 @@ from typing import Any
 import matplotlib
 
 from costmodel.errors import UserError
-from costmodel.protocols.published_rows import published_rows
+from costmodel.protocols.published import published_rows
 from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines, front_figure
 from nas.report.panels import BarPanel, LinePanel, PanelFigure
 from nas.run.run import Run

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from costmodel.protocols import TRUST
-from costmodel.protocols.published_rows import PublishedRow
+from costmodel.protocols.published import PublishedRow
 from costmodel.trust import caption
 from nas.corpus.ngrams import NgramBaseline
 from nas.report.panels import BarPanel, PanelFigure

@@ -20,8 +20,8 @@ from nas.run.ledger import Record
 from nas.run.members import in_noise
 from nas.run.run import Run
 from search_spaces.architecture import Architecture, Layer, arch_id
+from search_spaces.lower import Workload
 from search_spaces.notation import name_of
-from search_spaces.workload import Workload
 
 EXPORT_FILE = "export.yaml"
 

@@ -9,7 +9,7 @@ from statistics import fmean
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from costmodel.estimate import outside_data
-from costmodel.protocols.published_rows import published_rows
+from costmodel.protocols.published import published_rows
 from costmodel.trust import caption, shown
 from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult

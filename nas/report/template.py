@@ -7,8 +7,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from costmodel.config.console import visible
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.config.visible import visible
 from costmodel.data_range import describe
 from costmodel.trust import described
 from nas.report.summary import agreement_text, on_second, perplexity_text, seeds_text, sent_text, spread_words

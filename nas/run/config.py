@@ -19,8 +19,8 @@ from nas.recipe.overrides import RecipeChanges, changed
 from nas.recipe.recipe import MAX_SEED, Foldable, Recipe, ScaleName, check_precision, check_seed, layers_kept_foldable
 from search_spaces.budget.options import BudgetOptions
 from search_spaces.budget.priced_space import CostForm
+from search_spaces.lower import Workload
 from search_spaces.notation import Member
-from search_spaces.workload import Workload
 
 RAY_ADDRESS = re.compile(r"auto|(ray://)?([\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}", re.ASCII)
 USUAL_SPACE = "gpt2-small"

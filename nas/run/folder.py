@@ -15,9 +15,7 @@ from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import dump, load_mapping
-from costmodel.config.user_files import MOST_YAML, read_json, read_text
+from costmodel.config.files import MOST_YAML, decode, dump, load_file, read_json, read_text
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
@@ -34,8 +32,7 @@ from nas.run.own_space import own_space
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.bases import OWN
-from search_spaces.definition import Definition, Withheld, load_definition
-from search_spaces.space import SearchSpace, build_space
+from search_spaces.space import Definition, SearchSpace, Withheld, build_space, load_definition
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = ("space", "network", "testbed")  # copies of the user's own files
@@ -263,7 +260,7 @@ def read_ledger(folder: Path) -> tuple[Record, ...]:
 def read_config(folder: Path) -> StudyConfig:
     """Read the configuration. Raises UserError, naming the file, if it is damaged."""
     path = folder / CONFIG_FILE
-    return decode(StudyConfig, load_mapping(path), str(path))
+    return load_file(StudyConfig, path)
 
 
 def write_meta(folder: Path, meta: Meta) -> None:

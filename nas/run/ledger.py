@@ -15,8 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from costmodel.config.schema import decode
-from costmodel.config.user_files import plain_json, read_bytes
+from costmodel.config.files import decode, plain_json, read_bytes
 from costmodel.cost import Costs, Price
 from costmodel.errors import UserError
 from costmodel.estimate import Pricer

@@ -2,10 +2,9 @@
 
 from search_spaces.architecture import Architecture
 from search_spaces.bases import OWN
-from search_spaces.definition import Choices, Definition
 from search_spaces.forms import FFNS, Attention, Ffn, Norm
 from search_spaces.inner import inner_choices
-from search_spaces.space import SearchSpace, build_space
+from search_spaces.space import Choices, Definition, SearchSpace, build_space
 
 FORMS: tuple[Attention, ...] = ("softmax", "bounded", "power8", "softmax-half", "none")
 LINEAR: tuple[Ffn, ...] = ("fused", "none")

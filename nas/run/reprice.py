@@ -19,8 +19,8 @@ from nas.run.ledger import Record, deployed_of, price_columns
 from nas.run.members import TrainedMember, members
 from nas.run.run import Run
 from search_spaces.budget.options import BudgetOptions
-from search_spaces.pricing import price_architecture
-from search_spaces.workload import Workload
+from search_spaces.budget.priced_space import price_architecture
+from search_spaces.lower import Workload
 
 Status = Literal["stays", "enters", "over budget", "dominated"]
 

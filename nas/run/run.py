@@ -18,7 +18,7 @@ from nas.run.ledger import Record, architecture_of, deployed_of
 from nas.run.members import TrainedMember, members
 from nas.run.pareto import hypervolume
 from search_spaces.architecture import Architecture
-from search_spaces.workload import Workload
+from search_spaces.lower import Workload
 
 MOVES = ("started", "finished")  # events after which a trial is running, or is not
 

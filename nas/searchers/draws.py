@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from search_spaces.budget.edges import Cost
 from search_spaces.budget.feasible import FeasibleSpace, price_slices
 from search_spaces.deployed import deployed
+from search_spaces.graph import Cost
 from search_spaces.notation import Member
-from search_spaces.optima.optima import Optimum
+from search_spaces.optima import Optimum
 from search_spaces.space import path_of_member
 
 NUM_SLICES = 8  # one or two of the default 14 candidates in each

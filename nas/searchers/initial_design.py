@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 
-from costmodel.protocols.published_rows import published_rows
+from costmodel.protocols.published import published_rows
 from nas.searchers.draws import IDLE_SHARE
 from search_spaces.architecture import Layer
 from search_spaces.budget.feasible import FeasibleSpace

@@ -28,7 +28,7 @@ from nas.searchers.strategy import SearchProblem
 from search_spaces.architecture import Layer
 from search_spaces.forms import LINEAR_FFNS, LIVE_NORMS
 from search_spaces.notation import Member
-from search_spaces.optima.stages import Floats, Index, Scores, Stages
+from search_spaces.optima import Floats, Index, Scores, Stages
 
 Bools: TypeAlias = NDArray[np.bool_]
 SubLayerForm: TypeAlias = tuple[str, ...]  # norm, form and inner norms of a sub-layer, and the stabiliser of an FFN

@@ -24,8 +24,7 @@ from nas.searchers.draws import Draws
 from nas.searchers.strategy import Observation, RemainingBudget, SearchProblem, Strategy, Suggestion, points_of
 from nas.searchers.surrogate import SEED_NOISE, Observations, Posterior, PredictiveDistribution, features_of, fit
 from search_spaces.notation import Member
-from search_spaces.optima.optima import frontier, member_of_optimum
-from search_spaces.optima.stages import Floats, stages_of
+from search_spaces.optima import Floats, frontier, member_of_optimum, stages_of
 
 BEYOND = 0.15  # of the range of costs: distance of the reference point from the budget, so that members there count
 NUM_DRAWS = 16  # of weights, each solved for every cost: takes seconds a generation

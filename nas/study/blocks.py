@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-from costmodel.config.user_files import MOST_YAML, read_text
+from costmodel.config.files import MOST_YAML, read_text
 from nas.report.progress import share_progress
 from nas.storage import replace_file
 from nas.study.resolve import ResolvedStudy, device_of

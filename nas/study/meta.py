@@ -21,8 +21,8 @@ from nas.run.folder import Meta, ParentResult, SecondCorpus
 from nas.run.run import Run
 from nas.training.batches import validate
 from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.budget.priced_space import price_architecture
 from search_spaces.notation import name_of
-from search_spaces.pricing import price_architecture
 from search_spaces.space import num_members
 
 FEW_TOKENS = 1 << 23  # from scratch, candidates beat the trigram baseline after 2 to 6 million tokens, the 5-gram later

@@ -25,12 +25,19 @@ from search_spaces.budget.feasible import (
     priced_within,
     within_budget,
 )
-from search_spaces.budget.priced_space import UNITS_PER, cheapest, extrapolated, most_expensive, price_of, price_space
-from search_spaces.definition import load_definition
+from search_spaces.budget.priced_space import (
+    UNITS_PER,
+    cheaper,
+    cheapest,
+    extrapolated,
+    most_expensive,
+    price_architecture,
+    price_of,
+    price_space,
+)
 from search_spaces.deployed import reads_live_norm
 from search_spaces.notation import name_of, parse, placement
-from search_spaces.pricing import cheaper, price_architecture
-from search_spaces.space import SearchSpace, member_of, num_members, with_first_layers, without
+from search_spaces.space import SearchSpace, load_definition, member_of, num_members, with_first_layers, without
 
 if TYPE_CHECKING:
     from nas.conversion.parent import Parent

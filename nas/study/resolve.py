@@ -35,8 +35,7 @@ from nas.training.device import lowered, on_device
 from nas.training.memory import available_bytes, require_memory, training_memory
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace, check_feasible, priced_anew
-from search_spaces.definition import Withheld
-from search_spaces.space import without
+from search_spaces.space import Withheld, without
 
 _log = logging.getLogger(__name__)
 

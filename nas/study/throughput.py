@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from costmodel.config.bugs import default_cache_dir
-from costmodel.config.user_files import read_json
+from costmodel.config.files import read_json
 from costmodel.errors import StoppedError
 from nas.corpus.corpus import Corpus
 from nas.corpus.held_out import HeldOut

@@ -27,9 +27,9 @@ from nas.study.schedule import LAG, TrialSchedule
 from nas.training.outcome import Agreement, Outcome, RungRecord, VerifiedForm
 from search_spaces.architecture import Architecture, arch_id
 from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.budget.priced_space import price_architecture
 from search_spaces.deployed import deployed
 from search_spaces.notation import Member, parse_deployed, placement
-from search_spaces.pricing import price_architecture
 
 Device = Literal["cpu", "cuda"]
 

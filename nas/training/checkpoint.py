@@ -20,7 +20,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from costmodel.config.user_files import MOST_WEIGHTS, read_bytes, read_json
+from costmodel.config.files import MOST_WEIGHTS, read_bytes, read_json
 from costmodel.errors import UserError
 from nas.storage import write_through
 from nas.training.outcome import Outcome, RungRecord

@@ -4,8 +4,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import dump, load_file
 from nas.corpus.corpus import tokenizer_folder
 from nas.corpus.documents import Reading
 from nas.corpus.ngrams import NgramBaseline
@@ -63,4 +62,4 @@ def write_training(folder: Path, training: TrainingManifest) -> None:
 def read_training(folder: Path) -> TrainingManifest:
     """Read the manifest of a training. Raises UserError, naming the file, if it is damaged or of another version."""
     path = folder / TRAINING_FILE
-    return decode(TrainingManifest, load_mapping(path), str(path))
+    return load_file(TrainingManifest, path)

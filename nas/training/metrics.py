@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from costmodel.config.user_files import MOST_ROWS, read_bytes
+from costmodel.config.files import MOST_ROWS, read_bytes
 from nas.recipe.recipe import Scale
 from nas.storage import replace_file
 from nas.training.objective import Objective, summarise

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from costmodel.config.schema import decode
+from costmodel.config.files import decode
 from nas.corpus.corpus import Corpus
 from nas.model.cross_entropy import losses_of_chunk
 from nas.model.norms import freeze_due

@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.architecture import Layer
-from search_spaces.budget.edges import Cost, edges_by_depth
 from search_spaces.budget.together import sums_together
-from search_spaces.graph import Vertex
+from search_spaces.graph import Cost, Vertex, edges_by_depth
 from search_spaces.space import random_below
 
 Ints: TypeAlias = NDArray[np.int64]
@@ -107,13 +106,12 @@ class Table:
 class BoundedPaths:
     """The paths within limits, made by `bounded_paths`, or by `windowed` for a window of them.
 
-    Attributes:
-        limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
-        moves: The moves of each depth.
-        tables: By depth: tables of partial paths from the source up to the cut, and to the sink after it.
-        before: The table of partial paths from the source to the cut.
-        cut_states: Boundary and row at the cut of every half that begins a path within the limit.
-        cumulative_counts: Number of such paths, accumulated over `cut_states`.
+    limit, above: Greatest cost in every measure; bound that paths exceed in the first measure, -1 for none.
+    moves: The moves of each depth.
+    tables: By depth: tables of partial paths from the source up to the cut, and to the sink after it.
+    before: The table of partial paths from the source to the cut.
+    cut_states: Boundary and row at the cut of every half that begins a path within the limit.
+    cumulative_counts: Number of such paths, accumulated over `cut_states`.
     """
 
     limit: Cost
@@ -142,7 +140,13 @@ def bounded_paths(
     There are too many if tables need more than `max_additions` of counts, before or after the cut, or MAX_ROWS rows, or
     if halves of paths need more than MAX_STEPS to be put together.
     """
-    moves = _moves(graph, costs)
+    moves: list[list[Move]] = []
+    for edges in edges_by_depth(graph):
+        alike: dict[tuple[int, int, Cost], Move] = {}
+        for edge in edges:
+            key = edge.start, edge.stop, edge.cost(costs)
+            alike.setdefault(key, Move(*key, [])).layers.append(edge.choice.layer)
+        moves.append(list(alike.values()))
     cut = len(moves) // 2
     backward = [[move._replace(start=move.stop, stop=move.start) for move in level] for level in reversed(moves)]
     known: dict[Hashable, Table] = {}
@@ -163,17 +167,6 @@ def windowed(paths: BoundedPaths, above: int, most: int) -> BoundedPaths:
     endings = _endings(paths, limit, above)
     assert endings is not None
     return _limited(paths, limit, above, endings)
-
-
-def _moves(graph: nx.DiGraph, costs: dict[Vertex, Cost]) -> list[list[Move]]:
-    levels: list[list[Move]] = []
-    for edges in edges_by_depth(graph):
-        alike: dict[tuple[int, int, Cost], Move] = {}
-        for edge in edges:
-            key = edge.start, edge.stop, edge.cost(costs)
-            alike.setdefault(key, Move(*key, [])).layers.append(edge.choice.layer)
-        levels.append(list(alike.values()))
-    return levels
 
 
 def _left(limit: Cost, levels: Sequence[Sequence[Move]]) -> list[Ints]:
@@ -204,10 +197,8 @@ def _tables(
     made_of: Hashable = len(left[0])
     for depth, moves in enumerate(levels):
         rows, digits = len(tables[-1].costs), tables[-1].digits.shape[1]
-        if (
-            rows * max(digits, least_digits) * sum(map(len, levels[depth:])) > max_additions
-        ):  # tables do not become smaller
-            return None
+        if rows * max(digits, least_digits) * sum(map(len, levels[depth:])) > max_additions:
+            return None  # since tables do not become smaller
         further = sum(map(len, levels[depth + 1 :]))
         most_rows = min(MAX_ROWS, max_additions // (further * least_digits)) if further else MAX_ROWS
         alike = frozenset((move.start, move.stop, move.cost, len(move.layers)) for move in moves)

@@ -29,8 +29,6 @@ from search_spaces.budget.counting import (
     layers_of_paths,
     windowed,
 )
-from search_spaces.budget.edges import Cost, added
-from search_spaces.budget.priceable import priceable
 from search_spaces.budget.priced_space import (
     UNITS_PER,
     CostForm,
@@ -39,11 +37,12 @@ from search_spaces.budget.priced_space import (
     most_expensive,
     price_of,
     price_space,
+    priceable,
 )
-from search_spaces.graph import Vertex
+from search_spaces.graph import Cost, Vertex, added
+from search_spaces.lower import Workload
 from search_spaces.notation import Member
 from search_spaces.space import SearchSpace, member_of, path_of, path_of_member, random_below
-from search_spaces.workload import Workload
 
 MOST_STEPS = 2**14  # of a budget, if costs are rounded; halved until a table is small enough
 WORDS: dict[str, Callable[[float], str]] = {
@@ -65,12 +64,11 @@ class Bounded(NamedTuple):
 class FeasibleSpace:
     """The members of a priced space within a budget, or in a slice of it, made by `within_budget`. It may be empty.
 
-    Attributes:
-        costs: Costs of the priced vertices, in steps: latency (0 without a bound), then every other bounded measure,
-            then the same for each space in `also`.
-        step: Integer units in a step of each measure.
-        tolerance: The greatest share of a budget by which a member may be below it and still be excluded by rounding.
-        also: The same space under other protocols, each with the budget that members must meet too.
+    costs: Costs of the priced vertices, in steps: latency (0 without a bound), then every other bounded measure,
+        then the same for each space in `also`.
+    step: Integer units in a step of each measure.
+    tolerance: The greatest share of a budget by which a member may be below it and still be excluded by rounding.
+    also: The same space under other protocols, each with the budget that members must meet too.
     """
 
     priced: PricedSpace
@@ -144,7 +142,12 @@ def within_budget(priced: PricedSpace, budget: Budget, also: Sequence[Bounded] =
         raise UserError(
             f"members of space {priced.space.name!r} must cost less than 194 days and 288 PB to be counted."
         )
-    limit = _counted([_limit(constraint) for constraint in every], every)
+    limits: list[Cost] = []
+    for constraint in every:
+        bounds, slack = constraint.budget.bounds, constraint.priced.num_ops / 2
+        most = (min(bounds[name] * per + slack, MAX_UNITS) if name in bounds else 0 for name, per in UNITS_PER.items())
+        limits.append(tuple(map(math.floor, most)))
+    limit = _counted(limits, every)
     num_bounds = sum(map(bool, limit))
     exact = EXACT_ADDITIONS if num_bounds <= 1 else EXACT_ADDITIONS // 4 * num_bounds  # tuples of costs take longer
     for steps in (None, *(MOST_STEPS >> halvings for halvings in range(MOST_STEPS.bit_length()))):
@@ -269,11 +272,3 @@ def _counted(costs: Sequence[Cost], every: Sequence[Bounded]) -> Cost:
         counted.append(measured["latency_s"] * ("latency_s" in bounds))
         counted += [part for name, part in measured.items() if name in bounds and name != "latency_s"]
     return tuple(counted)
-
-
-def _limit(constraint: Bounded) -> Cost:
-    bounds, slack = constraint.budget.bounds, constraint.priced.num_ops / 2
-    return tuple(
-        math.floor(min(bounds[name] * per + slack, MAX_UNITS)) if name in bounds else 0
-        for name, per in UNITS_PER.items()
-    )

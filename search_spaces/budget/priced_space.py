@@ -7,27 +7,35 @@ to the nearest, so that equal ops have equal sums in any layers.
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import networkx as nx
 
 from costmodel.cost import Price, shared_price, total_price
-from costmodel.errors import UserError
+from costmodel.errors import UnpricedOpError, UserError
 from costmodel.estimate import Pricer
 from costmodel.ops import LayerId, Node, Op, OpGraph
+from costmodel.report.savings import Saving, savings
 from search_spaces.architecture import Architecture, Layer
-from search_spaces.budget.edges import Cost, added
 from search_spaces.deployed import Region, deployed, deployed_layer, with_folded_settings
 from search_spaces.forms import LIVE_NORMS
-from search_spaces.graph import SINK, Choice, Head, Vertex, after, source
+from search_spaces.graph import SINK, Choice, Cost, Head, Vertex, added, after, source
+from search_spaces.lower import Workload, lower
 from search_spaces.notation import Member
-from search_spaces.space import SearchSpace, member_at, member_of, num_members, path_of, path_of_member
-from search_spaces.workload import Workload
+from search_spaces.space import (
+    Choices,
+    SearchSpace,
+    build_space,
+    member_at,
+    member_of,
+    num_members,
+    path_of,
+    path_of_member,
+)
 
 Measure = Literal["latency_s", "sent_bytes", "key_bytes"]
-PriceOp: TypeAlias = Callable[[Op], Price]
-
 CostForm = Literal["folded", "unfolded"]
 
 UNITS_PER: dict[Measure, float] = {"latency_s": 2.0**38, "sent_bytes": 2.0**4, "key_bytes": 2.0**4}
@@ -44,11 +52,10 @@ RELATIVE_TOLERANCE = 1e-9  # of a path's cost against the op graph's, which is s
 class PricedSpace:
     """A space under a protocol and testbed, for a workload, made by `price_space`.
 
-    Attributes:
-        cost_of: Whether costs are of the folded or the unfolded members.
-        prices, costs: Costs of the source, every choice and every head, as prices and as integers in the units above
-            for all measures (0 for those that the protocol does not have).
-        num_ops: An upper bound on the number of ops of a member.
+    cost_of: Whether costs are of the folded or the unfolded members.
+    prices, costs: Costs of the source, every choice and every head, as prices and as integers in the units above
+        for all measures (0 for those that the protocol does not have).
+    num_ops: An upper bound on the number of ops of a member.
     """
 
     space: SearchSpace
@@ -110,7 +117,8 @@ class LayerPrices:
     def __init__(self, base: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> None:
         self.base = with_folded_settings(base) if cost_of == "folded" else base
         self.workload = workload
-        self.pricer, self.price_op = pricer, _remembered(pricer)
+        self.pricer = pricer
+        self._prices: dict[Op, Price] = {}
         self._known: dict[tuple[Layer, Head], dict[LayerId, list[Price]]] = {}
         self._lists: dict[tuple[int, ...], list[Price]] = {}  # by the ids of their prices, each list once
 
@@ -122,10 +130,19 @@ class LayerPrices:
             return layers or not isinstance(node.layer, int)
 
         def price_node(node: Node) -> Price:  # an op that is not wanted may have no formula
-            return self.price_op(node.op) if is_wanted(node) else FREE
+            return self._price_op(node.op) if is_wanted(node) else FREE
 
         priced = (zip(nodes, self.pricer.prices(nodes, price_node), strict=True) for nodes in runs)
         return [(node, price) for pairs in priced for node, price in pairs if is_wanted(node)]
+
+    def _price_op(self, op: Op) -> Price:
+        if op not in self._prices:
+            self._prices[op] = price = self.pricer.price(op)
+            if not all(0 <= (getattr(price, measure) or 0) < math.inf for measure in UNITS_PER):
+                raise UserError(
+                    f"prices under {self.pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
+                )
+        return self._prices[op]
 
     def of_layer(self, layer: Layer, depth: int) -> list[Price]:
         """Return the costs of a layer's ops, an empty list for a layer that computes nothing."""
@@ -231,21 +248,6 @@ def _costs(ops: Mapping[Vertex, list[Price]], num_shares: int) -> dict[Vertex, C
     return {vertex: sums[id(prices)] for vertex, prices in ops.items()}
 
 
-def _remembered(pricer: Pricer) -> PriceOp:
-    known: dict[Op, Price] = {}
-
-    def price_op(op: Op) -> Price:
-        if op not in known:
-            known[op] = price = pricer.price(op)
-            if not all(0 <= (getattr(price, measure) or 0) < math.inf for measure in UNITS_PER):
-                raise UserError(
-                    f"prices under {pricer.protocol!r} must be finite and non-negative, but {op} has {price}."
-                )
-        return known[op]
-
-    return price_op
-
-
 def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:
     protocol, size = priced.pricer.protocol, num_members(priced.space)
     for member in (member_at(priced.space, index) for index in (0, size // 2, size - 1)):
@@ -257,3 +259,92 @@ def _check_additive(priced: PricedSpace, layer_prices: LayerPrices) -> None:
             raise UserError(
                 f"prices under {protocol!r} must add up over layers, but a member costs {whole} and its parts {parts}."
             )
+
+
+def priceable(
+    space: SearchSpace, pricer: Pricer, workload: Workload, cost_of: CostForm = "folded"
+) -> tuple[SearchSpace, dict[str, str]]:
+    """Return the space without choices that have no formula, and the reasons by choice, such as `ffn square`.
+
+    A space that lists its members does not change. A UserError is raised if no choice of some kind can be priced.
+    """
+    choices = space.definition.choices
+    if choices is None:
+        return space, {}
+    prices, left_out = LayerPrices(space.base, pricer, workload, cost_of), dict[str, str]()
+    kept: dict[str, Any] = {}
+    for kind in (choice.name for choice in fields(Choices)):
+        named = {f"{kind} {choice}": choice for choice in getattr(choices, kind)}
+        usual = {
+            "attention": next((form for form in kept.get("attention", ()) if form != "none"), "none"),
+            "inner1": choices.inner1[-1],
+            "inner2": choices.inner2[-1],
+        }
+        reasons = {name: _reason(prices, kind, choice, usual, cost_of) for name, choice in named.items()}
+        left_out |= {name: reason for name, reason in reasons.items() if reason}
+        kept[kind] = tuple(choice for name, choice in named.items() if not reasons[name])
+        if not kept[kind]:
+            raise UserError(
+                f"space {space.name!r} must have a choice of {kind} that has a price, but got "
+                f"{', '.join(map(str, named.values()))}: {next(iter(reasons.values()))}"
+            )
+    if not left_out:
+        return space, {}
+    return build_space(replace(space.definition, choices=Choices(**kept)), space.base), left_out
+
+
+def _reason(prices: LayerPrices, kind: str, choice: str, usual: Mapping[str, str], cost_of: CostForm) -> str | None:
+    """Return why a choice has no price, or None. usual: choices that have one, for the rest of the layer."""
+    # a layer whose other parts always have a cost; a norm is the same op before either sub-layer
+    place = "norm2" if kind == "norm1" else kind
+    bare: dict[str, Any] = {
+        "attention": usual["attention"] if place == "inner1" else "none",
+        "ffn": "identity" if place in ("norm2", "stabiliser", "inner2") else "none",
+    }
+    if bare["attention"] == "none" and place == "inner1":
+        return None  # no attention is left to have it
+    bare |= {place: choice}
+    for part, inner in (("attention", "inner1"), ("ffn", "inner2")):
+        bare.setdefault(inner, usual[inner] if bare[part] != "none" else "own")
+    layer = Layer(**bare)
+    if cost_of == "folded":  # not ahead of all norms, so that a linear FFN stays
+        layer = deployed_layer(prices.base, layer, Region(ahead=False, behind=False))
+    if layer == EMPTY_LAYER:
+        return None
+    try:
+        prices.of_layer(layer, 0)
+    except UnpricedOpError as error:
+        return str(error)
+    return None
+
+
+class PricedArchitecture(NamedTuple):
+    """The cost per new token, and the least and greatest latency that the cost model's data allow, or None."""
+
+    price: Price
+    latency_s_range: tuple[float, float] | None
+
+
+def price_architecture(
+    architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm
+) -> PricedArchitecture:
+    """Price every op graph of the workload; an architecture that is already folded is priced as it is.
+
+    A UserError is raised for a workload that the architecture does not support, or an op without formula.
+    """
+    graphs = workload.graphs(deployed(architecture) if cost_of == "folded" else architecture)
+    whole = total_price(price for graph in graphs for price in pricer.prices(graph.nodes))
+    shares, bounds = workload.new_tokens, pricer.latency_s_range([node for graph in graphs for node in graph])
+    return PricedArchitecture(shared_price(whole, shares), bounds and (bounds[0] / shares, bounds[1] / shares))
+
+
+def cheaper(architecture: Architecture, pricer: Pricer, workload: Workload, cost_of: CostForm) -> tuple[Saving, ...]:
+    """Return flags of `costmodel estimate` by which an architecture is run for less, its function unchanged."""
+    return savings(
+        partial(lower, deployed(architecture) if cost_of == "folded" else architecture),
+        pricer,
+        workload.deployment,
+        prompt_len=workload.prompt_len,
+        new_tokens=workload.new_tokens,
+        context=architecture.context,
+    )

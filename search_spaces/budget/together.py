@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.budget.edges import Cost
+from search_spaces.graph import Cost
 
 Ints: TypeAlias = NDArray[np.int64]
 Index: TypeAlias = NDArray[np.intp]

@@ -1,22 +1,195 @@
 """Reads the settings of a checkpoint: a folder of `save_pretrained`, its config.json, an id on the hub or a GGUF file.
 
-Only settings are read. Needs the extra `hf`, and `gguf` for a GGUF file, which are imported when a function is called.
+Only settings are read, and the names of tensors. Needs the extra `hf`, and `gguf` for a GGUF file, which are imported
+when a function is called. Transformers' own `from_pretrained(gguf_file=...)` is not used: it takes its defaults for
+rotary scaling, caps, windows and the size of heads, whatever a file says.
+
+Source for GGUF: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md for names of settings; https://github.com/
+ggml-org/llama.cpp, `set_gguf_parameters` of each family in conversion/ for what is written, src/models/ for what is
+left out.
 """
 
 import logging
 import os
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from costmodel.config.schema import decode
-from costmodel.config.user_files import read_json
+import numpy as np
+
+from costmodel.config.files import decode, read_json
 from costmodel.errors import UserError
+from costmodel.ops import ROTARY_BASE
 from search_spaces.architecture import Architecture
-from search_spaces.checkpoints.families import FAMILIES
-from search_spaces.checkpoints.gguf_head import gguf_settings, is_gguf
+from search_spaces.checkpoints.families import FAMILIES, Number
 from search_spaces.checkpoints.known_settings import require_sound
 from search_spaces.checkpoints.settings import NoBlockError, architecture_of
+
+LENGTH = struct.Struct("<Q")  # of a text
+GGUF_EXTRA = "this needs the package gguf; install it with pip install -e '.[gguf]'."
+WINDOWED = {"llama": "mistral"}  # the same in one type of file
+TYPES = {"gptneox": "gpt_neox", "gemma3": "gemma3_text"}  # where transformers calls a family otherwise
+KEYS = {  # our fields -> settings of a file, after the name of its family
+    "context": "context_length",
+    "d_model": "embedding_length",
+    "d_ff": "feed_forward_length",
+    "num_layers": "block_count",
+    "num_heads": "attention.head_count",
+    "num_kv_heads": "attention.head_count_kv",
+    "head_size": "attention.key_length",
+    "norm_epsilon": "attention.layer_norm_rms_epsilon",
+    "embedding_scale": "embedding_scale",
+    "residual_scale": "residual_scale",
+    "score_scale": "attention.scale",
+    "logit_scale": "logit_scale",
+    "score_cap": "attn_logit_softcapping",
+    "logit_cap": "final_logit_softcapping",
+}
+BY_FAMILY = ("embedding_scale", "residual_scale", "logit_scale", "score_cap", "logit_cap")  # a default of the family
+LARGEST_GEMMAS = (46, 62)  # layers of those of 27B, whose scores are scaled by the width of a head, not its size
+
+
+class Settings(NamedTuple):
+    """The metadata of a GGUF file."""
+
+    path: str
+    values: Mapping[str, Any]
+
+    @property
+    def family(self) -> str:
+        return str(self.values.get("general.architecture"))
+
+    def own(self, name: str, default: Any = None) -> Any:
+        """Return a setting of the family. Raises UserError if it is missing and has no default."""
+        value = self.values.get(f"{self.family}.{name}", default)
+        if value is None:
+            raise UserError(f"{self.path!r} must be a whole GGUF file, but lacks the setting '{self.family}.{name}'.")
+        # of single precision, as it was written: 1e-5, not 9.99999975e-6
+        return float(str(np.float32(value))) if isinstance(value, float) else value
+
+
+def is_gguf(path: str) -> bool:
+    return path.endswith(".gguf")
+
+
+def read_head(path: str) -> tuple[Settings, dict[str, Any]]:
+    """Return the settings and tensors of a file by name."""
+    if not Path(path).is_file():
+        raise UserError(f"{path!r} must be a GGUF file, but there is none.")
+    settings, tensors = _read_at(path, Path(path).stat().st_mtime_ns)
+    if (parts := settings.values.get("split.count", 1)) > 1:
+        raise UserError(
+            f"{path!r} must be a whole model, but is one of {parts} parts; join them: llama-gguf-split --merge."
+        )
+    return settings, tensors
+
+
+@lru_cache(maxsize=1)
+def _read_at(path: str, modified_ns: int) -> tuple[Settings, dict[str, Any]]:
+    try:
+        reader = _reader(path)
+        scalars = {name: field.contents() for name, field in reader.fields.items() if len(field.data) == 1}
+        return Settings(path, scalars), {tensor.name: tensor for tensor in reader.tensors}
+    except UserError:
+        raise
+    except Exception as error:  # whatever a foreign file provokes is the user's bad input
+        reason = f"{error!s:.200}".rstrip(".")
+        raise UserError(f"{path!r} must be a whole GGUF file, but: {reason}; get it again, or convert it.") from None
+
+
+def _reader(path: str) -> Any:
+    """Return gguf's reader of a file. It passes over arrays, since a vocabulary of 262,144 tokens would take 20 s."""
+    gguf = gguf_package()
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc, name-defined]
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != gguf.GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = (int(self._get(at, size)[0]) for at, size in ((orig_offs, "u4"), (orig_offs + 4, "u8")))
+            at = orig_offs + 12  # behind kind and count
+            if count > len(self.data) - at:
+                raise ValueError(f"an array has {count} entries, more than the file has bytes")
+            if kind == gguf.GGUFValueType.STRING:
+                for _ in range(count):
+                    at += 8 + LENGTH.unpack_from(self.data, at)[0]
+            else:
+                at += count * np.dtype(self.gguf_scalar_to_np[gguf.GGUFValueType(kind)]).itemsize
+            return at - orig_offs, [], [], [gguf.GGUFValueType.ARRAY]
+
+    return Reader(path)
+
+
+def gguf_package() -> Any:
+    try:
+        import gguf
+    except ImportError:
+        raise UserError(GGUF_EXTRA) from None
+    return gguf
+
+
+def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
+    """Return the model type and the settings of a file under their names in transformers.
+
+    Raises UserError for an unknown family, or settings that its family cannot have.
+    """
+    settings, tensors = read_head(path)
+    own, type_ = settings.own, TYPES.get(settings.family, settings.family)
+    family = next((family for family in FAMILIES if family.model_type == type_), None)
+    if family is None:
+        known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+        raise UserError(f"{path!r} must be a model of type {known}, but is of {settings.family!r:.80}.")
+    if "token_embd.weight" not in tensors:
+        raise UserError(f"{path!r} must hold all weights of its settings, but lacks 'token_embd.weight'.")
+    heads, d_model, num_layers = (own(KEYS[name]) for name in ("num_heads", "d_model", "num_layers"))
+    if not heads or (own(KEYS["head_size"], 0) == 0 and d_model % heads):
+        raise UserError(f"`attention.head_count` of {path!r} must divide the width, {d_model}, but is {heads}.")
+    head_size = own(KEYS["head_size"], d_model // heads)
+    usual = {"attention.value_length": head_size, "expert_count": 0}
+    usual |= {} if "head_dim" in family.sizes else {KEYS["head_size"]: d_model // heads}
+    usual |= {} if family.partly else {"rope.dimension_count": head_size}
+    for name, value in usual.items():
+        if (given := own(name, value)) != value:
+            raise UserError(f"`{name}` of {path!r} must be {value!r}, but is {given!r}; it cannot be imported.")
+    config: dict[str, Any] = {name: own("attention.layer_norm_epsilon") for name in family.fixed if "eps" in name}
+    config |= {"vocab_size": int(tensors["token_embd.weight"].shape[1])}
+    config |= {"rope_parameters": _rope(settings, head_size)} if family.turns else {}
+    scalar = d_model // heads if num_layers in LARGEST_GEMMAS else head_size
+    defaults = {"num_kv_heads": heads, "head_size": head_size, **dict.fromkeys(BY_FAMILY, "")}
+    for theirs, ours in family.sizes.items():
+        name = ours.ours if isinstance(ours, Number) else ours
+        if name in KEYS and (value := scalar if "scalar" in theirs else own(KEYS[name], defaults.get(name))) != "":
+            config[theirs] = value
+    if (window := own("attention.sliding_window", 0)) != 0:  # a wider one hides no position
+        config["sliding_window"] = window if window < own(KEYS["context"]) else None
+        type_ = WINDOWED.get(type_, type_) if config["sliding_window"] else type_
+    if "use_parallel_residual" in family.fixed:
+        config["use_parallel_residual"] = own("use_parallel_residual", True)
+    if "use_qkv_bias" in family.fixed:
+        config["use_qkv_bias"] = "blk.0.attn_q.bias" in tensors
+    for name, linears in family.biases.items():
+        config[name] = f"blk.0.{'attn_output' if 'attention.out' in linears else 'ffn_down'}.bias" in tensors
+    config["tie_word_embeddings"] = "output.weight" not in tensors
+    return type_, config
+
+
+def _rope(settings: Settings, head_size: int) -> dict[str, Any]:
+    """Return the `rope_parameters` of transformers. A factor without a type is linear, as in llama.cpp."""
+    own = settings.own
+    factor = own("rope.scaling.factor", own("rope.scale_linear", 0)) or 1.0
+    kind = own("rope.scaling.type", "linear")
+    rope = {
+        "rope_theta": own("rope.freq_base", ROTARY_BASE),
+        "rope_type": "default" if kind == "none" or (kind == "linear" and factor == 1) else kind,
+        "factor": float(factor),
+        "partial_rotary_factor": own("rope.dimension_count", head_size) / head_size,  # 1 where it is not `partly`
+    }
+    if settings.family != "gemma3":
+        return rope
+    local = {"rope_theta": own("rope.freq_base_swa", ROTARY_BASE), "rope_type": "default"}
+    return {"full_attention": rope, "sliding_attention": local}
+
 
 EXTRA = "this needs transformers; install it with pip install -e '.[hf]'."
 CONFIG_FILE = "config.json"

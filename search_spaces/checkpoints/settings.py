@@ -6,7 +6,7 @@ from typing import Any
 
 from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
-from costmodel.rotary import RotaryScaling
+from costmodel.ops.attention import RotaryScaling
 from search_spaces.architecture import Architecture, Positions, canonical, gelu_form, rotary_dim
 from search_spaces.block import BLOCKS, QUERIES_KEYS_VALUES
 from search_spaces.checkpoints.families import ATTENTION, FAMILIES, FFN, Family, Number
@@ -23,7 +23,7 @@ FOREIGN: dict[str, tuple[str, ...]] = {
     "has recurrent layers": ("attention_hidden_size", "lru_width"),
     "knows positions by ALiBi": ("alibi",),
 }  # fmt: skip
-BY_ALIBI = ("bloom", "mpt")  # types whose settings need not say so
+BY_ALIBI = dict.fromkeys(("bloom", "mpt"), "knows positions by ALiBi")  # types whose settings need not say so
 ROPE_NAMES = {"yarn": "YaRN", "longrope": "LongRoPE", "dynamic": "dynamic NTK scaling"}
 
 ROPE_NUMBERS = (
@@ -80,7 +80,15 @@ def family_of(config: Any, path: str) -> Family:
     settings = config.to_dict()
     families = [family for family in FAMILIES if family.model_type == config.model_type]
     if not families:
-        raise NoBlockError(_unknown(settings, path))
+        kind = settings.get("model_type")
+        features = [what for what, names in FOREIGN.items() if any(settings.get(name) for name in names)]
+        features += [BY_ALIBI[kind]] if kind in BY_ALIBI else []
+        if features:
+            raise NoBlockError(
+                f"{path!r} must be a decoder that a block can be, but is of type {kind!r}, which {features[0]}."
+            )
+        known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+        raise NoBlockError(f"{path!r} must be a model of type {known} or an export of ours, but is {kind!r}.")
     family = min(families, key=lambda family: len(_unlike(family, settings)))  # the first of several alike
     _fields(family, settings, path)  # before a model unlike it is traced
     for name, value in _unlike(family, settings).items():
@@ -92,18 +100,6 @@ def family_of(config: Any, path: str) -> Family:
         if not isinstance(settings[name], kind):
             raise UserError(f"`{name}` of {path!r} must be {KINDS[kind]}, but is {shortened(settings[name])}.")
     return family
-
-
-def _unknown(settings: Mapping[str, Any], path: str) -> str:
-    """Return an error text for an unknown type, with the reason if its settings show one."""
-    kind = settings.get("model_type")
-    what = next((what for what, names in FOREIGN.items() if any(settings.get(name) for name in names)), None)
-    if what is None and kind in BY_ALIBI:
-        what = "knows positions by ALiBi"
-    if what is not None:
-        return f"{path!r} must be a decoder that a block can be, but is of type {kind!r}, which {what}."
-    known = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
-    return f"{path!r} must be a model of type {known} or an export of ours, but is {kind!r}."
 
 
 def _unlike(family: Family, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from costmodel.engine import spu
 from costmodel.engine.compare import predict
 from costmodel.ops import OpGraph
 from costmodel.protocols.primitives import EngineSetting
-from costmodel.protocols.published_rows import PublishedRow, published_rows
+from costmodel.protocols.published import PublishedRow, published_rows
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse

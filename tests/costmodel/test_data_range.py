@@ -4,7 +4,7 @@ from costmodel import ops
 from costmodel.data_range import DataRange, describe
 from costmodel.deployment.deploy import Deployment
 from costmodel.protocols import load_pricer, published
-from costmodel.protocols.published_rows import published_rows
+from costmodel.protocols.published import published_rows
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
 from search_spaces.notation import parse

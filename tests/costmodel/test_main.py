@@ -10,8 +10,8 @@ import yaml
 
 from costmodel.calibration import microbenchmark
 from costmodel.calibration.microbenchmark import Timing
-from costmodel.config.strict_yaml import load_mapping
-from costmodel.protocols.compute_testbed import load_compute
+from costmodel.config.files import load_file, load_mapping
+from costmodel.protocols.derived import ComputeTestbed
 from search_spaces.bases import base_architecture
 from search_spaces.deployed import deployed_id
 from search_spaces.notation import parse
@@ -52,7 +52,7 @@ def test_what_an_architecture_deploys_to_is_priced_as_asked(run, flags):
 
 
 def test_what_is_said_of_an_op_wraps_and_numbers_do_not(run, monkeypatch):
-    monkeypatch.setattr("costmodel.commands.output.PIPE_WIDTH", 80)
+    monkeypatch.setattr("costmodel.report.tables.PIPE_WIDTH", 80)
     code, out, _ = run("estimate", "SM+LN+G", "--protocol", "semi2k", "--vocab", "3000000", "--network", "wan")
     assert code == 0
     assert re.search(r"^\s*VocabProjection .*\d h +\d+\.\d% +[\d.]+ TB$", out, re.MULTILINE)
@@ -161,7 +161,7 @@ def test_kinds_are_measured_twice_and_the_faster_runs_count(run, tmp_path, monke
     assert num_passes == 2
     assert estimated(run, "SM+LN+R", "--protocol", protocol, "--testbed", "mine.yaml")["total"]["compute_s"] > 0
     assert [path.name for path in tmp_path.iterdir()] == ["mine.yaml"]
-    assert {kind.fixed_s for kind in load_compute(tmp_path / "mine.yaml").kinds.values()} == {1.0}
+    assert {kind.fixed_s for kind in load_file(ComputeTestbed, tmp_path / "mine.yaml").kinds.values()} == {1.0}
 
 
 def test_as_a_process():

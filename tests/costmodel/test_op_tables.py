@@ -11,11 +11,11 @@ import pytest
 
 from costmodel import ops
 from costmodel.calibration.microbenchmark import plan
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_mapping
 from costmodel.execution import op_functions
 from costmodel.ops import OP_TYPES, Op
 from costmodel.protocols import ckks_steps, crypten, op_programs, published, sigma_programs
-from costmodel.protocols.compute_testbed import POOL, UNMEASURED
+from costmodel.protocols.derived import POOL, UNMEASURED
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 
 ROOT = Path(__file__).parents[2]

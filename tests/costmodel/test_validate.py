@@ -17,7 +17,7 @@ from costmodel.protocols import published
     ],
 )
 def test_a_figure_passes_by_its_digits_or_bar(printed, ours, bar, passed):
-    assert PrintedFigure(printed=printed, ours=ours, bar=bar).passed == passed
+    assert PrintedFigure(printed, ours, bar).passed == passed
 
 
 def test_validate_prints_every_row_and_bound(run, rows):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from costmodel.errors import UserError
-from search_spaces.definition import Withheld
+from search_spaces.space import Withheld
 
 pytest.importorskip("transformers")
 

@@ -13,7 +13,7 @@ import pytest
 from safetensors import safe_open
 
 from costmodel.config.bugs import BugError
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_mapping
 from costmodel.errors import UserError
 from nas import export, search, status
 from nas.conversion.pretrained import read_export

@@ -6,7 +6,7 @@ import signal
 import pytest
 import torch
 
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_mapping
 from costmodel.errors import UserError
 from nas import export, train
 from nas.conversion.pretrained import read_export

@@ -13,10 +13,9 @@ from costmodel.ops import Op
 from costmodel.protocols import TRUST
 from search_spaces.architecture import Layer
 from search_spaces.bases import Dimensions
-from search_spaces.definition import Choices, Definition
 from search_spaces.forms import Attention, Ffn, Norm
 from search_spaces.graph import ConstraintName
-from search_spaces.space import SearchSpace, build_space
+from search_spaces.space import Choices, Definition, SearchSpace, build_space
 
 SECONDS = {ops.LayerNorm: 2.0, ops.Softmax: 3.0, ops.Gelu: 5.0, ops.Relu: 1.0, ops.LeakyRelu: 1.0}
 SECONDS |= {ops.TokenEmbedding: 7.0, ops.VocabProjection: 11.0}

@@ -10,7 +10,7 @@ SOURCES = [
     path for room in ("costmodel", "search_spaces", "nas", "experiments") for path in (ROOT / room).rglob("*.py")
 ]
 # Compare names that GGUF has for tokenizers and families, some of which are blocks' too.
-OF_GGUF = {Path("search_spaces/checkpoints/gguf_head.py"), Path("nas/conversion/gguf_file.py")}
+OF_GGUF = {Path("search_spaces/checkpoints/checkpoint.py"), Path("nas/conversion/gguf_file.py")}
 
 
 def asks_for_a_block(source: str) -> bool:

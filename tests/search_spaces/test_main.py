@@ -4,7 +4,7 @@ import pytest
 
 from costmodel.config import cli
 from search_spaces.__main__ import count, list_members, show
-from search_spaces.definition import SHIPPED
+from search_spaces.space import SHIPPED
 from tests.conftest import refusals
 
 Run = tuple[int, str, str]

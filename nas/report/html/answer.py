@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.protocols.published_rows import PublishedRow, held_out_rows, published_rows
+from costmodel.protocols.published import PublishedRow, held_out_rows, published_rows
 from nas.report.html.placements import kept_words
 from nas.report.summary import IN_NOISE, against_parent, agreement_text, also_texts, mark, noise_marks, perplexity_text
 from nas.run.front import crosses, picked
 from nas.run.ledger import architecture_of
 from nas.run.members import TrainedMember, verdict
 from nas.run.run import Run
+from search_spaces.budget.priced_space import price_architecture
 from search_spaces.notation import parse
-from search_spaces.pricing import price_architecture
 
 DRAWN_NGRAMS = ("5-gram", "trigram")  # orders with a row of their own
 

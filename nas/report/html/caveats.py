@@ -11,7 +11,7 @@ from nas.report.summary import infeasible_lines, order_lines, second_lines, spre
 from nas.run.members import in_noise
 from nas.run.run import Run
 from search_spaces.bases import base_architecture
-from search_spaces.pricing import cheaper
+from search_spaces.budget.priced_space import cheaper
 
 
 def caveats(run: Run) -> dict[str, list[str]]:

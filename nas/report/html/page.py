@@ -12,7 +12,7 @@ from markupsafe import Markup
 from costmodel.config.cli import flags_of
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
-from costmodel.protocols.published_rows import published_rows
+from costmodel.protocols.published import published_rows
 from nas.report.draw import draw_front, draw_panels, svg_text
 from nas.report.front_figures import cost_figure, front_figure
 from nas.report.html.answer import answer_of, marks_of, rows_beside, rows_of

@@ -2,14 +2,15 @@
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from search_spaces.architecture import Architecture, Layer
 from search_spaces.budget.priced_space import CostForm
 from search_spaces.deployed import deployed, deployed_layer, regions
 from search_spaces.forms import ATTENTIONS, FFNS, FROZEN_NORMS, LIVE_NORMS, NORMS, AttentionForm, FfnForm
 from search_spaces.inner import inner_norms
-from search_spaces.notation import Choice
+
+Choice = TypeVar("Choice", bound=str)
 
 Status = Literal["kept", "folds", "absent"]
 

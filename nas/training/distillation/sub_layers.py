@@ -16,7 +16,7 @@ import numpy as np
 from costmodel.errors import UserError
 from nas.recipe.distillation import KINDS, PartKind, student_architecture
 from search_spaces.architecture import Architecture, Layer, with_layers
-from search_spaces.optima.stages import Floats, Stages
+from search_spaces.optima import Floats, Stages
 
 PARTS: dict[str, PartKind] = {kind: kind for kind in KINDS}
 ALIKE = {"softmax-temperature": "softmax", "bounded": "softmax", "leaky-relu": "relu", "identity": "fused"}

@@ -30,7 +30,7 @@ from costmodel.errors import StoppedError
 from costmodel.ops import Node, Op, OpGraph
 from costmodel.protocols import cheetah
 from costmodel.protocols.cheetah_preprocessing import BATCH, KEPT
-from costmodel.protocols.compute_testbed import extrapolation_of, op_name, seconds_of, work
+from costmodel.protocols.derived import extrapolation_of, op_name, seconds_of, work
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import EngineSetting
 from search_spaces.bases import BASES

@@ -3,8 +3,7 @@ from typing import Literal
 
 import pytest
 
-from costmodel.config.schema import decode
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import decode, dump, load_mapping
 from costmodel.errors import UserError
 
 

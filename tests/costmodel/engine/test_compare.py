@@ -9,6 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from costmodel import ops
+from costmodel.config.files import load_file
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine import compare, registry, spu
 from costmodel.engine.party import OpCost
@@ -18,7 +19,7 @@ from costmodel.errors import UserError
 from costmodel.execution import interpreter
 from costmodel.ops import Node, OpGraph
 from costmodel.protocols import derived
-from costmodel.protocols.compute_testbed import dump_compute, load_compute
+from costmodel.protocols.derived import ComputeTestbed, dump_compute
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS
 from costmodel.protocols.primitives import NOTHING, EngineSetting
 from costmodel.report import comparisons
@@ -145,7 +146,7 @@ def test_seconds_on_another_network_are_predicted_beside(run, engine_stub):
 
 def test_a_testbed_of_ones_own_predicts_the_seconds_and_their_range(run, engine_stub, tmp_path):
     """One that takes a second longer to start."""
-    committed = load_compute(derived.TESTBEDS / "semi2k.yaml")
+    committed = load_file(ComputeTestbed, derived.TESTBEDS / "semi2k.yaml")
     options = ("compare", "SM", *TINY, "--format", "json")
     usual = json.loads(run(*options)[1])["total"]["predicted"]
     priced = json.loads(run("estimate", "SM", *TINY, "--format", "json", "--protocol=semi2k", "--network=loopback")[1])

@@ -95,18 +95,12 @@ class SigmaRow:
 
 
 def sigma_rows() -> tuple[SigmaRow, ...]:
+    rows = []
     with ROWS.open(encoding="utf-8", newline="") as file:
-        return tuple(map(_row, csv.DictReader(file)))
-
-
-def _row(record: dict[str, str]) -> SigmaRow:
-    sizes: dict[str, Any] = {name: int(record.pop(name)) for name in SIZES}
-    named = {name: record.pop(name) for name in ("source", "model", "family", "network", "fitted")}
-    return SigmaRow(
-        **sizes,
-        model=named["model"],
-        family=named["family"],
-        network=named["network"] or None,
-        fitted=named["fitted"] == "yes",
-        numbers={name: text for name, text in record.items() if text},
-    )
+        for record in csv.DictReader(file):
+            sizes: dict[str, Any] = {name: int(record.pop(name)) for name in SIZES}
+            named: dict[str, Any] = {name: record.pop(name) for name in ("model", "family")}
+            named |= {"network": record.pop("network") or None, "fitted": record.pop("fitted") == "yes"}
+            del record["source"]
+            rows.append(SigmaRow(**sizes, **named, numbers={name: text for name, text in record.items() if text}))
+    return tuple(rows)

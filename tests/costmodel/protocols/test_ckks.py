@@ -18,9 +18,8 @@ from costmodel.estimate import estimate
 from costmodel.ops import Node
 from costmodel.protocols import ckks, load_pricer
 from costmodel.protocols import ckks_forms as forms
-from costmodel.protocols.ckks_forms import FORMS
-from costmodel.protocols.ckks_packing import Packing, Value, packing_of
-from costmodel.protocols.ckks_placement import BOUNDARY, place, place_by_layer
+from costmodel.protocols.ckks import BOUNDARY, place, place_by_layer
+from costmodel.protocols.ckks_forms import FORMS, Packing, Value, packing_of
 from costmodel.protocols.ckks_steps import Step, steps_of
 from search_spaces.bases import Dimensions, base_architecture
 from search_spaces.lower import lower
@@ -145,7 +144,7 @@ def test_counts_of_steps(case):
 def chain(depths, sizes, edges):
     """Steps that read the given earlier ones, or `in`."""
     return [
-        Step(name=f"s{index}", node=Node(name=f"s{index}", layer=index // 3, op=linear(1, 1, 1), inputs=("tokens",)),
+        Step(node=Node(name=f"s{index}", layer=index // 3, op=linear(1, 1, 1), inputs=("tokens",)),
              kind="any", inputs=tuple("in" if at < 0 else f"s{at}" for at in read), program=list, depth=depth,
              work=Counter({("rotation", 0): size}), output=Value(name=f"s{index}", width=1), ciphertexts=size,
              distinct=1)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from costmodel import ops
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import dump, load_mapping
 from costmodel.deployment.deploy import Deployment
 from costmodel.engine import registry, spu
 from costmodel.engine.children import kept_children
@@ -198,17 +198,6 @@ def test_an_op_by_hand(op, opened_bytes, dealt_bytes, rounds):
 
 
 @pytest.mark.parametrize(
-    ("op", "message"),
-    [
-        (ops.Gelu(**ROW, form="exact"), "no formula for Gelu with `form` exact, whose erf takes wrong powers"),
-    ],
-)
-def test_what_it_cannot_do_right_has_no_price(op, message):
-    with pytest.raises(UnpricedOpError, match=message):
-        comm(op, SETTING)
-
-
-@pytest.mark.parametrize(
     ("setting", "message"),
     [
         ({"ring_bits": 32}, "`ring_bits` must be 64 under protocol crypten, but got 32"),
@@ -217,9 +206,11 @@ def test_what_it_cannot_do_right_has_no_price(op, message):
         ({"threads": 2}, "`threads` must be 1 under protocol crypten, but got 2"),
     ],
 )
-def test_a_setting_that_it_does_not_have_is_refused(setting, message):
+def test_a_setting_or_form_that_it_does_not_have_is_refused(setting, message):
     with pytest.raises(UserError, match=message):
         CryptenSetting(**setting)
+    with pytest.raises(UnpricedOpError, match="no formula for Gelu with `form` exact, whose erf takes wrong powers"):
+        comm(ops.Gelu(**ROW, form="exact"), SETTING)
 
 
 def test_estimate_has_the_seconds_of_the_committed_testbed(run, snapshot):

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import pytest
 
 from costmodel import ops
-from costmodel.config.strict_yaml import dump, load_mapping
+from costmodel.config.files import dump, load_mapping
 from costmodel.engine import spu
 from costmodel.ops import Op, SoftmaxForm
 from costmodel.protocols import aby3, cheetah, semi2k

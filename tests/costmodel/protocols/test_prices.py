@@ -10,8 +10,8 @@ from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import OP_TYPES, Op, shape
 from costmodel.protocols import aby3, cheetah, semi2k
-from costmodel.protocols.flags_per_protocol import by_protocol, options_by_protocol, protocols_of
 from costmodel.protocols.primitives import Comm, EngineSetting
+from search_spaces.budget.options import by_protocol, options_by_protocol, protocols_of
 
 Price = Callable[[Op, EngineSetting], Comm]
 PRICES: dict[str, Price] = {"semi2k": semi2k.comm, "aby3": aby3.comm, "cheetah": cheetah.comm}

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel import ops
+from costmodel.config.files import load_file
 from costmodel.cost import Budget, total_price
 from costmodel.protocols import load_pricer, published
 from costmodel.protocols.linear_fit import extremes, fit
-from costmodel.protocols.published import load_testbed
 
 PRICER = published.load()
 FIVE_MINUTES = Budget(latency_s=300.0)
@@ -128,7 +128,7 @@ def test_every_constant_says_what_identifies_it_has_bounds_and_changes_the_cost_
     changed.write_text(published.TESTBED.read_text() + "# a comment\n")
     monkeypatch.setattr(published, "TESTBED", changed)
     assert load_pricer().cost_model_id != PRICER.cost_model_id
-    testbed = load_testbed(published.TESTBED)
+    testbed = load_file(published.Testbed, published.TESTBED)
     for constants in (testbed.sent_bytes, testbed.latency_s):
         assert constants.keys() == published.TERMS.keys()
         for constant in constants.values():

@@ -17,10 +17,9 @@ from nas.searchers import trellis
 from nas.searchers.strategy import SearchProblem
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
-from search_spaces.definition import Definition
 from search_spaces.deployed import deployed
 from search_spaces.notation import placement
-from search_spaces.space import build_space, load_space, member_at, num_members
+from search_spaces.space import Definition, build_space, load_space, member_at, num_members
 
 BUDGET = Budget(latency_s=25.0)
 

@@ -33,16 +33,18 @@ from nas.run.config import StudyConfig  # noqa: E402
 from nas.run.own_space import own_space  # noqa: E402
 from nas.study.priced_study import price_study  # noqa: E402
 from search_spaces.architecture import Architecture, Layer  # noqa: E402
-from search_spaces.budget.priceable import priceable  # noqa: E402
-from search_spaces.budget.priced_space import price_of, price_space  # noqa: E402
+from search_spaces.budget.priced_space import (  # noqa: E402
+    price_of,
+    price_space,
+    priceable,
+)
 from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
 from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
 from search_spaces.deployed import deployed  # noqa: E402
 from search_spaces.inner import inner_choices  # noqa: E402
-from search_spaces.lower import lower  # noqa: E402
+from search_spaces.lower import Workload, lower  # noqa: E402
 from search_spaces.notation import FFN_LETTERS, NORM_LETTERS, name_of, parse  # noqa: E402
 from search_spaces.space import member_of  # noqa: E402
-from search_spaces.workload import Workload  # noqa: E402
 from tests.costmodel.kv_cache import kv_cache  # noqa: E402
 
 SIZES: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-from costmodel.config.strict_yaml import load_mapping
+from costmodel.config.files import load_mapping
 from costmodel.errors import UserError
 from nas import train
 from nas.conversion import sampled_text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from costmodel.config.strict_yaml import dump
+from costmodel.config.files import dump
 from costmodel.engine import spu
 from costmodel.errors import OutOfRangeError
 from costmodel.execution import interpreter

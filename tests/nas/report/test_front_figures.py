@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from costmodel.protocols.published_rows import published_rows
+from costmodel.protocols.published import published_rows
 from nas.report.draw import draw_front, draw_panels, save_figure
 from nas.report.front_figures import front_figure, label
 from nas.report.panels import BarPanel, LinePanel, PanelFigure, Series

@@ -5,9 +5,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from costmodel.commands.output import console
 from costmodel.estimate import outside_data
 from costmodel.protocols import load_pricer
+from costmodel.report.tables import console
 from nas.report.progress import line, share_progress, table
 from nas.report.summary import against_parent, closing_lines, parent_lines, price_line, searcher_lines
 from nas.run.folder import ParentResult

@@ -18,13 +18,19 @@ from experiments.trainings import DATA  # noqa: E402
 from nas.run.own_space import own_space  # noqa: E402
 from search_spaces.architecture import Architecture  # noqa: E402
 from search_spaces.budget.feasible import priced_within, within_budget  # noqa: E402
-from search_spaces.budget.priceable import priceable  # noqa: E402
-from search_spaces.budget.priced_space import CostForm, cheapest, most_expensive, price_of, price_space  # noqa: E402
+from search_spaces.budget.priced_space import (  # noqa: E402
+    CostForm,
+    cheapest,
+    most_expensive,
+    price_architecture,
+    price_of,
+    price_space,
+    priceable,
+)
 from search_spaces.checkpoints.checkpoint import read_checkpoint  # noqa: E402
 from search_spaces.checkpoints.settings import architecture_of  # noqa: E402
-from search_spaces.pricing import price_architecture  # noqa: E402
+from search_spaces.lower import Workload  # noqa: E402
 from search_spaces.space import sample  # noqa: E402
-from search_spaces.workload import Workload  # noqa: E402
 from tests.nas.conversion.test_families import FAMILIES, QUICK, SIZES  # noqa: E402
 
 

@@ -14,11 +14,10 @@ from nas.run import ledger
 from nas.run.folder import write_config, write_meta
 from nas.run.reprice import WhatIf, reprice, what_if
 from search_spaces.architecture import arch_id
-from search_spaces.lower import lower
+from search_spaces.budget.priced_space import price_architecture
+from search_spaces.lower import Workload, lower
 from search_spaces.notation import parse, placement
-from search_spaces.pricing import price_architecture
 from search_spaces.space import load_space
-from search_spaces.workload import Workload
 
 SPACE = load_space("gpt2-small")
 UNBOUNDED = Budget()

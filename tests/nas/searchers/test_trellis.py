@@ -16,11 +16,9 @@ from nas.searchers.uniform import Stratified
 from search_spaces.bases import Dimensions
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
-from search_spaces.definition import load_definition
 from search_spaces.notation import Member
-from search_spaces.optima.optima import frontier, member_of_optimum
-from search_spaces.optima.stages import stages_of
-from search_spaces.space import build_space, load_space, members, sample
+from search_spaces.optima import frontier, member_of_optimum, stages_of
+from search_spaces.space import build_space, load_definition, load_space, members, sample
 from tests.conftest import python
 from tests.nas.searchers.gpt2_search import asked_for
 

@@ -39,7 +39,7 @@ from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_space
 from search_spaces.inner import inner_norms
 from search_spaces.notation import parse, placement
-from search_spaces.optima.stages import stages_of
+from search_spaces.optima import stages_of
 from search_spaces.space import load_space, with_first_layers
 from tests.small_models import LLAMA
 

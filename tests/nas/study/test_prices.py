@@ -21,10 +21,9 @@ from nas.study.trials import price_fields
 from nas.study.worker import run_trial
 from search_spaces.bases import BASES
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.budget.priced_space import most_expensive, price_of
+from search_spaces.budget.priced_space import most_expensive, price_architecture, price_of
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse
-from search_spaces.pricing import price_architecture
 from search_spaces.space import members
 from tests.nas.study.conftest import ONE_TRIAL
 

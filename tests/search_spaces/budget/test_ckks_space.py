@@ -6,14 +6,12 @@ import pytest
 
 from costmodel.cost import Budget
 from costmodel.protocols import load_pricer
-from costmodel.protocols.ckks_placement import place
+from costmodel.protocols.ckks import place
 from search_spaces.budget.feasible import within_budget
-from search_spaces.budget.priced_space import price_of, price_space
+from search_spaces.budget.priced_space import price_architecture, price_of, price_space
 from search_spaces.deployed import deployed
-from search_spaces.lower import lower
-from search_spaces.pricing import price_architecture
+from search_spaces.lower import Workload, lower
 from search_spaces.space import load_space, members
-from search_spaces.workload import Workload
 
 SEQ_LEN = 16
 

@@ -20,9 +20,17 @@ from search_spaces.budget import feasible as feasible_module
 from search_spaces.budget.counting import Move, Table
 from search_spaces.budget.feasible import Bounded, FeasibleSpace, check_feasible, price_slices, within_budget
 from search_spaces.budget.priced_space import Measure, PricedSpace, cheapest, most_expensive, price_of, price_space
-from search_spaces.definition import Definition, load_definition
 from search_spaces.notation import parse
-from search_spaces.space import SearchSpace, build_space, load_space, member_at, members, num_members
+from search_spaces.space import (
+    Definition,
+    SearchSpace,
+    build_space,
+    load_definition,
+    load_space,
+    member_at,
+    members,
+    num_members,
+)
 
 
 def budget_at(priced: PricedSpace, latency: float | None, sent: float | None) -> Budget:

@@ -11,15 +11,31 @@ from costmodel.estimate import Pricer, estimate
 from costmodel.ops import Op, OpGraph, RmsNorm, Softmax
 from costmodel.protocols import load_pricer
 from search_spaces.bases import Dimensions
-from search_spaces.budget.priceable import priceable
-from search_spaces.budget.priced_space import CostForm, cheapest, most_expensive, price_by_part, price_of, price_space
-from search_spaces.definition import SHIPPED, Choices, Definition
+from search_spaces.budget.priced_space import (
+    CostForm,
+    cheapest,
+    most_expensive,
+    price_architecture,
+    price_by_part,
+    price_of,
+    price_space,
+    priceable,
+)
 from search_spaces.deployed import deployed
-from search_spaces.lower import lower
+from search_spaces.lower import Workload, lower
 from search_spaces.notation import Member, parse
-from search_spaces.pricing import price_architecture
-from search_spaces.space import SearchSpace, build_space, load_space, member_at, members, sample, with_first_layers
-from search_spaces.workload import Workload
+from search_spaces.space import (
+    SHIPPED,
+    Choices,
+    Definition,
+    SearchSpace,
+    build_space,
+    load_space,
+    member_at,
+    members,
+    sample,
+    with_first_layers,
+)
 
 SPACES = {name: load_space(name) for name in SHIPPED}
 ACCOUNTINGS = pytest.mark.parametrize("cost_of", ["folded", "unfolded"])
@@ -136,7 +152,7 @@ def test_prices_that_do_not_add_up_are_refused(cost_of, pricer):
         return OpGraph(nodes=(*graph, *again)) if len(set(architecture.layers)) > 1 else graph
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("search_spaces.workload.lower", lower_with_surcharge)
+        patch.setattr("search_spaces.lower.lower", lower_with_surcharge)
         with pytest.raises(ValueError, match="prices under 'round' must add up over layers"):
             price_space(SPACES["tiny"], pricer, 8, cost_of)
 

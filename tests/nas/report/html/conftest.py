@@ -17,9 +17,9 @@ from nas.run.ledger import Record
 from nas.run.run import Run
 from search_spaces.architecture import arch_id
 from search_spaces.bases import base_architecture
+from search_spaces.budget.priced_space import price_architecture
 from search_spaces.deployed import deployed
 from search_spaces.notation import parse, placement
-from search_spaces.pricing import price_architecture
 from tests.conftest import made_meta, made_record
 
 

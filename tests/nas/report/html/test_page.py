@@ -18,8 +18,8 @@ from nas.run.config import StudyConfig
 from nas.run.folder import run_pricer
 from nas.run.run import Run
 from search_spaces.bases import Dimensions, base_architecture
+from search_spaces.budget.priced_space import price_architecture
 from search_spaces.notation import parse
-from search_spaces.pricing import price_architecture
 from tests.nas.report.html.conftest import record
 
 EARLIER = Path(__file__).parents[2] / "run" / "stored"

@@ -8,8 +8,7 @@ from costmodel.errors import UserError
 from search_spaces.budget.feasible import within_budget
 from search_spaces.budget.priced_space import price_of, price_space
 from search_spaces.deployed import deployed
-from search_spaces.optima.optima import best, frontier, member_of_optimum
-from search_spaces.optima.stages import stages_of
+from search_spaces.optima import best, frontier, member_of_optimum, stages_of
 
 SEQ_LEN = 8
 

@@ -1,0 +1,257 @@
+"""The best member by a score that adds up over layers, within budgets and at every cost, by label setting.
+
+A label is a path from the source to a boundary, with its cost in every measure and its score. At each boundary only
+nondominated labels are kept, so every optimal path is among those of the last level.
+
+Source: Desrochers and Soumis 1988, "A generalized permanent labelling algorithm for the shortest path problem with time
+windows".
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import mul
+from typing import Any, NamedTuple, TypeAlias
+
+import moocore
+import numpy as np
+from numpy.typing import NDArray
+
+from costmodel.errors import UserError
+from search_spaces.architecture import Layer
+from search_spaces.budget.feasible import FeasibleSpace
+from search_spaces.budget.priced_space import UNITS_PER, priced_layer
+from search_spaces.graph import Cost, Edge, edges_by_depth
+from search_spaces.notation import Member
+from search_spaces.space import member_of
+
+Scores: TypeAlias = NDArray[np.float64]  # depth x number of the layer in `Stages.layers`; lower is better
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+Index: TypeAlias = NDArray[np.intp]
+
+
+class Edges(NamedTuple):
+    """The choices of one depth, one entry each, ordered by `start`.
+
+    `start` and `stop` number the boundaries before and after, within their levels. `layer` numbers the chosen layer in
+    `Stages.layers`, and `form` the layer as it is priced. `cost` is edges x measures of the budget, in steps of the
+    budget; the first depth includes the embedding, the last the head.
+    """
+
+    start: Index
+    stop: Index
+    layer: Index
+    form: Index
+    cost: Ints
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Stages:
+    """The stages of a space, made by `stages_of`; `num_last` counts the boundaries after the last layer."""
+
+    feasible: FeasibleSpace
+    layers: tuple[Layer, ...]
+    steps: tuple[Edges, ...] = field(repr=False)
+    num_last: int
+
+    @property
+    def limit(self) -> Cost:
+        return self.feasible.paths.limit
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape of scores: depths x layers."""
+        return len(self.steps), len(self.layers)
+
+    def numbered(self, placements: Sequence[Sequence[Layer]]) -> Index:
+        """Return layers as their numbers in `layers`, placements x depth."""
+        numbers = {layer: number for number, layer in enumerate(self.layers)}
+        return np.array([[numbers[layer] for layer in layers] for layers in placements], dtype=np.intp)
+
+
+def stages_of(feasible: FeasibleSpace) -> Stages:
+    """Return the graph of a space with the costs that its budget counts; a measure without a bound costs nothing."""
+    levels, layers = edges_by_depth(feasible.space.graph), feasible.space.layers
+    cost_of = feasible.priced.cost_of
+    forms = {edge.choice: priced_layer(feasible.space, edge.choice, cost_of) for edges in levels for edge in edges}
+    form_numbers = {form: number for number, form in enumerate(dict.fromkeys(forms.values()))}
+    layer_numbers = {layer: number for number, layer in enumerate(layers)}
+
+    def row(edge: Edge) -> tuple[int, ...]:
+        what = layer_numbers[edge.choice.layer], form_numbers[forms[edge.choice]]
+        return (edge.start, edge.stop, *what, *edge.cost(feasible.costs))
+
+    return Stages(
+        feasible=feasible,
+        layers=layers,
+        steps=tuple(_edges(sorted(map(row, edges))) for edges in levels),
+        num_last=1 + max(edge.stop for edge in levels[-1]),
+    )
+
+
+def checked(stages: Stages, scores: Scores) -> Scores:
+    """Return the scores unchanged; a UserError is raised if they have another shape or are not finite."""
+    if scores.shape != stages.shape:
+        raise UserError(f"scores must be {stages.shape[0]} depths x {stages.shape[1]} layers, but are {scores.shape}.")
+    if not np.isfinite(scores).all():
+        raise UserError("scores must be finite numbers; give what is impossible a large one.")
+    return scores
+
+
+def least_to_go(stages: Stages) -> list[Ints]:
+    """Return the least cost from each boundary to the sink: by level, boundaries x measures.
+
+    Each measure is minimised separately, so that no single path need have all of them.
+    """
+    to_go = [np.zeros((stages.num_last, len(stages.limit)), dtype=np.int64)]
+    for edges in reversed(stages.steps):
+        firsts = np.flatnonzero(np.diff(edges.start, prepend=-1))
+        to_go.insert(0, np.minimum.reduceat(edges.cost + to_go[0][edges.stop], firsts, axis=0))
+    return to_go
+
+
+def _edges(rows: list[tuple[int, ...]]) -> Edges:
+    table: NDArray[Any] = np.array(rows, dtype=np.int64)
+    start, stop, layer, form = (table[:, column].astype(np.intp) for column in range(4))
+    return Edges(start=start, stop=stop, layer=layer, form=form, cost=table[:, 4:])
+
+
+Bools: TypeAlias = NDArray[np.bool_]
+
+
+class Labels(NamedTuple):
+    """The partial paths to one level that are kept: `at` a boundary, with a `cost` (labels x measures) and a `score`.
+
+    `parent` is the label of the previous level, and `layer` the choice that leads from it.
+    """
+
+    at: Index
+    cost: Ints
+    score: Floats
+    parent: Index
+    layer: Index
+
+
+def levels_of_labels(stages: Stages, scores: Scores) -> list[Labels]:
+    """Return the labels of every level, the source's first; those of the last level are paths within the limits."""
+    to_go = least_to_go(stages)
+    start = np.zeros(1, dtype=np.intp)
+    levels = [Labels(start, np.zeros((1, len(stages.limit)), dtype=np.int64), np.zeros(1), start - 1, start - 1)]
+    for depth in range(len(stages.steps)):
+        labels = _prolonged(levels[-1], *_useful_edges(stages.steps[depth], scores[depth]))
+        labels = _kept(labels, (labels.cost + to_go[depth + 1][labels.at] <= stages.limit).all(axis=1))
+        levels.append(_kept(labels, _nondominated_in_groups(labels.at, labels.cost, labels.score)))
+    return levels
+
+
+def layers_to(levels: Sequence[Labels], index: int) -> list[int]:
+    """Return the numbers of the layers that lead to a label of the last level."""
+    layers: list[int] = []
+    for labels in reversed(levels[1:]):
+        layers.insert(0, int(labels.layer[index]))
+        index = int(labels.parent[index])
+    return layers
+
+
+def _useful_edges(edges: Edges, scores: Floats) -> tuple[Edges, Floats]:
+    """Return the nondominated edges between each two boundaries, and their scores."""
+    gains = scores[edges.layer]
+    groups = edges.start * (edges.stop.max() + 1) + edges.stop
+    order = np.lexsort((gains, *edges.cost.T[::-1], groups))
+    keys = np.column_stack([groups, edges.cost])[order]
+    best = order[np.any(np.diff(keys, axis=0, prepend=-1) != 0, axis=1)]  # the first of equal costs has the best score
+    kept = best[_nondominated_in_groups(groups[best], edges.cost[best], gains[best])]
+    return Edges._make(column[kept] for column in edges), gains[kept]
+
+
+def _prolonged(labels: Labels, edges: Edges, gains: Floats) -> Labels:
+    order = np.argsort(labels.at, kind="stable")
+    begins, ends = (np.searchsorted(labels.at[order], edges.start, side=side) for side in ("left", "right"))
+    counts = ends - begins
+    edge = np.repeat(np.arange(len(edges.start)), counts)
+    offset = np.arange(len(edge)) - np.repeat(np.cumsum(counts) - counts, counts)
+    parent = order[np.repeat(begins, counts) + offset]
+    return Labels(
+        at=edges.stop[edge],
+        cost=labels.cost[parent] + edges.cost[edge],
+        score=labels.score[parent] + gains[edge],
+        parent=parent,
+        layer=edges.layer[edge],
+    )
+
+
+def _nondominated_in_groups(groups: Index, cost: Ints, score: Floats) -> Bools:
+    """Return which rows are nondominated in their group by cost and score; of equal rows the first."""
+    kept = np.zeros(len(score), dtype=bool)
+    varied = [measure for measure in cost.T if len(measure) and np.ptp(measure)]
+    # by ascending cost, nondominated rows have a new minimum score; ranks of later groups are shifted below
+    if len(varied) < 2:
+        order = np.lexsort((score, *varied, groups))
+        begins = np.diff(groups[order], prepend=-1) != 0
+        ranks = np.unique(score, return_inverse=True)[1][order] - np.cumsum(begins) * len(score)
+        kept[order] = np.diff(np.minimum.accumulate(ranks), prepend=0) < 0
+        return kept
+    order = np.argsort(groups, kind="stable")
+    firsts = np.flatnonzero(np.diff(groups[order], prepend=-1))
+    for rows in np.split(order, firsts[1:]):
+        rows = np.sort(rows)
+        kept[rows[nondominated_rows(cost[rows], score[rows])]] = True
+    return kept
+
+
+def nondominated_rows(cost: Ints, score: Floats) -> Bools:
+    """Return a mask of the rows nondominated in cost (rows x measures) and score, with one of several equal rows."""
+    points = np.column_stack([cost.astype(np.float64), score])
+    varied = points[:, np.ptp(points, axis=0) > 0] if len(points) > 1 else points[:, :0]
+    if varied.shape[1] > 1:
+        kept: Bools = moocore.is_nondominated(varied, keep_weakly=False)
+    else:
+        kept = np.arange(len(points)) == (np.argmin(varied[:, 0]) if varied.shape[1] else 0)
+    return kept
+
+
+def _kept(labels: Labels, rows: Bools) -> Labels:
+    return Labels._make(column[rows] for column in labels)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Optimum:
+    """An optimal path; `cost` is in integer units: latency (0 without a budget for it), then other bounded measures."""
+
+    layers: tuple[Layer, ...]
+    score: float
+    cost: Cost
+
+    @property
+    def latency_s(self) -> float:
+        return self.cost[0] / UNITS_PER["latency_s"]
+
+
+def best(stages: Stages, scores: Scores) -> Optimum | None:
+    """Return the member of least score within the budget, or None; a UserError is raised for scores that do not fit."""
+    levels = levels_of_labels(stages, checked(stages, scores))
+    return _optimum(stages, levels, int(np.argmin(levels[-1].score))) if len(levels[-1].score) else None
+
+
+def frontier(stages: Stages, scores: Scores) -> list[Optimum]:
+    """Return the nondominated members by score and cost within the budget, cheapest first.
+
+    All measures with a budget count as costs. A UserError is raised for scores that do not fit.
+    """
+    levels = levels_of_labels(stages, checked(stages, scores))
+    last = levels[-1]
+    rows = np.flatnonzero(nondominated_rows(last.cost, last.score))
+    order = rows[np.lexsort(last.cost[rows].T[::-1])]
+    return [_optimum(stages, levels, int(row)) for row in order]
+
+
+def member_of_optimum(stages: Stages, optimum: Optimum, *, entropy_regularised: bool | None = None) -> Member:
+    """Return the member with these layers, by default with the first recipe of the space."""
+    return member_of(stages.feasible.space, optimum.layers, entropy_regularised=entropy_regularised)
+
+
+def _optimum(stages: Stages, levels: Sequence[Labels], index: int) -> Optimum:
+    last = levels[-1]
+    layers = tuple(stages.layers[number] for number in layers_to(levels, index))
+    cost = tuple(map(mul, last.cost[index].tolist(), stages.feasible.step))
+    return Optimum(layers=layers, score=float(last.score[index]), cost=cost)

@@ -1,1 +1,0 @@
-"""Exact optima over a search space, within budgets, of scores that add up over layers, by dynamic programming."""
