@@ -28,7 +28,7 @@ from experiments.trainings import DATA, Ended, read_outcomes, training_pool
 from nas.conversion.parent import load_parent
 from nas.recipe.distillation import parent_architecture
 from nas.report.draw import draw_panels, save_figure
-from nas.report.panels import LinePanel, PanelFigure, Series
+from nas.report.front_figures import LinePanel, PanelFigure, Series
 from nas.searchers.initial_design import initial_design, published_members
 from nas.searchers.strategy import SearchProblem
 from nas.storage import RUNS

@@ -16,7 +16,7 @@ from nas.conversion.parent import BUILTIN, load_parent
 from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES, ScaleName
 from nas.storage import RUNS, locked, replace_file
-from nas.study.blocks import BLOCKS_FILE
+from nas.study.open_trials import BLOCKS_FILE
 from nas.training.distillation.block_scores import block_scores
 from nas.training.distillation.sub_layers import to_csv
 from search_spaces.notation import placement

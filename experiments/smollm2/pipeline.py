@@ -19,7 +19,7 @@ from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
 from nas.model.weights import deployed_weights
 from nas.recipe.overrides import DistillationChanges, RecipeChanges
-from nas.run.front import picked
+from nas.run.members import picked
 from nas.storage import RUNS, locked
 from nas.study.verify_fold import trained_model
 from nas.training.checkpoint import load_latest

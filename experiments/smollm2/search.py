@@ -10,7 +10,7 @@ from experiments.smollm2.tables import model_figure, model_table, models
 from nas.api import Run, Study, load_run
 from nas.recipe.overrides import RecipeChanges, ScaleChanges
 from nas.report.draw import draw_panels, save_figure
-from nas.study.blocks import BLOCKS_FILE
+from nas.study.open_trials import BLOCKS_FILE
 from nas.training.distillation.sub_layers import BlockScores, from_csv
 
 CONFIGS = Path(__file__).parents[1] / "configs"

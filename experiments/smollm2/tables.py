@@ -10,8 +10,7 @@ from rich.table import Table
 from costmodel.config.units import format_bytes, format_seconds
 from experiments.figures import table
 from nas.api import Run
-from nas.report.panels import LinePanel, PanelFigure, Series
-from nas.run.second import second_perplexity
+from nas.report.front_figures import LinePanel, PanelFigure, Series
 from nas.training.distillation.sub_layers import BlockScores
 from search_spaces.notation import parse
 from search_spaces.pricing import price_architecture
@@ -39,7 +38,7 @@ def models(searched: Run) -> list[Shown]:
     for member in searched.front:
         record = member.most_expensive
         runs_as = record.deployed or record.placement
-        perplexities = member.perplexity, second_perplexity(member)
+        perplexities = member.perplexity, member.second_perplexity
         shown.append(Shown(member.arch_id, runs_as, record.latency_s, record.sent_bytes, *perplexities))
     return shown
 

@@ -5,8 +5,7 @@ from rich.table import Table
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.cost import Budget
 from nas.report.summary import mark, ngram_lines, perplexity_text
-from nas.run.front import picked
-from nas.run.members import TrainedMember
+from nas.run.members import picked
 from nas.run.pareto import dominates
 from nas.run.reprice import WhatIf
 from search_spaces.budget.feasible import format_budget
@@ -26,7 +25,10 @@ def what_if_table(what_if: WhatIf) -> Table:
             justify="right" if heading in ("perplexity", "latency", "then", "sent") else "left",
         )
     for number, (member, marked) in enumerate(zip(what_if.shown, marks, strict=True), 1):
-        before = old[member.trial_id]
+        before, status = old[member.trial_id], str(what_if.status(member))
+        if status == "dominated":
+            better = next(other for other in what_if.after if dominates(other.point, member.point))
+            status = f"dominated by {what_if.shown.index(better) + 1}"
         table.add_row(
             str(number),
             member.arch_id,
@@ -34,7 +36,7 @@ def what_if_table(what_if: WhatIf) -> Table:
             perplexity_text(member),
             *(format_seconds(priced.latency_s) for priced in (member, before)),
             *(format_bytes(priced.sent_bytes) for priced in (member, before)),
-            _status_text(what_if, member),
+            status,
             *([marked] if any(marks) else []),
         )
     return table
@@ -68,11 +70,3 @@ def what_if_lines(what_if: WhatIf) -> list[str]:
         then = f"{former.arch_id} {former.notation} then" if former else "none then"
         lines.append(f"{choice}: {pick.arch_id} {pick.notation}, {same or then}")
     return lines
-
-
-def _status_text(what_if: WhatIf, member: TrainedMember) -> str:
-    status = what_if.status(member)
-    if status != "dominated":
-        return status
-    better = next(other for other in what_if.after if dominates(other.point, member.point))
-    return f"dominated by {what_if.shown.index(better) + 1}"

@@ -30,16 +30,20 @@ from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.intervals import Documents
 from nas.run.ledger import Record
-from nas.run.own_space import own_space
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.bases import OWN
-from search_spaces.definition import Definition, Withheld, load_definition
+from search_spaces.definition import Choices, Definition, Withheld, load_definition
+from search_spaces.forms import FFNS, Attention, Ffn, Norm
+from search_spaces.inner import inner_choices
 from search_spaces.space import SearchSpace, build_space
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = ("space", "network", "testbed")  # copies of the user's own files
 PARENT_FOLDER = "parent"
+# what a space of the parent's own layers offers besides these layers
+FORMS: tuple[Attention, ...] = ("softmax", "bounded", "power8", "softmax-half", "none")
+LINEAR: tuple[Ffn, ...] = ("fused", "none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,6 +221,27 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
         dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
         definition = replace(definition, dimensions=dimensions)
     return build_space(definition)
+
+
+def own_space(parent: Architecture) -> SearchSpace:
+    """Build the space with choices for every layer: the parent's own first layer and cheaper replacements."""
+    layer = parent.layers[0]
+    is_gated = FFNS[layer.ffn].is_gated
+    activations = [ffn for ffn, form in FFNS.items() if form.replaces and form.is_gated == is_gated]
+
+    def norms(norm: Norm) -> tuple[Norm, ...]:
+        frozen: Norm = "frozen-rmsnorm" if norm.endswith("rmsnorm") else "frozen-layernorm"
+        return tuple(dict.fromkeys((norm, frozen, "none"))) if norm != "none" else ("none",)
+
+    choices = Choices(
+        norm1=norms(layer.norm1),
+        attention=FORMS,
+        norm2=norms(layer.norm2),
+        ffn=tuple(dict.fromkeys((layer.ffn, *activations, *LINEAR))),
+        stabiliser=("none",),
+        **inner_choices(parent),
+    )
+    return build_space(Definition(name=OWN, base=OWN, choices=choices), parent)
 
 
 def _definition(folder: Path | None, config: StudyConfig) -> Definition:

@@ -14,9 +14,8 @@ from costmodel.errors import UserError
 from costmodel.estimate import Pricer
 from costmodel.protocols import load_pricer
 from nas.run.folder import run_pricer
-from nas.run.front import front_of, is_eligible
 from nas.run.ledger import Record, deployed_of, price_columns
-from nas.run.members import TrainedMember, members
+from nas.run.members import TrainedMember, front_of, is_eligible, members
 from nas.run.run import Run
 from search_spaces.budget.options import BudgetOptions
 from search_spaces.pricing import price_architecture

@@ -13,9 +13,8 @@ from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.folder import Meta, ParentResult, find_run, read_config, read_ledger, read_meta, run_pricers
-from nas.run.front import front, picked
 from nas.run.ledger import Record, architecture_of, deployed_of
-from nas.run.members import TrainedMember, members
+from nas.run.members import TrainedMember, front, members, picked
 from nas.run.pareto import hypervolume
 from search_spaces.architecture import Architecture
 from search_spaces.workload import Workload

@@ -9,9 +9,8 @@ from costmodel.cost import Costs
 from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.ledger import Record, Table
-from nas.run.members import TrainedMember, difference_error, in_noise
+from nas.run.members import TrainedMember, difference_error, holds_on_first_alone, in_noise
 from nas.run.run import Run
-from nas.run.second import holds_on_first_alone, second_error, second_perplexity
 from search_spaces.architecture import dump_architecture
 
 
@@ -75,8 +74,8 @@ def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
         return {}
     floors = second.ngrams.perplexities
     return {
-        "second_perplexity": [second_perplexity(member) for member in run.front],
-        "second_error": [second_error(member) for member in run.front],
+        "second_perplexity": [member.second_perplexity for member in run.front],
+        "second_error": [member.second_error for member in run.front],
         "holds_on_first_alone": [holds_on_first_alone(member, run.front) for member in run.front],
         **{f"second_floor_{name.replace('-', '')}": [floors[name]] * len(run.front) for name in floors},
     }

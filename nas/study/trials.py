@@ -19,9 +19,8 @@ from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_candidate
-from nas.run.folder import PARENT_FOLDER
-from nas.run.front import is_feasible
 from nas.run.ledger import LedgerIndex, Record, Status, TrialKey, price_columns
+from nas.run.members import is_feasible
 from nas.searchers.strategy import Observation, Suggestion
 from nas.study.schedule import LAG, TrialSchedule
 from nas.training.outcome import Agreement, Outcome, RungRecord, VerifiedForm
@@ -76,11 +75,6 @@ class Trial:
     def folder(self) -> Path:
         """Folder of its checkpoints and metrics."""
         return self.setting.folder / "trials" / self.record.trial_id
-
-    @property
-    def parent(self) -> Path | None:
-        """Folder of the model that it starts from, or None."""
-        return None if self.setting.recipe.distillation is None else self.setting.folder / PARENT_FOLDER
 
     def at_rung(self, rung: RungRecord) -> Record:
         return replace(self._measured(rung), event="rung", status="running", rung=rung.rung)
@@ -187,7 +181,15 @@ class Trials:
         if self._again:
             return self._handed_out(self._again.pop(0))
         while (suggestion := self.schedule.ask()) is not None:
-            self._log_proposals()
+            proposals = self.schedule.proposals[self._num_logged :]
+            self._num_logged += len(proposals)
+            new = [
+                self._trial(proposal).record
+                for proposal in proposals
+                if proposal.role != "replicate" and (proposal.index, proposal.is_proxy) not in self._index.proposed
+            ]
+            if new:
+                self._write(*new)
             record = self._index.end_of((suggestion.index, self._seed(suggestion)), is_proxy=suggestion.is_proxy)
             if record is None or self._is_retried(record):
                 if self.has_time_for(suggestion):
@@ -255,17 +257,6 @@ class Trials:
     def _handed_out(self, trial: Trial) -> Trial:
         self.running[trial.key] = trial
         return trial
-
-    def _log_proposals(self) -> None:
-        proposals = self.schedule.proposals[self._num_logged :]
-        self._num_logged = len(self.schedule.proposals)
-        new = [
-            self._trial(proposal).record
-            for proposal in proposals
-            if proposal.role != "replicate" and (proposal.index, proposal.is_proxy) not in self._index.proposed
-        ]
-        if new:
-            self._write(*new)
 
     def _trial(self, suggestion: Suggestion) -> Trial:
         member, setting = suggestion.member, self.setting

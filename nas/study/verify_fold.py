@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,11 +32,11 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: 
     """
     latest, trained = _latest(candidate, folder, "fold"), candidate.trained
     _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
-    model = deployable(candidate, latest, bounding_tokens(corpus, tokens))
-    folded, check = fold_as_far_as(model.architecture, model.weights, tokens, protocol)
+    architecture, weights, left = deployable(candidate, latest, bounding_tokens(corpus, tokens))
+    folded, check = fold_as_far_as(architecture, weights, tokens, protocol)
     return VerifiedForm(
         architecture=at_dimensions(folded.architecture, candidate.architecture),
-        left=(*model.left, *folded.left),
+        left=(*left, *folded.left),
         logits_error=check.float_error,
         fixed_point_error=check.fixed_error,
         trained_fixed_point_error=check.trained_fixed_error,
@@ -46,22 +45,14 @@ def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: 
     )
 
 
-class Deployable(NamedTuple):
-    """A trained model before it is folded, with weights by node of the op graph and a tied output table written out.
+def deployable(
+    candidate: Candidate, trained: Checkpoint, tokens: Tensor
+) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
+    """Load the model of a checkpoint, not folded, with attention bounds set on these tokens, sequences x T.
 
-    architecture: as trained, but with exact softmax where a bounded one leaves fixed-point range. left: these layers,
-        and those whose eighth powers leave it, which have no replacement.
-    """
-
-    architecture: Architecture
-    weights: dict[str, Tensor]
-    left: tuple[str, ...]
-
-
-def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Deployable:
-    """Load the model of a checkpoint, with attention bounds set on these tokens, sequences x T.
-
-    Raises UserError if it still contains components of its parent.
+    Returns its architecture, with exact softmax where a bounded one leaves fixed-point range; its weights by node of
+    the op graph, a tied output table written out; and these layers, with those whose eighth powers leave it, which have
+    no replacement. Raises UserError if it still contains components of its parent.
     """
     model = trained_model(candidate, trained)
     layers = list(model.architecture.layers)
@@ -73,19 +64,20 @@ def deployable(candidate: Candidate, trained: Checkpoint, tokens: Tensor) -> Dep
     for depth in exact:
         layers[depth] = replace(layers[depth], attention="softmax")
     dropped = tuple(f"layers.{depth}.attention.bound." for depth in exact)
-    weights = deployed_weights(model).items()
-    return Deployable(
-        architecture=replace(model.architecture, layers=tuple(layers)),
-        weights={name: value.contiguous().clone() for name, value in weights if not name.startswith(dropped)},
-        left=(
-            *(f"layers.{depth}.attention: its rows are too far apart for a bounded softmax" for depth in exact),
-            *(
-                f"layers.{depth}.attention: sums of its rows of eighth powers are up to e^{farthest[depth]:.1f} from "
-                f"their middle, and fixed point holds e^{half_range('power8'):g}"
-                for depth in powers
-            ),
+    weights = {
+        name: value.contiguous().clone()
+        for name, value in deployed_weights(model).items()
+        if not name.startswith(dropped)
+    }
+    left = (
+        *(f"layers.{depth}.attention: its rows are too far apart for a bounded softmax" for depth in exact),
+        *(
+            f"layers.{depth}.attention: sums of its rows of eighth powers are up to e^{farthest[depth]:.1f} from "
+            f"their middle, and fixed point holds e^{half_range('power8'):g}"
+            for depth in powers
         ),
     )
+    return replace(model.architecture, layers=tuple(layers)), weights, left
 
 
 def second_documents(

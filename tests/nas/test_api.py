@@ -10,7 +10,7 @@ from costmodel.errors import InfeasibleError, StoppedError, UserError
 from nas import plot
 from nas.api import Calls
 from nas.run import ledger
-from nas.run.front import front
+from nas.run.members import front
 from nas.run.tables import write_tables
 from nas.search import parse
 

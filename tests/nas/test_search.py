@@ -23,7 +23,7 @@ from nas.prepare_export import prepare_export
 from nas.recipe.recipe import SCALES
 from nas.run import ledger
 from nas.run.folder import read_config, read_meta
-from nas.run.front import front
+from nas.run.members import front
 from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
 from tests.conftest import python, refusals, write_email

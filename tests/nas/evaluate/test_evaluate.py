@@ -15,13 +15,12 @@ transformers = pytest.importorskip("transformers")
 from costmodel.errors import UserError  # noqa: E402
 from nas.corpus.second import second_source  # noqa: E402
 from nas.evaluate import __main__ as command  # noqa: E402
+from nas.evaluate.__main__ import find_judged  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
-from nas.evaluate.models import find_judged  # noqa: E402
 from nas.evaluate.parts import Parts  # noqa: E402
 from nas.evaluate.table import sums_of, task_columns, task_lines, text_lines, writing_lines  # noqa: E402
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
-from nas.evaluate.texts import compared, windows_of  # noqa: E402
-from nas.evaluate.writing import collapses, first_difference, written  # noqa: E402
+from nas.evaluate.texts import collapses, compared, first_difference, windows_of, written  # noqa: E402
 from nas.model.decoder import build  # noqa: E402
 from search_spaces.notation import parse  # noqa: E402
 from tests.small_models import GPT2, LLAMA  # noqa: E402

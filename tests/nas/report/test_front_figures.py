@@ -5,8 +5,7 @@ import pytest
 
 from costmodel.protocols.published_rows import published_rows
 from nas.report.draw import draw_front, draw_panels, save_figure
-from nas.report.front_figures import front_figure, label
-from nas.report.panels import BarPanel, LinePanel, PanelFigure, Series
+from nas.report.front_figures import BarPanel, LinePanel, PanelFigure, Series, front_figure, label
 from nas.run.folder import ParentResult
 from nas.run.members import members
 from search_spaces.bases import base_architecture
@@ -86,9 +85,9 @@ def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(
             make_record(i, perplexity=perplexity, val_loss=math.log(perplexity))
             for i, perplexity in enumerate(perplexities)
         ]
-        data = front_figure(make_run(made, meta={"ngrams": ngrams}), ()).ngrams
-        assert data.title == "n-gram models of 524,288 tokens"
-        return {name: round(perplexity, 6) for name, perplexity in data.perplexities.items()}
+        data = front_figure(make_run(made, meta={"ngrams": ngrams}), ())
+        assert data.ngrams_title == "n-gram models of 524,288 tokens"
+        return {name: round(perplexity, 6) for name, perplexity in data.ngrams.items()}
 
     assert drawn(30.0, 35.0) == {"trigram": 18, "5-gram": 14}
     assert drawn(30.0, 45.0) == {"bigram": 40, "trigram": 18, "5-gram": 14}

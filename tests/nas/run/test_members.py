@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.cost import Budget
-from nas.run.front import front
 from nas.run.intervals import (
     ERRORS_APART,
     Documents,
@@ -21,7 +20,7 @@ from nas.run.intervals import (
     pooled_deviation,
     seed_error,
 )
-from nas.run.members import difference_error, in_noise, members, verdict
+from nas.run.members import difference_error, front, in_noise, members, verdict
 from nas.run.pareto import dominates, hypervolume, knee, nondominated, ranks
 
 BUDGET = Budget(latency_s=300.0)

@@ -8,8 +8,7 @@ from nas.corpus.held_out import HeldOut
 from nas.report.html.page import page
 from nas.report.summary import closing_lines
 from nas.run.folder import SecondCorpus
-from nas.run.members import members
-from nas.run.second import holds_on_first_alone, rank_correlation, second_error, second_loss
+from nas.run.members import holds_on_first_alone, members, rank_correlation
 from nas.run.tables import write_tables
 
 TRIGRAM = math.log(18)
@@ -94,10 +93,10 @@ def records(over_seeds):
 def test_losses_there_are_means_over_seeds_and_documents(over_seeds):
     record, other = over_seeds(0, 3.0, 3.02)
     (member,) = members([replace(record, second_documents=there(4.0)), replace(other, second_documents=there(4.2))])
-    assert second_loss(member) == pytest.approx(4.1)
-    assert second_error(member) == pytest.approx(math.hypot(0.01, 0.1))
+    assert member.second_loss == pytest.approx(4.1)
+    assert member.second_error == pytest.approx(math.hypot(0.01, 0.1))
     (member,) = members([replace(record, second_documents=there(4.0)), other])
-    assert second_loss(member) is None
+    assert member.second_loss is None
 
 
 def test_the_order_of_the_front_and_who_is_dominated_there(records, make_run):

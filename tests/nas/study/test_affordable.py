@@ -7,8 +7,8 @@ import pytest
 
 from nas.recipe.candidate import Candidate
 from nas.run.config import StudyConfig, study_recipe
-from nas.study import affordable as module
-from nas.study.affordable import affordable
+from nas.study import open_trials as module
+from nas.study.open_trials import affordable
 from nas.study.throughput import training_rate
 from nas.study.time_budget import TimeBudget
 from search_spaces.bases import BASES

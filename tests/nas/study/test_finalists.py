@@ -6,11 +6,18 @@ import numpy as np
 import pytest
 
 from costmodel.cost import Budget
-from nas.run.front import front
+from nas.run.members import front
 from nas.searchers.strategy import Observation, SearchProblem, Suggestion, searcher_of
-from nas.study.finalists import finalists, next_round
-from nas.study.proxies import FROM_PARENT, losses_after_proxies
-from nas.study.schedule import LAG, TrialSchedule
+from nas.study.schedule import (
+    AROUND_LINE,
+    FROM_PARENT,
+    LAG,
+    LINE,
+    TrialSchedule,
+    finalists,
+    losses_after_proxies,
+    next_round,
+)
 from search_spaces.bases import BASES
 from search_spaces.notation import parse
 from tests.nas.study.conftest import run_schedule
@@ -130,8 +137,8 @@ def end(at_rung: float, at_end: float) -> Observation:
 def test_without_final_results_the_prior_predicts_losses_from_those_of_evaluations():
     (known, expected) = losses_after_proxies([end(2.5, 2.1), look(2.5)][1:] * 2, 1.9)
     assert known == expected
-    assert known.mean == pytest.approx(1.9 + FROM_PARENT.mean[0] + FROM_PARENT.mean[1] * 0.6)
-    variance = FROM_PARENT.deviation[0] ** 2 + (0.6 * FROM_PARENT.deviation[1]) ** 2 + FROM_PARENT.around**2
+    assert known.mean == pytest.approx(1.9 + LINE[0] + LINE[1] * 0.6)
+    variance = FROM_PARENT[0] ** 2 + (0.6 * FROM_PARENT[1]) ** 2 + AROUND_LINE**2
     assert known.deviation == pytest.approx(variance**0.5)
     best, other = losses_after_proxies([look(4.0), look(5.0)], None)
     assert best.mean < other.mean
@@ -144,8 +151,8 @@ def test_predicted_losses_are_those_of_the_normal_distribution_given_final_resul
     """By the block formula for conditional normals."""
     pairs = np.array([(2.4, 2.2), (2.9, 2.5), (3.3, 2.6)])
     terms = np.column_stack([np.ones(4), [*(pairs[:, 0] - 1.9), 2.6 - 1.9]])
-    joint = terms @ np.diag(np.square(FROM_PARENT.deviation)) @ terms.T + FROM_PARENT.around**2 * np.eye(4)
-    mean = terms @ FROM_PARENT.mean + 1.9
+    joint = terms @ np.diag(np.square(FROM_PARENT)) @ terms.T + AROUND_LINE**2 * np.eye(4)
+    mean = terms @ LINE + 1.9
     gain = joint[3, :3] @ np.linalg.inv(joint[:3, :3])
     expected = losses_after_proxies([*(end(*pair) for pair in pairs), look(2.6)], 1.9)[-1]
     assert expected.mean == pytest.approx(mean[3] + gain @ (pairs[:, 1] - mean[:3]))

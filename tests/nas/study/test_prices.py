@@ -14,7 +14,7 @@ from nas.recipe.recipe import SCALES, trained_architecture
 from nas.report.summary import sent_text
 from nas.run import ledger
 from nas.run.config import StudyConfig
-from nas.run.front import found_infeasible, front
+from nas.run.members import found_infeasible, front
 from nas.run.tables import write_tables
 from nas.study.priced_study import price_study
 from nas.study.trials import price_fields

@@ -13,8 +13,8 @@ from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.run import ledger
 from nas.run.folder import SecondCorpus
-from nas.run.front import found_infeasible, front
 from nas.run.ledger import deployed_of
+from nas.run.members import found_infeasible, front
 from nas.study import worker
 from nas.study.resolve import run_second, study_second
 from nas.study.trials import RunHaltedError
