@@ -14,9 +14,8 @@ from costmodel.config import cli
 from costmodel.config.schema import decode
 from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
-from experiments import gpu, private_answers
+from experiments import gpu, private_answers, smollm2
 from experiments.searchers import benchmark, table
-from experiments.smollm2 import pipeline
 from nas.recipe.recipe import ScaleName
 from nas.training.device import Device
 
@@ -28,7 +27,7 @@ KINDS: dict[str, ModuleType] = {
     "engines": private_answers,
     "gpu": gpu,
     "search-benchmark": benchmark,
-    "smollm2": pipeline,
+    "smollm2": smollm2,
     "table": table,
 }
 

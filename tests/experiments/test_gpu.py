@@ -9,10 +9,9 @@ import torch
 from rich.console import Console
 
 from costmodel.errors import StoppedError, UserError
-from experiments import gpu, gpu_trainings
+from experiments import gpu
 from experiments.__main__ import run
-from experiments.gpu import CSV_FILE, PARTS, SIZES, Settings, _ended
-from experiments.gpu_trainings import training
+from experiments.gpu import CSV_FILE, PARTS, SIZES, Settings, _ended, training
 from experiments.measured import COLUMNS, Rows, Way, processor, speeds
 from experiments.plain_gpt2 import PlainGpt2, plain_step
 from nas.training.trainer import TrainingRun
@@ -54,8 +53,8 @@ def test_our_step_is_the_trainers(monkeypatch, tmp_path):
         return original(run)
 
     monkeypatch.setattr(TrainingRun, "step", counted)
-    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
-    (_, regularised) = gpu_trainings._ours(place, 16)
+    place = gpu.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
+    regularised = gpu._way(place, "ours", gpu._gpt2(place, 16, gpu.REGULARISED))
     with regularised.start() as step:
         step()
     assert stepped == [1]
@@ -64,8 +63,8 @@ def test_our_step_is_the_trainers(monkeypatch, tmp_path):
 
 
 def test_a_training_that_diverged_is_no_measurement(monkeypatch, tmp_path):
-    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
-    candidate = gpu_trainings._gpt2(place, 16, entropy_regularised=False)
+    place = gpu.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
+    candidate = gpu._gpt2(place, 16, gpu.OURS)
     monkeypatch.setattr("nas.training.divergence.nonfinite_step", lambda *_: ("bad at {step}, {layer}", "logits"))
     with pytest.raises(StoppedError, match="ended: bad at 1, logits"), training(candidate, "cpu") as step:
         step()

@@ -1,4 +1,4 @@
-"""Experiments by name, their flags, bars and ranks."""
+"""Experiments by name, and their flags."""
 
 import re
 
@@ -6,7 +6,6 @@ import pytest
 
 from costmodel.errors import UserError
 from experiments.__main__ import KINDS, definitions, kind_of, list_experiments, run, settings_of
-from experiments.figures import Figure
 
 
 def test_every_experiment_has_a_known_kind():
@@ -48,10 +47,3 @@ def test_bad_settings_are_refused(name, change, message):
 def test_a_flag_of_other_experiments_is_refused(name, flag, message):
     with pytest.raises(UserError, match=message):
         run(name, **flag)
-
-
-def test_a_figure_is_judged_by_its_bound():
-    assert [figure.cells[1:] for figure in (Figure("a", 1.0, "{:.1f} s", 1.0), Figure("b", 2.0, most=1.0))] == [
-        ["1.0 s", "<= 1.0 s", "PASS"],
-        ["2.00", "<= 1.00", "FAIL"],
-    ]

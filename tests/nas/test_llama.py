@@ -21,9 +21,9 @@ from nas.conversion.stream_scale import with_stream_scale
 from nas.conversion.verified_fold import LOG_SUMS
 from nas.corpus.corpus import prepare, tokenizer_folder
 from nas.corpus.tokenizer import write_tokenizer
+from nas.export import prepare_export
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
-from nas.prepare_export import prepare_export
 from nas.run.run import Run
 from nas.study.priced_study import price_study
 from search_spaces.bases import Dimensions, base_architecture

@@ -19,7 +19,7 @@ from nas import export, search, status
 from nas.conversion.pretrained import read_export
 from nas.corpus.corpus import prepare
 from nas.corpus.ngram_baseline import ngram_baseline
-from nas.prepare_export import prepare_export
+from nas.export import prepare_export
 from nas.recipe.recipe import SCALES
 from nas.run import ledger
 from nas.run.folder import read_config, read_meta

@@ -10,9 +10,9 @@ from costmodel.config.strict_yaml import load_mapping
 from costmodel.errors import UserError
 from nas import export, train
 from nas.conversion.pretrained import read_export
+from nas.export import training_export
 from nas.model.decoder import build
 from nas.model.weights import load_deployed, load_stored
-from nas.prepare_export import training_export
 from nas.provenance import SCHEMA_VERSION
 from nas.training import checkpoint, trainer
 from nas.training.batches import train_batch

@@ -9,7 +9,7 @@ import pytest
 import nas
 from nas import export
 from nas.corpus.ngrams import NgramBaseline
-from nas.prepare_export import prepare_export
+from nas.export import prepare_export
 from nas.report.model_card import LICENCES, Facts, model_card
 from search_spaces.architecture import load_architecture
 from tests.conftest import python

@@ -11,9 +11,9 @@ from nas import train
 from nas.conversion.parent import BUILTIN, kept_parent, load_parent
 from nas.conversion.pretrained import write_pretrained
 from nas.corpus.corpus import Corpus, prepare
+from nas.export import training_export
 from nas.model.decoder import Decoder
 from nas.model.weights import load_stored
-from nas.prepare_export import training_export
 from nas.recipe.papers import recipe_for
 from nas.recipe.recipe import SCALES
 from nas.report.html import page
