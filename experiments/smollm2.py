@@ -38,7 +38,7 @@ from nas.report.front_figures import LinePanel, PanelFigure, Series
 from nas.run.members import picked
 from nas.storage import RUNS, locked, replace_file
 from nas.study.open_trials import BLOCKS_FILE
-from nas.study.verify_fold import trained_model
+from nas.study.parent import trained_model
 from nas.training.checkpoint import load_latest
 from nas.training.distillation.sub_layers import BlockScores, from_csv
 from search_spaces.notation import parse

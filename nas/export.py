@@ -44,7 +44,7 @@ from nas.run.config import study_candidate
 from nas.run.folder import PARENT_FOLDER
 from nas.run.ledger import Record, architecture_of
 from nas.run.run import Run
-from nas.study.verify_fold import deployable
+from nas.study.parent import deployable
 from nas.training import checkpoint
 from nas.training.checkpoint import Checkpoint, TrainingProgress
 from nas.training.manifest import is_training, read_training, training_tokenizer

@@ -1,8 +1,8 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.conftest import python
 
 RUN = Path(__file__).parent / "nas" / "run" / "stored" / "semi2k"
 HEAVY = (
@@ -14,9 +14,8 @@ TRAINING = {"torch", "ray", "jax", "matplotlib"}
 
 def loaded_by(code: str) -> set[str]:
     """The heavy packages that a process has imported at the end of a program."""
-    script = f"import sys\n{code}\nprint(*(name for name in {HEAVY} if name in sys.modules))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
-    return set(done.stdout.splitlines()[-1].split())
+    printed = python("-c", f"import sys\n{code}\nprint(*(name for name in {HEAVY} if name in sys.modules))")
+    return set(printed.splitlines()[-1].split())
 
 
 @pytest.mark.parametrize(

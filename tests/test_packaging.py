@@ -13,12 +13,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS = PROJECT["scripts"]
 PACKAGES = ("costmodel", "search_spaces", "nas", "experiments")
-COMMANDS = (
-    "costmodel",
-    "search_spaces",
-    "experiments",
-    *(f"nas.{name}" for name in ["search", "status", "plot", "report", "export", "train", "private", "evaluate"]),
-)
+OF_NAS = ("search", "status", "plot", "report", "export", "train", "private", "evaluate")
+COMMANDS = ("costmodel", "search_spaces", "experiments", *(f"nas.{name}" for name in OF_NAS))
 
 
 def test_the_lock_has_a_hash_and_a_fitting_version_of_every_dependency():
@@ -31,42 +27,24 @@ def test_the_lock_has_a_hash_and_a_fitting_version_of_every_dependency():
         assert hashes
         assert all(len(each.removeprefix("--hash=sha256:")) == 64 for each in hashes), pinned
     extras = PROJECT["optional-dependencies"]
-    asked = [
-        *PROJECT["dependencies"],
-        *(each for name in extras if name not in ("eval", "fhe") for each in extras[name]),
-    ]
+    asked = [*PROJECT["dependencies"], *(each for name in extras.keys() - {"eval", "fhe"} for each in extras[name])]
     for requirement in map(Requirement, (*asked, f"crypten=={CRYPTEN_VERSION}")):
         if requirement.name != PROJECT["name"]:
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
 
 
-def entry_point(name: str):
-    return EntryPoint(name=name, value=SCRIPTS[name], group="console_scripts").load()
-
-
 def exit_code(name: str, *args: str) -> object:
     """What the program that pip makes of an entry point exits with."""
     try:
-        return entry_point(name)(list(args))
+        return EntryPoint(name=name, value=SCRIPTS[name], group="console_scripts").load()(list(args))
     except SystemExit as end:
         return end.code
 
 
-def source_folders() -> set[str]:
-    """The packages, and the folders of code or data right below them."""
-    folders = [folder for name in PACKAGES for folder in (ROOT / name, *(ROOT / name).iterdir()) if folder.is_dir()]
-    return {
-        folder.relative_to(ROOT).as_posix()
-        for folder in folders
-        if folder.name != "__pycache__" and any(path.is_file() for path in folder.iterdir())
-    }
-
-
 def test_every_command_has_a_program():
-    modules = {value.partition(":")[0].removesuffix(".__main__") for value in SCRIPTS.values()}
-    assert modules == set(COMMANDS)
-    for name, value in SCRIPTS.items():
-        module = value.partition(":")[0].removesuffix(".__main__")
+    modules = {name: value.partition(":")[0].removesuffix(".__main__") for name, value in SCRIPTS.items()}
+    assert set(modules.values()) == set(COMMANDS)
+    for name, module in modules.items():
         assert name == "pi-nas-" + module.removeprefix("nas.").replace("_", "-")
 
 
@@ -113,4 +91,10 @@ def test_hooks_run_the_tools_of_make_check():
 def test_the_map_has_every_folder():
     rows = [line.split("`") for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `")]
     listed = [row[1].rstrip("/") for row in rows if row[1].endswith("/")]
-    assert sorted(listed) == sorted([*source_folders(), "docs", "docs/images", "examples", "tests"])
+    packages = [folder for name in PACKAGES for folder in (ROOT / name, *(ROOT / name).iterdir()) if folder.is_dir()]
+    folders = [
+        folder.relative_to(ROOT).as_posix()
+        for folder in packages
+        if folder.name != "__pycache__" and any(path.is_file() for path in folder.iterdir())
+    ]
+    assert sorted(listed) == sorted([*folders, "docs", "docs/images", "examples", "tests"])

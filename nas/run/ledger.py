@@ -9,7 +9,6 @@ import json
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -220,54 +219,6 @@ def finished(records: Iterable[Record]) -> tuple[Record, ...]:
 def completed(records: Iterable[Record]) -> tuple[Record, ...]:
     """Finished trials with full training, the only ones that may be ranked."""
     return tuple(record for record in finished(records) if record.status == "completed")
-
-
-class LedgerIndex:
-    """The records of a ledger in order, indexed by trial.
-
-    finished: last end of every trial, by key. num_ends: number of final trainings, over all attempts. proxy_evals:
-        records of trials that paused, promoted or not.
-    rungs: first record of every rung, by trial. proposed: index, and whether it is a low-fidelity evaluation.
-        last_generation: highest generation of any record; -1 if there is none.
-    """
-
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.records: list[Record] = []
-        self.finished: dict[TrialKey, Record] = {}
-        self.num_ends: Counter[TrialKey] = Counter()
-        self.rungs: dict[str, dict[int | None, Record]] = {}
-        self.proposed: set[tuple[int, bool]] = set()
-        self.proxy_evals: dict[TrialKey, Record] = {}
-        self.last_generation = -1
-        for record in records:
-            self.add(record)
-
-    def add(self, record: Record) -> None:
-        self.records.append(record)
-        self.last_generation = max(self.last_generation, record.generation)
-        key = record.index, record.seed
-        if record.event == "finished":
-            self.finished[key] = record
-            if record.status == "paused":
-                self.proxy_evals[key] = record
-            else:
-                self.num_ends[key] += 1
-        elif record.event == "rung":
-            self.rungs.setdefault(record.trial_id, {}).setdefault(record.rung, record)
-        elif record.event == "proposed":
-            self.proposed.add((record.index, record.is_proxy))
-
-    def end_of(self, key: TrialKey, *, is_proxy: bool) -> Record | None:
-        """Return the last end of a trial, or its low-fidelity evaluation if asked for; None if there is none."""
-        record = self.finished.get(key)
-        if is_proxy:
-            return self.proxy_evals.get(key, record)
-        return None if record is not None and record.status == "paused" else record
-
-    def rung_losses(self, trial_id: str) -> tuple[float, ...]:
-        """Nats per token, in the order in which rungs were reached."""
-        losses = (record.val_loss for record in self.rungs.get(trial_id, {}).values())
-        return tuple(loss for loss in losses if loss is not None)
 
 
 class Table(NamedTuple):

@@ -116,11 +116,7 @@ class _Asker(_Unpickled, Searcher):
     """Asks for trials. failed_on: nodes that a trial has failed on."""
 
     def __init__(
-        self,
-        trials: Trials,
-        resources: Resources,
-        failed_on: Mapping[TrialKey, set[str]],
-        plan: Callable[[], None],
+        self, trials: Trials, resources: Resources, failed_on: Mapping[TrialKey, set[str]], plan: Callable[[], None]
     ) -> None:
         super().__init__(metric="unused", mode="min")
         self._trials, self._failed_on, self._plan = trials, failed_on, plan

@@ -28,15 +28,7 @@ from nas.run.folder import PARENT_FOLDER, Meta, new_folder
 from nas.run.run import Run
 from nas.study.meta import checked_meta, new_meta, opening_lines
 from nas.study.priced_study import PricedStudy
-from nas.study.resources import (
-    Node,
-    Resources,
-    choose_share,
-    resolved,
-    resource_lines,
-    study_resources,
-    this_machine,
-)
+from nas.study.resources import Node, Resources, choose_share, resolved, resource_lines, study_resources, this_machine
 from nas.study.throughput import threads
 from nas.study.trials import RunHaltedError
 from nas.training.device import lowered, on_device

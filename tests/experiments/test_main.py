@@ -26,24 +26,19 @@ def test_the_list_has_whole_sentences(capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("function", "name", "given", "message"),
     [
-        ("smollm2", {"prompts": []}, "unknown key 'prompts'"),
-        ("gpu", {"bars": 1}, "unknown key 'bars'"),
+        (settings_of, "smollm2", {"prompts": []}, "unknown key 'prompts'"),
+        (settings_of, "gpu", {"bars": 1}, "unknown key 'bars'"),
+        (run, "table", {"device": "cpu"}, "table does not take --device; flags that it takes: --scale"),
+        (
+            run,
+            "engines",
+            {"parts": "step"},
+            "engines does not take --parts; .* takes: --output-dir, --parent",
+        ),
     ],
 )
-def test_bad_settings_are_refused(name, change, message):
+def test_bad_settings_and_flags_of_other_experiments_are_refused(function, name, given, message):
     with pytest.raises(UserError, match=message):
-        settings_of(name, **change)
-
-
-@pytest.mark.parametrize(
-    ("name", "flag", "message"),
-    [
-        ("table", {"device": "cpu"}, "table does not take --device; flags that it takes: --scale"),
-        ("engines", {"parts": "step"}, "engines does not take --parts; flags that it takes: --output-dir, --parent"),
-    ],
-)
-def test_a_flag_of_other_experiments_is_refused(name, flag, message):
-    with pytest.raises(UserError, match=message):
-        run(name, **flag)
+        function(name, **given)

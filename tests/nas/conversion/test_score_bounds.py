@@ -14,7 +14,7 @@ from nas.conversion.verified_fold import LOG_SUMS, Reference, _sums_share, fold_
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed, stored_weights
 from nas.recipe.candidate import candidate_at
-from nas.study.verify_fold import deployable
+from nas.study.parent import deployable
 from nas.training.checkpoint import Checkpoint
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture

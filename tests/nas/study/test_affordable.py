@@ -7,8 +7,7 @@ import pytest
 
 from nas.recipe.candidate import Candidate
 from nas.run.config import StudyConfig, study_recipe
-from nas.study import open_trials as module
-from nas.study.open_trials import affordable
+from nas.study import open_trials
 from nas.study.throughput import training_rate
 from nas.study.time_budget import TimeBudget
 from search_spaces.bases import BASES
@@ -21,9 +20,8 @@ def study(make_meta: Any, *, seconds: float | None, places: int = 2, **changes: 
     resources = SimpleNamespace(at_a_time=places, gpus_per_trial=0.0, ray_address=None)
     meta = make_meta(recipe=recipe, base=BASES["tiny"])
     given = {"feasible": None, "corpus": None, "second": None, "parent": None}
-    return SimpleNamespace(config=config, meta=meta, resources=resources, **given), TimeBudget(
-        seconds, time.monotonic()
-    )
+    study = SimpleNamespace(config=config, meta=meta, resources=resources, **given)
+    return study, TimeBudget(seconds, time.monotonic())
 
 
 @pytest.mark.parametrize(
@@ -49,13 +47,12 @@ def test_tokens_are_cut_before_the_first_candidate_if_three_would_not_end(
         asked.append(window_s)
         return rates[len(asked) - 1]
 
-    monkeypatch.setattr(module, "training_rate", rate)
-    monkeypatch.setattr(module, "STARTING_S", 0.0)
-    monkeypatch.setattr(module, "MARGIN", 1.0)
-    monkeypatch.setattr(module, "new_meta", lambda config, *given: make_meta(vocab_size=7))
     resolved, budget = study(make_meta, seconds=seconds, **changes)
-    monkeypatch.setattr(module, "num_equivalent_steps", lambda scale: scale.num_steps)
-    meta = affordable(resolved, budget)
+    patches = {"training_rate": rate, "STARTING_S": 0.0, "MARGIN": 1.0}
+    patches |= {"new_meta": lambda *_: make_meta(vocab_size=7), "num_equivalent_steps": lambda scale: scale.num_steps}
+    for name, value in patches.items():
+        monkeypatch.setattr(open_trials, name, value)
+    meta = open_trials.affordable(resolved, budget)
     assert asked == windows
     assert meta.recipe.scale.tokens == pytest.approx(tokens, rel=0.01)
     is_cut = tokens != 131_072
@@ -66,7 +63,6 @@ def test_tokens_are_cut_before_the_first_candidate_if_three_would_not_end(
 
 
 def test_a_rate_is_measured_beside_processes_that_keep_cores_busy():
-    candidate = Candidate(
-        architecture=BASES["tiny"], recipe=study_recipe(StudyConfig(budget_latency="5min", scale="smoke"), None)
-    )
+    recipe = study_recipe(StudyConfig(budget_latency="5min", scale="smoke"), None)
+    candidate = Candidate(architecture=BASES["tiny"], recipe=recipe)
     assert training_rate(candidate, "cpu", num_beside=2, window_s=0.05) > 0
