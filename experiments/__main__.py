@@ -45,11 +45,6 @@ def list_experiments() -> None:
         print(name, sentence.replace("\n# ", " "), sep=": ")
 
 
-def kind_of(name: str) -> str:
-    """Return the kind of an experiment."""
-    return str(load_mapping(definitions()[name])["kind"])
-
-
 def settings_of(name: str, **changes: Any) -> Any:
     """Return the settings of an experiment, with some keys changed; a UserError is raised for bad ones."""
     data = load_mapping(definitions()[name]) | changes
@@ -82,12 +77,13 @@ def run(
     some = None if parts is None else parts.split(",")
     flags = {"scale": scale, "device": device, "output_dir": output_dir, "parent": parent, "parts": some}
     changes = {flag: value for flag, value in flags.items() if value is not None}
-    taken = [field.name for field in fields(KINDS[kind_of(name)].Settings)]
+    kind = KINDS[load_mapping(definitions()[name])["kind"]]
+    taken = [field.name for field in fields(kind.Settings)]
     for flag in changes.keys() - taken:
         able = ", ".join(f"--{other}" for other in flags if other in taken) or "none"
         flag, able = flag.replace("_", "-"), able.replace("_", "-")
         raise UserError(f"experiment {name} does not take --{flag}; flags that it takes: {able}.")
-    KINDS[kind_of(name)].run(name, settings_of(name, **changes), table_console())
+    kind.run(name, settings_of(name, **changes), table_console())
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

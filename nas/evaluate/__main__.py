@@ -1,9 +1,11 @@
 """`python -m nas.evaluate MODEL --versus PARENT`: what a model lost, on unseen text, on tasks, and in what it writes.
 
-docs/evaluation.md explains the results. Finished parts are kept beside the table, so that an interrupted evaluation
-continues.
+docs/evaluation.md explains the results. Finished parts are kept beside the table, a line of JSON each, so that an
+interrupted evaluation continues.
 """
 
+import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -12,12 +14,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from costmodel.config import cli
+from costmodel.config.user_files import MOST_LINE, plain_json, read_bytes
 from costmodel.errors import UserError
-from nas.corpus.documents import Document
+from nas.corpus.documents import Document, fingerprint
 from nas.corpus.second import second_source
 from nas.corpus.tokenizer import Encoder, given_encoder
 from nas.evaluate.likelihood import Request, likelihoods, request_of
-from nas.evaluate.parts import Parts
 from nas.evaluate.table import Answers, task_columns, task_lines, text_lines, writing_lines
 from nas.evaluate.tasks import Task, read_tasks
 from nas.evaluate.texts import Text, compared, prompts, windows_of, written
@@ -27,6 +29,8 @@ from nas.study.parent import find_parent
 
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 64
 SAY_EVERY_S = 15.0
+FORMAT = 1  # of results of parts
+BEGINNING = b'{"key": "'  # of a line
 PROBE_CHARACTERS = 4096  # of a text; where tokenizers cut otherwise, they do so soon
 
 
@@ -53,6 +57,44 @@ class Asked(NamedTuple):
     @property
     def num_parts(self) -> int:
         return len(self.texts) + 2 * (len(self.tasks) + bool(self.texts))
+
+
+class Parts:
+    """The finished parts of evaluations, in a file that need not exist. Raises UserError for any other file.
+
+    A part is found by a key that depends on everything that decides its result.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.known = path, dict[str, Any]()
+        data = read_bytes(path, MOST_LINE) if path.exists() else b""
+        whole, _, torn = data.rpartition(b"\n")
+        for number, line in enumerate(whole.splitlines(), 1):
+            row = plain_json(line, rule := f"{path}, line {number} must be a part of an evaluation")
+            if not isinstance(row, dict) or row.keys() != {"key", "part", "result"}:
+                raise UserError(f"{rule}; name another --output.")
+            self.known[row["key"]] = row["result"]
+        if torn and not torn.startswith(BEGINNING[: len(torn)]):
+            raise UserError(f"{path} must hold parts of an evaluation, but holds other data; name another --output.")
+        self.num_torn = len(torn)
+
+    def result(self, part: str, content: Any, computed: Callable[[], Any]) -> Any:
+        """Return the result of a part as plain data, from the file if it is there, else computed and added to the file.
+
+        content: plain data that decides the result. Raises OSError.
+        """
+        key = fingerprint([FORMAT, part, content])[:16]
+        if key not in self.known:
+            line = json.dumps({"key": key, "part": part, "result": computed()}, allow_nan=False)
+            with self.path.open("ab") as file:
+                if self.num_torn:  # of a process that was killed
+                    file.truncate(file.tell() - self.num_torn)
+                    self.num_torn = 0
+                file.write(line.encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self.known[key] = json.loads(line)["result"]
+        return self.known[key]
 
 
 def evaluate(

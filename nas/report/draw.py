@@ -102,7 +102,15 @@ def draw_panels(data: PanelFigure) -> Figure:
         axes.set_xlabel(panel.x_label, fontsize=8)
         axes.tick_params(labelsize=7)
         if isinstance(panel, BarPanel):
-            _draw_bars(axes, panel, places)
+            lefts = [0.0] * len(panel.groups)
+            for name, values in panel.series:
+                colour, hatch = COLOURS[places[name] % len(COLOURS)], "//" * (places[name] // len(COLOURS))
+                bars: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+                axes.barh(range(len(panel.groups)), values, left=lefts, label=name, **bars)
+                lefts = [left + value for left, value in zip(lefts, values, strict=True)]
+            axes.set_yticks(range(len(panel.groups)), panel.groups, fontsize=7)
+            axes.set_ylim(len(panel.groups) - 0.5, -0.5)
+            axes.margins(x=0.0)
         else:
             _draw_lines(axes, panel, places)
         legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
@@ -126,18 +134,6 @@ def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None
         axes.yaxis.set_minor_formatter(matplotlib.ticker.LogFormatter(minor_thresholds=(2, 1)))
     axes.set_ylabel(panel.y_label, fontsize=8)
     axes.grid(alpha=0.2)
-
-
-def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
-    groups = range(len(panel.groups))
-    lefts = [0.0] * len(groups)
-    for name, values in panel.series:
-        colour, hatch = COLOURS[places[name] % len(COLOURS)], "//" * (places[name] // len(COLOURS))
-        axes.barh(groups, values, left=lefts, label=name, color=colour, hatch=hatch, edgecolor="white")
-        lefts = [left + value for left, value in zip(lefts, values, strict=True)]
-    axes.set_yticks(groups, panel.groups, fontsize=7)
-    axes.set_ylim(len(groups) - 0.5, -0.5)
-    axes.margins(x=0.0)
 
 
 def _draw_run(axes: Axes, data: FrontFigure) -> None:

@@ -129,7 +129,7 @@ class Facts:
                 "protocol": estimate.protocol,
                 "network": estimate.network,
                 "trust": trust_facts(estimate.trust),
-                "whose": self.whose,
+                "whose": shown(self.workload.deployment.public_layers, self.workload.deployment.client_layers),
                 "seq_len": self.workload.prompt_len,
                 "workload": self.workload.words,
                 "total": asdict(estimate.total),
@@ -145,11 +145,6 @@ class Facts:
         lists: dict[str, Any] = json.loads(json.dumps(plain))  # in place of tuples
         return {name: value for name, value in lists.items() if value is not None}
 
-    @property
-    def whose(self) -> str:
-        """Describe public weights and client layers."""
-        return shown(self.workload.deployment.public_layers, self.workload.deployment.client_layers)
-
 
 def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
     """Return the card as Markdown. format: `hf`, `yaml` or `mpc`. run: the run that the model comes from, if any."""
@@ -164,7 +159,7 @@ def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
         Path(__file__).with_name("model_card.md.jinja"),
         run,
         **{field.name: getattr(facts, field.name) for field in fields(facts)},
-        whose=facts.whose,
+        whose=shown(facts.workload.deployment.public_layers, facts.workload.deployment.client_layers),
         format=format,
         member=member,
         front=front,

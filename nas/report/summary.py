@@ -42,12 +42,13 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
         f"front: {len(run.front)} {'member' if len(run.front) == 1 else 'members'} within {format_budget(run.budget)} "
         "per token"
     ]
-    for member, noise in zip(run.front, noise_marks(run.front), strict=True):
-        crossing, knows = "", _knows(member, run.ngrams)
+    for member, inside in zip(run.front, in_noise(run.front), strict=True):
+        crossing, noise = "", f", {IN_NOISE}" if inside else ""
         if crosses(member, run.budget) and member.latency_s_range is not None:
             low, high = map(format_seconds, member.latency_s_range)
             crossing = f" (its range, {low} to {high}, crosses the budget)"
-        lines.append(f"  {_described(member)}{crossing}{noise and f', {noise}'}{knows}{on_second(run, member)}")
+        knows = _knows(member, run.ngrams)
+        lines.append(f"  {_described(member)}{crossing}{noise}{knows}{on_second(run, member)}")
     lines += [*ngram_lines(run.ngrams), *second_lines(run)]
     if len(run.front) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
@@ -130,19 +131,6 @@ def spread_words(trained: Sequence[TrainedMember]) -> str:
     over = " and ".join(["seeds"] * seeds + ["validation documents"] * documents)
     words = over and f"± two standard errors over {over}" + ("" if seeds else "; seeds not repeated")
     return words + "; differences are paired by document, and have smaller errors" * documents
-
-
-def compared(member: TrainedMember, other: TrainedMember) -> str:
-    """Say whether a member is better than another one, and on what evidence if they have one seed each."""
-    error, tested = difference_error(member, other), verdict(member, other)
-    if error is None:
-        return tested
-    return tested if member.seed_error is not None else f"{tested} over documents, seeds not repeated"
-
-
-def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
-    """Return, for each member of a front, IN_NOISE if `in_noise` is true for it, else an empty string."""
-    return [IN_NOISE if inside else "" for inside in in_noise(front)]
 
 
 def unstable_lines(run: Run) -> list[str]:
@@ -243,7 +231,9 @@ def _baseline_lines(run: Run) -> list[str]:
         if run.front:
             best = picked(run.front, "best")
             gap = best.perplexity / baseline.perplexity - 1
-            text += f"; best in budget is {gap:+.1%} in perplexity: {compared(best, baseline)}"
+            text += f"; best in budget is {gap:+.1%} in perplexity: {verdict(best, baseline)}"
+            if best.seed_error is None and difference_error(best, baseline) is not None:
+                text += " over documents, seeds not repeated"
         lines.append(text)
     return lines
 

@@ -29,7 +29,6 @@ from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.intervals import Documents
-from nas.run.ledger import Record
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.bases import OWN
@@ -170,7 +169,11 @@ def require_free(folder: Path) -> None:
 
 
 def find_run(run: str) -> Path:
-    """Return the folder of a run; `latest` is the newest under `runs/`. Raises UserError if there is none."""
+    """Return the folder of a run; `latest` is the newest under `runs/`.
+
+    Raises UserError if there is none, or it holds a pipe, which would hang whatever opens it, or a link, which would
+    lead it elsewhere.
+    """
     if run == "latest":
         if (newest_run := newest(CONFIG_FILE)) is None:
             raise UserError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
@@ -178,12 +181,6 @@ def find_run(run: str) -> Path:
     folder = Path(run).absolute()
     if not _is_file(folder / CONFIG_FILE):
         raise UserError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
-    _require_own_files(folder)
-    return folder
-
-
-def _require_own_files(folder: Path) -> None:
-    """Raise UserError for a pipe, which would hang whatever opens it, or a link, which would lead it elsewhere."""
     for top, _, names in os.walk(folder):
         for path in (os.path.join(top, name) for name in names):
             with suppress(FileNotFoundError):  # the run goes on
@@ -191,6 +188,7 @@ def _require_own_files(folder: Path) -> None:
                     raise UserError(
                         f"{path} must be a file of the run itself, but is a link, pipe or device; replace it."
                     )
+    return folder
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:
@@ -277,12 +275,6 @@ def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, 
     of_all = getattr(config, field)
     given = config.asked[protocol].get(field, of_all)
     return given, f"{field}.yaml" if given == of_all else f"{field}-{protocol}.yaml"
-
-
-def read_ledger(folder: Path) -> tuple[Record, ...]:
-    """Read the records of a run, none if no trial has started; a torn last line is dropped with a warning."""
-    path = folder / ledger.FILE_NAME
-    return ledger.read(path) if os.path.lexists(path) else ()
 
 
 def read_config(folder: Path) -> StudyConfig:

@@ -181,11 +181,13 @@ def append(path: Path, *records: Record) -> None:
 
 
 def read(path: Path) -> tuple[Record, ...]:
-    """Return every record in order; a torn last line is dropped with a warning.
+    """Return every record in order, none if there is no file yet; a torn last line is dropped with a warning.
 
     Raises UserError, naming file and line, for a file that cannot be read, a damaged line other than the last, or
     another schema.
     """
+    if not os.path.lexists(path):
+        return ()
     records: list[Record] = []
     lines = read_bytes(path, MOST_LEDGER).split(b"\n")
     torn = lines.pop()  # the text after the last newline: empty unless a write was cut off

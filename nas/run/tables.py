@@ -46,8 +46,12 @@ def front_table(run: Run) -> Table:
     """
     front, neighbours = run.front, list(pairwise(run.front))
     below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]
+    rows = []
+    for member in front:
+        of_first = {name: getattr(member.first, name) for name in ("trial_id", "role", "seed")}
+        rows.append(replace(member.most_expensive, **of_first, val_loss=member.mean_loss, perplexity=member.perplexity))
     return ledger.table(
-        [_as_one(member) for member in front],
+        rows,
         {
             **_also_columns(run, [member.most_expensive for member in front]),
             **_seed_columns(front),
@@ -79,12 +83,6 @@ def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
         "holds_on_first_alone": [holds_on_first_alone(member, run.front) for member in run.front],
         **{f"second_floor_{name.replace('-', '')}": [floors[name]] * len(run.front) for name in floors},
     }
-
-
-def _as_one(member: TrainedMember) -> Record:
-    first, loss, perplexity = member.first, member.mean_loss, member.perplexity
-    of_first = {name: getattr(first, name) for name in ("trial_id", "role", "seed")}
-    return replace(member.most_expensive, **of_first, val_loss=loss, perplexity=perplexity)
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:

@@ -15,7 +15,6 @@ from nas.run.config import NO_PARENT, USUAL_SPACE, StudyConfig, flag, is_share
 from nas.run.folder import is_on_parent, run_pricers, run_space
 from nas.run.run import Run
 from nas.searchers.strategy import check_searcher, searcher_of
-from search_spaces.architecture import Architecture
 from search_spaces.bases import OWN, base_architecture
 from search_spaces.budget.feasible import (
     FeasibleSpace,
@@ -119,7 +118,13 @@ def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: b
         parent = find(config.parent)
         config = _with_usual_of(config, parent)
     folder = None if run is None else run.folder
-    space, pricers = run_space(folder, config, _tables(config, run, parent)), run_pricers(folder, config)
+    tables = None  # the architecture whose vocabulary and context enter the costs; None for those of space and scale
+    if config.parent not in (None, NO_PARENT) and (
+        SCALES[config.scale].vocab_size is None or is_on_parent(folder, config)
+    ):
+        assert run is not None or parent is not None
+        tables = run.meta.base if run is not None else parent and parent.model.architecture
+    space, pricers = run_space(folder, config, tables), run_pricers(folder, config)
     if parent is not None:
         config = _with_budgets_of(config, parent, space, pricers)
     if run is not None:
@@ -151,18 +156,6 @@ def _with_usual_of(config: StudyConfig, parent: "Parent") -> StudyConfig:
     usual = trained_architecture(parent.tables_on(base, scale), scale)
     is_usual = all(getattr(architecture, name) == getattr(usual, name) for name in SAME)
     return config if is_usual else replace(config, space=OWN)
-
-
-def _tables(config: StudyConfig, run: Run | None, parent: "Parent | None") -> Architecture | None:
-    """The architecture whose vocabulary and context enter the costs; None for those of space and scale."""
-    if config.parent in (None, NO_PARENT):
-        return None
-    if SCALES[config.scale].vocab_size is not None and not is_on_parent(None if run is None else run.folder, config):
-        return None
-    if run is not None:
-        return run.meta.base
-    assert parent is not None
-    return parent.model.architecture
 
 
 def _with_budgets_of(

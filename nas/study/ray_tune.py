@@ -185,7 +185,12 @@ class _Recorder(_Unpickled, tune.Callback):
             self._trials.halt(reason)
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        ours, error = _ours(trial), _error_of(trial)
+        ours, error = _ours(trial), TuneError("Ray gives no reason")
+        # `Trial.get_error` looks in storage, where the error is copied only after this callback
+        if trial.pickled_error_file is not None:
+            error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+        elif trial.error_file is not None:
+            error = TuneError(Path(trial.error_file).read_text(encoding="utf-8", errors="replace"))
         reason, timeout_s = loss_reason(error, ours.folder), ours.setting.config.trial_timeout_s
         if not isinstance(error, DEAD_WORKER):
             self._happened(ours, ours.ended("failed", reason))
@@ -235,18 +240,6 @@ def loss_reason(error: Exception, folder: Path) -> str:
     cause = error.cause if isinstance(error, RayTaskError) else error
     text = ANSI_COLOURS.sub("", str(error))  # Ray's text, which has the worker's traceback
     return f"bug: {described(cause)}; {traceback_kept(text, folder)}"
-
-
-def _error_of(trial: TuneTrial) -> Exception:
-    """Read the error of a trial; `Trial.get_error` looks in storage, where it is copied only after this callback."""
-    path = trial.pickled_error_file or trial.error_file
-    if path is None:
-        return TuneError("Ray gives no reason")
-    if path == trial.error_file:
-        return TuneError(Path(path).read_text(encoding="utf-8", errors="replace"))
-    error = cloudpickle.loads(Path(path).read_bytes())
-    assert isinstance(error, Exception)
-    return error
 
 
 def _ours(trial: TuneTrial) -> Trial:

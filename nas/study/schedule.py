@@ -159,7 +159,20 @@ class TrialSchedule:
     def _extend(self) -> bool:
         """Propose the next generation if the results it depends on are known; return whether it was proposed."""
         if not self._all_proposed:
-            return not self.is_held and self._visible(self._generation) and self._extend_candidates()
+            if self.is_held or not self._visible(self._generation):
+                return False
+            suggestions, size = self._known.get(self._generation, []), self.generation_size
+            if len(suggestions) < size:  # the ledger has only the beginning of the generation, or nothing
+                rng = np.random.default_rng([self.seed, self._generation])
+                trained, members = self.trained(self._generation - LAG), {begun.member for begun in suggestions}
+                asked = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.remaining)
+                suggestions = [*suggestions, *(new for new in asked if new.member not in members)][:size]
+            for suggestion in suggestions:
+                index = self._indexes.get(suggestion.member, len(self._indexes))
+                self._add(replace(suggestion, index=index, generation=self._generation))
+            self._exhausted = len(suggestions) < size and self.remaining.final_trainings > 0
+            self._generation += 1
+            return bool(suggestions) or self._extend()
         generation = max((proposal.generation for proposal in self.proposals), default=0) + LAG
         if self._replicated or not self._visible(generation):
             return False
@@ -177,20 +190,6 @@ class TrialSchedule:
             self._add(replace(again, is_proxy=False, expected=None))
         self._replicated = not keys
         return bool(keys)
-
-    def _extend_candidates(self) -> bool:
-        suggestions, size = self._known.get(self._generation, []), self.generation_size
-        if len(suggestions) < size:  # the ledger has only the beginning of the generation, or nothing
-            rng = np.random.default_rng([self.seed, self._generation])
-            trained, members = self.trained(self._generation - LAG), {begun.member for begun in suggestions}
-            asked = self.strategy.suggestions(size, rng, self._indexes.keys(), trained, self.remaining)
-            suggestions = [*suggestions, *(new for new in asked if new.member not in members)][:size]
-        for suggestion in suggestions:
-            index = self._indexes.get(suggestion.member, len(self._indexes))
-            self._add(replace(suggestion, index=index, generation=self._generation))
-        self._exhausted = len(suggestions) < size and self.remaining.final_trainings > 0
-        self._generation += 1
-        return bool(suggestions) or self._extend()
 
     def _visible(self, generation: int) -> bool:
         return min(self._untold.values(), default=generation) > generation - LAG

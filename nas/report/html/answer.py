@@ -10,7 +10,7 @@ from costmodel.report.savings import savings_line
 from costmodel.trust import described, shown
 from nas.report import summary
 from nas.report.html.placements import kept_words
-from nas.report.summary import IN_NOISE, against_parent, agreement_text, also_texts, mark, noise_marks, perplexity_text
+from nas.report.summary import IN_NOISE, against_parent, agreement_text, also_texts, mark, perplexity_text
 from nas.run.ledger import architecture_of
 from nas.run.members import TrainedMember, crosses, in_noise, picked, verdict
 from nas.run.run import Run
@@ -108,7 +108,8 @@ def rows_of(run: Run) -> list[PublishedRow]:
 def marks_of(run: Run) -> list[str]:
     """List the caveats of each front member: worse than the trigram baseline, within noise, cost range over budget."""
     marks = []
-    for member, noise in zip(run.front, noise_marks(run.front), strict=True):
+    for member, inside in zip(run.front, in_noise(run.front), strict=True):
+        noise = IN_NOISE if inside else ""
         price = "its price range crosses the budget" if crosses(member, run.budget) else ""
         marks.append("; ".join(filter(None, (mark(member.mean_loss, run.ngrams), noise, price))))
     return marks

@@ -17,9 +17,8 @@ transformers = pytest.importorskip("transformers")
 from costmodel.errors import UserError  # noqa: E402
 from nas.corpus.second import second_source  # noqa: E402
 from nas.evaluate import __main__ as command  # noqa: E402
-from nas.evaluate.__main__ import find_judged  # noqa: E402
+from nas.evaluate.__main__ import Parts, find_judged  # noqa: E402
 from nas.evaluate.likelihood import Request, likelihoods, request_of  # noqa: E402
-from nas.evaluate.parts import Parts  # noqa: E402
 from nas.evaluate.table import sums_of, task_columns, task_lines, text_lines, writing_lines  # noqa: E402
 from nas.evaluate.tasks import Item, Task, read_tasks  # noqa: E402
 from nas.evaluate.texts import collapses, compared, first_difference, windows_of, written  # noqa: E402
@@ -35,12 +34,8 @@ ITEMS = [
     ("".join(map(chr, range(33, 123))) + "\nAnswer:", (" yes", " no, it is not"), 0),
 ]
 SETTINGS: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-SETTINGS |= {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.5,
-}
+SETTINGS |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+SETTINGS |= {"initializer_range": 0.5}
 
 
 def write_task(folder: Path, metric: str, items: list, num_shots: int = 0, task: str = "quiz") -> None:

@@ -8,10 +8,9 @@ from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.protocols import derived, load_pricer
 from nas.plot import plot
-from nas.report.what_if import what_if_lines, what_if_table
+from nas.report.what_if import WhatIf, reprice, what_if, what_if_lines, what_if_table
 from nas.run import ledger
 from nas.run.folder import write_config, write_meta
-from nas.run.reprice import WhatIf, reprice, what_if
 from search_spaces.architecture import arch_id
 from search_spaces.lower import lower
 from search_spaces.notation import parse, placement
@@ -81,15 +80,15 @@ def test_the_runs_workload_is_priced(make_run, records):
         architecture = parse(member.notation, SPACE.base).architecture
         expected = price_architecture(architecture, PUBLISHED, run.workload, "unfolded")
         assert member.first.latency_s == pytest.approx(expected.price.latency_s)
-    assert repricing.title_after == "published, T=128, projection last, 3 new tokens"
+    assert what_if_lines(repricing)[1] == "now:  published, T=128, projection last, 3 new tokens, no budget"
 
 
 def test_the_front_is_found_again_with_baselines_and_a_budget_takes_members_out(priced):
     repricing = priced()
-    assert names(repricing.before) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
+    assert names(repricing.run.front) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
     assert names(repricing.after)[-1] == "SM+LN+G"  # the best perplexity at any price
     statuses = {member.notation: repricing.status(member) for member in repricing.shown}
-    assert statuses == {**dict.fromkeys(names(repricing.before), "stays"), "SM+LN+G": "enters"}
+    assert statuses == {**dict.fromkeys(names(repricing.run.front), "stays"), "SM+LN+G": "enters"}
     bound = next(member.sent_bytes for member in repricing.repriced if member.notation == "EReg(SM+ScFuFFN_i6)")
     repricing = priced(budget=Budget(sent_bytes=bound))
     assert names(repricing.after) == ["SM_i12", "EReg(SM+ScFuFFN_i6)"]
@@ -143,8 +142,8 @@ def test_pricing_anew_leaves_the_run_as_it_is(records, make_run, capsys):
 
 def test_a_protocol_of_the_run_has_the_network_that_the_run_gave_it(make_run, records):
     run = make_run(records, meta={"base": SPACE.base}, protocol="published,semi2k,sigma", network="semi2k=wan")
-    shown = [reprice(run, protocol=protocol).title_after for protocol in ("semi2k", "sigma")]
-    assert shown == ["semi2k on wan, T=128", "sigma on lan, T=128"]
+    for protocol, setting in (("semi2k", "semi2k on wan, T=128"), ("sigma", "sigma on lan, T=128")):
+        assert what_if_lines(reprice(run, protocol=protocol))[1] == f"now:  {setting}, no budget"
 
 
 @pytest.mark.parametrize(
