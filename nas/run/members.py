@@ -8,28 +8,32 @@ than two standard errors of the difference by document; the errors are over docu
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
-from statistics import correlation
+from statistics import correlation, fmean
 from typing import Literal
 
 from costmodel.cost import Budget, Costs
 from nas.run import intervals, ledger
-from nas.run.intervals import ERRORS_APART, Documents, joined
-from nas.run.ledger import Record, Role
-from nas.run.pareto import Point, knee, pareto_front, point_of_seeds
+from nas.run.intervals import ERRORS_APART, joined
+from nas.run.ledger import Record
+from nas.run.pareto import Point, knee, pareto_front
 
 Verdict = Literal["better", "worse", "no difference shown", "not tested"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedMember:
-    """A candidate or baseline with all its trials.
+class TrainedMember(Record):
+    """A candidate or baseline with all its trials, as one record of means over seeds, also by document.
+
+    It has the name, role and seed of the first trial, and the cost and folded form of the most expensive one.
 
     trials: completed, by seed, at least one. num_diverged: number of further seeds that diverged. seed_error: standard
         error of the mean loss over seeds, nats; None if no member of the run has two.
     """
 
+    val_loss: float
+    perplexity: float
     trials: tuple[Record, ...]
     num_diverged: int
     seed_error: float | None
@@ -52,22 +56,12 @@ class TrainedMember:
     @property
     def point(self) -> Point:
         """(latency in seconds, mean loss in nats)."""
-        return point_of_seeds([(trial.latency_s, _loss(trial)) for trial in self.trials])
+        return self.latency_s, self.val_loss
 
     @property
     def mean_loss(self) -> float:
         """Mean validation loss over seeds, nats per token."""
-        return self.point[1]
-
-    @property
-    def perplexity(self) -> float:
-        """The exponential of the mean loss."""
-        return math.exp(self.mean_loss)
-
-    @property
-    def documents(self) -> Documents:
-        """Share and mean loss over seeds of each validation document; empty if not recorded."""
-        return intervals.mean_documents([trial.documents for trial in self.trials])
+        return self.val_loss
 
     @property
     def document_error(self) -> float | None:
@@ -88,11 +82,6 @@ class TrainedMember:
         return math.exp(self.mean_loss - apart), math.exp(self.mean_loss + apart)
 
     @property
-    def second_documents(self) -> Documents:
-        """Share and mean loss over seeds of each document of the second corpus; empty if not validated on it."""
-        return intervals.mean_documents([trial.second_documents for trial in self.trials])
-
-    @property
     def second_loss(self) -> float | None:
         """Mean loss over seeds on the second corpus, nats per token; None if not validated there."""
         return sum(share * loss for share, loss in self.second_documents) if self.second_documents else None
@@ -107,61 +96,6 @@ class TrainedMember:
         """Standard error of `second_loss` over seeds and documents, nats, with the seed error of the first corpus."""
         return joined(self.seed_error, intervals.document_error(self.second_documents))
 
-    @property
-    def trial_id(self) -> str:
-        """Name of the first seed's trial."""
-        return self.first.trial_id
-
-    @property
-    def candidate_id(self) -> str:
-        """Hash that identifies architecture and recipe."""
-        return self.first.candidate_id
-
-    @property
-    def arch_id(self) -> str:
-        """Hash that identifies the architecture."""
-        return self.first.arch_id
-
-    @property
-    def notation(self) -> str:
-        """Name or layer codes of the architecture."""
-        return self.first.notation
-
-    @property
-    def role(self) -> Role:
-        """Whether it is a candidate or a baseline."""
-        return self.first.role
-
-    @property
-    def deployed(self) -> str | None:
-        """Placement of the folded model, of the most expensive seed."""
-        return self.most_expensive.deployed
-
-    @property
-    def latency_s(self) -> float:
-        """Seconds per token."""
-        return self.most_expensive.latency_s
-
-    @property
-    def latency_s_range(self) -> tuple[float, float] | None:
-        """Smallest and largest latency consistent with the data of the cost model, seconds; None if unknown."""
-        return self.most_expensive.latency_s_range
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that all parties send per token."""
-        return self.most_expensive.sent_bytes
-
-    @property
-    def key_bytes(self) -> float | None:
-        """Bytes of keys that a dealer sends each party per token, before inference; None except under sigma."""
-        return self.most_expensive.key_bytes
-
-    @property
-    def also(self) -> dict[str, Costs]:
-        """Costs under the other protocols of the run, by name."""
-        return self.most_expensive.also
-
 
 def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
     """Return every candidate and baseline with a completed trial, in order of proposal."""
@@ -170,15 +104,26 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
         groups.setdefault(record.candidate_id, []).append(record)
     completed = {name: [trial for trial in trials if trial.status == "completed"] for name, trials in groups.items()}
     pooled = intervals.pooled_deviation([[_loss(trial) for trial in trials] for trials in completed.values()])
-    return tuple(
-        TrainedMember(
-            trials=tuple(trials),
-            num_diverged=sum(trial.status == "diverged" for trial in groups[name]),
-            seed_error=intervals.seed_error([_loss(trial) for trial in trials], pooled),
+    found = []
+    for name, trials in completed.items():
+        if not trials:
+            continue
+        first, costliest = trials[0], max(trials, key=lambda trial: (trial.latency_s, trial.sent_bytes))
+        losses = [_loss(trial) for trial in trials]
+        values = {field.name: getattr(costliest, field.name) for field in fields(Record)}
+        values |= {of_first: getattr(first, of_first) for of_first in ("trial_id", "role", "seed")}
+        values |= {"val_loss": fmean(losses), "perplexity": math.exp(fmean(losses))}
+        for of_text in ("documents", "second_documents"):
+            values[of_text] = intervals.mean_documents([getattr(trial, of_text) for trial in trials])
+        found.append(
+            TrainedMember(
+                **values,
+                trials=tuple(trials),
+                num_diverged=sum(trial.status == "diverged" for trial in groups[name]),
+                seed_error=intervals.seed_error(losses, pooled),
+            )
         )
-        for name, trials in completed.items()
-        if trials
-    )
+    return tuple(found)
 
 
 def difference_error(member: TrainedMember, other: TrainedMember) -> float | None:

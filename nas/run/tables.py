@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 
 from costmodel.cost import Costs
@@ -46,14 +46,10 @@ def front_table(run: Run) -> Table:
     """
     front, neighbours = run.front, list(pairwise(run.front))
     below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]
-    rows = []
-    for member in front:
-        of_first = {name: getattr(member.first, name) for name in ("trial_id", "role", "seed")}
-        rows.append(replace(member.most_expensive, **of_first, val_loss=member.mean_loss, perplexity=member.perplexity))
     return ledger.table(
-        rows,
+        front,
         {
-            **_also_columns(run, [member.most_expensive for member in front]),
+            **_also_columns(run, front),
             **_seed_columns(front),
             "within_noise": in_noise(front),
             "nats_below_neighbour": [None, *below][: len(front)],
