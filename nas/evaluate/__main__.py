@@ -229,9 +229,8 @@ def _evaluated(asked: Asked, parts: Parts) -> list[str]:
     lines = [f"# {model.name} next to {parent.name}", "", f"Model `{model.digest}`, parent `{parent.digest}`.", ""]
     by_text = {}
     for text in asked.texts:
-        content = [[parent.digest, model.digest], text.digest]
-        computed = partial(compared, model.decoder, parent.decoder, text)
-        by_text[text.name] = result(f"text {text.name}", content, len(text.windows), computed)
+        pair, comparison = [parent.digest, model.digest], partial(compared, model.decoder, parent.decoder, text)
+        by_text[text.name] = result(f"text {text.name}", [pair, text.digest], len(text.windows), comparison)
     if by_text:
         lines += [*text_lines(by_text), ""]
     columns: dict[Task, Any] = {}
@@ -246,9 +245,9 @@ def _evaluated(asked: Asked, parts: Parts) -> list[str]:
     if starts := prompts(asked.texts, NUM_PROMPTS, min(PROMPT_TOKENS, asked.context // 2)):
         num_new, ends, texts = min(NEW_TOKENS, asked.context - len(starts[0])), sorted(asked.encoder.ends), []
         for role, each in both:
-            computed = partial(written, each.decoder, starts, num_new, ends)
-            texts.append(result(f"writing, {role}", [each.digest, starts, num_new, ends], num_new, computed))
-        lines += writing_lines(*texts, num_new)
+            writing = partial(written, each.decoder, starts, num_new, ends)
+            texts.append(result(f"writing, {role}", [each.digest, starts, num_new, ends], num_new, writing))
+        lines += writing_lines(texts[0], texts[1], num_new)
     return lines
 
 

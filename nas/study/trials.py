@@ -298,9 +298,9 @@ class Trials:
         """Return the last end of a trial, or its low-fidelity evaluation if asked for; None if there is none."""
         ends = self._ends(key)
         paused = [record for record in ends if record.status == "paused"]
-        if is_proxy:
-            return (paused or ends or [None])[-1]
-        return ends[-1] if ends and ends[-1].status != "paused" else None
+        if not ends or (not is_proxy and ends[-1].status == "paused"):
+            return None
+        return (paused or ends)[-1] if is_proxy else ends[-1]
 
     def _rungs(self, name: str) -> dict[int | None, Record]:
         """Return the first record of every rung of a trial, in the order in which rungs were reached."""
