@@ -65,7 +65,9 @@ class Record:
         documents: of a completed trial, the share of the loss and nats per token of each validation document in
             `meta.json`. second_documents: the same on the second corpus.
         deployed_id, deployed: id and placement of the folded form: predicted, and once completed the verified one.
-            latency_s, sent_bytes, key_bytes, rounds: its cost. also: its costs under the run's other protocols.
+            latency_s, sent_bytes, key_bytes, rounds: its cost per token: seconds, bytes that all parties send, bytes of
+            keys that a dealer sends each party before inference (None except under sigma). latency_s_range: smallest
+            and largest seconds consistent with the data of the cost model. also: costs under the run's other protocols.
         predicted_latency_s, predicted_sent_bytes, predicted_key_bytes, predicted_also: cost of the predicted form.
         parent_divergence, parent_agreement: mean KL(parent || model) in nats per token, and share of positions with the
             same most likely token, on validation text, of a completed trial from a parent.
