@@ -68,7 +68,7 @@ def search_here(root, without_ray, capsys):
 
 def results(folder: Path) -> list[tuple[object, ...]]:
     """What must not depend on timing: finished records without clocks, and entropies at every step looked into."""
-    found = []
+    found: list[tuple[object, ...]] = []
     for record in finished_records(folder):
         lines = (folder / "trials" / record.trial_id / "diagnostics.jsonl").read_text().splitlines()
         entropies = tuple(json.dumps(json.loads(line)["head_entropies"]) for line in lines)
@@ -121,8 +121,8 @@ def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, r
     folder, printed = finished
     scale = replace(SCALES["smoke"], seq_len=32)
     corpus = prepare(str(root / "corpus"), 512)
-    counted = {"validation_tokens": scale.validation_tokens, "tokens": scale.tokens}
-    expected = ngram_baseline(corpus, seq_len=32, seed=3, **counted)
+    validated = scale.validation_tokens
+    expected = ngram_baseline(corpus, seq_len=32, validation_tokens=validated, tokens=scale.tokens, seed=3)
     assert read_meta(folder).ngrams == expected
     assert expected.tokens == ledger.completed(ledger.read(folder / ledger.FILE_NAME))[0].tokens
     assert f"n-gram baselines, perplexity after {expected.tokens:,} training tokens: unigram " in printed
