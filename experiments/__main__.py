@@ -13,9 +13,8 @@ from costmodel.config import cli
 from costmodel.config.files import decode, load_mapping
 from costmodel.errors import UserError
 from costmodel.report.tables import console as table_console
-from experiments import gpu, private_answers
+from experiments import gpu, private_answers, smollm2
 from experiments.searchers import benchmark, table
-from experiments.smollm2 import pipeline
 from nas.recipe.recipe import ScaleName
 from nas.training.device import Device
 
@@ -27,7 +26,7 @@ KINDS: dict[str, ModuleType] = {
     "engines": private_answers,
     "gpu": gpu,
     "search-benchmark": benchmark,
-    "smollm2": pipeline,
+    "smollm2": smollm2,
     "table": table,
 }
 
@@ -43,11 +42,6 @@ def list_experiments() -> None:
     for name, path in definitions().items():
         sentence = re.findall(r"\A# (.*?[.?!])$", path.read_text(), re.DOTALL | re.MULTILINE)[0]
         print(name, sentence.replace("\n# ", " "), sep=": ")
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of an experiment."""
-    return str(load_mapping(definitions()[name])["kind"])
 
 
 def settings_of(name: str, **changes: Any) -> Any:
@@ -82,12 +76,13 @@ def run(
     some = None if parts is None else parts.split(",")
     flags = {"scale": scale, "device": device, "output_dir": output_dir, "parent": parent, "parts": some}
     changes = {flag: value for flag, value in flags.items() if value is not None}
-    taken = [field.name for field in fields(KINDS[kind_of(name)].Settings)]
+    kind = KINDS[load_mapping(definitions()[name])["kind"]]
+    taken = [field.name for field in fields(kind.Settings)]
     for flag in changes.keys() - taken:
         able = ", ".join(f"--{other}" for other in flags if other in taken) or "none"
         flag, able = flag.replace("_", "-"), able.replace("_", "-")
         raise UserError(f"experiment {name} does not take --{flag}; flags that it takes: {able}.")
-    KINDS[kind_of(name)].run(name, settings_of(name, **changes), table_console())
+    kind.run(name, settings_of(name, **changes), table_console())
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:

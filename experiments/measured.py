@@ -1,6 +1,7 @@
 """Speeds of training steps measured side by side, and their rows: printed and written to a file one by one."""
 
 import csv
+import io
 import platform
 import time
 import traceback
@@ -16,6 +17,7 @@ from torch._dynamo.utils import counters
 
 from costmodel.errors import StoppedError
 from nas.malloc import release_freed_memory
+from nas.storage import replace_file
 
 COLUMNS = ("part", "name", "value", "unit", "card", "torch", "date")
 WARM_UP = {"cpu": 2, "cuda": 12}  # steps before the measured ones: code is compiled, and kernels are chosen
@@ -150,3 +152,10 @@ def processor() -> str:
 def num_compiled() -> int:
     """Return the number of graphs that this process compiled."""
     return int(counters["stats"]["unique_graphs"])
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
+    """Replace a file by a table as text. Raises OSError."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    replace_file(path, text.getvalue())

@@ -20,7 +20,8 @@ from rich.table import Table
 
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
-from experiments.figures import table, write_csv
+from costmodel.report.tables import table
+from experiments.measured import write_csv
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import write_pretrained
 from nas.model.decoder import Decoder
@@ -29,7 +30,7 @@ from nas.storage import RUNS, replace_file
 from search_spaces.notation import parse
 
 COLUMNS = (
-    "model", "protocol", "as in the clear", "error", "bytes sent", "predicted", "messages", "seconds", "predicted",
+    "protocol", "as in the clear", "error", "bytes sent", "predicted", "messages", "seconds", "predicted",
     "memory",
 )  # fmt: skip
 
@@ -134,4 +135,4 @@ def answer_table(answers: Mapping[tuple[str, str], Mapping[str, Any]]) -> Table:
         )
         for row in answer_records(answers)
     ]
-    return table(COLUMNS, rows, title="answered privately, the parties on this machine")
+    return table(("model",), COLUMNS, rows, title="answered privately, the parties on this machine")

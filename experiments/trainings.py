@@ -8,7 +8,7 @@ used only while recipe and corpus are unchanged.
 import csv
 import multiprocessing
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from rich.console import Console
 
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
-from experiments.figures import write_csv
+from experiments.measured import write_csv
 from nas.conversion.parent import Parent, load_parent
 from nas.corpus.corpus import Corpus, prepare
 from nas.malloc import keep_freed_memory
@@ -156,11 +156,9 @@ def _corpus(plan: Plan, parent: Parent) -> Corpus:
 def training_pool() -> Executor:
     """Return a pool of single-threaded processes, one per usable core, each started by its first job."""
     os.environ.update(worker_env(threads=1))
-    return ProcessPoolExecutor(max_workers=_num_workers(), mp_context=multiprocessing.get_context("spawn"))
-
-
-def _num_workers() -> int:
-    return len(os.sched_getaffinity(0))
+    return ProcessPoolExecutor(
+        max_workers=len(os.sched_getaffinity(0)), mp_context=multiprocessing.get_context("spawn")
+    )
 
 
 def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
@@ -172,59 +170,57 @@ def train_all(plan: Plan, folder: Path, console: Console) -> dict[Job, Ended]:
         for seed in plan.seeds
         for row in plan.rows
     }
-    known = _known(DATA / plan.committed) if plan.committed else {}
-    earlier = _known(folder / OUTCOMES_FILE) if (folder / OUTCOMES_FILE).exists() else {}
+    committed = read_outcomes(DATA / plan.committed) if plan.committed else []
+    saved = read_outcomes(folder / OUTCOMES_FILE) if (folder / OUTCOMES_FILE).exists() else []
+    known, earlier = ({record.key: record.ended for record in records} for records in (committed, saved))
     # an outcome without its folder has no diagnostics
     kept = {key for key in earlier if any(folder.glob(f"{key.candidate_id}-s{key.seed}-a*"))}
     if num := sum(key in known for key in keys.values()):
         console.print(f"{plan.name}: {num} of {len(keys)} trainings are committed")
     ended = {job: known.get(key) or earlier[key] for job, key in keys.items() if key in known or key in kept}
-    new = dict[Job, Ended]()
+    new, num_workers = dict[Job, Ended](), len(os.sched_getaffinity(0))
     with training_pool() as workers:
         futures = {workers.submit(training, plan, job, folder): job for job in keys if job not in ended}
         try:
             for future in as_completed(futures):
                 job = futures[future]
                 new[job] = end = future.result()
-                left_s = mean(one.seconds for one in new.values()) * (len(futures) - len(new)) / _num_workers()
+                left_s = mean(one.seconds for one in new.values()) * (len(futures) - len(new)) / num_workers
                 how = f"diverged, {end.reason}" if end.perplexity is None else f"perplexity {end.perplexity:.2f}"
                 console.print(
                     f"{plan.name} seed {job.seed} {job.row}: {how} in {format_seconds(end.seconds)}; "
                     f"{len(ended) + len(new)} of {len(keys)}, about {format_seconds(left_s)} left"
                 )
-                records = [Recorded(keys[job], job.row, plan.name, end) for job, end in (ended | new).items()]
-                _write(folder / OUTCOMES_FILE, records)
+                _add(folder / OUTCOMES_FILE, plan, keys, ended | new)
         finally:  # after an error or Ctrl-C no further training starts
             for future in futures:
                 future.cancel()
     return ended | new
 
 
-def _write(path: Path, records: Iterable[Recorded]) -> None:
+def _add(path: Path, plan: Plan, keys: Mapping[Job, Key], ended: Mapping[Job, Ended]) -> None:
+    """Write the results of a plan into a file, beside those of other plans that it has."""
     known = read_outcomes(path) if path.exists() else []
+    records = [Recorded(keys[job], job.row, plan.name, end) for job, end in ended.items()]
     rows = []
-    for key, row, variant, ended in {record.key: record for record in (*known, *records)}.values():
-        perplexity = "" if ended.perplexity is None else f"{ended.perplexity:.6g}"
-        rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in ended.rungs)
-        rows.append([*key, row, variant, perplexity, ended.tokens, f"{ended.seconds:.3f}", ended.reason, rungs])
+    for key, row, variant, end in {record.key: record for record in (*known, *records)}.values():
+        perplexity = "" if end.perplexity is None else f"{end.perplexity:.6g}"
+        rungs = " ".join(f"{rung.share:g}:{rung.loss:.6g}" for rung in end.rungs)
+        rows.append([*key, row, variant, perplexity, end.tokens, f"{end.seconds:.3f}", end.reason, rungs])
     write_csv(path, COLUMNS, rows)
 
 
 def read_outcomes(path: Path) -> list[Recorded]:
     """Return the results in a file that `train_all` wrote; a UserError is raised for an invalid line."""
+    records = []
     try:
         with path.open(newline="") as file:
-            return [_recorded(line) for line in csv.DictReader(file)]
+            for line in csv.DictReader(file):
+                key = Key(line["candidate_id"], line["corpus"], int(line["seed"]))
+                perplexity = float(line["perplexity"]) if line["perplexity"] else None
+                rungs = tuple(Rung(*map(float, pair.split(":"))) for pair in line["rungs"].split())
+                ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"], rungs)
+                records.append(Recorded(key, line["row"], line["variant"], ended))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} must be the outcomes of an experiment, but: {error}.") from None
-
-
-def _known(path: Path) -> dict[Key, Ended]:
-    return {record.key: record.ended for record in read_outcomes(path)}
-
-
-def _recorded(line: Mapping[str, str]) -> Recorded:
-    perplexity = float(line["perplexity"]) if line["perplexity"] else None
-    rungs = tuple(Rung(*map(float, pair.split(":"))) for pair in line["rungs"].split())
-    ended = Ended(perplexity, int(line["tokens"]), float(line["seconds"]), line["reason"], rungs)
-    return Recorded(Key(line["candidate_id"], line["corpus"], int(line["seed"])), line["row"], line["variant"], ended)
+    return records

@@ -11,11 +11,10 @@ from rich.console import Console
 from rich.table import Table as TextTable
 
 from costmodel.errors import UserError
-from nas.report.what_if import what_if_lines, what_if_table
+from nas.report.what_if import WhatIf, reprice, what_if_lines, what_if_table
 from nas.run.config import StudyConfig, flag
 from nas.run.folder import require_free
 from nas.run.ledger import Record, Table
-from nas.run.reprice import WhatIf, reprice
 from nas.run.run import Run as PlainRun
 from nas.run.tables import front_table, trial_table
 from nas.study.priced_study import PricedStudy, price_study
@@ -59,7 +58,7 @@ class Run(PlainRun):
         """Return the run's trials at other costs. Nothing is trained again, and the ledger does not change.
 
         prices: protocol, network, testbed, seq_len, budget_latency, budget_comm and budget_keys, as in
-            `nas.run.reprice.reprice`.
+            `nas.report.what_if.reprice`.
 
         Raises UserError if no trial is completed, or for options that do not exist or cannot be combined.
         """

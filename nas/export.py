@@ -8,35 +8,69 @@ same logits up to rounding.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from safetensors.torch import save
+from torch import Tensor
 
 from costmodel.config import cli
-from costmodel.config.files import dump
+from costmodel.config.files import decode, dump
 from costmodel.config.units import format_seconds
+from costmodel.cost import shared_price
 from costmodel.data_range import describe
-from costmodel.errors import UserError
-from nas.conversion.pretrained import TRAINED_FILE, WINDOWS_FILE, write_checksums
+from costmodel.errors import UnpricedOpError, UserError
+from costmodel.estimate import Pricer, estimate_generation
+from costmodel.protocols import load_pricer
+from nas.conversion.fixed_point_check import recorded
+from nas.conversion.fold import at_dimensions
+from nas.conversion.pretrained import TRAINED_FILE, WINDOWS_FILE, read_windows, write_checksums
+from nas.conversion.score_bounds import bounding_tokens
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
+from nas.corpus.corpus import known_corpus, tokenizer_folder
+from nas.corpus.held_out import KeptWindows, trained_on
 from nas.corpus.tokenizer import TOKENIZER_FILE, kept_tokenizer, write_tokenizer
 from nas.model.weights import WEIGHTS_FILE
-from nas.prepare_export import Export, prepare_export, training_export
-from nas.recipe.candidate import candidate_id
-from nas.report.model_card import EXPORT_FILE, Fold, model_card
+from nas.recipe.candidate import Candidate, candidate_id
+from nas.report.model_card import EXPORT_FILE, Facts, Fold, Provenance, Result, model_card
+from nas.run.config import study_candidate
+from nas.run.folder import PARENT_FOLDER
+from nas.run.ledger import Record, architecture_of
 from nas.run.run import Run
-from nas.training.manifest import is_training
-from search_spaces.architecture import arch_id, dump_architecture
-from search_spaces.lower import lower
-from search_spaces.notation import name_of
+from nas.study.parent import deployable
+from nas.training import checkpoint
+from nas.training.checkpoint import Checkpoint, TrainingProgress
+from nas.training.manifest import is_training, read_training, training_tokenizer
+from search_spaces.architecture import Architecture, arch_id, dump_architecture
+from search_spaces.lower import Workload, lower
+from search_spaces.notation import Member, name_of
 from search_spaces.resolve import ARCHITECTURE_FILE
 
 CARD_FILE = "README.md"
 Format = Literal["yaml", "hf", "mpc"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Export:
+    """A trained architecture, its weights by node of the op graph, and facts about them.
+
+    tokenizer: folder of the parent's tokenizer, or of the corpus's as long as the cache has it. run: None for a
+        model of `nas.train`. windows: hashes of the weights' training text, if known. fixed_point: whether it stays in
+        range there, by protocol.
+    """
+
+    trained: Architecture
+    weights: dict[str, Tensor]
+    facts: Facts
+    tokenizer: Path
+    run: Run | None = None
+    windows: KeptWindows | None = None
+    fixed_point: Mapping[str, Any] = field(default_factory=dict)
 
 
 def export(
@@ -64,25 +98,152 @@ def export(
     for protocol, of in made.fixed_point.items():
         if of["failure"] is not None:
             print(f"out of range under {protocol}, where nas.private refuses it: {of['failure']}")
-    if made.facts.fold is not None:
-        for line in _fold_lines(made, made.facts.fold):
-            print(line)
-
-
-def _fold_lines(made: Export, fold: Fold) -> list[str]:
-    facts, cost, check = made.facts, made.facts.estimate, fold.check
-    outside = describe(cost.extrapolated)
-    failed = "the check failed with nothing left to unfold: do not rely on this model"
-    return [
+    facts, folded, cost = made.facts, made.facts.fold, made.facts.estimate
+    if folded is None:
+        return
+    check, outside = folded.check, describe(cost.extrapolated)
+    print(
         f"folded: {facts.candidate.name} becomes {name_of(facts.architecture)} at "
         f"{format_seconds(cost.total.latency_s)} a token ({facts.workload.words}, {cost.protocol})"
-        f"{outside and f'; {outside}'}",
-        f"on {check['positions']:,} {fold.tokens} tokens its logits move by {check['float_error']:.1e} of "
+        f"{outside and f'; {outside}'}\n"
+        f"on {check['positions']:,} {folded.tokens} tokens its logits move by {check['float_error']:.1e} of "
         f"the largest and its most likely token agrees on {check['agreement']:.2%}; in fixed point they are off by "
-        f"{check['fixed_error']:.1e}, unfolded by {check['trained_fixed_error']:.1e}",
-        *(f"not folded: {reason}" for reason in fold.left),
-        *([] if fold.passes else [failed]),
-    ]
+        f"{check['fixed_error']:.1e}, unfolded by {check['trained_fixed_error']:.1e}"
+    )
+    for reason in folded.left:
+        print(f"not folded: {reason}")
+    if not folded.passes:
+        print("the check failed with nothing left to unfold: do not rely on this model")
+
+
+def prepare_export(run: Run, record: Record, *, fold: bool = False) -> Export:
+    """Prepare a completed trial. Raises UserError if the trial's last checkpoint is missing."""
+    member = Member(architecture=architecture_of(record, run.base), entropy_regularised=record.entropy_regularised)
+    candidate = study_candidate(run.meta.recipe, member)
+    trial = run.folder / "trials" / record.trial_id
+    last = checkpoint.load_latest(trial, {"candidate": candidate_id(candidate)})
+    if last is None or last.step != record.steps:
+        raise UserError(f"{trial} must have a whole checkpoint of step {record.steps}, but has none to export.")
+    names = ("perplexity", "val_loss", "tokenizer", "split", "tokens", "seed", "flags")
+    result = Result(ngrams=run.ngrams, **{name: getattr(record, name) for name in names})
+    provenance = Provenance(
+        run=run.folder.name,
+        trial_id=record.trial_id,
+        created=run.meta.created,
+        corpus=record.corpus,
+        data=run.config.data,
+        budget_latency=run.config.budget_latency,
+        versions=record.versions,
+        cost_model_id=run.pricer.cost_model_id,
+    )
+    tokenizer = tokenizer_folder(record.corpus) if run.parent is None else run.folder / PARENT_FOLDER
+    export = _prepared(candidate, last, run.pricer, run.workload, result, provenance, tokenizer, fold=fold)
+    verified = None if record.deployed is None else record
+    parents = [] if run.parent is None else [read_windows(run.folder / PARENT_FOLDER)]
+    windows = _windows(record.corpus, parents)
+    return replace(export, facts=replace(export.facts, verified=verified), run=run, windows=windows)
+
+
+def training_export(folder: Path, *, fold: bool = False) -> Export:
+    """Prepare a training's last checkpoint, with its cost under `published`, or `semi2k` if that does not cover an op.
+
+    Raises UserError if there is no checkpoint.
+    """
+    training = read_training(folder)
+    candidate, scale = training.candidate, training.candidate.recipe.scale
+    last = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
+    if last is None:
+        raise UserError(f"{folder} must have a whole checkpoint, but has none to export; train on with --resume.")
+    rungs = decode(TrainingProgress, last.progress, "the progress of a checkpoint").rungs
+    rung = rungs[-1] if rungs else None
+    result = Result(
+        perplexity=None if rung is None else rung.perplexity,
+        val_loss=None if rung is None else rung.val_loss,
+        tokenizer=training.tokenizer,
+        split=training.split,
+        tokens=last.step * scale.batch * scale.seq_len,
+        seed=training.seed,
+        flags=() if rung is None else rung.entropy.flags,
+        ngrams=training.ngrams if last.step == scale.num_steps else None,  # they count the tokens of the whole training
+    )
+    corpus, workload = known_corpus(training.corpus), Workload(prompt_len=scale.seq_len)
+    pricer = load_pricer("published")
+    try:
+        estimate_generation(workload.graphs(candidate.architecture), pricer)
+    except UnpricedOpError:
+        pricer = load_pricer("semi2k")
+    provenance = Provenance(
+        run=folder.absolute().name,
+        created=training.created,
+        command=training.command,
+        corpus=training.corpus,
+        data=None if corpus is None else corpus.data,
+        versions=training.versions,
+        cost_model_id=pricer.cost_model_id,
+    )
+    tokenizer = training_tokenizer(folder, training.corpus)
+    export = _prepared(candidate, last, pricer, workload, result, provenance, tokenizer, fold=fold)
+    from_scratch = not {"--init-from", "--parent"}.intersection(training.command)
+    return replace(export, windows=_windows(training.corpus, [] if from_scratch else [None]))
+
+
+def _windows(corpus: str, parents: list[KeptWindows | None]) -> KeptWindows | None:
+    """Return the windows of a cached corpus' training text and of the parents'; None if any is unknown."""
+    known = known_corpus(corpus)
+    parts = [None if known is None else trained_on(Path(known.folder)), *parents]
+    of_text = [part for part in parts if part is not None]
+    return np.unique(np.concatenate(of_text)) if len(of_text) == len(parts) else None
+
+
+def _prepared(
+    candidate: Candidate,
+    last: Checkpoint,
+    pricer: Pricer,
+    workload: Workload,
+    result: Result,
+    provenance: Provenance,
+    tokenizer: Path,
+    *,
+    fold: bool,
+) -> Export:
+    corpus = known_corpus(provenance.corpus)
+    kind, tokens = check_tokens(corpus, candidate.trained.vocab_size, candidate.recipe.scale.seq_len)
+    trained, weights, left = deployable(candidate, last, bounding_tokens(corpus, tokens))
+    architecture, folding = at_dimensions(trained, candidate.architecture) if left else candidate.architecture, None
+    if fold:
+        form = fold_as_far_as(trained, weights, tokens, pricer.protocol)
+        trained, weights = form.folded.architecture, form.folded.weights
+        architecture = at_dimensions(trained, architecture)
+        folding = Fold(
+            check=asdict(form.check),
+            passes=form.check.passes,
+            tokens=kind,
+            condition=form.folded.condition,
+            left=left + form.folded.left,
+        )
+    whole, num_tokens = estimate_generation(workload.graphs(architecture), pricer).whole, workload.new_tokens
+    bounds = whole.latency_s_range
+    facts = Facts(
+        candidate=candidate,
+        architecture=architecture,
+        result=result,
+        estimate=replace(  # the average over the new tokens, with the ops of all of them
+            whole,
+            total=shared_price(whole.total, num_tokens),
+            latency_s_range=None if bounds is None else (bounds[0] / num_tokens, bounds[1] / num_tokens),
+            by_layer=tuple((layer, shared_price(price, num_tokens)) for layer, price in whole.by_layer),
+        ),
+        workload=workload,
+        provenance=provenance,
+        fold=folding,
+    )
+    return Export(
+        trained=trained,
+        weights=weights,
+        facts=facts,
+        tokenizer=tokenizer,
+        fixed_point=recorded(trained, {name: value.double().numpy() for name, value in weights.items()}, corpus),
+    )
 
 
 def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Path]:
@@ -109,6 +270,11 @@ def write_export(made: Export, target: Path, format: Format = "yaml") -> list[Pa
     except OSError as error:
         raise UserError(f"--output-dir {target} must be a folder we can write to: {error.strerror}.") from None
     return sorted(target.iterdir())
+
+
+def _write_weights(made: Export, target: Path) -> None:
+    metadata = {"candidate_id": candidate_id(made.facts.candidate)}
+    (target / WEIGHTS_FILE).write_bytes(save(made.weights, metadata=metadata))
 
 
 def _write_yaml(made: Export, target: Path) -> None:
@@ -140,11 +306,6 @@ def _write_hf(made: Export, target: Path) -> None:
 
 
 FORMATS: dict[Format, Callable[[Export, Path], None]] = {"yaml": _write_yaml, "hf": _write_hf, "mpc": _write_mpc}
-
-
-def _write_weights(made: Export, target: Path) -> None:
-    metadata = {"candidate_id": candidate_id(made.facts.candidate)}
-    (target / WEIGHTS_FILE).write_bytes(save(made.weights, metadata=metadata))
 
 
 main = partial(cli.run, export, "python -m nas.export")  # (args=None): runs the command line and exits with its code

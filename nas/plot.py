@@ -9,8 +9,7 @@ from typing import Any
 
 from costmodel.config import cli
 from costmodel.report.tables import console as table_console
-from nas.report.what_if import what_if_lines, what_if_table
-from nas.run.reprice import reprice
+from nas.report.what_if import reprice, what_if_lines, what_if_table
 from nas.run.run import Run
 
 

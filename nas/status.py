@@ -11,8 +11,7 @@ from costmodel.config.units import format_bytes, format_seconds
 from costmodel.report.tables import console as table_console
 from nas.report import summary
 from nas.report.progress import line
-from nas.run.front import crosses
-from nas.run.members import in_noise
+from nas.run.members import crosses, in_noise
 from nas.run.run import Run
 from nas.storage import is_running
 from search_spaces.budget.feasible import format_budget, format_price

@@ -178,7 +178,6 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
     elif is_training(resumed):
         _require_same(source, config, resumed)
     candidate = _candidate(config, parent, source)
-    _check_trainable(candidate)
     memory, scale = training_memory(candidate, device), candidate.recipe.scale
     require_memory(memory, available_bytes(device))
     corpus, read = training_corpus(
@@ -227,14 +226,6 @@ def _train(config: TrainConfig, resumed: Path | None, output_dir: Path | None, c
             raise StoppedError(f"{candidate.name}: {error}") from error
         except OSError as error:
             raise StoppedError(f"{folder}: {error.strerror or error}; then continue with --resume {folder}") from error
-
-
-def _check_trainable(candidate: Candidate) -> None:
-    """Raise UserError for what cannot be trained, before anything is written."""
-    with torch.device("meta"):
-        model = Decoder(candidate.trained)
-    if candidate.recipe.normalisation is not None:
-        chosen_linears(model, candidate.recipe.normalisation)
 
 
 @contextmanager
@@ -344,7 +335,12 @@ def _candidate(config: TrainConfig, parent: Parent | None, source: Pretrained | 
             if getattr(config.recipe.scale, name) is not None:
                 raise UserError(f"--recipe.scale.{name} is that of the weights of --init-from; leave it out.")
         recipe = replace(recipe, scale=replace(recipe.scale, head_dim=None, vocab_size=None))
-    return replace(candidate, recipe=recipe)
+    candidate = replace(candidate, recipe=recipe)
+    with torch.device("meta"):  # what cannot be trained is refused before anything is written
+        model = Decoder(candidate.trained)
+    if recipe.normalisation is not None:
+        chosen_linears(model, recipe.normalisation)
+    return candidate
 
 
 def _report(

@@ -3,7 +3,6 @@
 import os
 import struct
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +65,18 @@ PICKLES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.needs_hf
-@pytest.mark.parametrize("kind", PICKLES)
-def test_a_hostile_pickle_is_refused_in_one_line_without_advice_to_run_it(tmp_path, monkeypatch, kind):
+@pytest.fixture
+def llama() -> Any:
+    """A small model of transformers."""
     transformers = pytest.importorskip("transformers")
     sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    transformers.LlamaConfig(**sizes, num_attention_heads=2).save_pretrained(tmp_path)
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
+
+
+@pytest.mark.needs_hf
+@pytest.mark.parametrize("kind", PICKLES)
+def test_a_hostile_pickle_is_refused_in_one_line_without_advice_to_run_it(llama, tmp_path, monkeypatch, kind):
+    llama.config.save_pretrained(tmp_path)
     PICKLES[kind](tmp_path / "pytorch_model.bin")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="must be a folder of save_pretrained") as error:
@@ -81,10 +86,6 @@ def test_a_hostile_pickle_is_refused_in_one_line_without_advice_to_run_it(tmp_pa
     assert not (tmp_path / "made-by-a-pickle").exists()
 
 
-def _wrapped(prefix: str, name: str, value: Any) -> tuple[str, Any]:
-    return prefix + name, value
-
-
 STATES: dict[str, tuple[Callable[[str, Any], tuple[str, Any]], str]] = {  # of each weight, by name
     "zero embedding": (lambda name, value: (name, value * ("embed" not in name)), "must have an embedding"),
     "weights of 1e30": (lambda name, value: (name, value * 1e30), "must be at most 2^45"),
@@ -92,22 +93,18 @@ STATES: dict[str, tuple[Callable[[str, Any], tuple[str, Any]], str]] = {  # of e
     "eight bits": (lambda name, value: (name, value.to(torch.float8_e4m3fn)), "must be finite floating-point"),
     "integers": (lambda name, value: (name, value.long()), "must be finite floating-point"),
     "another shape": (lambda name, value: (name, value[..., :3].contiguous()), "lacks or misshapes"),
-    **{
-        f"wrapped in {prefix}": (partial(_wrapped, prefix), f"begin with '{prefix}', so")
-        for prefix in ("_orig_mod.", "module.", "base_model.")
-    },
+    "compiled": (lambda name, value: (f"_orig_mod.{name}", value), "begin with '_orig_mod.', so"),
+    "parallel": (lambda name, value: (f"module.{name}", value), "begin with 'module.', so"),
+    "adapted": (lambda name, value: (f"base_model.{name}", value), "begin with 'base_model.', so"),
 }
 
 
 @pytest.mark.needs_hf
 @pytest.mark.parametrize("kind", STATES)
-def test_hostile_weights_are_refused_in_one_line(tmp_path, kind):
-    transformers = pytest.importorskip("transformers")
-    sizes = {"vocab_size": 16, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, num_attention_heads=2))
-    model.save_pretrained(tmp_path)
+def test_hostile_weights_are_refused_in_one_line(llama, tmp_path, kind):
+    llama.save_pretrained(tmp_path)
     change, why = STATES[kind]
-    state = dict(change(name, value.clone()) for name, value in model.state_dict().items())
+    state = dict(change(name, value.clone()) for name, value in llama.state_dict().items())
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(UserError, match=why.replace("^", r"\^")) as error:
         load_initial(str(tmp_path))

@@ -8,17 +8,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from costmodel.engine.registry import CRYPTEN_VERSION
+from tests.conftest import python
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 SCRIPTS = PROJECT["scripts"]
 PACKAGES = ("costmodel", "search_spaces", "nas", "experiments")
-COMMANDS = (
-    "costmodel",
-    "search_spaces",
-    "experiments",
-    *(f"nas.{name}" for name in ["search", "status", "plot", "report", "export", "train", "private", "evaluate"]),
-)
+OF_NAS = ("search", "status", "plot", "report", "export", "train", "private", "evaluate")
+COMMANDS = ("costmodel", "search_spaces", "experiments", *(f"nas.{name}" for name in OF_NAS))
 
 
 def test_the_lock_has_a_hash_and_a_fitting_version_of_every_dependency():
@@ -31,42 +28,24 @@ def test_the_lock_has_a_hash_and_a_fitting_version_of_every_dependency():
         assert hashes
         assert all(len(each.removeprefix("--hash=sha256:")) == 64 for each in hashes), pinned
     extras = PROJECT["optional-dependencies"]
-    asked = [
-        *PROJECT["dependencies"],
-        *(each for name in extras if name not in ("eval", "fhe") for each in extras[name]),
-    ]
+    asked = [*PROJECT["dependencies"], *(each for name in extras.keys() - {"eval", "fhe"} for each in extras[name])]
     for requirement in map(Requirement, (*asked, f"crypten=={CRYPTEN_VERSION}")):
         if requirement.name != PROJECT["name"]:
             assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), requirement
 
 
-def entry_point(name: str):
-    return EntryPoint(name=name, value=SCRIPTS[name], group="console_scripts").load()
-
-
 def exit_code(name: str, *args: str) -> object:
     """What the program that pip makes of an entry point exits with."""
     try:
-        return entry_point(name)(list(args))
+        return EntryPoint(name=name, value=SCRIPTS[name], group="console_scripts").load()(list(args))
     except SystemExit as end:
         return end.code
 
 
-def source_folders() -> set[str]:
-    """The packages, and the folders of code or data right below them."""
-    folders = [folder for name in PACKAGES for folder in (ROOT / name, *(ROOT / name).iterdir()) if folder.is_dir()]
-    return {
-        folder.relative_to(ROOT).as_posix()
-        for folder in folders
-        if folder.name != "__pycache__" and any(path.is_file() for path in folder.iterdir())
-    }
-
-
 def test_every_command_has_a_program():
-    modules = {value.partition(":")[0].removesuffix(".__main__") for value in SCRIPTS.values()}
-    assert modules == set(COMMANDS)
-    for name, value in SCRIPTS.items():
-        module = value.partition(":")[0].removesuffix(".__main__")
+    modules = {name: value.partition(":")[0].removesuffix(".__main__") for name, value in SCRIPTS.items()}
+    assert set(modules.values()) == set(COMMANDS)
+    for name, module in modules.items():
         assert name == "pi-nas-" + module.removeprefix("nas.").replace("_", "-")
 
 
@@ -113,4 +92,74 @@ def test_hooks_run_the_tools_of_make_check():
 def test_the_map_has_every_folder():
     rows = [line.split("`") for line in (ROOT / "CONTRIBUTING.md").read_text().splitlines() if line.startswith("| `")]
     listed = [row[1].rstrip("/") for row in rows if row[1].endswith("/")]
-    assert sorted(listed) == sorted([*source_folders(), "docs", "docs/images", "examples", "tests"])
+    packages = [folder for name in PACKAGES for folder in (ROOT / name, *(ROOT / name).iterdir()) if folder.is_dir()]
+    folders = [
+        folder.relative_to(ROOT).as_posix()
+        for folder in packages
+        if folder.name != "__pycache__" and any(path.is_file() for path in folder.iterdir())
+    ]
+    assert sorted(listed) == sorted([*folders, "docs", "docs/images", "examples", "tests"])
+
+
+RUN = ROOT / "tests/nas/run/stored/semi2k"
+HEAVY = (
+    *("torch", "scipy", "numpy", "networkx", "jsonargparse", "ray", "jax", "spu", "matplotlib", "pandas", "rich"),
+    *("transformers", "jinja2", "costmodel", "torch._dynamo"),
+)
+TRAINING = {"torch", "ray", "jax", "matplotlib"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """The heavy packages that a process has imported at the end of a program."""
+    printed = python("-c", f"import sys\n{code}\nprint(*(name for name in {HEAVY} if name in sys.modules))")
+    return set(printed.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("code", "loaded"),
+    [
+        ("import costmodel; costmodel.__all__; dir(costmodel)", {"costmodel"}),
+        ("import costmodel.cost, costmodel.estimate, costmodel.ops, costmodel.config.units", {"costmodel"}),
+        (
+            "from costmodel.protocols import load_pricer; from costmodel.ops import Softmax; "
+            "load_pricer().price(Softmax(heads=1, queries=1, keys=1))",
+            {"costmodel"},
+        ),
+        ("import nas; nas.__all__; dir(nas)", set()),
+        ("import scipy", {"scipy", "numpy"}),  # the check can fail
+    ],
+)
+def test_what_is_light_loads_no_more_than_this(code, loaded):
+    assert loaded_by(code) == loaded
+
+
+@pytest.mark.parametrize(
+    ("code", "without"),
+    [
+        (
+            "import costmodel; costmodel.price('SM+LN+G', protocol='semi2k', network='wan', seq_len=8).to_dict()",
+            TRAINING | {"pandas"},
+        ),
+        (
+            "from search_spaces.__main__ import count; count('gpt2-small', budget_latency='5min', budget_comm='8GB')",
+            TRAINING | {"scipy"},  # a dry run has to answer in seconds
+        ),
+        ("import nas.private.__main__, nas.study.worker, nas.training.memory", {"torch._dynamo"}),
+        ("import nas.recipe.candidate, nas.training.outcome, nas.corpus.corpus", {"torch"}),
+        # three seconds of processor time, of which no part of a study needs all
+        ("import nas.study.run_study", TRAINING | {"scipy", "pandas", "jinja2"}),
+        (
+            f"import nas; run = nas.load_run({str(RUN)!r}); run.front, run.table()",
+            TRAINING | {"pandas", "transformers"},
+        ),
+        (f"from nas.plot import plot; plot({str(RUN)!r}, protocol='semi2k')", TRAINING),
+    ],
+)
+def test_what_is_heavy_is_loaded_when_it_is_needed(code, without):
+    assert not loaded_by(code) & without
+
+
+def test_the_names_of_the_package_are_there_when_they_are_used():
+    names = ["Network", "Price", "PricedModel", "UserError", "price"]
+    code = "import costmodel; assert not any(name in vars(costmodel) for name in costmodel.__all__); "
+    loaded_by(code + f"assert [getattr(costmodel, name).__name__ for name in costmodel.__all__] == {names}")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from costmodel import ops
+from costmodel.config.files import load_file
 from costmodel.ops import Node, OpGraph, output_shapes
 from costmodel.protocols.cheetah_preprocessing import DEGREE
 from costmodel.protocols.formulas import ENGINE_PROTOCOLS

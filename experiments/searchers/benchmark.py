@@ -3,10 +3,8 @@
 import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import product
 from typing import TypeAlias
 
@@ -19,15 +17,16 @@ from costmodel.config.units import parse_seconds
 from costmodel.cost import Budget
 from costmodel.errors import UserError
 from costmodel.protocols import load_pricer
-from experiments.figures import Figure, figure_table, table, write_csv
-from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay, replay_halving
+from costmodel.report.tables import table
+from experiments.measured import write_csv
+from experiments.searchers.replay import Curve, Entry, Training, best_by_slice, budget_of, replay
 from experiments.searchers.table import CONFIGS, TablePart, table_rows, table_space
 from experiments.searchers.table import Settings as TableSettings
 from experiments.trainings import DATA, Ended, read_outcomes, training_pool
 from nas.conversion.parent import load_parent
 from nas.recipe.distillation import parent_architecture
 from nas.report.draw import draw_panels, save_figure
-from nas.report.panels import LinePanel, PanelFigure, Series
+from nas.report.front_figures import LinePanel, PanelFigure, Series
 from nas.searchers.initial_design import initial_design, published_members
 from nas.searchers.strategy import SearchProblem
 from nas.storage import RUNS
@@ -44,7 +43,6 @@ LEAST_ROWS = 8  # two generations
 QUARTILES = (0.25, 0.5, 0.75)
 REACHED = (0.95, 0.99)  # shares of the pool's hypervolume: a good front, and an almost complete one
 SEQ_LEN = 128
-HALVING = "halving"  # has its own schedule, without ask and tell
 KEPT_BACK = 3  # one row in three is reserved for final figures
 
 BARS = (  # title, rivals (empty: all others), greatest ratio of tokens to theirs
@@ -98,14 +96,22 @@ def run(name: str, settings: Settings, console: Console) -> None:
             for pool_name in replayed.pools:
                 pool = pool_of(entries, pool_name)
                 problem = pool_problem(settings, replayed, parts[part_name], pool)
-                curves = _replays(settings, problem, pool, workers)
+                asked = {
+                    searcher: [
+                        workers.submit(replay, searcher, problem, pool, settings.num_trials, seed)
+                        for seed in range(settings.num_runs)
+                    ]
+                    for searcher in settings.searchers
+                }
+                curves = {searcher: [future.result() for future in futures] for searcher, futures in asked.items()}
                 marks = [budget_of(pool, num) for num in range(1, settings.num_trials + 1)]
                 title = f"part {part_name}, {pool_name}: {len(pool)} architectures"
                 console.print(title, style="bold")
                 best = best_by_slice(problem.feasible, list(pool.values()))
                 for shown in tables(curves, best, marks):
                     console.print(shown)
-                console.print(figure_table("", verdicts(curves, settings.judged, marks)))
+                judged = verdicts(curves, settings.judged, marks)
+                console.print(table(("",), ("measured", "bar", "verdict"), judged, title=""))
                 folder = RUNS / "experiments" / name
                 folder.mkdir(parents=True, exist_ok=True)
                 points = (
@@ -119,20 +125,6 @@ def run(name: str, settings: Settings, console: Console) -> None:
                 figure = regret_figure(title, curves, marks)
                 written = save_figure(folder / f"{part_name}-{pool_name}", draw_panels(figure))
                 console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
-
-
-def _replays(settings: Settings, problem: SearchProblem, pool: Entries, workers: Executor) -> dict[str, list[Curve]]:
-    replays: dict[str, Callable[..., Curve]] = {
-        name: replay_halving if name == HALVING else partial(replay, name) for name in settings.searchers
-    }
-    asked = {
-        name: [
-            workers.submit(replayed, problem, pool, num_trials=settings.num_trials, seed=seed)
-            for seed in range(settings.num_runs)
-        ]
-        for name, replayed in replays.items()
-    }
-    return {name: [future.result() for future in futures] for name, futures in asked.items()}
 
 
 def read_entries(part: TablePart) -> Entries:
@@ -199,7 +191,8 @@ def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -
     """Tabulate regret by trained tokens, and tokens until REACHED; `best` is the best loss in the pool by slice."""
     shown = marks[GENERATION_SIZE - 1 :: GENERATION_SIZE]
     growth = table(
-        ("searcher", *(f"{mark / 1e6:.1f}" for mark in shown)),
+        ("searcher",),
+        [f"{mark / 1e6:.1f}" for mark in shown],
         (
             (searcher, *(f"{median:.1f} ({low:.1f}-{high:.1f})" for low, median, high in regrets(runs, shown)))
             for searcher, runs in curves.items()
@@ -213,7 +206,8 @@ def tables(curves: Curves, best: Sequence[float | None], marks: Sequence[int]) -
         rows.append((searcher, *tokens, by_slice))
     rows.append(("all that is in the pool", *("" for _ in REACHED), ", ".join(_perplexity([loss]) for loss in best)))
     reached = table(
-        ("searcher", *(f"{share:.0%}" for share in REACHED), "best perplexity by price, cheapest slice first"),
+        ("searcher",),
+        [*(f"{share:.0%}" for share in REACHED), "best perplexity by price, cheapest slice first"],
         rows,
         title="millions of trained tokens until so much of the hypervolume, median (quartiles)",
     )
@@ -226,9 +220,12 @@ def tokens_until(curve: Curve, reached: float) -> float:
     return next((float(tokens) for tokens, share in pairs if share >= reached), math.inf)
 
 
-def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[Figure]:
-    """Compare the judged searcher with the others by medians, infinite if half of its runs end before."""
-    figures = []
+def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[list[str]]:
+    """Compare the judged searcher with the others by medians, infinite if half of its runs end before.
+
+    Rows have a name, a value, its bound, and PASS or FAIL.
+    """
+    rows = []
     for reached, (title, names, most) in product(REACHED, BARS):
         medians = {
             name: statistics.median(tokens_until(curve, reached) for curve in runs) for name, runs in curves.items()
@@ -238,12 +235,13 @@ def verdicts(curves: Curves, judged: str, marks: Sequence[int]) -> list[Figure]:
             best = min(rivals, key=medians.__getitem__)
             ratio = medians[judged] / medians[best] if math.isfinite(medians[judged]) else math.inf
             name = f"tokens of {judged} until {reached:.0%}, over those of {title} ({best})"
-            figures.append(Figure(name, ratio, most=most))
+            rows.append([name, f"{ratio:.2f}", f"<= {most:.2f}", "PASS" if ratio <= most else "FAIL"])
     if "stratified" in curves:
         ours, theirs = (regrets(curves[name], marks)[:, 1] for name in (judged, "stratified"))
         name = f"numbers of tokens, of {len(marks)}, at which {judged} is worse than stratified"
-        figures.append(Figure(name, float((ours > theirs).sum()), "{:.0f}"))
-    return figures
+        num_worse = int((ours > theirs).sum())
+        rows.append([name, str(num_worse), "<= 0", "FAIL" if num_worse else "PASS"])
+    return rows
 
 
 def regret_figure(title: str, curves: Curves, marks: Sequence[int]) -> PanelFigure:

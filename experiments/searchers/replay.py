@@ -24,6 +24,7 @@ from search_spaces.notation import Member
 
 NUM_SLICES = 4
 FIRST_RUNG = SCALES["proxy"].rungs[0]  # share of the tokens in a low-fidelity evaluation
+HALVING = "halving"  # has its own schedule, without ask and tell
 BRACKET = 8  # candidates that start together in successive halving
 
 
@@ -59,6 +60,8 @@ class Curve(NamedTuple):
 
 def replay(searcher: str, problem: SearchProblem, entries: Mapping[Member, Entry], num_trials: int, seed: int) -> Curve:
     """Replay one search, until it has trained as many tokens as `num_trials` full trainings, or the whole table."""
+    if searcher == HALVING:
+        return replay_halving(problem, entries, num_trials, seed)
     strategy = searcher_of(searcher)(problem)
     # share of the tokens of a full training, per final training
     share = FIRST_RUNG * PROXY_EVALS + (1 - FIRST_RUNG) if strategy.takes_proxies else 1.0

@@ -4,19 +4,18 @@ Architectures are trained in the order of their space, all with one seed before 
 of the table is a table.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from costmodel.errors import UserError
-from experiments.trainings import DATA, Ended, Job, Plan, train_all
+from experiments.trainings import DATA, Plan, train_all
 from nas.conversion.parent import BUILTIN, load_parent
 from nas.corpus.corpus import prepare
 from nas.recipe.recipe import SCALES, ScaleName
 from nas.storage import RUNS, locked, replace_file
-from nas.study.blocks import BLOCKS_FILE
+from nas.study.open_trials import BLOCKS_FILE
 from nas.training.distillation.library import block_scores
 from nas.training.distillation.sub_layers import to_csv
 from search_spaces.notation import placement
@@ -66,7 +65,19 @@ def run(name: str, settings: Settings, console: Console) -> None:
         folder = RUNS / "experiments" / name / settings.scale / part_name
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder):
-            ended = train_all(plan_of(settings, part_name), folder, console)
+            definition = table_space(part).definition
+            plan = Plan(
+                name=part_name,
+                scale=settings.scale,
+                base=definition.base,
+                dimensions=definition.dimensions,
+                rows=table_rows(part),
+                seeds=part.seeds,
+                parent=part.parent_name,
+                data=settings.data,
+                committed=part.committed,
+            )
+            ended = train_all(plan, folder, console)
             if not (DATA / part.blocks).exists():
                 parent, scale = load_parent(part.parent_name), SCALES[settings.scale]
                 tokenizer, windows = parent.model.tokenizer, parent.model.windows
@@ -74,7 +85,12 @@ def run(name: str, settings: Settings, console: Console) -> None:
                 scores = block_scores(parent, table_space(part).layers, corpus, seq_len=scale.seq_len)
                 replace_file(folder / BLOCKS_FILE, to_csv(scores))
                 console.print(f"scores of the parent's blocks: {folder / BLOCKS_FILE}", soft_wrap=True)
-        console.print(summary(part_name, part, ended))
+        perplexities = sorted(training.perplexity for training in ended.values() if training.perplexity is not None)
+        reach = f", perplexities from {perplexities[0]:.2f} to {perplexities[-1]:.2f}" if perplexities else ""
+        console.print(
+            f"part {part_name}: {len({job.row for job in ended})} architectures, seeds "
+            f"{', '.join(map(str, part.seeds))}, {len(ended) - len(perplexities)} diverged{reach}"
+        )
 
 
 def table_space(part: TablePart) -> SearchSpace:
@@ -88,29 +104,3 @@ def table_rows(part: TablePart) -> tuple[str, ...]:
     placements = space.definition.members or [placement(member.architecture) for member in members(space)]
     names = [f"EReg({name})" if regularised else name for name in placements for regularised in space.recipes]
     return tuple(dict.fromkeys(names))
-
-
-def plan_of(settings: Settings, name: str) -> Plan:
-    """Return the trainings of a part."""
-    part = settings.parts[name]
-    space = table_space(part)
-    return Plan(
-        name=name,
-        scale=settings.scale,
-        base=space.definition.base,
-        dimensions=space.definition.dimensions,
-        rows=table_rows(part),
-        seeds=part.seeds,
-        parent=part.parent_name,
-        data=settings.data,
-        committed=part.committed,
-    )
-
-
-def summary(name: str, part: TablePart, ended: Mapping[Job, Ended]) -> str:
-    """Describe the number of trainings and the range of their perplexities."""
-    perplexities = sorted(training.perplexity for training in ended.values() if training.perplexity is not None)
-    diverged = len(ended) - len(perplexities)
-    reach = f", perplexities from {perplexities[0]:.2f} to {perplexities[-1]:.2f}" if perplexities else ""
-    rows = len({job.row for job in ended})
-    return f"part {name}: {rows} architectures, seeds {', '.join(map(str, part.seeds))}, {diverged} diverged{reach}"

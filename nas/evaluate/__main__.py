@@ -1,32 +1,46 @@
 """`python -m nas.evaluate MODEL --versus PARENT`: what a model lost, on unseen text, on tasks, and in what it writes.
 
-docs/evaluation.md explains the results. Finished parts are kept beside the table, so that an interrupted evaluation
-continues.
+docs/evaluation.md explains the results. Finished parts are kept beside the table, a line of JSON each, so that an
+interrupted evaluation continues.
 """
 
+import json
+import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from costmodel.config import cli
+from costmodel.config.files import MOST_LINE, plain_json, read_bytes
 from costmodel.errors import UserError
-from nas.corpus.documents import Document
+from nas.corpus.documents import Document, fingerprint
 from nas.corpus.second import second_source
-from nas.corpus.tokenizer import Encoder
+from nas.corpus.tokenizer import Encoder, given_encoder
 from nas.evaluate.likelihood import Request, likelihoods, request_of
-from nas.evaluate.models import Judged, find_judged, shared_encoder
-from nas.evaluate.parts import Parts
 from nas.evaluate.table import Answers, task_columns, task_lines, text_lines, writing_lines
 from nas.evaluate.tasks import Task, read_tasks
-from nas.evaluate.texts import Text, compared, prompts, windows_of
-from nas.evaluate.writing import written
+from nas.evaluate.texts import Text, compared, prompts, windows_of, written
+from nas.model.decoder import Decoder
 from nas.storage import replace_file
+from nas.study.parent import find_parent
 
 NUM_PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 64, 32, 64
 SAY_EVERY_S = 15.0
+FORMAT = 1  # of results of parts
+BEGINNING = b'{"key": "'  # of a line
+PROBE_CHARACTERS = 4096  # of a text; where tokenizers cut otherwise, they do so soon
+
+
+class Judged(NamedTuple):
+    """A model to be evaluated, with its tokenizer. digest: hash of architecture, weights and tokenizer."""
+
+    name: str
+    digest: str
+    decoder: Decoder
+    encoder: Encoder
 
 
 class Asked(NamedTuple):
@@ -43,6 +57,44 @@ class Asked(NamedTuple):
     @property
     def num_parts(self) -> int:
         return len(self.texts) + 2 * (len(self.tasks) + bool(self.texts))
+
+
+class Parts:
+    """The finished parts of evaluations, in a file that need not exist. Raises UserError for any other file.
+
+    A part is found by a key that depends on everything that decides its result.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.known = path, dict[str, Any]()
+        data = read_bytes(path, MOST_LINE) if path.exists() else b""
+        whole, _, torn = data.rpartition(b"\n")
+        for number, line in enumerate(whole.splitlines(), 1):
+            row = plain_json(line, rule := f"{path}, line {number} must be a part of an evaluation")
+            if not isinstance(row, dict) or row.keys() != {"key", "part", "result"}:
+                raise UserError(f"{rule}; name another --output.")
+            self.known[row["key"]] = row["result"]
+        if torn and not torn.startswith(BEGINNING[: len(torn)]):
+            raise UserError(f"{path} must hold parts of an evaluation, but holds other data; name another --output.")
+        self.num_torn = len(torn)
+
+    def result(self, part: str, content: Any, computed: Callable[[], Any]) -> Any:
+        """Return the result of a part as plain data, from the file if it is there, else computed and added to the file.
+
+        content: plain data that decides the result. Raises OSError.
+        """
+        key = fingerprint([FORMAT, part, content])[:16]
+        if key not in self.known:
+            line = json.dumps({"key": key, "part": part, "result": computed()}, allow_nan=False)
+            with self.path.open("ab") as file:
+                if self.num_torn:  # of a process that was killed
+                    file.truncate(file.tell() - self.num_torn)
+                    self.num_torn = 0
+                file.write(line.encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self.known[key] = json.loads(line)["result"]
+        return self.known[key]
 
 
 def evaluate(
@@ -105,7 +157,7 @@ def _asked(
     probes += [
         context + continuation for task in tasks for item in task.items for context, continuation in item.choices
     ]
-    encoder = shared_encoder(parent, model, probes)
+    encoder = _shared_encoder(parent, model, probes)
     context = min(each.decoder.architecture.context for each in (parent, model))
     texts = [windows_of(folder, some, encoder, context, text_tokens) for folder, some in documents.items()]
     requests = []
@@ -118,6 +170,39 @@ def _asked(
     return Asked(parent, model, encoder, context, texts, tasks, requests)
 
 
+def find_judged(name: str) -> Judged:
+    """Load a model by name. Raises UserError as `find_parent` does, or if its tokenizer is not complete."""
+    found = find_parent(name)
+    assert found.model.tokenizer is not None
+    encoder = given_encoder(found.model.tokenizer, found.model.architecture.vocab_size, None)
+    return Judged(found.name, found.digest, found.decoder(), encoder)
+
+
+def _shared_encoder(parent: Judged, model: Judged, probes: Iterable[str]) -> Encoder:
+    """Return the parent's encoder. Raises UserError, with the reason, if the model's encodes `probes` differently."""
+    theirs, ours, why = parent.encoder, model.encoder, ""
+    sizes = [each.decoder.architecture.vocab_size for each in (model, parent)]
+    differing = sorted(theirs.tokenizer.get_vocab().items() ^ ours.tokenizer.get_vocab().items())
+    begins = [each.begin.token if each.begin else None for each in (ours, theirs)]
+    if sizes[0] != sizes[1]:
+        why = f"their vocabularies have {sizes[0]:,} and {sizes[1]:,} entries"
+    elif differing:
+        token = differing[0][0]
+        ids = [each.tokenizer.token_to_id(token) for each in (ours, theirs)]
+        why = f"token {token!r} is {ids[0]} in one and {ids[1]} in the other"
+    elif begins[0] != begins[1]:
+        why = f"one begins a text with {begins[0]!r} and the other with {begins[1]!r}"
+    for probe in probes if not why else ():
+        if theirs.encode_prompt(probe[:PROBE_CHARACTERS]) != ours.encode_prompt(probe[:PROBE_CHARACTERS]):
+            why = f"they cut {probe[:40]!r} otherwise"
+            break
+    if why:
+        raise UserError(
+            f"{model.name} must have the tokenizer of {parent.name}, since they are compared token by token, but {why}."
+        )
+    return theirs
+
+
 def _evaluated(asked: Asked, parts: Parts) -> list[str]:
     """Return the lines of the Markdown file."""
     parent, model = asked.parent, asked.model
@@ -127,50 +212,42 @@ def _evaluated(asked: Asked, parts: Parts) -> list[str]:
 
     def result(part: str, content: Sequence[Any], size: int, computed: Callable[..., Any]) -> Any:
         nonlocal number
-        number += 1
+        number, said_s = number + 1, time.monotonic()
         where = f"[{number}/{asked.num_parts}] {part}"
-        done = parts.result(part, [*content, asked.encoder.name], lambda: computed(on_done=_progress(where, size)))
+
+        def on_done(done: int) -> None:
+            nonlocal said_s
+            if time.monotonic() - said_s > SAY_EVERY_S:
+                said_s = time.monotonic()
+                _say(f"{where}: {done:,} of {size:,}")
+
+        done = parts.result(part, [*content, asked.encoder.name], lambda: computed(on_done=on_done))
         _say(f"{where}: done")
         return done
 
-    pair = [parent.digest, model.digest]
+    both = (("parent", parent), ("model", model))
     lines = [f"# {model.name} next to {parent.name}", "", f"Model `{model.digest}`, parent `{parent.digest}`.", ""]
-    by_text = {
-        text.name: result(
-            f"text {text.name}",
-            [pair, text.digest],
-            len(text.windows),
-            partial(compared, model.decoder, parent.decoder, text),
-        )
-        for text in asked.texts
-    }
+    by_text = {}
+    for text in asked.texts:
+        pair, comparison = [parent.digest, model.digest], partial(compared, model.decoder, parent.decoder, text)
+        by_text[text.name] = result(f"text {text.name}", [pair, text.digest], len(text.windows), comparison)
     if by_text:
         lines += [*text_lines(by_text), ""]
     columns: dict[Task, Any] = {}
     for task, requests in zip(asked.tasks, asked.requests, strict=True):
-        both = [
-            result(
-                f"task {task.name}, {role}",
-                [each.digest, task.digest, asked.context],
-                sum(map(len, filter(None, requests))),
-                partial(_answers, each, requests),
-            )
-            for role, each in (("parent", parent), ("model", model))
-        ]
-        columns[task] = task_columns(task, *both)
+        answers, size = [], sum(map(len, filter(None, requests)))
+        for role, each in both:
+            content = [each.digest, task.digest, asked.context]
+            answers.append(result(f"task {task.name}, {role}", content, size, partial(_answers, each, requests)))
+        columns[task] = task_columns(task, *answers)
     if columns:
         lines += [*task_lines(columns), "", *_notes(asked)]
     if starts := prompts(asked.texts, NUM_PROMPTS, min(PROMPT_TOKENS, asked.context // 2)):
-        num_new = min(NEW_TOKENS, asked.context - len(starts[0]))
-        ends = sorted(asked.encoder.ends)
-        both = [
-            result(
-                f"writing, {role}", [each.digest, starts, num_new, ends], num_new,
-                partial(written, each.decoder, starts, num_new, ends),
-            )
-            for role, each in (("parent", parent), ("model", model))
-        ]  # fmt: skip
-        lines += writing_lines(both[0], both[1], num_new)
+        num_new, ends, texts = min(NEW_TOKENS, asked.context - len(starts[0])), sorted(asked.encoder.ends), []
+        for role, each in both:
+            writing = partial(written, each.decoder, starts, num_new, ends)
+            texts.append(result(f"writing, {role}", [each.digest, starts, num_new, ends], num_new, writing))
+        lines += writing_lines(texts[0], texts[1], num_new)
     return lines
 
 
@@ -196,26 +273,12 @@ def _notes(asked: Asked) -> list[str]:
     return [*notes, ""] if notes else []
 
 
-def _progress(where: str, size: int) -> Callable[[int], None]:
-    """Return a function that says, now and then, how far a part is."""
-    said_s = time.monotonic()
-
-    def on_done(done: int) -> None:
-        nonlocal said_s
-        if time.monotonic() - said_s > SAY_EVERY_S:
-            said_s = time.monotonic()
-            _say(f"{where}: {done:,} of {size:,}")
-
-    return on_done
-
-
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-main = partial(
-    cli.run, evaluate, "python -m nas.evaluate"
-)  # (args=None): runs the command line and exits with its code
+# (args=None): runs the command line and exits with its code
+main = partial(cli.run, evaluate, "python -m nas.evaluate")
 
 
 if __name__ == "__main__":

@@ -68,7 +68,18 @@ def likelihoods(
     found: dict[int, Likelihood] = {}
     for stem, branches in _batches(model, requests):
         for indices, features in _features(model, stem, branches):
-            found |= _read(model, requests, indices, features)
+            targets = [torch.tensor(requests[index].continuation) for index in indices]
+            sizes = [len(target) for target in targets]
+            rows = torch.cat([part[-size:] for part, size in zip(features, sizes, strict=True)])
+            scores, are_likely = [], []
+            parts = (torch.split(part, ROWS_AT_A_TIME) for part in (rows, torch.cat(targets)))
+            for some, wanted in zip(*parts, strict=True):
+                logits = model.logits_of(some).float()
+                scores.append(-functional.cross_entropy(logits, wanted, reduction="none").double())
+                are_likely.append(logits.argmax(dim=-1) == wanted)
+            by_request = zip(*(torch.split(torch.cat(part), sizes) for part in (scores, are_likely)), strict=True)
+            for index, (score, likely) in zip(indices, by_request, strict=True):
+                found[index] = Likelihood(float(score.sum()), bool(likely.all()))
         on_done(len(found))
     return [found[index] for index in range(len(requests))]
 
@@ -131,22 +142,3 @@ def _features(model: Decoder, stem: Tensor, branches: list[Branch]) -> Iterator[
             [branch.request for branch in some],
             [row[: 1 + len(branch.tokens)] for row, branch in zip(last, some, strict=True)],
         )
-
-
-def _read(
-    model: Decoder, requests: Sequence[Request], indices: list[int], features: list[Tensor]
-) -> dict[int, Likelihood]:
-    """Return likelihoods by index of a request. features: of its last tokens, each T x d_model."""
-    targets = [torch.tensor(requests[index].continuation) for index in indices]
-    rows = torch.cat([part[-len(target) :] for part, target in zip(features, targets, strict=True)])
-    scores, are_likely = [], []
-    for some, wanted in zip(*(torch.split(part, ROWS_AT_A_TIME) for part in (rows, torch.cat(targets))), strict=True):
-        logits = model.logits_of(some).float()
-        scores.append(-functional.cross_entropy(logits, wanted, reduction="none").double())
-        are_likely.append(logits.argmax(dim=-1) == wanted)
-    sizes = [len(target) for target in targets]
-    split = zip(*(torch.split(torch.cat(part), sizes) for part in (scores, are_likely)), strict=True)
-    return {
-        index: Likelihood(float(score.sum()), bool(likely.all()))
-        for index, (score, likely) in zip(indices, split, strict=True)
-    }

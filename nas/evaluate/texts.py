@@ -1,6 +1,6 @@
-"""How a model predicts text next to its parent: losses, divergence and agreement, by document."""
+"""A model next to its parent on text: losses, divergence and agreement by document, and what both write greedily."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,8 +12,11 @@ from nas.corpus.documents import Document, fingerprint
 from nas.corpus.tokenizer import Encoder
 from nas.evaluate.likelihood import ROWS_AT_A_TIME, TOKENS_AT_A_TIME
 from nas.model.decoder import Decoder
+from nas.model.self_attention import Past
 
 LONGEST = 512  # tokens of a window
+TAIL = 32  # tokens at the end of a continuation that repeat
+LONGEST_CYCLE = 16  # tokens; shorter ones, such as a line or a word, repeat more often
 
 
 class Text(NamedTuple):
@@ -113,3 +116,44 @@ def prompts(texts: Sequence[Text], num_prompts: int, length: int) -> list[tuple[
         windows[turn] for turn in range(max(map(len, long), default=0)) for windows in long if turn < len(windows)
     ]
     return by_turns[:num_prompts]
+
+
+@torch.no_grad()
+def written(
+    model: Decoder,
+    prompts: Sequence[Sequence[int]],
+    num_new: int,
+    ends: Collection[int],
+    on_done: Callable[[int], None] = lambda done: None,
+) -> list[list[int]]:
+    """Return greedy continuations of prompts of one length, each until a token of `ends`, which is left out.
+
+    on_done: called with the number of tokens of each.
+    """
+    tokens = torch.tensor(prompts)
+    past = Past()
+    for number in range(num_new):
+        features = model.continued(tokens[:, past.get_seq_length() :], past)
+        tokens = torch.cat((tokens, model.logits_of(features[:, -1:]).argmax(dim=-1)), dim=1)
+        on_done(number + 1)
+    made = tokens[:, len(prompts[0]) :].tolist()
+    return [row[: next((place for place, token in enumerate(row) if token in ends), len(row))] for row in made]
+
+
+def collapses(tokens: Sequence[int]) -> bool:
+    """Whether a continuation ends in repetition: its last TAIL tokens equal those a few places earlier.
+
+    A few is 1 to LONGEST_CYCLE, so the last TAIL tokens repeat what is before them at least twice.
+    """
+    return any(
+        len(tokens) >= TAIL + cycle and tokens[-TAIL:] == tokens[-TAIL - cycle : -cycle]
+        for cycle in range(1, LONGEST_CYCLE + 1)
+    )
+
+
+def first_difference(ours: Sequence[int], theirs: Sequence[int]) -> int | None:
+    """Return the position, from 1 on, of the first token in which two continuations differ; None if they are equal."""
+    if ours == theirs:
+        return None
+    same = (a == b for a, b in zip(ours, theirs, strict=False))
+    return 1 + next((place for place, is_same in enumerate(same) if not is_same), min(len(ours), len(theirs)))

@@ -19,6 +19,7 @@ from costmodel.engine.plan import CLIENT, Plan, part_of, ranks, role
 from costmodel.engine.registry import check_installed
 from costmodel.engine.session import alone, on_this_machine
 from costmodel.errors import StoppedError, UserError
+from costmodel.report.tables import console as table_console
 from nas.private.answer import answer, answer_document, summary_lines, why_wrong
 from nas.private.fixed_point import (
     clear_perplexity,

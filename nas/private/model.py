@@ -18,8 +18,8 @@ from nas.conversion.verified_fold import check_tokens, fold_as_far_as, why_not_e
 from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import OWN_RULE, GivenTokenizer
 from nas.corpus.tokenizer import TOKENIZER_FILE, begin_line, given_encoder, kept_tokenizer, with_begin_of_text
+from nas.export import Export, prepare_export, training_export
 from nas.model.weights import WEIGHTS_FILE
-from nas.prepare_export import Export, prepare_export, training_export
 from nas.report.model_card import EXPORT_FILE
 from nas.run.folder import PARENT_FOLDER
 from nas.run.run import Run

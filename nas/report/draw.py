@@ -10,8 +10,7 @@ import matplotlib
 
 from costmodel.errors import UserError
 from costmodel.protocols.published import published_rows
-from nas.report.front_figures import FrontFigure, Group, Mark, NgramLines, front_figure
-from nas.report.panels import BarPanel, LinePanel, PanelFigure
+from nas.report.front_figures import BarPanel, FrontFigure, Group, LinePanel, Mark, PanelFigure, front_figure
 from nas.run.run import Run
 
 matplotlib.use("Agg")
@@ -65,9 +64,23 @@ def draw_front(data: FrontFigure) -> Figure:
     grid = figure.add_gridspec(2, len(widths), height_ratios=[1, 11], width_ratios=widths)
     axes = figure.add_subplot(grid[1, 0])
     _draw_run(axes, data)
-    _draw_ended_early(figure.add_subplot(grid[0, 0], sharex=axes), data)
+    strip = figure.add_subplot(grid[0, 0], sharex=axes)  # trials without a final perplexity, at their latency
+    strip.plot(data.paused_min, [1] * len(data.paused_min), color="0.5", marker="|", linestyle="")
+    strip.plot(data.diverged_min, [0] * len(data.diverged_min), color="tab:red", marker="x", linestyle="")
+    strip.set_yticks([0, 1], [f"diverged ({len(data.diverged_min)})", f"low fidelity ({len(data.paused_min)})"])
+    strip.set_ylim(-0.6, 1.6)
+    strip.tick_params(labelbottom=False, labelsize=8)
+    strip.set_title(data.title, fontsize=9, loc="left")
     if data.published:
-        _draw_published(figure.add_subplot(grid[:, 1]), data)
+        papers = figure.add_subplot(grid[:, 1])
+        papers.set_title(data.published_title, fontsize=9, loc="left")
+        papers.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1)
+        papers.plot(*_places(data.published), color="tab:green", marker="s", linestyle="")
+        _label(papers, data.published)
+        papers.margins(x=0.25)
+        papers.set_xlabel("printed latency (minutes)")
+        papers.set_ylabel("printed perplexity")
+        papers.grid(alpha=0.2)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
     return figure
 
@@ -88,7 +101,18 @@ def draw_panels(data: PanelFigure) -> Figure:
         axes.set_title(panel.title, fontsize=9, loc="left")
         axes.set_xlabel(panel.x_label, fontsize=8)
         axes.tick_params(labelsize=7)
-        _draw_bars(axes, panel, places) if isinstance(panel, BarPanel) else _draw_lines(axes, panel, places)
+        if isinstance(panel, BarPanel):
+            lefts = [0.0] * len(panel.groups)
+            for name, values in panel.series:
+                colour, hatch = COLOURS[places[name] % len(COLOURS)], "//" * (places[name] // len(COLOURS))
+                bars: dict[str, Any] = {"color": colour, "hatch": hatch, "edgecolor": "white"}
+                axes.barh(range(len(panel.groups)), values, left=lefts, label=name, **bars)
+                lefts = [left + value for left, value in zip(lefts, values, strict=True)]
+            axes.set_yticks(range(len(panel.groups)), panel.groups, fontsize=7)
+            axes.set_ylim(len(panel.groups) - 0.5, -0.5)
+            axes.margins(x=0.0)
+        else:
+            _draw_lines(axes, panel, places)
         legend |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     for axes in grid.flat[len(data.panels) :]:
         axes.axis("off")
@@ -112,18 +136,6 @@ def _draw_lines(axes: Axes, panel: LinePanel, places: Mapping[str, int]) -> None
     axes.grid(alpha=0.2)
 
 
-def _draw_bars(axes: Axes, panel: BarPanel, places: Mapping[str, int]) -> None:
-    groups = range(len(panel.groups))
-    lefts = [0.0] * len(groups)
-    for name, values in panel.series:
-        colour, hatch = COLOURS[places[name] % len(COLOURS)], "//" * (places[name] // len(COLOURS))
-        axes.barh(groups, values, left=lefts, label=name, color=colour, hatch=hatch, edgecolor="white")
-        lefts = [left + value for left, value in zip(lefts, values, strict=True)]
-    axes.set_yticks(groups, panel.groups, fontsize=7)
-    axes.set_ylim(len(groups) - 0.5, -0.5)
-    axes.margins(x=0.0)
-
-
 def _draw_run(axes: Axes, data: FrontFigure) -> None:
     _draw_group(axes, data.dominated, color="0.6", marker="o", label="dominated")
     _draw_group(axes, data.baselines, color="tab:brown", marker="D", label="baseline, for comparison only")
@@ -132,13 +144,24 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     others = ["others in pareto.csv"] if len(data.front) > LABELLED else []
     label = "\n".join(["Pareto front", *names, *others])
     _draw_group(axes, data.front, color="tab:blue", marker="o", label=label)
-    _explain_seeds(axes, (*data.front, *data.dominated, *data.baselines))
+    marks = (*data.front, *data.dominated, *data.baselines)
+    if any(mark.spread is not None for mark in marks):
+        axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean, {ERRORS}")
+    if any(mark.spread is None for mark in marks):
+        hollow: dict[str, Any] = {"color": "0.3", "marker": "o", "markersize": 5, "markerfacecolor": "white"}
+        axes.plot([], [], **hollow, linestyle="", label="one seed, no error known")
     if data.parent is not None:
         style: dict[str, Any] = {"color": "tab:green", "marker": "*", "markersize": 9, "linestyle": ""}
         name = f"parent {data.parent.notation}, unmodified"
         axes.plot([data.parent.latency_s / 60], [data.parent.perplexity], **style, label=name)
     axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1, label=data.budget)
-    _draw_ngrams(axes, data.ngrams)
+    for number, (name, perplexity) in enumerate(data.ngrams.items()):
+        label = "_" if number else data.ngrams_title
+        axes.axhline(perplexity, color=FLOOR_COLOUR, linewidth=0.9, linestyle=":", zorder=1, label=label)
+        axes.text(
+            0.005, perplexity, f"{name} {perplexity:.3g}", transform=axes.get_yaxis_transform(),
+            ha="left", va="bottom", fontsize=7, color=FLOOR_COLOUR,
+        )  # fmt: skip
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
     axes.yaxis.set_minor_formatter(matplotlib.ticker.StrMethodFormatter("{x:.4g}"))
@@ -151,16 +174,6 @@ def _draw_run(axes: Axes, data: FrontFigure) -> None:
     axes.grid(alpha=0.2)
     _label(axes, data.baselines)
     _label(axes, tuple(mark._replace(name=str(number)) for number, mark in enumerate(data.front, 1)))
-
-
-def _draw_ngrams(axes: Axes, ngrams: NgramLines) -> None:
-    for number, (name, perplexity) in enumerate(ngrams.perplexities.items()):
-        label = "_" if number else ngrams.title
-        axes.axhline(perplexity, color=FLOOR_COLOUR, linewidth=0.9, linestyle=":", zorder=1, label=label)
-        axes.text(
-            0.005, perplexity, f"{name} {perplexity:.3g}", transform=axes.get_yaxis_transform(),
-            ha="left", va="bottom", fontsize=7, color=FLOOR_COLOUR,
-        )  # fmt: skip
 
 
 def _draw_group(axes: Axes, group: Group, *, color: str, marker: str, label: str) -> None:
@@ -182,39 +195,9 @@ def _places(marks: Sequence[Mark]) -> tuple[list[float], list[float]]:
     return [mark.latency_min for mark in marks], [mark.perplexity for mark in marks]
 
 
-def _explain_seeds(axes: Axes, marks: Group) -> None:
-    if any(mark.spread is not None for mark in marks):
-        axes.plot([], [], color="0.3", marker="|", markersize=9, linestyle="", label=f"mean, {ERRORS}")
-    if any(mark.spread is None for mark in marks):
-        style: dict[str, Any] = {"color": "0.3", "marker": "o", "markersize": 5, "linestyle": ""}
-        axes.plot([], [], **style, markerfacecolor="white", label="one seed, no error known")
-
-
 def _label(axes: Axes, group: Group) -> None:
     """Name the members, alternately below and above from the lowest perplexity up, so that neighbours stay legible."""
     for place, mark in enumerate(sorted(group, key=lambda mark: mark.perplexity)):
         va, shift = ("bottom", 5) if place % 2 else ("top", -5)
         point = (mark.latency_min, mark.perplexity)
         axes.annotate(mark.name, point, textcoords="offset points", xytext=(5, shift), va=va, fontsize=7)
-
-
-def _draw_ended_early(axes: Axes, data: FrontFigure) -> None:
-    """Draw trials without a final perplexity in a strip above the plot, at their latency."""
-    axes.plot(data.paused_min, [1] * len(data.paused_min), color="0.5", marker="|", linestyle="")
-    axes.plot(data.diverged_min, [0] * len(data.diverged_min), color="tab:red", marker="x", linestyle="")
-    axes.set_yticks([0, 1], [f"diverged ({len(data.diverged_min)})", f"low fidelity ({len(data.paused_min)})"])
-    axes.set_ylim(-0.6, 1.6)
-    axes.tick_params(labelbottom=False, labelsize=8)
-    axes.set_title(data.title, fontsize=9, loc="left")
-
-
-def _draw_published(axes: Axes, data: FrontFigure) -> None:
-    axes.set_title(data.published_title, fontsize=9, loc="left")
-    axes.axvline(data.budget_min, color="tab:red", linestyle="--", linewidth=1)
-    minutes, perplexities = zip(*(mark[1:3] for mark in data.published), strict=True)
-    axes.plot(minutes, perplexities, color="tab:green", marker="s", linestyle="")
-    _label(axes, data.published)
-    axes.margins(x=0.25)
-    axes.set_xlabel("printed latency (minutes)")
-    axes.set_ylabel("printed perplexity")
-    axes.grid(alpha=0.2)

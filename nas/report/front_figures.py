@@ -1,16 +1,13 @@
-"""Data of a run's figures: perplexity against latency, and latency by kind of op. Draws nothing."""
+"""Data of figures: perplexity against latency, latency by kind of op, and panels of lines or bars. Draws nothing."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
-from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from costmodel.protocols import TRUST
 from costmodel.protocols.published import PublishedRow
 from costmodel.trust import caption
-from nas.corpus.ngrams import NgramBaseline
-from nas.report.panels import BarPanel, PanelFigure
 from nas.run.folder import ParentResult
 from nas.run.members import TrainedMember
 from nas.run.run import Run
@@ -41,15 +38,8 @@ class Mark(NamedTuple):
 Group: TypeAlias = tuple[Mark, ...]  # marks in one style
 
 
-class NgramLines(NamedTuple):
-    """Perplexities of n-gram baselines by name; empty for a run without."""
-
-    title: str = ""
-    perplexities: Mapping[str, float] = MappingProxyType({})
-
-
 class FrontFigure(NamedTuple):
-    """Everything that the Pareto plot shows."""
+    """Everything that the Pareto plot shows. ngrams: perplexities of n-gram baselines by name, empty if not counted."""
 
     title: str
     budget_min: float
@@ -61,20 +51,63 @@ class FrontFigure(NamedTuple):
     diverged_min: tuple[float, ...]
     published: Group
     published_title: str
-    ngrams: NgramLines
+    ngrams: Mapping[str, float]
+    ngrams_title: str
     parent: ParentResult | None
 
 
+class Series(NamedTuple):
+    """Points joined by a line."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+
+
+class LinePanel(NamedTuple):
+    """Series on common axes. log_y: whether y is logarithmic."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: tuple[Series, ...]
+    log_y: bool = False
+
+
+class BarPanel(NamedTuple):
+    """Horizontal bars, stacked. groups: names. series: name, and one value per group."""
+
+    title: str
+    x_label: str
+    groups: tuple[str, ...]
+    series: tuple[tuple[str, tuple[float, ...]], ...]
+
+
+class PanelFigure(NamedTuple):
+    """Panels under one title, in rows of at most `columns`. row_height: inches."""
+
+    title: str
+    panels: tuple[LinePanel | BarPanel, ...]
+    columns: int = 3
+    row_height: float = 3.4
+
+
 def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
-    """Return the data of a run's Pareto plot."""
+    """Return the data of a run's Pareto plot. Lower orders of n-grams are drawn if they are in the range of members."""
     assert run.budget.latency_s is not None
     num_layers, seq_len = run.base.num_layers, run.seq_len
     on_front = {member.candidate_id for member in run.front}
     whole = [member for member in run.members if not member.num_diverged]
     behind = [member for member in whole if member.role == "candidate" and member.candidate_id not in on_front]
     ended = [record for record in run.finished if record.role != "baseline"]
+    ngrams: dict[str, float] = {}
+    if run.ngrams is not None:
+        known = run.ngrams.perplexities
+        drawn = [member.perplexity for member in whole] + [known[name] for name in DRAWN_NGRAMS]
+        inside = [name for name in DRAWN_IF_INSIDE if min(drawn) <= known[name] <= max(drawn)]
+        ngrams = {name: known[name] for name in (*inside, *DRAWN_NGRAMS)}
     return FrontFigure(
-        title=title(run.members),
+        title=_title(run.members),
         budget_min=run.budget.latency_s / 60,
         budget=f"budget {format_budget(run.budget)}",
         front=_group(run.front),
@@ -88,7 +121,8 @@ def front_figure(run: Run, rows: Sequence[PublishedRow]) -> FrontFigure:
             if (row.num_layers, row.seq_len) == (num_layers, seq_len) and row.perplexity is not None
         ),
         published_title=f"Papers' rows, L={num_layers}, T={seq_len}\n(full scale, other corpus and tokenizer)",
-        ngrams=drawn_ngrams(run.ngrams, whole),
+        ngrams=ngrams,
+        ngrams_title="" if run.ngrams is None else f"n-gram models of {run.ngrams.tokens:,} tokens",
         parent=run.parent,
     )
 
@@ -113,18 +147,7 @@ def cost_figure(run: Run) -> PanelFigure:
     return PanelFigure("", (panel,), row_height=0.8 + 0.3 * len(forms))
 
 
-def drawn_ngrams(ngrams: NgramBaseline | None, trained: Sequence[TrainedMember]) -> NgramLines:
-    """Return the n-gram lines to draw: `DRAWN_NGRAMS`, and lower orders within the range of the members."""
-    if ngrams is None:
-        return NgramLines()
-    known = ngrams.perplexities
-    drawn = [member.perplexity for member in trained] + [known[name] for name in DRAWN_NGRAMS]
-    inside = [name for name in DRAWN_IF_INSIDE if min(drawn) <= known[name] <= max(drawn)]
-    lines = {name: known[name] for name in (*inside, *DRAWN_NGRAMS)}
-    return NgramLines(f"n-gram models of {ngrams.tokens:,} tokens", lines)
-
-
-def title(trained: Sequence[TrainedMember]) -> str:
+def _title(trained: Sequence[TrainedMember]) -> str:
     """Return the scale and training tokens of the points, and the trust assumptions of their protocols."""
     done = [member.first for member in trained]
     scales = sorted({f"scale {trial.scale}, width {trial.width}, {trial.tokens:,} tokens" for trial in done})
@@ -140,14 +163,11 @@ def label(member: TrainedMember) -> str:
 
 
 def _group(trained: Sequence[TrainedMember]) -> Group:
-    return tuple(
-        Mark(label(member), member.latency_s / 60, member.perplexity, _range_min(member), member.perplexity_bounds)
-        for member in trained
-    )
-
-
-def _range_min(member: TrainedMember) -> tuple[float, float] | None:
-    if member.latency_s_range is None:
-        return None
-    low, high = member.latency_s_range
-    return (low / 60, high / 60) if high - low > PRIOR_RANGE_SHARE * member.latency_s else None
+    marks = []
+    for member in trained:
+        range_min = None
+        if member.latency_s_range is not None:
+            low, high = member.latency_s_range
+            range_min = (low / 60, high / 60) if high - low > PRIOR_RANGE_SHARE * member.latency_s else None
+        marks.append(Mark(label(member), member.latency_s / 60, member.perplexity, range_min, member.perplexity_bounds))
+    return tuple(marks)

@@ -56,15 +56,6 @@ class Result:
         """Whether the loss is above the trigram baseline; None if either is unknown."""
         return None if self.ngrams is None or self.val_loss is None else self.ngrams.above_trigram(self.val_loss)
 
-    def plain(self) -> dict[str, Any]:
-        """Return plain data, with n-gram baselines as perplexities if they were counted."""
-        data = asdict(self)
-        del data["ngrams"]
-        if self.ngrams is None:
-            return data
-        ngrams = {"tokens": self.ngrams.tokens, "perplexities": self.ngrams.perplexities}
-        return data | {"ngram_floors": ngrams, "knows_less_than_trigram": self.knows_less_than_trigram}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
@@ -79,9 +70,6 @@ class Provenance:
     budget_latency: str | None = None
     versions: Mapping[str, str]
     cost_model_id: str
-
-    def plain(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None or name == "data"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,8 +98,7 @@ class Facts:
     """Everything in export.yaml.
 
     candidate: as trained. architecture: as exported, whose cost is given. estimate: cost of a new token of the
-        workload.
-        verified: the trial, if its folded form was verified. fold: None if folding was not asked for.
+        workload. verified: the trial, if its folded form was verified. fold: None if folding was not asked for.
     """
 
     candidate: Candidate
@@ -124,19 +111,25 @@ class Facts:
     verified: Record | None = None
 
     def plain(self) -> dict[str, Any]:
-        """Plain data for YAML."""
+        """Plain data for YAML, with n-gram baselines as perplexities if they were counted."""
         candidate, estimate = self.candidate, self.estimate
+        result = {"scale": candidate.recipe.scale.name, "width": candidate.trained.d_model, **asdict(self.result)}
+        del result["ngrams"]
+        if (ngrams := self.result.ngrams) is not None:
+            result["ngram_floors"] = {"tokens": ngrams.tokens, "perplexities": ngrams.perplexities}
+            result["knows_less_than_trigram"] = self.result.knows_less_than_trigram
+        provenance = asdict(self.provenance).items()
         plain: dict[str, Any] = {
             "notation": candidate.name,
             "arch_id": arch_id(candidate.architecture),
             "deployed": {"notation": name_of(self.architecture), "arch_id": arch_id(self.architecture)},
             "candidate_id": candidate_id(candidate),
-            "result": {"scale": candidate.recipe.scale.name, "width": candidate.trained.d_model, **self.result.plain()},
+            "result": result,
             "cost": {
                 "protocol": estimate.protocol,
                 "network": estimate.network,
                 "trust": trust_facts(estimate.trust),
-                "whose": self.whose,
+                "whose": shown(self.workload.deployment.public_layers, self.workload.deployment.client_layers),
                 "seq_len": self.workload.prompt_len,
                 "workload": self.workload.words,
                 "total": asdict(estimate.total),
@@ -145,21 +138,20 @@ class Facts:
                 "by_layer": [{"layer": layer, **asdict(price)} for layer, price in estimate.by_layer],
             },
             "recipe": canonical_candidate(candidate)["recipe"],
-            "provenance": self.provenance.plain(),
+            "provenance": {name: value for name, value in provenance if value is not None or name == "data"},
             "fold": self.fold and asdict(self.fold),
             "verified": self.verified and {name: getattr(self.verified, name) for name in VERIFIED},
         }
         lists: dict[str, Any] = json.loads(json.dumps(plain))  # in place of tuples
         return {name: value for name, value in lists.items() if value is not None}
 
-    @property
-    def whose(self) -> str:
-        """Describe public weights and client layers."""
-        return shown(self.workload.deployment.public_layers, self.workload.deployment.client_layers)
-
 
 def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
     """Return the card as Markdown. format: `hf`, `yaml` or `mpc`. run: the run that the model comes from, if any."""
+    spans: list[tuple[str, Layer]] = []  # equal consecutive layers: `2 to 5`, and the layer
+    for layer, group in groupby(enumerate(facts.architecture.layers), key=lambda item: item[1]):
+        first, *others = (index for index, _ in group)
+        spans.append((f"{first} to {others[-1]}" if others else str(first), layer))
     known, front = candidate_id(facts.candidate), run.front if run else ()
     member = next((member for member in run.members if member.candidate_id == known), None) if run else None
     arguments = ("nas.search", *flags_of(run.config)) if run else ("nas.train", *(facts.provenance.command or ()))
@@ -167,24 +159,15 @@ def model_card(facts: Facts, format: str, run: Run | None = None) -> str:
         Path(__file__).with_name("model_card.md.jinja"),
         run,
         **{field.name: getattr(facts, field.name) for field in fields(facts)},
-        whose=facts.whose,
+        whose=shown(facts.workload.deployment.public_layers, facts.workload.deployment.client_layers),
         format=format,
         member=member,
         front=front,
         noise=in_noise(front),
         arch_id=arch_id(facts.candidate.architecture),
         runs_as=name_of(facts.architecture),
-        spans=_spans(facts.architecture),
+        spans=spans,
         knows_less=KNOWS_LESS,
         licence=LICENCES.get((facts.provenance.data or "").partition(":")[0], UNKNOWN_LICENCE),
         command=shlex.join(["python", "-m", *arguments]) if arguments[1:] else "",
     )
-
-
-def _spans(architecture: Architecture) -> list[tuple[str, Layer]]:
-    """Group equal consecutive layers: `2 to 5`, and the layer."""
-    spans = []
-    for layer, group in groupby(enumerate(architecture.layers), key=lambda item: item[1]):
-        indices = [index for index, _ in group]
-        spans.append((str(indices[0]) if len(indices) == 1 else f"{indices[0]} to {indices[-1]}", layer))
-    return spans

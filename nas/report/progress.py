@@ -61,8 +61,15 @@ def table(run: Run, eta_s: float | None) -> Table:
 @contextmanager
 def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], None]]:
     """Yield a function that updates the display; it is cheap to call often. state: returns the present run."""
-    eta_s, num_shown, checked = _eta(state()), -1, -math.inf
+    began_s, num_begun, num_shown, checked = time.monotonic(), len(state().finished), -1, -math.inf
     screen = Live(console=console, auto_refresh=False) if console.is_terminal else nullcontext()
+
+    def eta_s(run: Run) -> float | None:
+        """Return the seconds left if the front stays the same; None before any trial has ended here."""
+        summary = run.summary
+        ended_here = summary.ended + summary.replicates - num_begun
+        left = max(0, run.num_planned - summary.ended) + summary.seeds_left
+        return (time.monotonic() - began_s) / ended_here * left if ended_here > 0 else None
 
     def refresh(*, force: bool = False) -> None:
         nonlocal num_shown, checked
@@ -80,21 +87,6 @@ def shown(console: Console, state: Callable[[], Run]) -> Iterator[Callable[[], N
             yield refresh
         finally:
             refresh(force=True)
-
-
-def _eta(first: Run) -> Callable[[Run], float | None]:
-    """Return a function that estimates the seconds left if the front stays the same. first: the run at the start."""
-    start = time.monotonic()
-
-    def eta_s(run: Run) -> float | None:
-        summary = run.summary
-        ended_here = summary.ended + summary.replicates - len(first.finished)
-        if ended_here <= 0:
-            return None
-        left = max(0, run.num_planned - summary.ended) + summary.seeds_left
-        return (time.monotonic() - start) / ended_here * left
-
-    return eta_s
 
 
 def _best(run: Run) -> str:

@@ -7,18 +7,26 @@ from pathlib import Path
 from statistics import fmean
 
 from costmodel.config.units import format_bytes, format_seconds
-from costmodel.cost import Budget
 from costmodel.estimate import outside_data
 from costmodel.protocols.published import published_rows
 from costmodel.trust import caption, shown
 from nas.corpus.ngrams import NgramBaseline
 from nas.run.folder import ParentResult
-from nas.run.front import crosses, found_infeasible, is_feasible, picked
 from nas.run.intervals import ERRORS_APART, differences, document_error, joined
-from nas.run.ledger import Record, deployed_of
-from nas.run.members import TrainedMember, difference_error, in_noise, verdict
+from nas.run.ledger import deployed_of
+from nas.run.members import (
+    TrainedMember,
+    crosses,
+    difference_error,
+    found_infeasible,
+    holds_on_first_alone,
+    in_noise,
+    is_feasible,
+    picked,
+    rank_correlation,
+    verdict,
+)
 from nas.run.run import Run
-from nas.run.second import holds_on_first_alone, rank_correlation, second_perplexity
 from search_spaces.budget.feasible import format_budget, format_price
 
 LEAST_EXPECTED = 8  # candidates from which on the searcher's predictions are evaluated
@@ -34,19 +42,29 @@ def closing_lines(run: Run, plots: Iterable[Path]) -> list[str]:
         f"front: {len(run.front)} {'member' if len(run.front) == 1 else 'members'} within {format_budget(run.budget)} "
         "per token"
     ]
-    for member, noise in zip(run.front, noise_marks(run.front), strict=True):
-        crossing, knows = _crossing(member, run.budget), _knows(member, run.ngrams)
-        lines.append(f"  {_described(member)}{crossing}{noise and f', {noise}'}{knows}{on_second(run, member)}")
+    for member, inside in zip(run.front, in_noise(run.front), strict=True):
+        crossing, noise = "", f", {IN_NOISE}" if inside else ""
+        if crosses(member, run.budget) and member.latency_s_range is not None:
+            low, high = map(format_seconds, member.latency_s_range)
+            crossing = f" (its range, {low} to {high}, crosses the budget)"
+        knows = _knows(member, run.ngrams)
+        lines.append(f"  {_described(member)}{crossing}{noise}{knows}{on_second(run, member)}")
     lines += [*ngram_lines(run.ngrams), *second_lines(run)]
     if len(run.front) < FEW:
         lines.append(f"note: the front has fewer than {FEW} members; more trials may fill it (--resume, --num-trials)")
     for describe in (infeasible_lines, unstable_lines, parent_lines, _baseline_lines, order_lines, searcher_lines):
         lines += describe(run)
-    example = run.completed[0]
+    example, most = run.completed[0], max(member.num_seeds for member in run.members)
+    seeds = "one seed" if most == 1 else f"1 to {most} seeds"
+    if words := spread_words(run.members):
+        compare = "compare models by the paired differences: better or worse means beyond two standard errors"
+        seeds = f"{seeds} ({words}); {compare}"
+    else:
+        seeds = f"{seeds}, which shows no difference"
     return [
         *lines,
         f"scale {example.scale}: width {example.width}, {example.tokens:,} training tokens per candidate, "
-        f"{_seeds(run.members)}; perplexities are of {example.tokenizer}, {example.split}"
+        f"{seeds}; perplexities are of {example.tokenizer}, {example.split}"
         + (", and of this scale only" if run.is_proxy else ""),
         f"plot: {', '.join(map(str, plots))}",
         f"front: {run.folder / 'pareto.csv'}; configs: {run.folder / 'architectures'}/",
@@ -75,7 +93,7 @@ def second_lines(run: Run) -> list[str]:
 
 def second_text(run: Run, member: TrainedMember) -> str:
     """Return the perplexity on the second corpus, such as `9.31`, and a note if dominated there; empty if unknown."""
-    if (perplexity := second_perplexity(member)) is None:
+    if (perplexity := member.second_perplexity) is None:
         return ""
     return f"{perplexity:.2f}" + (f", {FIRST_ALONE}" if holds_on_first_alone(member, run.front) else "")
 
@@ -113,19 +131,6 @@ def spread_words(trained: Sequence[TrainedMember]) -> str:
     over = " and ".join(["seeds"] * seeds + ["validation documents"] * documents)
     words = over and f"± two standard errors over {over}" + ("" if seeds else "; seeds not repeated")
     return words + "; differences are paired by document, and have smaller errors" * documents
-
-
-def compared(member: TrainedMember, other: TrainedMember) -> str:
-    """Say whether a member is better than another one, and on what evidence if they have one seed each."""
-    error, tested = difference_error(member, other), verdict(member, other)
-    if error is None:
-        return tested
-    return tested if member.seed_error is not None else f"{tested} over documents, seeds not repeated"
-
-
-def noise_marks(front: Sequence[TrainedMember]) -> list[str]:
-    """Return, for each member of a front, IN_NOISE if `in_noise` is true for it, else an empty string."""
-    return [IN_NOISE if inside else "" for inside in in_noise(front)]
 
 
 def unstable_lines(run: Run) -> list[str]:
@@ -180,33 +185,19 @@ def agreement_text(member: TrainedMember) -> str:
     )
 
 
-def _seeds(trained: Sequence[TrainedMember]) -> str:
-    most = max(member.num_seeds for member in trained)
-    seeds = "one seed" if most == 1 else f"1 to {most} seeds"
-    if not (words := spread_words(trained)):
-        return f"{seeds}, which shows no difference"
-    return (
-        f"{seeds} ({words}); compare models by the paired differences: better or worse means beyond two standard errors"
-    )
-
-
 def infeasible_lines(run: Run) -> list[str]:
     """List members over budget because their weights did not fold as predicted."""
     lines = []
     for record in found_infeasible(run.records, run.budget):
-        why = "; ".join((f"its folded form failed the check: its logits {_how_far(record)}", *record.left_unfolded))
+        off, fixed, how_far = record.fold_logits_error, record.fold_fixed_point_error, "are no numbers"
+        if off is not None and fixed is not None:
+            how_far = f"are off by {off:.1e} of the largest in single precision, by {fixed:.1e} in fixed point"
+        why = "; ".join((f"its folded form failed the check: its logits {how_far}", *record.left_unfolded))
         if record.fold_holds is not False:
             verified = f"{format_seconds(record.latency_s)} and {format_bytes(record.sent_bytes)}"
             why = f"its weights fold to {verified}: {'; '.join(record.left_unfolded) or 'nothing was left unfolded'}"
         lines.append(f"not on the front: {record.arch_id} {record.notation}, {why}")
     return lines
-
-
-def _how_far(record: Record) -> str:
-    off, fixed = record.fold_logits_error, record.fold_fixed_point_error
-    if off is None or fixed is None:
-        return "are no numbers"
-    return f"are off by {off:.1e} of the largest in single precision, by {fixed:.1e} in fixed point"
 
 
 def _described(member: TrainedMember) -> str:
@@ -228,14 +219,6 @@ def also_texts(member: TrainedMember) -> list[str]:
     return [f"under {name} {format_price(costs)}" for name, costs in member.also.items()]
 
 
-def _crossing(member: TrainedMember, budget: Budget) -> str:
-    """Return a note on a latency that is within the budget only for some of the coefficients that fit the data."""
-    if not crosses(member, budget) or member.latency_s_range is None:
-        return ""
-    low, high = member.latency_s_range
-    return f" (its range, {format_seconds(low)} to {format_seconds(high)}, crosses the budget)"
-
-
 def _knows(member: TrainedMember, ngrams: NgramBaseline | None) -> str:
     return f"; {marked}" if (marked := mark(member.mean_loss, ngrams)) else ""
 
@@ -248,7 +231,9 @@ def _baseline_lines(run: Run) -> list[str]:
         if run.front:
             best = picked(run.front, "best")
             gap = best.perplexity / baseline.perplexity - 1
-            text += f"; best in budget is {gap:+.1%} in perplexity: {compared(best, baseline)}"
+            text += f"; best in budget is {gap:+.1%} in perplexity: {verdict(best, baseline)}"
+            if best.seed_error is None and difference_error(best, baseline) is not None:
+                text += " over documents, seeds not repeated"
         lines.append(text)
     return lines
 
@@ -268,11 +253,16 @@ def order_lines(run: Run) -> list[str]:
         return []
     verdicts = [verdict(members_of_rows[a], members_of_rows[b]) for a, b in swapped]
     shown = verdicts.count("better") + verdicts.count("worse")
+
+    def ascending(perplexities: Mapping[str, float]) -> str:
+        ordered = sorted(perplexities.items(), key=lambda item: item[1])
+        return " < ".join(f"{name} {perplexity:.4g}" for name, perplexity in ordered)
+
     return [
         f"note: the order differs from the papers' in {len(swapped)} of {len(pairs)} pairs of published rows, "
         f"beyond noise in {shown}:",
-        f"  here:   {_ascending(ours)}",
-        f"  papers: {_ascending({name: printed[name] for name in ours})}",
+        f"  here:   {ascending(ours)}",
+        f"  papers: {ascending({name: printed[name] for name in ours})}",
     ]
 
 
@@ -289,16 +279,8 @@ def searcher_lines(run: Run) -> list[str]:
     for stage, records in stages.items():
         pairs = [(record.expected_loss or 0.0, ends[record.index] or 0.0) for record in records if record.index in ends]
         if len(pairs) >= LEAST_EXPECTED:
-            explained.append(f"R^2 {_explained(pairs):.2f} {stage} ({len(pairs)} candidates)")
+            mean = fmean(end for _, end in pairs)
+            around = sum((end - mean) ** 2 for _, end in pairs)
+            off = sum((end - expected) ** 2 for expected, end in pairs)
+            explained.append(f"R^2 {1 - off / around if around else 0.0:.2f} {stage} ({len(pairs)} candidates)")
     return [f"{run.config.searcher}: predicted final losses with {', '.join(explained)}"] if explained else []
-
-
-def _explained(pairs: Sequence[tuple[float, float]]) -> float:
-    mean = fmean(end for _, end in pairs)
-    around = sum((end - mean) ** 2 for _, end in pairs)
-    return 1 - sum((end - expected) ** 2 for expected, end in pairs) / around if around else 0.0
-
-
-def _ascending(perplexities: Mapping[str, float]) -> str:
-    ordered = sorted(perplexities.items(), key=lambda item: item[1])
-    return " < ".join(f"{name} {perplexity:.4g}" for name, perplexity in ordered)

@@ -27,16 +27,19 @@ from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig
 from nas.run.intervals import Documents
-from nas.run.ledger import Record
-from nas.run.own_space import own_space
 from nas.storage import RUNS, newest, replace_file
 from search_spaces.architecture import Architecture, canonical
 from search_spaces.bases import OWN
-from search_spaces.space import Definition, SearchSpace, Withheld, build_space, load_definition
+from search_spaces.forms import FFNS, Attention, Ffn, Norm
+from search_spaces.inner import inner_choices
+from search_spaces.space import Choices, Definition, SearchSpace, Withheld, build_space, load_definition
 
 CONFIG_FILE = "run.yaml"
 KEPT_FILES = ("space", "network", "testbed")  # copies of the user's own files
 PARENT_FOLDER = "parent"
+# what a space of the parent's own layers offers besides these layers
+FORMS: tuple[Attention, ...] = ("softmax", "bounded", "power8", "softmax-half", "none")
+LINEAR: tuple[Ffn, ...] = ("fused", "none")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +166,11 @@ def require_free(folder: Path) -> None:
 
 
 def find_run(run: str) -> Path:
-    """Return the folder of a run; `latest` is the newest under `runs/`. Raises UserError if there is none."""
+    """Return the folder of a run; `latest` is the newest under `runs/`.
+
+    Raises UserError if there is none, or it holds a pipe, which would hang whatever opens it, or a link, which would
+    lead it elsewhere.
+    """
     if run == "latest":
         if (newest_run := newest(CONFIG_FILE)) is None:
             raise UserError(f"there is no run under {RUNS}/ yet; start one with python -m nas.search.")
@@ -171,12 +178,6 @@ def find_run(run: str) -> Path:
     folder = Path(run).absolute()
     if not _is_file(folder / CONFIG_FILE):
         raise UserError(f"RUN must be the folder of a run (with run.yaml) or `latest`, but got {run!r}.")
-    _require_own_files(folder)
-    return folder
-
-
-def _require_own_files(folder: Path) -> None:
-    """Raise UserError for a pipe, which would hang whatever opens it, or a link, which would lead it elsewhere."""
     for top, _, names in os.walk(folder):
         for path in (os.path.join(top, name) for name in names):
             with suppress(FileNotFoundError):  # the run goes on
@@ -184,6 +185,7 @@ def _require_own_files(folder: Path) -> None:
                     raise UserError(
                         f"{path} must be a file of the run itself, but is a link, pipe or device; replace it."
                     )
+    return folder
 
 
 def write_config(folder: Path, config: StudyConfig) -> None:
@@ -214,6 +216,27 @@ def run_space(folder: Path | None, config: StudyConfig, tables: Architecture | N
         dimensions = replace(definition.dimensions, vocab=tables.vocab_size, context=tables.context)
         definition = replace(definition, dimensions=dimensions)
     return build_space(definition)
+
+
+def own_space(parent: Architecture) -> SearchSpace:
+    """Build the space with choices for every layer: the parent's own first layer and cheaper replacements."""
+    layer = parent.layers[0]
+    is_gated = FFNS[layer.ffn].is_gated
+    activations = [ffn for ffn, form in FFNS.items() if form.replaces and form.is_gated == is_gated]
+
+    def norms(norm: Norm) -> tuple[Norm, ...]:
+        frozen: Norm = "frozen-rmsnorm" if norm.endswith("rmsnorm") else "frozen-layernorm"
+        return tuple(dict.fromkeys((norm, frozen, "none"))) if norm != "none" else ("none",)
+
+    choices = Choices(
+        norm1=norms(layer.norm1),
+        attention=FORMS,
+        norm2=norms(layer.norm2),
+        ffn=tuple(dict.fromkeys((layer.ffn, *activations, *LINEAR))),
+        stabiliser=("none",),
+        **inner_choices(parent),
+    )
+    return build_space(Definition(name=OWN, base=OWN, choices=choices), parent)
 
 
 def _definition(folder: Path | None, config: StudyConfig) -> Definition:
@@ -249,12 +272,6 @@ def _given(config: StudyConfig, field: str, protocol: str) -> tuple[str | None, 
     of_all = getattr(config, field)
     given = config.asked[protocol].get(field, of_all)
     return given, f"{field}.yaml" if given == of_all else f"{field}-{protocol}.yaml"
-
-
-def read_ledger(folder: Path) -> tuple[Record, ...]:
-    """Read the records of a run, none if no trial has started; a torn last line is dropped with a warning."""
-    path = folder / ledger.FILE_NAME
-    return ledger.read(path) if os.path.lexists(path) else ()
 
 
 def read_config(folder: Path) -> StudyConfig:

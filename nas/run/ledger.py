@@ -9,7 +9,6 @@ import json
 import os
 import re
 import warnings
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -65,7 +64,9 @@ class Record:
         documents: of a completed trial, the share of the loss and nats per token of each validation document in
             `meta.json`. second_documents: the same on the second corpus.
         deployed_id, deployed: id and placement of the folded form: predicted, and once completed the verified one.
-            latency_s, sent_bytes, key_bytes, rounds: its cost. also: its costs under the run's other protocols.
+            latency_s, sent_bytes, key_bytes, rounds: its cost per token: seconds, bytes that all parties send, bytes of
+            keys that a dealer sends each party before inference (None except under sigma). latency_s_range: smallest
+            and largest seconds consistent with the data of the cost model. also: costs under the run's other protocols.
         predicted_latency_s, predicted_sent_bytes, predicted_key_bytes, predicted_also: cost of the predicted form.
         parent_divergence, parent_agreement: mean KL(parent || model) in nats per token, and share of positions with the
             same most likely token, on validation text, of a completed trial from a parent.
@@ -181,11 +182,13 @@ def append(path: Path, *records: Record) -> None:
 
 
 def read(path: Path) -> tuple[Record, ...]:
-    """Return every record in order; a torn last line is dropped with a warning.
+    """Return every record in order, none if there is no file yet; a torn last line is dropped with a warning.
 
     Raises UserError, naming file and line, for a file that cannot be read, a damaged line other than the last, or
     another schema.
     """
+    if not os.path.lexists(path):
+        return ()
     records: list[Record] = []
     lines = read_bytes(path, MOST_LEDGER).split(b"\n")
     torn = lines.pop()  # the text after the last newline: empty unless a write was cut off
@@ -219,54 +222,6 @@ def finished(records: Iterable[Record]) -> tuple[Record, ...]:
 def completed(records: Iterable[Record]) -> tuple[Record, ...]:
     """Finished trials with full training, the only ones that may be ranked."""
     return tuple(record for record in finished(records) if record.status == "completed")
-
-
-class LedgerIndex:
-    """The records of a ledger in order, indexed by trial.
-
-    finished: last end of every trial, by key. num_ends: number of final trainings, over all attempts. proxy_evals:
-        records of trials that paused, promoted or not.
-    rungs: first record of every rung, by trial. proposed: index, and whether it is a low-fidelity evaluation.
-        last_generation: highest generation of any record; -1 if there is none.
-    """
-
-    def __init__(self, records: Iterable[Record] = ()) -> None:
-        self.records: list[Record] = []
-        self.finished: dict[TrialKey, Record] = {}
-        self.num_ends: Counter[TrialKey] = Counter()
-        self.rungs: dict[str, dict[int | None, Record]] = {}
-        self.proposed: set[tuple[int, bool]] = set()
-        self.proxy_evals: dict[TrialKey, Record] = {}
-        self.last_generation = -1
-        for record in records:
-            self.add(record)
-
-    def add(self, record: Record) -> None:
-        self.records.append(record)
-        self.last_generation = max(self.last_generation, record.generation)
-        key = record.index, record.seed
-        if record.event == "finished":
-            self.finished[key] = record
-            if record.status == "paused":
-                self.proxy_evals[key] = record
-            else:
-                self.num_ends[key] += 1
-        elif record.event == "rung":
-            self.rungs.setdefault(record.trial_id, {}).setdefault(record.rung, record)
-        elif record.event == "proposed":
-            self.proposed.add((record.index, record.is_proxy))
-
-    def end_of(self, key: TrialKey, *, is_proxy: bool) -> Record | None:
-        """Return the last end of a trial, or its low-fidelity evaluation if asked for; None if there is none."""
-        record = self.finished.get(key)
-        if is_proxy:
-            return self.proxy_evals.get(key, record)
-        return None if record is not None and record.status == "paused" else record
-
-    def rung_losses(self, trial_id: str) -> tuple[float, ...]:
-        """Nats per token, in the order in which rungs were reached."""
-        losses = (record.val_loss for record in self.rungs.get(trial_id, {}).values())
-        return tuple(loss for loss in losses if loss is not None)
 
 
 class Table(NamedTuple):

@@ -1,4 +1,4 @@
-"""Candidates with all their seeds: mean loss, its standard error, and comparisons.
+"""Candidates with all their seeds: mean loss, its standard error, comparisons, the front, and a second corpus.
 
 Losses are in nats per token, and perplexity is the exponential of their mean, so that all seeds have the same weight.
 The first seed is the one by which a member got onto the front, and its luck remains part of the mean. Errors are over
@@ -8,27 +8,32 @@ than two standard errors of the difference by document; the errors are over docu
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
+from statistics import correlation, fmean
 from typing import Literal
 
-from costmodel.cost import Costs
+from costmodel.cost import Budget, Costs
 from nas.run import intervals, ledger
-from nas.run.intervals import ERRORS_APART, Documents, joined
-from nas.run.ledger import Record, Role
-from nas.run.pareto import Point, point_of_seeds
+from nas.run.intervals import ERRORS_APART, joined
+from nas.run.ledger import Record
+from nas.run.pareto import Point, knee, pareto_front
 
 Verdict = Literal["better", "worse", "no difference shown", "not tested"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrainedMember:
-    """A candidate or baseline with all its trials.
+class TrainedMember(Record):
+    """A candidate or baseline with all its trials, as one record of means over seeds, also by document.
+
+    It has the name, role and seed of the first trial, and the cost and folded form of the most expensive one.
 
     trials: completed, by seed, at least one. num_diverged: number of further seeds that diverged. seed_error: standard
         error of the mean loss over seeds, nats; None if no member of the run has two.
     """
 
+    val_loss: float
+    perplexity: float
     trials: tuple[Record, ...]
     num_diverged: int
     seed_error: float | None
@@ -51,22 +56,12 @@ class TrainedMember:
     @property
     def point(self) -> Point:
         """(latency in seconds, mean loss in nats)."""
-        return point_of_seeds([(trial.latency_s, _loss(trial)) for trial in self.trials])
+        return self.latency_s, self.val_loss
 
     @property
     def mean_loss(self) -> float:
         """Mean validation loss over seeds, nats per token."""
-        return self.point[1]
-
-    @property
-    def perplexity(self) -> float:
-        """The exponential of the mean loss."""
-        return math.exp(self.mean_loss)
-
-    @property
-    def documents(self) -> Documents:
-        """Share and mean loss over seeds of each validation document; empty if not recorded."""
-        return intervals.mean_documents([trial.documents for trial in self.trials])
+        return self.val_loss
 
     @property
     def document_error(self) -> float | None:
@@ -87,59 +82,19 @@ class TrainedMember:
         return math.exp(self.mean_loss - apart), math.exp(self.mean_loss + apart)
 
     @property
-    def trial_id(self) -> str:
-        """Name of the first seed's trial."""
-        return self.first.trial_id
+    def second_loss(self) -> float | None:
+        """Mean loss over seeds on the second corpus, nats per token; None if not validated there."""
+        return sum(share * loss for share, loss in self.second_documents) if self.second_documents else None
 
     @property
-    def candidate_id(self) -> str:
-        """Hash that identifies architecture and recipe."""
-        return self.first.candidate_id
+    def second_perplexity(self) -> float | None:
+        """Exponential of `second_loss`."""
+        return None if self.second_loss is None else math.exp(self.second_loss)
 
     @property
-    def arch_id(self) -> str:
-        """Hash that identifies the architecture."""
-        return self.first.arch_id
-
-    @property
-    def notation(self) -> str:
-        """Name or layer codes of the architecture."""
-        return self.first.notation
-
-    @property
-    def role(self) -> Role:
-        """Whether it is a candidate or a baseline."""
-        return self.first.role
-
-    @property
-    def deployed(self) -> str | None:
-        """Placement of the folded model, of the most expensive seed."""
-        return self.most_expensive.deployed
-
-    @property
-    def latency_s(self) -> float:
-        """Seconds per token."""
-        return self.most_expensive.latency_s
-
-    @property
-    def latency_s_range(self) -> tuple[float, float] | None:
-        """Smallest and largest latency consistent with the data of the cost model, seconds; None if unknown."""
-        return self.most_expensive.latency_s_range
-
-    @property
-    def sent_bytes(self) -> float:
-        """Bytes that all parties send per token."""
-        return self.most_expensive.sent_bytes
-
-    @property
-    def key_bytes(self) -> float | None:
-        """Bytes of keys that a dealer sends each party per token, before inference; None except under sigma."""
-        return self.most_expensive.key_bytes
-
-    @property
-    def also(self) -> dict[str, Costs]:
-        """Costs under the other protocols of the run, by name."""
-        return self.most_expensive.also
+    def second_error(self) -> float | None:
+        """Standard error of `second_loss` over seeds and documents, nats, with the seed error of the first corpus."""
+        return joined(self.seed_error, intervals.document_error(self.second_documents))
 
 
 def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
@@ -149,15 +104,26 @@ def members(records: Iterable[Record]) -> tuple[TrainedMember, ...]:
         groups.setdefault(record.candidate_id, []).append(record)
     completed = {name: [trial for trial in trials if trial.status == "completed"] for name, trials in groups.items()}
     pooled = intervals.pooled_deviation([[_loss(trial) for trial in trials] for trials in completed.values()])
-    return tuple(
-        TrainedMember(
-            trials=tuple(trials),
-            num_diverged=sum(trial.status == "diverged" for trial in groups[name]),
-            seed_error=intervals.seed_error([_loss(trial) for trial in trials], pooled),
+    found = []
+    for name, trials in completed.items():
+        if not trials:
+            continue
+        first, costliest = trials[0], max(trials, key=lambda trial: (trial.latency_s, trial.sent_bytes))
+        losses = [_loss(trial) for trial in trials]
+        values = {field.name: getattr(costliest, field.name) for field in fields(Record)}
+        values |= {of_first: getattr(first, of_first) for of_first in ("trial_id", "role", "seed")}
+        values |= {"val_loss": fmean(losses), "perplexity": math.exp(fmean(losses))}
+        for of_text in ("documents", "second_documents"):
+            values[of_text] = intervals.mean_documents([getattr(trial, of_text) for trial in trials])
+        found.append(
+            TrainedMember(
+                **values,
+                trials=tuple(trials),
+                num_diverged=sum(trial.status == "diverged" for trial in groups[name]),
+                seed_error=intervals.seed_error(losses, pooled),
+            )
         )
-        for name, trials in completed.items()
-        if trials
-    )
+    return tuple(found)
 
 
 def difference_error(member: TrainedMember, other: TrainedMember) -> float | None:
@@ -179,6 +145,89 @@ def in_noise(front: Sequence[TrainedMember]) -> tuple[bool, ...]:
     """Whether each member of a front, cheapest first, was compared with its cheaper neighbour and found not better."""
     inside = [verdict(costlier, cheaper) in ("worse", "no difference shown") for cheaper, costlier in pairwise(front)]
     return tuple([False][: len(front)] + inside)
+
+
+def crosses(member: TrainedMember, budget: Budget) -> bool:
+    """Whether this member is within the latency budget, but the upper end of its latency range is not."""
+    return (
+        member.latency_s_range is not None
+        and budget.latency_s is not None
+        and member.latency_s <= budget.latency_s < member.latency_s_range[1]
+    )
+
+
+def is_eligible(member: TrainedMember, budget: Budget) -> bool:
+    """Whether every seed completed, its folded model passed the check, and its verified cost is within the budget.
+
+    A candidate with a diverged seed has no mean loss, and so no point.
+    """
+    return not member.num_diverged and all(is_feasible(trial, budget) for trial in member.trials)
+
+
+def found_infeasible(records: Sequence[Record], budget: Budget) -> tuple[Record, ...]:
+    """Completed trials whose predicted cost was within the budget and whose verified cost is not."""
+
+    def was_predicted_feasible(record: Record) -> bool:
+        latency_s, sent_bytes = record.predicted_latency_s, record.predicted_sent_bytes
+        if latency_s is None or sent_bytes is None:
+            return True
+        predicted = Costs(latency_s=latency_s, sent_bytes=sent_bytes, key_bytes=record.predicted_key_bytes)
+        return budget.admits(predicted, record.predicted_also)
+
+    return tuple(
+        record
+        for record in ledger.completed(records)
+        if record.role != "baseline" and was_predicted_feasible(record) and not is_feasible(record, budget)
+    )
+
+
+def is_feasible(record: Record, budget: Budget) -> bool:
+    """Whether the verified folded model stays within fixed-point range and within the budget."""
+    costs = Costs(latency_s=record.latency_s, sent_bytes=record.sent_bytes, key_bytes=record.key_bytes)
+    return record.fold_holds is not False and budget.admits(costs, record.also)
+
+
+def front(records: Sequence[Record], budget: Budget) -> tuple[TrainedMember, ...]:
+    """Pareto-optimal completed candidates within the budget, cheapest first, by means over seeds."""
+    return front_of([member for member in members(records) if member.role == "candidate"], budget)
+
+
+def front_of(trained: Sequence[TrainedMember], budget: Budget) -> tuple[TrainedMember, ...]:
+    """The eligible, Pareto-optimal members of any role among these, cheapest first."""
+    return tuple(pareto_front([one for one in trained if is_eligible(one, budget)], lambda member: member.point))
+
+
+def picked(front: Sequence[TrainedMember], choice: str) -> TrainedMember:
+    """The `knee` of a front, or the member of lowest perplexity."""
+    if choice == "knee":
+        return front[knee([member.point for member in front])]
+    return min(front, key=lambda member: member.mean_loss)
+
+
+def rank_correlation(trained: Sequence[TrainedMember]) -> float | None:
+    """Spearman correlation of mean losses on both corpora; None for fewer than three members validated on both.
+
+    Source: Spearman 1904, "The proof and measurement of association between two things".
+    """
+    losses = [(member.mean_loss, loss) for member in trained if (loss := member.second_loss) is not None]
+    if len(losses) < 3:
+        return None
+    first, second = ([sorted(side).index(loss) for loss in side] for side in zip(*losses, strict=True))
+    return correlation(first, second)
+
+
+def holds_on_first_alone(member: TrainedMember, front: Sequence[TrainedMember]) -> bool:
+    """Whether another member dominates this one on the second corpus by more than the error of the difference."""
+    ours = member.second_loss
+    for other in front:
+        theirs = other.second_loss
+        if theirs is None or ours is None or other.latency_s > member.latency_s:
+            continue
+        documents = intervals.differences(other.second_documents, member.second_documents)
+        error = joined(other.seed_error, member.seed_error, intervals.document_error(documents))
+        if error is not None and ours - theirs > ERRORS_APART * error:
+            return True
+    return False
 
 
 def _loss(record: Record) -> float:

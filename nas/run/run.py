@@ -12,10 +12,9 @@ from costmodel.estimate import Pricer
 from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.config import StudyConfig
-from nas.run.folder import Meta, ParentResult, find_run, read_config, read_ledger, read_meta, run_pricers
-from nas.run.front import front, picked
+from nas.run.folder import Meta, ParentResult, find_run, read_config, read_meta, run_pricers
 from nas.run.ledger import Record, architecture_of, deployed_of
-from nas.run.members import TrainedMember, members
+from nas.run.members import TrainedMember, front, members, picked
 from nas.run.pareto import hypervolume
 from search_spaces.architecture import Architecture
 from search_spaces.lower import Workload
@@ -66,7 +65,8 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Read the run in a folder. Raises UserError, naming file and line, if one of its files is damaged."""
-        return cls(folder=folder, meta=read_meta(folder), config=read_config(folder), records=read_ledger(folder))
+        meta, config = read_meta(folder), read_config(folder)
+        return cls(folder=folder, meta=meta, config=config, records=ledger.read(folder / ledger.FILE_NAME))
 
     @classmethod
     def find(cls, run: str) -> Self:
@@ -103,6 +103,9 @@ class Run:
         """Counts of trials by result, the hypervolume (seconds x nats), and the best member."""
         last = {(record.index, record.seed): record.event for record in self.records if record.event in MOVES}
         firsts = Counter(record.status for record in self.finished if record.role != "replicate")
+        num_replicates = len(self.finished) - firsts.total()
+        tried = Counter(record.index for record in self.finished)
+        lacking = sum(max(0, 1 + self.config.finalist_seeds - tried[member.first.index]) for member in self.front)
         return Summary(
             running=sum(event == "started" for event in last.values()),
             completed=firsts["completed"],
@@ -110,21 +113,12 @@ class Run:
             evaluated=len({record.index for record in self.records if record.is_proxy and record.event == "finished"}),
             diverged=firsts["diverged"],
             failed=firsts["failed"],
-            replicates=len(self.finished) - firsts.total(),
-            seeds_left=self._seeds_left,
+            replicates=num_replicates,
+            seeds_left=max(0, min(lacking, self.config.most_replicates - num_replicates)),
             front=self.front,
             hypervolume=hypervolume([member.point for member in self.front], self.meta.reference),
             best=picked(self.front, "best") if self.front else None,
         )
-
-    @property
-    def _seeds_left(self) -> int:
-        """Further seeds to train for the present front, within the limits of the configuration."""
-        tried = Counter(record.index for record in self.finished)
-        wanted = 1 + self.config.finalist_seeds
-        lacking = sum(max(0, wanted - tried[member.first.index]) for member in self.front)
-        asked = sum(record.role == "replicate" for record in self.finished)
-        return max(0, min(lacking, self.config.most_replicates - asked))
 
     @property
     def num_planned(self) -> int:

@@ -2,16 +2,15 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from itertools import pairwise
 
 from costmodel.cost import Costs
 from nas.corpus.ngrams import NgramBaseline
 from nas.run import ledger
 from nas.run.ledger import Record, Table
-from nas.run.members import TrainedMember, difference_error, in_noise
+from nas.run.members import TrainedMember, difference_error, holds_on_first_alone, in_noise
 from nas.run.run import Run
-from nas.run.second import holds_on_first_alone, second_error, second_perplexity
 from search_spaces.architecture import dump_architecture
 
 
@@ -48,9 +47,9 @@ def front_table(run: Run) -> Table:
     front, neighbours = run.front, list(pairwise(run.front))
     below = [cheaper.mean_loss - costlier.mean_loss for cheaper, costlier in neighbours]
     return ledger.table(
-        [_as_one(member) for member in front],
+        front,
         {
-            **_also_columns(run, [member.most_expensive for member in front]),
+            **_also_columns(run, front),
             **_seed_columns(front),
             "within_noise": in_noise(front),
             "nats_below_neighbour": [None, *below][: len(front)],
@@ -75,17 +74,11 @@ def _second_columns(run: Run) -> Mapping[str, Sequence[object]]:
         return {}
     floors = second.ngrams.perplexities
     return {
-        "second_perplexity": [second_perplexity(member) for member in run.front],
-        "second_error": [second_error(member) for member in run.front],
+        "second_perplexity": [member.second_perplexity for member in run.front],
+        "second_error": [member.second_error for member in run.front],
         "holds_on_first_alone": [holds_on_first_alone(member, run.front) for member in run.front],
         **{f"second_floor_{name.replace('-', '')}": [floors[name]] * len(run.front) for name in floors},
     }
-
-
-def _as_one(member: TrainedMember) -> Record:
-    first, loss, perplexity = member.first, member.mean_loss, member.perplexity
-    of_first = {name: getattr(first, name) for name in ("trial_id", "role", "seed")}
-    return replace(member.most_expensive, **of_first, val_loss=loss, perplexity=perplexity)
 
 
 def _seed_columns(trained: Sequence[TrainedMember | None]) -> Mapping[str, Sequence[object]]:

@@ -115,7 +115,7 @@ class SearchProblem:
         parent_loss: its loss, nats.
         short_finetune: whether candidates train on far fewer tokens than the parent did, so that most of the loss from
             removed sub-layers remains.
-        blocks: block scores of the parent, for the searchers in `nas.study.blocks.READERS`; None for others.
+        blocks: block scores of the parent, for the searchers in `nas.study.open_trials.BLOCK_READERS`; None for others.
     """
 
     feasible: FeasibleSpace

@@ -126,34 +126,30 @@ def _cost_model_ids(feasible: FeasibleSpace) -> str:
 
 
 def opening_lines(meta: Meta, corpus: Corpus, parent: Parent | None, begin_of_text: str = OWN_RULE) -> list[str]:
-    """Say what the candidates of a new run start from, and on what they are validated."""
-    lines = [start_line(meta), *(() if parent is None else parent.model.notes), validation_line(corpus, parent)]
+    """Say what the candidates of a new run start from, and on what they are validated.
+
+    The line on validation says what was excluded as a copy, and whether the parent's own text is unknown.
+    """
+    held_out, lines = corpus.held_out, [start_line(meta), *(() if parent is None else parent.model.notes)]
+    validation = f"validation: {corpus.num_validation_tokens:,} tokens of {len(held_out.documents)} documents"
+    if held_out.num_left_out:
+        left_out = f"{held_out.num_left_out} ({held_out.tokens_left_out:,} tokens)"
+        validation += f", {left_out} left out as copies of training text"
+    validation += f"; {held_out.repeated_share:.1%} of their windows of five lines were trained on"
+    if parent is not None and parent.model.windows is None:
+        validation += f", not counting what parent {parent.name} was, of which nothing is known"
+    lines.append(validation)
     if corpus.begin_of_text is not None or (parent is not None and parent.name != BUILTIN):
         lines.append(begin_line(corpus.begin_of_text, begin_of_text))
     lines += [f"warning: {meta.weak_parent}"] if meta.weak_parent else []
-    return lines if meta.second is None else [*lines, second_line(meta.second)]
-
-
-def validation_line(corpus: Corpus, parent: Parent | None) -> str:
-    """Say which text is used for validation, what was excluded as a copy, and whether the parent's text is unknown."""
-    held_out = corpus.held_out
-    line = f"validation: {corpus.num_validation_tokens:,} tokens of {len(held_out.documents)} documents"
-    if held_out.num_left_out:
-        line += f", {held_out.num_left_out} ({held_out.tokens_left_out:,} tokens) left out as copies of training text"
-    line += f"; {held_out.repeated_share:.1%} of their windows of five lines were trained on"
-    if parent is not None and parent.model.windows is None:
-        line += f", not counting what parent {parent.name} was, of which nothing is known"
-    return line
-
-
-def second_line(second: SecondCorpus) -> str:
-    """Say on which second corpus completed trials are validated too."""
-    num_tokens = sum(size for _, size in second.held_out.documents)
-    return (
-        f"completed trials are validated on {second.data} too, {num_tokens:,} tokens of other text (fingerprint "
-        f"{second.fingerprint}): the trigram {second.ngrams.perplexity(TRIGRAM):.2f}"
-        + ("" if second.parent_loss is None else f", the parent {math.exp(second.parent_loss):.2f}")
-    )
+    if (second := meta.second) is not None:
+        num_tokens = sum(size for _, size in second.held_out.documents)
+        lines.append(
+            f"completed trials are validated on {second.data} too, {num_tokens:,} tokens of other text (fingerprint "
+            f"{second.fingerprint}): the trigram {second.ngrams.perplexity(TRIGRAM):.2f}"
+            + ("" if second.parent_loss is None else f", the parent {math.exp(second.parent_loss):.2f}")
+        )
+    return lines
 
 
 def start_line(meta: Meta) -> str:

@@ -1,5 +1,6 @@
-"""Opens the trials of a resolved study: its searcher, schedule, baselines and ledger."""
+"""Opens the trials of a resolved study: block scores, affordable tokens, searcher, schedule, baselines and ledger."""
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -7,27 +8,44 @@ from dataclasses import replace
 
 from rich.console import Console
 
+from costmodel.config.files import MOST_YAML, read_text
+from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
 from nas.corpus.ngrams import TRIGRAM
 from nas.provenance import versions
+from nas.recipe.candidate import Candidate
 from nas.recipe.distillation import parent_architecture
+from nas.report.progress import share_progress
 from nas.run import ledger
 from nas.run.config import THREADS_PER_TRIAL, StudyConfig
 from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record, architecture_of
 from nas.searchers.initial_design import initial_design, published_members
 from nas.searchers.strategy import SearchProblem, Suggestion, searcher_of
-from nas.study.affordable import affordable
-from nas.study.blocks import study_blocks
-from nas.study.resolve import ResolvedStudy
+from nas.storage import replace_file
+from nas.study.meta import new_meta
+from nas.study.resolve import ResolvedStudy, device_of
 from nas.study.schedule import TrialSchedule
-from nas.study.throughput import threads
-from nas.study.time_budget import TimeBudget
+from nas.study.throughput import WINDOW_S, threads, training_rate
+from nas.study.time_budget import MARGIN, TimeBudget, num_equivalent_steps
 from nas.study.trials import Trials, TrialSetting
-from nas.training.distillation.sub_layers import BlockScores
+from nas.training.distillation.library import block_scores, settings_of
+from nas.training.distillation.sub_layers import BlockScores, from_csv, to_csv
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
 from search_spaces.notation import Member, placement
+
+_log = logging.getLogger(__name__)
+
+BLOCKS_FILE = "blocks.csv"
+BLOCK_READERS = ("trellis",)  # searchers that use block scores
+LEAST_ENDS = 3  # candidates that make a front with the parent
+LEAST_SHARE = 0.25  # of the tokens, below which candidates say little about each other
+CAREFUL_S = 20.0  # of steps that are measured before tokens are cut, in case that the machine was busy for a moment
+STARTING_S = 20.0  # of Ray, its workers and a candidate's initial weights
+TEACHER_COST = 1 / 3  # of a step, as a share of the step without the parent's predictions: its forward pass
+# 150 placements from the builtin parent (`experiments/data/table-12.csv`), in the median, while the rate is still high
+COST = "at most about 14 % of perplexity with half of the tokens, and 40 % with a quarter"
 
 
 def start_trials(
@@ -40,14 +58,80 @@ def start_trials(
     budget = budget or TimeBudget(None, time.monotonic())
     write_meta(study.folder, study.meta)
     write_config(study.folder, study.config)
-    with threads(THREADS_PER_TRIAL):
-        blocks = study_blocks(study, console, budget.prepare)
+    blocks = _blocks(study, console, budget)
     budget.mark("blocks of the parent")
     if not (study.folder / ledger.FILE_NAME).exists():
         study = replace(study, meta=affordable(study, budget))
         write_meta(study.folder, study.meta)
         budget.mark("pace")
     return open_trials(study, blocks=blocks, on_end=on_end)
+
+
+def _blocks(study: ResolvedStudy, console: Console, budget: TimeBudget) -> BlockScores | None:
+    """Return the block scores that the searcher uses; None without a parent, or if it uses none.
+
+    If candidates start from sub-layers that were trained on their own, these are scored, and saved. Raises UserError if
+    the saved scores of the run are damaged.
+    """
+    config, parent, recipe = study.config, study.parent, study.meta.recipe
+    if parent is None or config.searcher not in BLOCK_READERS:
+        return None
+    path = study.folder / BLOCKS_FILE
+    if path.exists():
+        return from_csv(read_text(path, MOST_YAML), str(path))
+    with share_progress(console, "scoring the blocks of the parent") as show, threads(THREADS_PER_TRIAL):
+
+        def on_progress(share: float) -> None:
+            show(share)
+            budget.prepare(share)
+
+        scores = block_scores(
+            parent,
+            study.feasible.space.layers,
+            study.corpus,
+            settings_of(recipe),
+            seq_len=config.seq_len,
+            first_depth=config.kept_layers or 0,
+            device=device_of(config),
+            keep=bool(recipe.distillation and recipe.distillation.blockwise_tokens),
+            on_progress=on_progress,
+        )
+    replace_file(path, to_csv(scores))
+    return scores
+
+
+def affordable(study: ResolvedStudy, budget: TimeBudget) -> Meta:
+    """Return the meta of a study without trials, with fewer training tokens if LEAST_ENDS candidates need that to end.
+
+    All candidates get as many, because losses after different numbers of tokens do not compare. Tokens that the user
+    has set stay. The speed of trainings is measured on the CPU of this machine; without a time budget, or on other
+    devices, nothing changes.
+    """
+    config, meta, resources = study.config, study.meta, study.resources
+    if math.isinf(budget.left_s) or resources.gpus_per_trial or resources.ray_address is not None:
+        return meta
+    recipe, places = meta.recipe, resources.at_a_time
+    scale, in_a_row = recipe.scale, math.ceil(LEAST_ENDS / places)
+    for window_s in (WINDOW_S, CAREFUL_S):
+        rate = training_rate(
+            Candidate(architecture=meta.base, recipe=recipe), "cpu", num_beside=places - 1, window_s=window_s
+        )
+        step_s = scale.batch * scale.seq_len / rate * (1 + TEACHER_COST * (recipe.distillation is not None))
+        needed_s, left_s = MARGIN * step_s * num_equivalent_steps(scale) * in_a_row, budget.left_s - STARTING_S
+        if needed_s <= left_s or config.tokens is not None:
+            budget.expect(step_s)
+            return meta
+    budget.expect(step_s)
+    tokens = math.ceil(max(LEAST_SHARE, left_s / needed_s) * scale.tokens)
+    _log.info(
+        f"note: at {format_seconds(step_s)} a step, fewer than {LEAST_ENDS} candidates would be trained on "
+        f"{scale.tokens:,} tokens in {format_seconds(left_s)}, so all are trained on {tokens:,}; this costs accuracy "
+        f"({COST}), and perplexities do not compare with those of other runs; --tokens {scale.tokens} keeps them"
+    )
+    if study.parent is None:  # n-gram baselines count the candidates' tokens
+        given = study.feasible, study.corpus, study.second, study.parent
+        meta = replace(new_meta(replace(config, tokens=tokens), *given), created=meta.created, read=meta.read)
+    return replace(meta, recipe=replace(recipe, scale=replace(scale, tokens=tokens)), planned_tokens=scale.tokens)
 
 
 def open_trials(

@@ -1,21 +1,30 @@
-"""Finds a parent by name: an external model, or the result of a training with `nas.train`."""
+"""Finds a parent by name, an external model or the result of a training, and loads the model of a checkpoint."""
 
+from dataclasses import replace
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from costmodel.errors import UserError
 from nas.conversion.parent import BUILTIN, Parent, load_initial, load_parent, parent_of, read_parent_architecture
 from nas.conversion.pretrained import Pretrained, read_tokenizer
-from nas.conversion.score_bounds import bounding_tokens
-from nas.conversion.verified_fold import check_tokens
+from nas.conversion.score_bounds import bounding_tokens, half_range, set_bounds, unheld
+from nas.conversion.verified_fold import LOG_SUMS, check_tokens
 from nas.corpus.corpus import known_corpus
 from nas.corpus.documents import OWN_RULE
 from nas.corpus.held_out import trained_on
 from nas.corpus.tokenizer import with_begin_of_text
-from nas.recipe.candidate import candidate_id
+from nas.model.decoder import Decoder
+from nas.model.weights import deployed_weights, load_stored
+from nas.recipe.candidate import Candidate, candidate_id
 from nas.storage import RUNS, newest
-from nas.study.verify_fold import deployable
 from nas.training import checkpoint
+from nas.training.checkpoint import Checkpoint
+from nas.training.distillation.parts import Gates
 from nas.training.manifest import TRAINING_FILE, is_training, read_training, training_tokenizer
+from nas.training.objective import Objective
+from search_spaces.architecture import Architecture
 
 UNREAD = "unread"  # digest of a parent whose weights are not read
 
@@ -70,3 +79,53 @@ def _trained(folder: Path) -> Pretrained:
     architecture, weights, _ = deployable(candidate, last, bounding_tokens(corpus, tokens))
     windows = None if corpus is None else trained_on(Path(corpus.folder))
     return Pretrained(architecture, weights, read_tokenizer(training_tokenizer(folder, training.corpus)), windows)
+
+
+def deployable(
+    candidate: Candidate, trained: Checkpoint, tokens: Tensor
+) -> tuple[Architecture, dict[str, Tensor], tuple[str, ...]]:
+    """Load the model of a checkpoint, not folded, with attention bounds set on these tokens, sequences x T.
+
+    Returns its architecture, with exact softmax where a bounded one leaves fixed-point range; its weights by node of
+    the op graph, a tied output table written out; and these layers, with those whose eighth powers leave it, which have
+    no replacement. Raises UserError if it still contains components of its parent.
+    """
+    model = trained_model(candidate, trained)
+    layers = list(model.architecture.layers)
+    farthest = set_bounds(model, tokens)
+    exact, powers = (
+        unheld({depth: apart for depth, apart in farthest.items() if layers[depth].attention == form}, form)
+        for form in LOG_SUMS
+    )
+    for depth in exact:
+        layers[depth] = replace(layers[depth], attention="softmax")
+    dropped = tuple(f"layers.{depth}.attention.bound." for depth in exact)
+    weights = {
+        name: value.contiguous().clone()
+        for name, value in deployed_weights(model).items()
+        if not name.startswith(dropped)
+    }
+    left = (
+        *(f"layers.{depth}.attention: its rows are too far apart for a bounded softmax" for depth in exact),
+        *(
+            f"layers.{depth}.attention: sums of its rows of eighth powers are up to e^{farthest[depth]:.1f} from "
+            f"their middle, and fixed point holds e^{half_range('power8'):g}"
+            for depth in powers
+        ),
+    )
+    return replace(model.architecture, layers=tuple(layers)), weights, left
+
+
+def trained_model(candidate: Candidate, trained: Checkpoint) -> Decoder:
+    """Load the model of a checkpoint. Raises UserError if it still contains components of its parent."""
+    model = Objective(candidate, torch.Generator()).model
+    if candidate.recipe.distillation is not None:
+        gates = Gates(model, candidate.trained, candidate.recipe.distillation)
+        gates.move(step=trained.step, num_steps=candidate.recipe.scale.num_steps)
+    if model.architecture != candidate.trained:
+        raise UserError(
+            f"{candidate.name} is still on the way from its parent at step {trained.step} of "
+            f"{candidate.recipe.scale.num_steps}; train it to the end."
+        )
+    load_stored(model, trained.weights)
+    return model

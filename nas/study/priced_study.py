@@ -15,7 +15,6 @@ from nas.run.config import NO_PARENT, USUAL_SPACE, StudyConfig, flag, is_share
 from nas.run.folder import is_on_parent, run_pricers, run_space
 from nas.run.run import Run
 from nas.searchers.strategy import check_searcher, searcher_of
-from search_spaces.architecture import Architecture
 from search_spaces.bases import OWN, base_architecture
 from search_spaces.budget.feasible import (
     FeasibleSpace,
@@ -74,14 +73,34 @@ class PricedStudy:
     @property
     def lines(self) -> list[str]:
         """Return the size, the feasible share, the cost of both ends and what the costs leave out, one line each."""
-        left_out = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
-        return [
-            *left_out,
-            *overview(self.feasible),
-            *_extrapolated(self.feasible),
-            *_last_projection(self.feasible),
-            *_cheaper(self.feasible),
-        ]
+        feasible, priced, choices = self.feasible, self.feasible.priced, self.feasible.space.definition.choices
+        lines = [f"left out of the space: {choice}: {reason}" for choice, reason in self.left_out.items()]
+        size, within = num_members(priced.space), feasible.num_feasible
+        budgets = (
+            f"{format_budget(constraint.budget)} per token at T={priced.seq_len}, "
+            f"protocol {constraint.priced.pricer.protocol}"
+            + (f" on {constraint.priced.pricer.network}" if constraint.priced.pricer.network else "")
+            for constraint in feasible.every
+        )
+        lines.append(
+            f"space {priced.space.name}: {format_count(size)} members, {format_count(within)} "
+            f"({100 * within / size:.3g} %) within {', and within '.join(budgets)}"
+            + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
+            + format_left_out(feasible)
+        )
+        if priced.cost_of == "folded":
+            lines.append(
+                "costs are those of the folded models: what exact algebra removes, such as linear FFNs, costs nothing"
+            )
+        for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
+            name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
+            outside = describe(extrapolated(priced, member))
+            lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}{outside and f'; {outside}'}")
+        if priced.pricer.protocol == "published" and choices is not None and "softmax-half" in choices.attention:
+            lines.append(  # all of its rows have 12
+                "note: layers with half of the heads are priced by extrapolation, since no printed row varies heads"
+            )
+        return [*lines, *_last_projection(feasible), *_cheaper(feasible)]
 
 
 def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: bool = True) -> PricedStudy:
@@ -106,7 +125,13 @@ def price_study(config: StudyConfig, run: Run | None = None, *, reads_weights: b
         parent = find(config.parent)
         config = _with_usual_of(config, parent)
     folder = None if run is None else run.folder
-    space, pricers = run_space(folder, config, _tables(config, run, parent)), run_pricers(folder, config)
+    tables = None  # the architecture whose vocabulary and context enter the costs; None for those of space and scale
+    if config.parent not in (None, NO_PARENT) and (
+        SCALES[config.scale].vocab_size is None or is_on_parent(folder, config)
+    ):
+        assert run is not None or parent is not None
+        tables = run.meta.base if run is not None else parent and parent.model.architecture
+    space, pricers = run_space(folder, config, tables), run_pricers(folder, config)
     if parent is not None:
         config = _with_budgets_of(config, parent, space, pricers)
     if run is not None:
@@ -138,18 +163,6 @@ def _with_usual_of(config: StudyConfig, parent: "Parent") -> StudyConfig:
     usual = trained_architecture(parent.tables_on(base, scale), scale)
     is_usual = all(getattr(architecture, name) == getattr(usual, name) for name in SAME)
     return config if is_usual else replace(config, space=OWN)
-
-
-def _tables(config: StudyConfig, run: Run | None, parent: "Parent | None") -> Architecture | None:
-    """The architecture whose vocabulary and context enter the costs; None for those of space and scale."""
-    if config.parent in (None, NO_PARENT):
-        return None
-    if SCALES[config.scale].vocab_size is not None and not is_on_parent(None if run is None else run.folder, config):
-        return None
-    if run is not None:
-        return run.meta.base
-    assert parent is not None
-    return parent.model.architecture
 
 
 def _with_budgets_of(
@@ -208,14 +221,6 @@ def _with_kept_layers(config: StudyConfig, space: SearchSpace, run: Run | None, 
     return with_first_layers(space, kept)
 
 
-def _extrapolated(feasible: FeasibleSpace) -> list[str]:
-    """Note that `published` extrapolates to layers with half of the heads: all of its rows have 12."""
-    choices = feasible.space.definition.choices
-    if feasible.priced.pricer.protocol != "published" or choices is None or "softmax-half" not in choices.attention:
-        return []
-    return ["note: layers with half of the heads are priced by extrapolation, since no printed row varies heads"]
-
-
 def _last_projection(feasible: FeasibleSpace) -> list[str]:
     """Say what the budget would admit with --projection last. Several protocols take too long to count again."""
     priced, work = feasible.priced, feasible.priced.workload
@@ -242,30 +247,3 @@ def _cheaper(feasible: FeasibleSpace) -> list[str]:
     )
     reveals = "; `costmodel estimate` says what they assume" if any(each.note for each in found) else ""
     return [f"with flags of `costmodel estimate`, the most expensive: {', '.join(seconds)}{reveals}"]
-
-
-def overview(feasible: FeasibleSpace) -> list[str]:
-    """Describe the space in lines: size, feasible share, cheapest and most expensive member."""
-    priced = feasible.priced
-    size, within = num_members(priced.space), feasible.num_feasible
-    budgets = (
-        f"{format_budget(constraint.budget)} per token at T={priced.seq_len}, "
-        f"protocol {constraint.priced.pricer.protocol}"
-        + (f" on {constraint.priced.pricer.network}" if constraint.priced.pricer.network else "")
-        for constraint in feasible.every
-    )
-    lines = [
-        f"space {priced.space.name}: {format_count(size)} members, {format_count(within)} "
-        f"({100 * within / size:.3g} %) within {', and within '.join(budgets)}"
-        + (f", per token of {priced.workload.new_tokens}" if priced.workload.new_tokens > 1 else "")
-        + format_left_out(feasible)
-    ]
-    if priced.cost_of == "folded":
-        lines.append(
-            "costs are those of the folded models: what exact algebra removes, such as linear FFNs, costs nothing"
-        )
-    for title, member in (("cheapest", cheapest(priced)), ("most expensive", most_expensive(priced))):
-        name = name_of(member.architecture, entropy_regularised=member.entropy_regularised)
-        outside = describe(extrapolated(priced, member))
-        lines.append(f"{title}: {name}, {format_price(price_of(priced, member))}{outside and f'; {outside}'}")
-    return lines

@@ -43,7 +43,7 @@ OBJECT_STORE_BYTES = 100_000_000  # trials exchange a few kilobytes; Ray would r
 
 def cluster_nodes(address: str) -> tuple[Node, ...]:
     """Return the live nodes of a cluster, sorted by name. Raises RunHaltedError if it cannot be reached."""
-    with _connected(address, {}):
+    with ray_session(Resources(slots=0, max_concurrent=None, ray_address=address), {}):
         return tuple(sorted(alive_nodes(), key=lambda node: node.name))
 
 
@@ -53,20 +53,7 @@ def ray_session(resources: Resources, worker_env: Mapping[str, str]) -> Iterator
 
     Without an address, an existing session of this process is used and left open.
     """
-    local: dict[str, Any] = {}
-    if resources.ray_address is None:
-        local = {
-            "num_cpus": resources.at_a_time * THREADS_PER_TRIAL,
-            "num_gpus": resources.num_gpus,
-            "object_store_memory": OBJECT_STORE_BYTES,
-            "include_dashboard": False,
-        }
-    with _connected(resources.ray_address, worker_env, **local):
-        yield
-
-
-@contextmanager
-def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any) -> Iterator[None]:
+    address = resources.ray_address
     os.environ.update(QUIET_ENV)
     logging.getLogger("ray").setLevel(logging.ERROR)
     # lost trials are resumed, or their record has the reason
@@ -79,7 +66,7 @@ def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any)
         yield
         return
     on_sigterm = signal.getsignal(signal.SIGTERM)
-    _init(address, worker_env, **local)
+    _init(resources, worker_env)
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, on_sigterm)  # Ray's handler would end the process without saving
     try:
@@ -88,13 +75,25 @@ def _connected(address: str | None, worker_env: Mapping[str, str], **local: Any)
         ray.shutdown()
 
 
-def _init(address: str | None, worker_env: Mapping[str, str], **local: Any) -> None:
-    if address is not None:
-        _check_reachable(address)
+def _init(resources: Resources, worker_env: Mapping[str, str]) -> None:
+    address, local = resources.ray_address, dict[str, Any]()
     # The only switch that makes Ray bind to loopback alone on Linux; it is not public.
     ray_constants.ENABLE_RAY_CLUSTER = address is not None
     if address is None:
-        local["_temp_dir"] = _own_folder(tempfile.gettempdir())
+        local = {
+            "num_cpus": resources.at_a_time * THREADS_PER_TRIAL,
+            "num_gpus": resources.num_gpus,
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "include_dashboard": False,
+            "_temp_dir": _own_folder(tempfile.gettempdir()),
+        }
+    elif (host_and_port := address.removeprefix("ray://")) != "auto":
+        host, _, port = host_and_port.rpartition(":")
+        try:  # since Ray takes more than a minute to notice that nobody listens
+            socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_WITHIN_S).close()
+        except (OSError, OverflowError) as error:
+            reason = f"nobody answers within {REACHED_WITHIN_S:.0f} s ({error})"
+            raise RunHaltedError(f"Ray cannot be reached at {address}: {reason}") from None
     for num_left in reversed(range(STARTS)):
         try:
             ray.init(
@@ -123,18 +122,6 @@ def _own_folder(temporary: str) -> str:
     folder = tempfile.mkdtemp(prefix="nas-", dir=temporary if is_short else "/tmp")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return os.path.join(folder, "r")
-
-
-def _check_reachable(address: str) -> None:
-    """Fail early, since Ray takes more than a minute to notice that nobody listens. Raises RunHaltedError."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon:  # `auto`
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=REACHED_WITHIN_S).close()
-    except (OSError, OverflowError) as error:
-        reason = f"nobody answers within {REACHED_WITHIN_S:.0f} s ({error})"
-        raise RunHaltedError(f"Ray cannot be reached at {address}: {reason}") from None
 
 
 def alive_nodes() -> list[Node]:

@@ -7,7 +7,7 @@ import math
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ def run_trials(
 
     Raises RunHaltedError if the run cannot continue now (it can be resumed), KeyboardInterrupt on Ctrl-C.
     """
-    budget, places = budget or TimeBudget(None, time.monotonic()), _Places(trials, resources)
+    budget = budget or TimeBudget(None, time.monotonic())
     plan = partial(budget.plan, trials, resources.at_a_time)
     trials.has_time_for = partial(budget.has_time_for, trials)
     with (
@@ -53,10 +53,11 @@ def run_trials(
         tempfile.TemporaryDirectory(prefix="nas-tune-") as scratch,
     ):
         budget.mark("Ray")
+        recorder = _Recorder(trials, resources, budget, plan, on_change)
         tuner = tune.Tuner(
             tune.with_resources(_trainable, _requested),
             tune_config=tune.TuneConfig(
-                search_alg=_Asker(trials, places, plan),
+                search_alg=_Asker(trials, resources, recorder.failed_on, plan),
                 num_samples=-1,
                 max_concurrent_trials=resources.max_concurrent,
                 reuse_actors=True,
@@ -65,7 +66,7 @@ def run_trials(
                 name="study",
                 storage_path=scratch,
                 verbose=0,
-                callbacks=[_Recorder(trials, places, budget, plan, on_change)],
+                callbacks=[recorder],
                 stop=_Stopper(trials, budget),
             ),
         )
@@ -84,57 +85,6 @@ def run_trials(
             raise
     if trials.halted:
         raise RunHaltedError(trials.halted)
-
-
-class _Places:
-    """The node of each trial, and the nodes it failed on: it is tried on up to MOST_NODES."""
-
-    def __init__(self, trials: Trials, resources: Resources) -> None:
-        self._trials = trials
-        self._bundle = {"CPU": THREADS_PER_TRIAL, "GPU": resources.gpus_per_trial}
-        self._is_cluster = resources.ray_address is not None
-        self._failed_on: dict[TrialKey, set[str]] = {}
-        self._waiting: set[TrialKey] = set()  # to be tried again, not started yet
-        self._began_s: dict[TrialKey, float] = {}
-        self._node: dict[TrialKey, str] = {}
-
-    def request(self, trial: Trial) -> dict[str, Any]:
-        """Return the configuration of a trial for Tune: plain data, because Tune derives resources from a copy."""
-        failed_on = sorted(self._failed_on.get(trial.key, ()))
-        return {"trial": trial, "bundle": self._bundle, "not_on": failed_on, "is_cluster": self._is_cluster}
-
-    def check(self) -> None:
-        """Halt the run if a trial waits for another node and no other is left."""
-        for key in self._waiting:
-            if {node.node_id for node in alive_nodes()} <= self._failed_on[key]:
-                self._trials.halt("no node is left to train on: a trial has failed on all that are there")
-                return
-
-    def started(self, trial: Trial) -> None:
-        self._waiting.discard(trial.key)
-        self._began_s[trial.key] = time.monotonic()
-
-    def is_on(self, trial: Trial, node_id: str) -> None:
-        self._node[trial.key] = node_id
-
-    def is_tried_elsewhere(self, trial: Trial, record: Record) -> bool:
-        """Whether a trial that has ended is tried again on another node."""
-        node_id = self._node.pop(trial.key, None)
-        timeout_s = trial.setting.config.trial_timeout_s
-        is_late = timeout_s is not None and record.reason == over_timeout(timeout_s)
-        if not (self._is_cluster and record.status == "failed" and node_id) or is_late:
-            return False
-        failed_on = self._failed_on.setdefault(trial.key, set())
-        failed_on.add(node_id)
-        others = {node.node_id for node in alive_nodes()} - failed_on
-        if len(failed_on) >= MOST_NODES or not others:
-            return False
-        self._waiting.add(trial.key)
-        return True
-
-    def seconds(self, key: TrialKey) -> float:
-        """Seconds since a trial was started."""
-        return time.monotonic() - self._began_s.get(key, math.inf)
 
 
 def _requested(config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -163,11 +113,18 @@ class _Unpickled:
 
 
 class _Asker(_Unpickled, Searcher):
-    def __init__(self, trials: Trials, places: _Places, plan: Callable[[], None]) -> None:
+    """Asks for trials. failed_on: nodes that a trial has failed on."""
+
+    def __init__(
+        self, trials: Trials, resources: Resources, failed_on: Mapping[TrialKey, set[str]], plan: Callable[[], None]
+    ) -> None:
         super().__init__(metric="unused", mode="min")
-        self._trials, self._places, self._plan = trials, places, plan
+        self._trials, self._failed_on, self._plan = trials, failed_on, plan
+        self._bundle = {"CPU": THREADS_PER_TRIAL, "GPU": resources.gpus_per_trial}
+        self._is_cluster = resources.ray_address is not None
 
     def suggest(self, trial_id: str) -> Any:
+        """Return the next trial as plain data, because Tune derives resources from a copy."""
         self._plan()
         if self._trials.halted:
             return Searcher.FINISHED
@@ -175,7 +132,8 @@ class _Asker(_Unpickled, Searcher):
         if trial is None:  # a running trial may be lost and asked for again
             is_last = self._trials.finished or self._trials.is_held
             return Searcher.FINISHED if is_last and not self._trials.running else None
-        return self._places.request(trial)
+        not_on = sorted(self._failed_on.get(trial.key, ()))
+        return {"trial": trial, "bundle": self._bundle, "not_on": not_on, "is_cluster": self._is_cluster}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Does nothing: the recorder tells the schedule."""
@@ -188,52 +146,80 @@ class _Asker(_Unpickled, Searcher):
 
 
 class _Recorder(_Unpickled, tune.Callback):
+    """Passes every event on. On a cluster a trial that fails on a node is tried on up to MOST_NODES."""
+
     def __init__(
         self,
         trials: Trials,
-        places: _Places,
+        resources: Resources,
         budget: TimeBudget,
         plan: Callable[[], None],
         on_change: Callable[[], None],
     ) -> None:
-        self._trials, self._places = trials, places
-        self._budget, self._plan, self._on_change = budget, plan, on_change
+        self._trials, self._budget, self._plan, self._on_change = trials, budget, plan, on_change
+        self._is_cluster = resources.ray_address is not None
+        self.failed_on: dict[TrialKey, set[str]] = {}
+        self._waiting: set[TrialKey] = set()  # to be tried on another node, not started yet
+        self._began_s: dict[TrialKey, float] = {}
+        self._node: dict[TrialKey, str] = {}
 
     def on_trial_start(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        self._places.started(_ours(trial))
-        self._trials.started(_ours(trial))
+        ours = _ours(trial)
+        self._waiting.discard(ours.key)
+        self._began_s[ours.key] = time.monotonic()
+        self._trials.started(ours)
 
     def on_trial_result(
         self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, result: dict[str, Any], **info: Any
     ) -> None:
+        ours = _ours(trial)
         if node_id := result.get("node"):
-            self._places.is_on(_ours(trial), node_id)
+            self._node[ours.key] = node_id
             self._budget.mark("first worker")
         if pace := result.get("pace"):
-            self._budget.told(_ours(trial).key, pace)
+            self._budget.told(ours.key, pace)
             self._plan()
         if record := result.get("record"):
-            self._happened(_ours(trial), record)
+            self._happened(ours, record)
         if reason := result.get("halted"):
             self._trials.halt(reason)
 
     def on_trial_error(self, iteration: int, trials: list[TuneTrial], trial: TuneTrial, **info: Any) -> None:
-        ours, error = _ours(trial), _error_of(trial)
+        ours, error = _ours(trial), TuneError("Ray gives no reason")
+        # `Trial.get_error` looks in storage, where the error is copied only after this callback
+        if trial.pickled_error_file is not None:
+            error = cloudpickle.loads(Path(trial.pickled_error_file).read_bytes())
+        elif trial.error_file is not None:
+            error = TuneError(Path(trial.error_file).read_text(encoding="utf-8", errors="replace"))
         reason, timeout_s = loss_reason(error, ours.folder), ours.setting.config.trial_timeout_s
         if not isinstance(error, DEAD_WORKER):
             self._happened(ours, ours.ended("failed", reason))
-        elif timeout_s is not None and self._places.seconds(ours.key) >= timeout_s:
+        elif timeout_s is not None and time.monotonic() - self._began_s.get(ours.key, math.inf) >= timeout_s:
             self._happened(ours, ours.ended("failed", over_timeout(timeout_s)))
         else:
             self._trials.lost(ours, reason)
 
     def on_step_end(self, iteration: int, trials: list[TuneTrial], **info: Any) -> None:
-        self._places.check()
+        if any({node.node_id for node in alive_nodes()} <= self.failed_on[key] for key in self._waiting):
+            self._trials.halt("no node is left to train on: a trial has failed on all that are there")
         self._on_change()
 
     def _happened(self, trial: Trial, record: Record) -> None:
-        again = record.event == "finished" and self._places.is_tried_elsewhere(trial, record)
+        again = record.event == "finished" and self._is_tried_elsewhere(trial, record)
         self._trials.happened(record, again=again)
+
+    def _is_tried_elsewhere(self, trial: Trial, record: Record) -> bool:
+        node_id = self._node.pop(trial.key, None)
+        timeout_s = trial.setting.config.trial_timeout_s
+        is_late = timeout_s is not None and record.reason == over_timeout(timeout_s)
+        if not (self._is_cluster and record.status == "failed" and node_id) or is_late:
+            return False
+        failed_on = self.failed_on.setdefault(trial.key, set())
+        failed_on.add(node_id)
+        if len(failed_on) >= MOST_NODES or {node.node_id for node in alive_nodes()} <= failed_on:
+            return False
+        self._waiting.add(trial.key)
+        return True
 
 
 class _Stopper(_Unpickled, tune.Stopper):
@@ -254,18 +240,6 @@ def loss_reason(error: Exception, folder: Path) -> str:
     cause = error.cause if isinstance(error, RayTaskError) else error
     text = ANSI_COLOURS.sub("", str(error))  # Ray's text, which has the worker's traceback
     return f"bug: {described(cause)}; {traceback_kept(text, folder)}"
-
-
-def _error_of(trial: TuneTrial) -> Exception:
-    """Read the error of a trial; `Trial.get_error` looks in storage, where it is copied only after this callback."""
-    path = trial.pickled_error_file or trial.error_file
-    if path is None:
-        return TuneError("Ray gives no reason")
-    if path == trial.error_file:
-        return TuneError(Path(path).read_text(encoding="utf-8", errors="replace"))
-    error = cloudpickle.loads(Path(path).read_bytes())
-    assert isinstance(error, Exception)
-    return error
 
 
 def _ours(trial: TuneTrial) -> Trial:

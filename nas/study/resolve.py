@@ -27,8 +27,7 @@ from nas.run.folder import PARENT_FOLDER, Meta, new_folder
 from nas.run.run import Run
 from nas.study.meta import checked_meta, new_meta, opening_lines
 from nas.study.priced_study import PricedStudy
-from nas.study.resources import Node, Resources, resolved, resource_lines, study_resources, this_machine
-from nas.study.sharing import choose_share
+from nas.study.resources import Node, Resources, choose_share, resolved, resource_lines, study_resources, this_machine
 from nas.study.throughput import threads
 from nas.study.trials import RunHaltedError
 from nas.training.device import lowered, on_device
@@ -65,14 +64,24 @@ class ResolvedStudy:
 def resolve_study(priced: PricedStudy, output_dir: Path | None) -> ResolvedStudy:
     """Find what a study trains on and from, and make the folder of a new one, `output_dir` or one under runs/.
 
-    Raises UserError for bad input, InfeasibleError if no member within the budget stays within fixed-point range with
-    the parent's scores, StoppedError if the cluster cannot be reached.
+    Raises UserError for bad input or a damaged copy of the parent, InfeasibleError if no member within the budget stays
+    within fixed-point range with the parent's scores, StoppedError if the cluster cannot be reached.
     """
-    config, run = priced.config, priced.run
-    parent = priced.parent or (usual_parent(config, priced.feasible.space.base) if run is None else run_parent(run))
+    config, run, parent = priced.config, priced.run, priced.parent
+    if run is None:
+        parent = parent or usual_parent(config, priced.feasible.space.base)
+    elif run.meta.parent is not None and (distillation := run.meta.recipe.distillation) is not None:
+        parent = kept_parent(run.folder / PARENT_FOLDER, run.meta.parent.name, distillation.parent)
     if parent is None and config.begin_of_text != OWN_RULE:
         raise UserError("--begin-of-text is of the tokenizer of a --parent, and there is none; drop it.")
-    nodes = _nodes(config.ray_address)
+    nodes: Sequence[Node] = (this_machine(),)
+    if config.ray_address is not None:
+        from nas.study.ray_cluster import cluster_nodes  # imported late, because Ray takes long
+
+        try:
+            nodes = cluster_nodes(config.ray_address)
+        except RunHaltedError as error:
+            raise StoppedError(f"{error}; start it, or give another --ray-address or none") from error
     return _new(priced, parent, nodes, output_dir) if run is None else _resumed(priced, run, parent, nodes)
 
 
@@ -179,14 +188,12 @@ def _on_devices(
     config: StudyConfig, resources: Resources, nodes: Sequence[Node], base: Architecture, parent: Parent | None
 ) -> StudyConfig:
     """Decide where the trials of a new run train, and in which precision."""
+    share = resources.gpus_per_trial
     if config.gpus_per_trial is None and resources.num_gpus:
         recipe = study_recipe(config, parent and parent.distillation)
         share = choose_share(config, nodes[0], Candidate(architecture=base, recipe=recipe))
-    else:
-        share = resources.gpus_per_trial
-    return replace(
-        config, gpus_per_trial=share, recipe=on_device(config.recipe, "cuda" if share else "cpu", config.scale)
-    )
+    recipe_there = on_device(config.recipe, "cuda" if share else "cpu", config.scale)
+    return replace(config, gpus_per_trial=share, recipe=recipe_there)
 
 
 def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
@@ -200,14 +207,6 @@ def usual_parent(config: StudyConfig, base: Architecture) -> Parent | None:
     except UserError:
         return None
     return parent
-
-
-def run_parent(run: Run) -> Parent | None:
-    """Return the parent of a run's candidates. Raises UserError if its copy in the run folder is damaged."""
-    distillation = run.meta.recipe.distillation
-    if distillation is None or run.meta.parent is None:
-        return None
-    return kept_parent(run.folder / PARENT_FOLDER, run.meta.parent.name, distillation.parent)
 
 
 def study_second(config: StudyConfig, corpus: Corpus, parent: Parent | None) -> Corpus | None:
@@ -276,14 +275,3 @@ def memory_lines(priced: PricedStudy) -> list[str]:
         on_gpu = largest if run is not None else lowered(largest, "cuda", config.recipe)
         memories[f"GPU, {on_gpu.recipe.precision}"] = training_memory(on_gpu, "cuda")
     return [f"{memory.line}, each trial at most about that on a {device}" for device, memory in memories.items()]
-
-
-def _nodes(address: str | None) -> tuple[Node, ...]:
-    if address is None:
-        return (this_machine(),)
-    from nas.study.ray_cluster import cluster_nodes  # imported late, because Ray takes long
-
-    try:
-        return cluster_nodes(address)
-    except RunHaltedError as error:
-        raise StoppedError(f"{error}; start it, or give another --ray-address or none") from error

@@ -17,7 +17,7 @@ from costmodel.config.bugs import bugs_reported, default_cache_dir, require_writ
 from costmodel.errors import StoppedError
 from nas.report.progress import logged_to, shown
 from nas.report.summary import closing_lines
-from nas.run.folder import read_ledger
+from nas.run import ledger
 from nas.run.ledger import Record
 from nas.run.run import Run
 from nas.run.tables import write_tables
@@ -73,7 +73,7 @@ def run_study(
                 run_trials(trials, study.resources, budget=budget, on_change=refresh)
         finally:
             # from the ledger on disk: an interrupt may have come between a write and its entry in memory
-            write_tables(replace(run, records=read_ledger(folder)))
+            write_tables(replace(run, records=ledger.read(folder / ledger.FILE_NAME)))
         for line in _closing(trials, replace(run, records=tuple(trials.records)), budget):
             log(line)
     return folder

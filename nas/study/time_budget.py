@@ -1,7 +1,7 @@
 """The time budget of a search: which trainings still fit in it, planned again before each one begins.
 
 A budget that is too short for all trainings is met by doing less: fewer low-fidelity evaluations and final trainings
-here, and fewer tokens for all of them before the first one (`nas.study.affordable`). If no candidate can end in time,
+here, and fewer tokens for all of them before the first one (`nas.study.open_trials`). If no candidate can end in time,
 the first one is trained to its end past the budget. Only a time limit ends a run that has trained nothing.
 """
 
@@ -230,8 +230,9 @@ class TimeBudget:
         if not asked.ends:
             fits = Trainings(max(1, fits.ends), fits.shorts)
         schedule.plan(fits)
-        first_s = min((rests_s[record.index, record.seed] for record in _ends(_running(trials))), default=needs.end_s)
-        late_s = 0.0 if _completed(trials) else first_s - self.left_s
+        running, ended = _finals(trials)
+        first_s = min((rests_s[record.index, record.seed] for record in running), default=needs.end_s)
+        late_s = 0.0 if _any_completed(ended) else first_s - self.left_s
         if self._seconds == self._limit_s and late_s > (MARGIN - 1) * self._limit_s:
             needed_s = self._limit_s + late_s
             trials.halt(
@@ -264,7 +265,7 @@ class TimeBudget:
         An evaluation must leave time for the final training. Baselines need time for all candidates.
         """
         schedule, most = trials.schedule, trials.schedule.most.ends
-        if suggestion.role == "candidate" and not (_ended(trials) or _ends(_running(trials))):
+        if suggestion.role == "candidate" and not any(_finals(trials)):
             return True
         if suggestion.role == "baseline" and schedule.asked.ends + schedule.remaining.final_trainings < most:
             return False
@@ -274,22 +275,20 @@ class TimeBudget:
         """Whether the run must stop now: after the limit, or after the budget once a candidate has ended."""
         if self.used_s >= self._limit_s:
             return True
-        waits = not _completed(trials) and (_ends(_running(trials)) or not _ended(trials))
-        return self.left_s <= 0 and not waits
+        running, ended = _finals(trials)
+        return self.left_s <= 0 and (_any_completed(ended) or bool(ended and not running))
 
 
-def _running(trials: Trials) -> list[Record]:
-    return [trial.record for trial in trials.running.values()]
+def _finals(trials: Trials) -> tuple[list[Record], list[Record]]:
+    """Return the final trainings of candidates at the seed of the run: those in progress, and those that ended."""
+    running = [trial.record for trial in trials.running.values()]
+    ended = [record for record in trials.records if record.event == "finished"]
+    running, ended = (
+        [record for record in records if record.role == "candidate" and not record.is_proxy]
+        for records in (running, ended)
+    )
+    return running, ended
 
 
-def _ended(trials: Trials) -> list[Record]:
-    return _ends(record for record in trials.records if record.event == "finished")
-
-
-def _completed(trials: Trials) -> bool:
-    return any(record.status == "completed" for record in _ended(trials))
-
-
-def _ends(records: Iterable[Record]) -> list[Record]:
-    """Return those of final trainings of candidates, at the seed of the run."""
-    return [record for record in records if record.role == "candidate" and not record.is_proxy]
+def _any_completed(records: Iterable[Record]) -> bool:
+    return any(record.status == "completed" for record in records)

@@ -19,9 +19,8 @@ from nas.recipe.candidate import Candidate, candidate_id, trial_id
 from nas.recipe.recipe import Recipe
 from nas.run import ledger
 from nas.run.config import StudyConfig, study_candidate
-from nas.run.folder import PARENT_FOLDER
-from nas.run.front import is_feasible
-from nas.run.ledger import LedgerIndex, Record, Status, TrialKey, price_columns
+from nas.run.ledger import Record, Status, TrialKey, price_columns
+from nas.run.members import is_feasible
 from nas.searchers.strategy import Observation, Suggestion
 from nas.study.schedule import LAG, TrialSchedule
 from nas.training.outcome import Agreement, Outcome, RungRecord, VerifiedForm
@@ -76,11 +75,6 @@ class Trial:
     def folder(self) -> Path:
         """Folder of its checkpoints and metrics."""
         return self.setting.folder / "trials" / self.record.trial_id
-
-    @property
-    def parent(self) -> Path | None:
-        """Folder of the model that it starts from, or None."""
-        return None if self.setting.recipe.distillation is None else self.setting.folder / PARENT_FOLDER
 
     def at_rung(self, rung: RungRecord) -> Record:
         return replace(self._measured(rung), event="rung", status="running", rung=rung.rung)
@@ -158,15 +152,11 @@ class Trials:
         self.schedule, self.feasible, self.setting = schedule, feasible, setting
         self.running: dict[TrialKey, Trial] = {}
         self.halted: str | None = None
-        self._index = LedgerIndex(records)
+        self.records = list(records)
         self._on_end = on_end
         self._again: list[Trial] = []
         self._losses: Counter[TrialKey] = Counter()
         self._num_failed, self._num_logged = 0, 0
-
-    @property
-    def records(self) -> list[Record]:
-        return self._index.records
 
     @property
     def path(self) -> Path:
@@ -187,9 +177,20 @@ class Trials:
         if self._again:
             return self._handed_out(self._again.pop(0))
         while (suggestion := self.schedule.ask()) is not None:
-            self._log_proposals()
-            record = self._index.end_of((suggestion.index, self._seed(suggestion)), is_proxy=suggestion.is_proxy)
-            if record is None or self._is_retried(record):
+            proposals = self.schedule.proposals[self._num_logged :]
+            self._num_logged += len(proposals)
+            known = {(record.index, record.is_proxy) for record in self.records if record.event == "proposed"}
+            new = [
+                self._trial(proposal).record
+                for proposal in proposals
+                if proposal.role != "replicate" and (proposal.index, proposal.is_proxy) not in known
+            ]
+            if new:
+                self._write(*new)
+            record = self._end_of((suggestion.index, self._seed(suggestion)), is_proxy=suggestion.is_proxy)
+            last = max((known.generation for known in self.records), default=-1)
+            # a failure says nothing about the candidate, so it is repeated unless later proposals depend on it
+            if record is None or (record.status == "failed" and last < record.generation + LAG):
                 if self.has_time_for(suggestion):
                     return self._handed_out(self._trial(suggestion))
                 self.schedule.skip(suggestion)
@@ -215,7 +216,7 @@ class Trials:
         key = record.index, record.seed
         trial = self.running.get(key)
         # a resumed trial reports its rungs again
-        is_known = record.event == "rung" and record.rung in self._index.rungs.get(record.trial_id, {})
+        is_known = record.event == "rung" and record.rung in self._rungs(record.trial_id)
         if self.halted or trial is None or is_known:
             return
         self._losses.pop(key, None)
@@ -256,17 +257,6 @@ class Trials:
         self.running[trial.key] = trial
         return trial
 
-    def _log_proposals(self) -> None:
-        proposals = self.schedule.proposals[self._num_logged :]
-        self._num_logged = len(self.schedule.proposals)
-        new = [
-            self._trial(proposal).record
-            for proposal in proposals
-            if proposal.role != "replicate" and (proposal.index, proposal.is_proxy) not in self._index.proposed
-        ]
-        if new:
-            self._write(*new)
-
     def _trial(self, suggestion: Suggestion) -> Trial:
         member, setting = suggestion.member, self.setting
         candidate = study_candidate(setting.recipe, member)
@@ -301,19 +291,36 @@ class Trials:
         )
         return Trial(member=member, record=record, setting=setting)
 
+    def _ends(self, key: TrialKey) -> list[Record]:
+        return [record for record in self.records if record.event == "finished" and (record.index, record.seed) == key]
+
+    def _end_of(self, key: TrialKey, *, is_proxy: bool) -> Record | None:
+        """Return the last end of a trial, or its low-fidelity evaluation if asked for; None if there is none."""
+        ends = self._ends(key)
+        paused = [record for record in ends if record.status == "paused"]
+        if not ends or (not is_proxy and ends[-1].status == "paused"):
+            return None
+        return (paused or ends)[-1] if is_proxy else ends[-1]
+
+    def _rungs(self, name: str) -> dict[int | None, Record]:
+        """Return the first record of every rung of a trial, in the order in which rungs were reached."""
+        rungs: dict[int | None, Record] = {}
+        for record in self.records:
+            if record.event == "rung" and record.trial_id == name:
+                rungs.setdefault(record.rung, record)
+        return rungs
+
     def _next_name(self, candidate: Candidate, index: int, seed: int) -> str:
-        return trial_id(candidate, seed=seed, attempt=self._index.num_ends[index, seed])
+        attempt = sum(record.status != "paused" for record in self._ends((index, seed)))
+        return trial_id(candidate, seed=seed, attempt=attempt)
 
     def _seed(self, suggestion: Suggestion) -> int:
         return self.setting.config.seed + suggestion.replicate
 
-    def _is_retried(self, record: Record) -> bool:
-        """Repeat a failed trial, which says nothing about the candidate, unless later proposals depend on it."""
-        return record.status == "failed" and self._index.last_generation < record.generation + LAG
-
     def _observation(self, member: Member, record: Record) -> Observation:
         is_measured = record.status in ("completed", "paused")
-        losses = self._index.rung_losses(record.trial_id) if is_measured else ()
+        rungs = self._rungs(record.trial_id).values() if is_measured else ()
+        losses = tuple(rung.val_loss for rung in rungs if rung.val_loss is not None)
         if record.status == "paused" and not losses:
             raise UserError(f"trial {record.trial_id} of {self.path} must have a rung before it pauses; restore it.")
         return Observation(
@@ -334,8 +341,7 @@ class Trials:
         except OSError as error:
             self.halted = f"cannot write {self.path}: {error.strerror}"
             return False
-        for record in records:
-            self._index.add(record)
+        self.records += records
         return True
 
 

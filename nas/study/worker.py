@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from platform import node
 from typing import Any
 
@@ -13,18 +14,27 @@ import torch
 
 from costmodel.config.bugs import described, traceback_kept
 from costmodel.errors import UserError
+from nas.conversion.fold import at_dimensions
 from nas.conversion.parent import Parent, kept_parent
+from nas.conversion.score_bounds import bounding_tokens
+from nas.conversion.verified_fold import check_tokens, fold_as_far_as
+from nas.corpus.corpus import Corpus
 from nas.malloc import keep_freed_memory, release_freed_memory
+from nas.model.decoder import Decoder
+from nas.recipe.candidate import Candidate, candidate_id
 from nas.run.config import THREADS_PER_TRIAL
-from nas.run.folder import CONFIG_FILE
+from nas.run.folder import CONFIG_FILE, PARENT_FOLDER
 from nas.run.ledger import Record
+from nas.study.parent import deployable, trained_model
 from nas.study.time_budget import Pace, paced
 from nas.study.trials import RunHaltedError, Trial, over_timeout
-from nas.study.verify_fold import agreement_with_parent, second_documents, verified_form
+from nas.training import checkpoint
+from nas.training.batches import agreement, validate
+from nas.training.checkpoint import Checkpoint
 from nas.training.distillation.library import initial_weights
 from nas.training.distillation.teacher import teacher_of
 from nas.training.memory import TooLargeError
-from nas.training.outcome import Agreement, Outcome
+from nas.training.outcome import Outcome, VerifiedForm
 from nas.training.trainer import train
 
 NO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EFBIG)
@@ -90,37 +100,26 @@ def _deadline(timeout_s: float | None) -> Iterator[Callable[[], bool]]:
 
 
 def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], None]) -> Iterator[Record]:
-    candidate, setting = trial.candidate, trial.setting
-    began_s = time.monotonic()
-    phases = {}
-    if setting.device == "cuda":
+    candidate, setting, device = trial.candidate, trial.setting, trial.setting.device
+    began_s, phases, given = time.monotonic(), dict[str, float](), dict[str, Any]()
+    if device == "cuda":
         torch.cuda.synchronize()  # makes the context, whose time is shown
         phases["CUDA"] = time.monotonic() - began_s
-    given = _parent_of(trial)
+    if (parent := _parent(trial)) is not None:
+        given["initial"] = initial_weights(parent, candidate, setting.corpus, device=device)
+        given["teacher"] = teacher_of(parent, setting.corpus, candidate.recipe, device)
+    del parent  # it is read again at the end, so that its weights need not be kept
     phases["initial weights"] = time.monotonic() - began_s - sum(phases.values())
+    stop = paced(is_over, on_pace, phases)
     records = train(
-        candidate,
-        setting.corpus,
-        seed=trial.record.seed,
-        folder=trial.folder,
-        device=setting.device,
-        stop=paced(is_over, on_pace, phases),
-        **given,
+        candidate, setting.corpus, seed=trial.record.seed, folder=trial.folder, device=device, stop=stop, **given
     )
     for measured in records:
         if isinstance(measured, Outcome):
             records.close()  # frees the training's memory, since checking a fold takes as much
             release_freed_memory()
-            whole, second, folds = measured.status == "completed", setting.second, trial.record.deployed is not None
-            protocol = trial.record.protocol
-            yield trial.ended(
-                measured.status,
-                measured.reason,
-                measured=measured,
-                verified=verified_form(candidate, setting.corpus, trial.folder, protocol) if whole and folds else None,
-                second=second_documents(candidate, second, trial.folder, setting.device) if whole and second else (),
-                agreement=_agreement(trial) if whole else None,
-            )
+            checked = _checked(trial) if measured.status == "completed" else {}
+            yield trial.ended(measured.status, measured.reason, measured=measured, **checked)
             return
         yield trial.at_rung(measured)
         if trial.record.is_proxy and measured.share < 1:
@@ -133,24 +132,51 @@ def _train(trial: Trial, is_over: Callable[[], bool], on_pace: Callable[[Pace], 
     yield trial.ended("failed", over_timeout(timeout_s))
 
 
-def _agreement(trial: Trial) -> Agreement | None:
-    if (parent := _parent(trial)) is None:
-        return None
-    setting = trial.setting
-    return agreement_with_parent(trial.candidate, parent, setting.corpus, trial.folder, setting.device)
+def _checked(trial: Trial) -> dict[str, Any]:
+    """Return the verified form of a completed trial, its losses on the second corpus, and agreement with the parent."""
+    candidate, setting, scale = trial.candidate, trial.setting, trial.candidate.recipe.scale
+
+    def model(purpose: str) -> Decoder:
+        return trained_model(candidate, _latest(candidate, trial.folder, purpose)).eval().to(setting.device)
+
+    checked: dict[str, Any] = {}
+    if trial.record.deployed is not None:
+        checked["verified"] = verified_form(candidate, setting.corpus, trial.folder, trial.record.protocol)
+    if setting.second is not None:
+        checked["second"] = validate(model("validate"), setting.second, scale).documents
+    if (parent := _parent(trial)) is not None:
+        theirs = parent.decoder().to(setting.device)
+        checked["agreement"] = agreement(model("compare"), theirs, setting.corpus, scale)
+    return checked
+
+
+def verified_form(candidate: Candidate, corpus: Corpus, folder: Path, protocol: str) -> VerifiedForm:
+    """Fold the last checkpoint of a completed trial as far as its logits stay the same in a protocol's fixed point.
+
+    Raises UserError if there is no whole checkpoint.
+    """
+    latest, trained = _latest(candidate, folder, "fold"), candidate.trained
+    _, tokens = check_tokens(corpus, trained.vocab_size, candidate.recipe.scale.seq_len)
+    architecture, weights, left = deployable(candidate, latest, bounding_tokens(corpus, tokens))
+    folded, check = fold_as_far_as(architecture, weights, tokens, protocol)
+    return VerifiedForm(
+        architecture=at_dimensions(folded.architecture, candidate.architecture),
+        left=(*left, *folded.left),
+        logits_error=check.float_error,
+        fixed_point_error=check.fixed_error,
+        trained_fixed_point_error=check.trained_fixed_error,
+        top1_agreement=check.agreement,
+        holds=check.passes,
+    )
+
+
+def _latest(candidate: Candidate, folder: Path, purpose: str) -> Checkpoint:
+    latest = checkpoint.load_latest(folder, {"candidate": candidate_id(candidate)})
+    if latest is None:
+        raise UserError(f"{folder} must have a whole checkpoint to {purpose}, but has none; train the candidate again.")
+    return latest
 
 
 def _parent(trial: Trial) -> Parent | None:
-    distillation, folder = trial.candidate.recipe.distillation, trial.parent
-    return None if distillation is None or folder is None else kept_parent(folder, str(folder), distillation.parent)
-
-
-def _parent_of(trial: Trial) -> dict[str, Any]:
-    """Keyword arguments of training that come from the parent."""
-    candidate, setting = trial.candidate, trial.setting
-    if (parent := _parent(trial)) is None:
-        return {}
-    return {
-        "initial": initial_weights(parent, candidate, setting.corpus, device=setting.device),
-        "teacher": teacher_of(parent, setting.corpus, candidate.recipe, setting.device),
-    }
+    folder, distillation = trial.setting.folder / PARENT_FOLDER, trial.candidate.recipe.distillation
+    return None if distillation is None else kept_parent(folder, str(folder), distillation.parent)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from itertools import product
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -25,7 +26,9 @@ DOCUMENT = {
 }
 
 
-def test_each_model_answers_once_under_each_protocol(tmp_path, monkeypatch):
+@pytest.fixture
+def commands(monkeypatch):
+    """The commands that were run, each of which gives an answer."""
     commands = []
 
     def run(command, **settings):
@@ -33,6 +36,10 @@ def test_each_model_answers_once_under_each_protocol(tmp_path, monkeypatch):
         return CompletedProcess(command, 0, stdout=json.dumps(DOCUMENT), stderr="")
 
     monkeypatch.setattr("experiments.private_answers.subprocess.run", run)
+    return commands
+
+
+def test_each_model_answers_once_under_each_protocol(tmp_path, commands):
     models, asked = {"parent": ("p",), "a1": ("runs/r", "--pick", "a1")}, ("--prompt", "x: list[int]")
     console = Console(width=200)
     with console.capture() as printed:
@@ -53,10 +60,8 @@ def test_each_model_answers_once_under_each_protocol(tmp_path, monkeypatch):
 
 
 def test_one_that_does_not_answer_is_said_in_a_line(tmp_path, monkeypatch):
-    def run(command, **settings):
-        return CompletedProcess(command, 2, stdout="", stderr="Note\nerror: the engine is not installed\n")
-
-    monkeypatch.setattr("experiments.private_answers.subprocess.run", run)
+    failed = CompletedProcess((), 2, stdout="", stderr="Note\nerror: the engine is not installed\n")
+    monkeypatch.setattr("experiments.private_answers.subprocess.run", lambda command, **settings: failed)
     with pytest.raises(UserError, match="nas.private parent must answer under aby3, but: error: the engine is not"):
         private_answers({"parent": ("p",)}, ("aby3",), (), tmp_path, Console(quiet=True))
     assert list(tmp_path.iterdir()) == []
@@ -70,18 +75,13 @@ def test_a_line_has_what_agrees_and_what_it_took():
     assert line == "parent semi2k 2 of 3 0.012 1,000 equal 4 2 s ? 3.00 MB"
 
 
-def test_engines_answer_for_both_models_and_leave_their_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "experiments.private_answers.subprocess.run",
-        lambda command, **settings: CompletedProcess(command, 0, stdout=json.dumps(DOCUMENT), stderr=""),
-    )
-    settings = settings_of("engines", output_dir=str(tmp_path))
-    answers.run("engines", settings, Console(quiet=True))
+@pytest.mark.usefixtures("commands")
+def test_engines_answer_for_both_models_and_leave_their_numbers(tmp_path):
+    answers.run("engines", settings_of("engines", output_dir=str(tmp_path)), Console(quiet=True))
     with (tmp_path / "engines.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [(row["model"], row["protocol"]) for row in rows] == [
-        (model, protocol) for model in ("parent", "member") for protocol in ("semi2k", "aby3", "crypten")
-    ]
+    protocols = ("semi2k", "aby3", "crypten")
+    assert [(row["model"], row["protocol"]) for row in rows] == list(product(("parent", "member"), protocols))
     assert (rows[0]["as_in_the_clear"], rows[0]["messages"], rows[0]["peak_bytes"]) == ("2", "4", "3000000")
     committed = Path(answers.__file__).parent / "data" / "engines.csv"
     assert committed.read_text().partition("\n")[0] == ",".join(rows[0])

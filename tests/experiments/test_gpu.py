@@ -9,10 +9,9 @@ import torch
 from rich.console import Console
 
 from costmodel.errors import StoppedError, UserError
-from experiments import gpu, gpu_trainings
+from experiments import gpu
 from experiments.__main__ import run
-from experiments.gpu import CSV_FILE, PARTS, SIZES, Settings, _ended
-from experiments.gpu_trainings import training
+from experiments.gpu import CSV_FILE, PARTS, SIZES, Settings, _ended, training
 from experiments.measured import COLUMNS, Rows, Way, processor, speeds
 from experiments.plain_gpt2 import PlainGpt2, plain_step
 from nas.training.trainer import TrainingRun
@@ -25,8 +24,9 @@ def rows_of(folder):
         return list(csv.DictReader(file))
 
 
-def quiet():
-    return Console(quiet=True)
+@pytest.fixture
+def place(tmp_path):
+    return gpu.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", Console(quiet=True)))
 
 
 def test_a_plain_step_learns():
@@ -45,7 +45,7 @@ def test_the_plain_model_sees_no_later_token():
     assert not torch.equal(seen[0][:, -1], seen[1][:, -1])
 
 
-def test_our_step_is_the_trainers(monkeypatch, tmp_path):
+def test_our_step_is_the_trainers(monkeypatch, place):
     stepped = []
     original = TrainingRun.step
 
@@ -54,8 +54,7 @@ def test_our_step_is_the_trainers(monkeypatch, tmp_path):
         return original(run)
 
     monkeypatch.setattr(TrainingRun, "step", counted)
-    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
-    (_, regularised) = gpu_trainings._ours(place, 16)
+    regularised = gpu._way(place, "ours", gpu._gpt2(place, 16, gpu.REGULARISED))
     with regularised.start() as step:
         step()
     assert stepped == [1]
@@ -63,15 +62,14 @@ def test_our_step_is_the_trainers(monkeypatch, tmp_path):
     assert regularised.predicted_bytes > 0
 
 
-def test_a_training_that_diverged_is_no_measurement(monkeypatch, tmp_path):
-    place = gpu_trainings.Place("cpu", SIZES["smoke"], None, Rows(tmp_path / CSV_FILE, "cpu", quiet()))
-    candidate = gpu_trainings._gpt2(place, 16, entropy_regularised=False)
+def test_a_training_that_diverged_is_no_measurement(monkeypatch, place):
+    candidate = gpu._gpt2(place, 16, gpu.OURS)
     monkeypatch.setattr("nas.training.divergence.nonfinite_step", lambda *_: ("bad at {step}, {layer}", "logits"))
     with pytest.raises(StoppedError, match="ended: bad at 1, logits"), training(candidate, "cpu") as step:
         step()
 
 
-def test_ways_take_turns_on_a_cpu(tmp_path):
+def test_ways_take_turns_on_a_cpu(place):
     turns = []
 
     def way(name):
@@ -85,19 +83,17 @@ def test_ways_take_turns_on_a_cpu(tmp_path):
 
         return Way(name, 10, start)
 
-    rows = Rows(tmp_path / CSV_FILE, "cpu", quiet())
-    measured = dict(speeds([way("a"), way("b")], "cpu", rounds=2, burst_s=0.0, rows=rows))
+    measured = dict(speeds([way("a"), way("b")], "cpu", rounds=2, burst_s=0.0, rows=place.rows))
     assert "".join(turns) == "aabb" + "abab"  # the warm-up, then the rounds
     assert all(len(speed.rates) == 2 and 0 < min(speed.rates) < 5_000 for speed in measured.values())
     assert all(speed.num_recompiled == 0 and speed.peak_bytes is None for speed in measured.values())
 
 
-def test_a_way_that_fails_is_a_row(tmp_path):
+def test_a_way_that_fails_is_a_row(place, tmp_path):
     def fail():
         raise RuntimeError("no compiler")
 
-    rows = Rows(tmp_path / CSV_FILE, "cpu", quiet())
-    assert not list(speeds([Way("a", 10, fail)], "cpu", rounds=1, burst_s=0.0, rows=rows))
+    assert not list(speeds([Way("a", 10, fail)], "cpu", rounds=1, burst_s=0.0, rows=place.rows))
     assert [(row["name"], row["unit"]) for row in rows_of(tmp_path)] == [("a: no compiler", "failed")]
 
 
@@ -152,11 +148,6 @@ def test_cuda_needs_a_gpu():
 def test_the_whole_script_runs_at_a_small_scale(tmp_path):
     run("gpu", device="cpu", scale="smoke", parent="builtin", output_dir=str(tmp_path))
     rows = rows_of(tmp_path)
-    assert list(dict.fromkeys(row["part"] for row in rows)) == [
-        "step",
-        "smollm2",
-        "sharing",
-        "search",
-    ]
+    assert list(dict.fromkeys(row["part"] for row in rows)) == ["step", "smollm2", "sharing", "search"]
     assert not [row for row in rows if row["unit"] == "failed"]
     assert all(row["value"] == "0" for row in rows if row["unit"] == "graphs")

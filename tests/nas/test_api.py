@@ -10,7 +10,7 @@ from costmodel.errors import InfeasibleError, StoppedError, UserError
 from nas import plot
 from nas.api import Calls
 from nas.run import ledger
-from nas.run.front import front
+from nas.run.members import front
 from nas.run.tables import write_tables
 from nas.search import parse
 
@@ -51,13 +51,12 @@ def test_an_empty_front_is_an_empty_table(run):
 
 
 def test_figures_and_page_are_drawn(run, tmp_path):
-    drawn = run.plot()
-    assert {path for path in drawn if path.stat().st_size > 0} >= {run.folder / "plots" / "pareto.png"}
     assert run.report(tmp_path / "page.html").read_text().startswith("<!doctype html>")
-    for path in (run.folder / "plots").iterdir():
-        path.unlink()
-    plot.plot(str(run.folder))
-    assert (run.folder / "plots" / "pareto.svg").exists()
+    plots = run.folder / "plots"
+    for draw in (run.plot, lambda: plot.plot(str(run.folder))):
+        shutil.rmtree(plots, ignore_errors=True)
+        draw()
+        assert min((plots / f"pareto.{kind}").stat().st_size for kind in ("png", "svg")) > 0
 
 
 def test_other_prices_leave_the_run_as_it_is(run):
@@ -116,10 +115,8 @@ def test_a_study_takes_the_flags_of_the_command_and_is_priced_without_being_run(
     assert nas.Study(**parse(given)) == nas.Study(budget_latency="6.22s", num_trials=2, **SETTINGS)
     with pytest.raises(UserError, match="--num-trials must be at least 1"):
         nas.Study(budget_latency="5min", num_trials=0)
-    with pytest.raises(InfeasibleError, match="the cheapest"):
-        nas.Study(budget_latency="1ms", **SETTINGS).run()
     seen = Seen()
-    with pytest.raises(InfeasibleError):
+    with pytest.raises(InfeasibleError, match="the cheapest"):
         nas.Study(budget_latency="1ms", **SETTINGS).run(callbacks=[seen], output_dir=tmp_path / "run")
     assert seen.events == []
     assert not (tmp_path / "run").exists()

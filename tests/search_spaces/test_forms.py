@@ -22,7 +22,7 @@ from nas.conversion.huggingface import to_transformers
 from nas.model.decoder import build
 from nas.model.weights import deployed_weights
 from nas.report.html.placements import kept_words
-from nas.run.own_space import own_space
+from nas.run.folder import own_space
 from search_spaces.bases import BASES
 from search_spaces.lower import lower
 from search_spaces.notation import name_of, parse

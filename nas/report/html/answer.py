@@ -1,17 +1,21 @@
-"""The answer of a report: the best model for the budget, and models to compare it with."""
+"""The answer of a report: the best model for the budget, models to compare it with, and everything that limits it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from costmodel.config.units import format_bytes, format_seconds
+from costmodel.config.units import format_bytes, format_count, format_seconds
+from costmodel.estimate import outside_data
 from costmodel.protocols.published import PublishedRow, held_out_rows, published_rows
+from costmodel.report.savings import savings_line
+from costmodel.trust import described, shown
+from nas.report import summary
 from nas.report.html.placements import kept_words
-from nas.report.summary import IN_NOISE, against_parent, agreement_text, also_texts, mark, noise_marks, perplexity_text
-from nas.run.front import crosses, picked
+from nas.report.summary import IN_NOISE, against_parent, agreement_text, also_texts, mark, perplexity_text
 from nas.run.ledger import architecture_of
-from nas.run.members import TrainedMember, verdict
+from nas.run.members import TrainedMember, crosses, in_noise, picked, verdict
 from nas.run.run import Run
-from search_spaces.budget.priced_space import price_architecture
+from search_spaces.bases import base_architecture
+from search_spaces.budget.priced_space import cheaper, price_architecture
 from search_spaces.notation import parse
 
 DRAWN_NGRAMS = ("5-gram", "trigram")  # orders with a row of their own
@@ -42,13 +46,36 @@ class Row(NamedTuple):
 def answer_of(run: Run) -> dict[str, Any]:
     """Describe the pick, the member of the front with the lowest perplexity.
 
-    verdicts: statements about it, most important first.
+    verdicts: statements about it, most important first. cheaper: describes the knee if it is not the pick.
     """
-    best = run.front[-1]
+    *_, best = run.front
+    verdicts = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys per token"]
+    verdicts += also_texts(best)
+    if run.parent is not None:
+        verdicts += [f"against its parent {against_parent(run.parent, best)}", agreement_text(best)]
+    if run.ngrams is not None:
+        floor = run.ngrams.perplexities[DRAWN_NGRAMS[0]]
+        word = "better" if best.perplexity < floor else "worse"
+        verdicts.append(f"{word} than the {DRAWN_NGRAMS[0]} ({floor:.1f})")
+    if len(run.front) > 1:
+        tested = verdict(best, run.front[-2])
+        beyond = "better than its cheaper neighbour beyond noise" if tested == "better" else IN_NOISE
+        untested = "one seed, so no difference to other members is shown"
+        verdicts.append(untested if tested == "not tested" else beyond)
+    if crosses(best, run.budget) and best.latency_s_range is not None:
+        low, high = map(format_seconds, best.latency_s_range)
+        verdicts.append(f"price range {low} to {high} crosses the budget")
+    place, knee = run.front.index(picked(run.front, "knee")), ""
+    if (member := run.front[place]) is not best:
+        known = mark(member.mean_loss, run.ngrams)
+        knee = (
+            f"{member.notation} (no. {place + 1}): {format_seconds(member.latency_s)}, "
+            f"perplexity {perplexity_text(member)}{known and f', {known}'}"
+        )
     return {
         "keeps": kept_words(architecture_of(best.first, run.base), run.config.cost_of),
-        "verdicts": _verdicts(run, best),
-        "cheaper": _cheaper(run, best),
+        "verdicts": [line for line in verdicts if line],
+        "cheaper": knee,
     }
 
 
@@ -81,7 +108,8 @@ def rows_of(run: Run) -> list[PublishedRow]:
 def marks_of(run: Run) -> list[str]:
     """List the caveats of each front member: worse than the trigram baseline, within noise, cost range over budget."""
     marks = []
-    for member, noise in zip(run.front, noise_marks(run.front), strict=True):
+    for member, inside in zip(run.front, in_noise(run.front), strict=True):
+        noise = IN_NOISE if inside else ""
         price = "its price range crosses the budget" if crosses(member, run.budget) else ""
         marks.append("; ".join(filter(None, (mark(member.mean_loss, run.ngrams), noise, price))))
     return marks
@@ -98,40 +126,104 @@ def _priced(run: Run, notation: str) -> tuple[float, float]:
     return price.latency_s, price.sent_bytes
 
 
-def _verdicts(run: Run, best: TrainedMember) -> list[str]:
-    keys = [] if best.key_bytes is None else [f"{format_bytes(best.key_bytes)} of keys per token"]
-    lines = [*keys, *also_texts(best)]
-    if run.parent is not None:
-        lines += [f"against its parent {against_parent(run.parent, best)}", agreement_text(best)]
-    if run.ngrams is not None:
-        floor = run.ngrams.perplexities[DRAWN_NGRAMS[0]]
-        word = "better" if best.perplexity < floor else "worse"
-        lines.append(f"{word} than the {DRAWN_NGRAMS[0]} ({floor:.1f})")
-    lines.append(_against_neighbour(run, best))
-    if crosses(best, run.budget) and best.latency_s_range is not None:
-        low, high = best.latency_s_range
-        lines.append(f"price range {format_seconds(low)} to {format_seconds(high)} crosses the budget")
-    return [line for line in lines if line]
+def caveats(run: Run) -> dict[str, list[str]]:
+    """Return the limits of the answer by subject, most important first, without empty subjects."""
+    whose = shown(run.config.public_layers, run.config.client_layers)
+    known = {
+        "Scale": _scale(run),
+        "Order": summary.order_lines(run),
+        "Seeds": _seeds(run),
+        "Second corpus": summary.second_lines(run),
+        "Search": _search(run),
+        "Costs": list(_prices(run)),
+        "Trust": [f"{pricer.protocol}: {described(pricer.trust)}{whose}" for pricer in run.pricers],
+        "Folding": [*summary.infeasible_lines(run), *summary.unstable_lines(run)],
+    }
+    return {subject: lines for subject, lines in known.items() if lines}
 
 
-def _against_neighbour(run: Run, best: TrainedMember) -> str:
-    place = run.front.index(best)
-    if place == 0:
-        return ""
-    tested = verdict(best, run.front[place - 1])
-    if tested == "not tested":
-        return "one seed, so no difference to other members is shown"
-    return "better than its cheaper neighbour beyond noise" if tested == "better" else IN_NOISE
+def _scale(run: Run) -> list[str]:
+    completed = run.completed
+    if not completed:
+        return []
+    trial = completed[0]
+    trained = f"{trial.tokens:,} tokens per candidate, {trial.tokenizer}, {trial.split}"
+    if run.meta.planned_tokens is not None:
+        trained += f" (of {run.meta.planned_tokens:,}, because of the time budget, which costs accuracy)"
+    lines = [f"Perplexities are of the model's own width, {trial.width}: {trained}."]
+    if run.is_proxy:
+        lines = [
+            f"Perplexities are of scale {trial.scale}: width {trial.width} instead of {run.base.d_model}, {trained}. "
+            "They rank candidates at this scale and are not those that the full model would reach. Costs are those "
+            "of the full size."
+        ]
+        if run.base == base_architecture("gpt2-small"):
+            lines.append(
+                "Of 24 placements trained at widths 48, 96 and 192 the order held (rank correlation 0.97 and 0.98 a "
+                "doubling), but layers in a row without attention came to cost more, and nothing else did: of members "
+                "that are close here, the one with no long stretch without attention is the likelier one at full width "
+                "(docs/proxies.md)."
+            )
+    if any(row.perplexity is not None for row in rows_of(run)):
+        lines.append(
+            "The papers' perplexities are of full-scale models, another corpus and another tokenizer: only their order "
+            "can be compared."
+        )
+    return lines
 
 
-def _cheaper(run: Run, best: TrainedMember) -> str:
-    """Describe the knee if it is not the pick."""
-    place = run.front.index(picked(run.front, "knee"))
-    member = run.front[place]
-    if member is best:
-        return ""
-    known = mark(member.mean_loss, run.ngrams)
-    return (
-        f"{member.notation} (no. {place + 1}): {format_seconds(member.latency_s)}, "
-        f"perplexity {perplexity_text(member)}{known and f', {known}'}"
-    )
+def _seeds(run: Run) -> list[str]:
+    lines = []
+    seeds = sorted({member.num_seeds for member in run.front})
+    if seeds:
+        words = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+        spread = summary.spread_words(run.front) or "which shows no difference"
+        lines.append(f"Members of the front have {words} seed{'' if seeds[-1] == 1 else 's'}; {spread}.")
+    inside = [number for number, noise in enumerate(in_noise(run.front), 1) if noise]
+    if inside:
+        lines.append(f"Within noise of their cheaper neighbour: no. {', '.join(map(str, inside))}.")
+    single = [member for member in run.members if member.num_seeds == 1 and member not in run.front]
+    if single:
+        lines.append(f"{len(single)} more trained with one seed each: a lucky one may have been passed over.")
+    return lines
+
+
+def _search(run: Run) -> list[str]:
+    ended = [record for record in run.finished if record.role == "candidate"]
+    early = {status: sum(record.status == status for record in ended) for status in ("paused", "diverged", "failed")}
+    counts = ", ".join(f"{count} {status}" for status, count in early.items() if count)
+    lines = [
+        f"{len(ended)} of {format_count(run.meta.num_feasible)} members within the budget were tried "
+        f"({format_count(run.meta.num_members)} in the space)"
+        f"{f'; {counts}' if counts else ''}. The best of the space is likely to be another."
+    ]
+    tried = sum(record.generation >= 0 for record in ended)
+    if tried < len(ended):
+        lines.append(f"{len(ended) - tried} of them were trained by another run, with which this one began.")
+    if tried < run.config.num_trials:
+        lines.append(f"The search ended after {tried} of {run.config.num_trials} candidates.")
+    return lines
+
+
+def _prices(run: Run) -> Iterator[str]:
+    present = ", ".join(pricer.cost_model_id for pricer in run.pricers)
+    if run.meta.cost_model_id != present:
+        yield (
+            f"The ledger was priced by cost model {run.meta.cost_model_id}; what this page prices itself is of "
+            f"{present}, which may price alike or not."
+        )
+    ranges = [(member.latency_s, member.latency_s_range) for member in run.front]
+    widths = [max(high - price, price - low) / price for price, span in ranges if span for low, high in [span]]
+    if widths:
+        low, high = min(span[0] for _, span in ranges if span), max(span[1] for _, span in ranges if span)
+        yield (
+            f"Seconds are predicted: over {run.pricer.range_over} they move by up to {max(widths):.1%} "
+            f"(the front from {format_seconds(low)} to {format_seconds(high)})."
+        )
+    forms = [run.priced_form(member.most_expensive) for member in run.front]
+    graphs = [graph for form in forms for graph in run.workload.graphs(form)]
+    if words := outside_data(run.pricer, graphs):
+        yield f"The front's prices are {words}."
+    if forms and (found := cheaper(forms[-1], run.pricer, run.workload, run.config.cost_of)):
+        how = "flags of `costmodel estimate`, and nas.private computes only the last row by itself"
+        yield f"{savings_line(found, 'The pick, ')}; {how}."

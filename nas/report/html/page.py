@@ -15,8 +15,7 @@ from costmodel.errors import UserError
 from costmodel.protocols.published import published_rows
 from nas.report.draw import draw_front, draw_panels, svg_text
 from nas.report.front_figures import cost_figure, front_figure
-from nas.report.html.answer import answer_of, marks_of, rows_beside, rows_of
-from nas.report.html.caveats import caveats
+from nas.report.html.answer import answer_of, caveats, marks_of, rows_beside, rows_of
 from nas.report.html.placements import layer_map, legend
 from nas.report.summary import ngram_lines
 from nas.report.template import rendered

@@ -53,7 +53,8 @@ def test_mean_squares_of_large_numbers_are_right(device):
     norm = ops.RmsNorm(rows=512, features=1024, affine=False)
     source = np.random.default_rng(0).normal(size=norm.output_shape)
     source[:, 0] = 6000
-    np.testing.assert_allclose(*run_alone(norm, source, device=device), rtol=0.005, atol=0.001)
+    computed, expected = run_alone(norm, source, device=device)
+    np.testing.assert_allclose(computed, expected, rtol=0.005, atol=0.001)
 
 
 @pytest.mark.needs_crypten

@@ -353,7 +353,7 @@ def test_no_party_ends_before_the_links_of_all_have_stopped():
         runtime: Any = SimpleNamespace(stop=stop)
         assignment: Any = None
         Party(
-            assignment=assignment, steps=(), spent=(), peers=peers, runtime=runtime, progress=Progress(file=-1)
+            assignment=assignment, steps=(), spent=[], peers=peers, runtime=runtime, progress=Progress(file=-1)
         ).part()
         ended.put(rank)
 

@@ -129,7 +129,7 @@ def test_every_op_is_emulated_as_it_is_computed(protocol):
     graph = job.client.graph_of(1, Deployment())
     assert {type(node.op) for node in graph} == set(ops.OP_TYPES)
     for node in graph:
-        operands = interpreter.operands(node, job.client.weights)
+        operands = interpreter.operands(node, job.client.weights or {})
         inputs = [job.inputs[name] for name in node.inputs]
         if isinstance(node.op, ops.TokenEmbedding):
             inputs = [

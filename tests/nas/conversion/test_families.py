@@ -30,7 +30,7 @@ from nas.model.self_attention import Past  # noqa: E402
 from nas.model.weights import deployed_weights, load_deployed  # noqa: E402
 from nas.recipe.distillation import fitted_parts  # noqa: E402
 from nas.run.config import StudyConfig  # noqa: E402
-from nas.run.own_space import own_space  # noqa: E402
+from nas.run.folder import own_space  # noqa: E402
 from nas.study.priced_study import price_study  # noqa: E402
 from search_spaces.architecture import Architecture, Layer  # noqa: E402
 from search_spaces.budget.priced_space import (  # noqa: E402

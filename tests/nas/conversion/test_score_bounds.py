@@ -13,7 +13,7 @@ from nas.conversion.verified_fold import LOG_SUMS, Reference, _sums_share, facto
 from nas.model.decoder import Decoder, build
 from nas.model.weights import deployed_weights, load_deployed, stored_weights
 from nas.recipe.candidate import candidate_at
-from nas.study.verify_fold import deployable
+from nas.study.parent import deployable
 from nas.training.checkpoint import Checkpoint
 from search_spaces.architecture import Architecture
 from search_spaces.bases import Dimensions, base_architecture
@@ -104,17 +104,14 @@ def test_where_a_bound_does_not_hold_the_softmax_is_exact(scores: float, exact: 
     candidate = candidate_at(resolve("1xLBLBo-1xLSLGo", BASE), "smoke", data="stdlib", seq_len=8)
     model = with_scores(candidate.trained, scores)
     trained = Checkpoint(step=1, identity={}, progress={}, weights=stored_weights(model), optimizer=None)
-    made = deployable(candidate, trained, torch.from_numpy(TOKENS))
-    assert [index for index, layer in enumerate(made.architecture.layers) if layer.attention == "softmax"] == [
-        *exact,
-        1,
-    ]
-    assert [reason.split(":")[0] for reason in made.left] == [f"layers.{depth}.attention" for depth in exact]
+    architecture, weights, left = deployable(candidate, trained, torch.from_numpy(TOKENS))
+    assert [index for index, layer in enumerate(architecture.layers) if layer.attention == "softmax"] == [*exact, 1]
+    assert [reason.split(":")[0] for reason in left] == [f"layers.{depth}.attention" for depth in exact]
     expected = model(torch.from_numpy(TOKENS)).logits
-    deployed = Decoder(made.architecture)
-    load_deployed(deployed, made.weights)
+    deployed = Decoder(architecture)
+    load_deployed(deployed, weights)
     torch.testing.assert_close(deployed(torch.from_numpy(TOKENS)).logits, expected)
-    check = Reference.of(made.architecture, made.weights, TOKENS).check(fold(made.architecture, made.weights))
+    check = Reference.of(architecture, weights, TOKENS).check(fold(architecture, weights))
     assert check.fits == fits
 
 

@@ -5,8 +5,7 @@ import pytest
 
 from costmodel.protocols.published import published_rows
 from nas.report.draw import draw_front, draw_panels, save_figure
-from nas.report.front_figures import front_figure, label
-from nas.report.panels import BarPanel, LinePanel, PanelFigure, Series
+from nas.report.front_figures import BarPanel, LinePanel, PanelFigure, Series, front_figure, label
 from nas.run.folder import ParentResult
 from nas.run.members import members
 from search_spaces.bases import base_architecture
@@ -35,10 +34,8 @@ def test_every_trial_is_in_its_group_with_its_range_and_the_published_rows_besid
     assert [mark.latency_min for mark in data.dominated] == [4.5]
     assert [mark[:2] for mark in data.baselines] == [("SM+LN+G", 8.0)]
     assert (data.paused_min, data.diverged_min) == ((1.0,), (0.5,))
-    data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert [mark.range_min for mark in data.front] == [(1.0, 3.0), None]
     assert [mark.range_min for mark in data.dominated] == [None]  # 0.2 s of 270 s
-    data = front_figure(make_run(records, meta=GPT2), published_rows())
     assert {mark.name: mark.latency_min for mark in data.published}["SM+LN+G"] == pytest.approx(8.21)
     assert front_figure(make_run(records), published_rows()).published == ()
 
@@ -82,13 +79,10 @@ def test_means_have_a_spread_and_single_seeds_that_of_a_trial(make_run, over_see
 
 def test_trigram_and_5_gram_are_always_drawn_lower_orders_only_among_the_trials(make_run, make_record, ngrams):
     def drawn(*perplexities: float) -> dict[str, float]:
-        made = [
-            make_record(i, perplexity=perplexity, val_loss=math.log(perplexity))
-            for i, perplexity in enumerate(perplexities)
-        ]
-        data = front_figure(make_run(made, meta={"ngrams": ngrams}), ()).ngrams
-        assert data.title == "n-gram models of 524,288 tokens"
-        return {name: round(perplexity, 6) for name, perplexity in data.perplexities.items()}
+        made = [make_record(i, perplexity=value, val_loss=math.log(value)) for i, value in enumerate(perplexities)]
+        data = front_figure(make_run(made, meta={"ngrams": ngrams}), ())
+        assert data.ngrams_title == "n-gram models of 524,288 tokens"
+        return {name: round(perplexity, 6) for name, perplexity in data.ngrams.items()}
 
     assert drawn(30.0, 35.0) == {"trigram": 18, "5-gram": 14}
     assert drawn(30.0, 45.0) == {"bigram": 40, "trigram": 18, "5-gram": 14}

@@ -9,7 +9,7 @@ import pytest
 import nas
 from nas import export
 from nas.corpus.ngrams import NgramBaseline
-from nas.prepare_export import prepare_export
+from nas.export import prepare_export
 from nas.report.model_card import LICENCES, Facts, model_card
 from search_spaces.architecture import load_architecture
 from tests.conftest import python
@@ -28,11 +28,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[nas.Run, Path]:
 def test_a_card_has_price_perplexity_and_the_front(exported: tuple[nas.Run, Path]) -> None:
     run, folder = exported
     card = (folder / "README.md").read_text()
-    best = run.summary.best
+    best, trial = run.summary.best, run.summary.best.first
     assert card.startswith(f"# {best.notation}\n")
-    assert (
-        f"These weights: {best.perplexity:.2f} (seed {best.first.seed}, {best.first.tokens:,} training tokens" in card
-    )
+    assert f"These weights: {best.perplexity:.2f} (seed {trial.seed}, {trial.tokens:,} training tokens" in card
     assert "2 parties, semi-honest, dishonest majority (at most 1 corrupted)" in card
     for member in run.front:
         assert f"`{member.notation}`" in card
@@ -42,16 +40,13 @@ def test_a_card_has_price_perplexity_and_the_front(exported: tuple[nas.Run, Path
     assert f"python -m nas.search --budget-latency {run.config.budget_latency} " in card
 
 
-def test_a_placement_is_a_line_for_every_kind_of_layer_and_the_code_of_a_card_runs(
-    exported: tuple[nas.Run, Path],
-) -> None:
+def test_a_placement_is_a_line_for_every_kind_of_layer_and_the_code_of_a_card_runs(exported) -> None:
     _, folder = exported
     lines = re.findall(r"^\| (\d[^|]*) \| (.+) \|$", (folder / "README.md").read_text(), flags=re.MULTILINE)
     layers = load_architecture(folder / "architecture.yaml").layers
     first = " | ".join((layers[0].norm1, layers[0].attention, layers[0].norm2, layers[0].ffn, layers[0].stabiliser))
     assert lines[0][1] == first
     assert len(lines) == len(set(layers)) == 2
-    _, folder = exported
     (code,) = re.findall(r"^```python\n(.*?)^```$", (folder / "README.md").read_text(), flags=re.DOTALL | re.MULTILINE)
     assert "protocol published" in python("-c", code, cwd=folder)
 
@@ -81,11 +76,8 @@ def test_the_card_of_a_refused_model_says_so_first(exported: tuple[nas.Run, Path
     run, _ = exported
     record = replace(run.pick("best"), fold_holds=False, left_unfolded=("layers.1.attention: too far apart",))
     card = model_card(replace(facts_of(run), verified=record), "yaml", run)
-    refused = (
-        "## Limitations\n\n- DO NOT DEPLOY IT: the search refused this model, whose folded form failed the check; "
-        "layers.1.attention: too far apart.\n"
-    )
-    assert refused in card
+    refused = "DO NOT DEPLOY IT: the search refused this model, whose folded form failed the check"
+    assert f"## Limitations\n\n- {refused}; layers.1.attention: too far apart.\n" in card
     assert "was refused (Limitations)" in card
     assert "shown to fold to" not in card
 

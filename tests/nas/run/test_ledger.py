@@ -12,12 +12,9 @@ def path(tmp_path, make_record):
     return tmp_path / ledger.FILE_NAME
 
 
-def test_a_ledger_is_read_back_and_its_csv_has_a_row_per_record(tmp_path, make_record):
-    path = tmp_path / ledger.FILE_NAME
-    written = [make_record(0, event="started", status="running"), make_record(1, flags=("x",))]
-    for record in written:
-        ledger.append(path, record)
-    assert ledger.read(path) == tuple(written)
+def test_a_ledger_is_read_back_and_its_csv_has_a_row_per_record(path, tmp_path, make_record):
+    ledger.append(path, *(written := [make_record(0, event="started", status="running"), make_record(1, flags=("x",))]))
+    assert ledger.read(path) == (make_record(0), *written)
     ledger.write_csv(tmp_path / "trials.csv", ledger.table([make_record(0), make_record(1)]))
     lines = (tmp_path / "trials.csv").read_text().splitlines()
     assert len(lines) == 3

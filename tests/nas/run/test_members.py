@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.cost import Budget
-from nas.run.front import front
 from nas.run.intervals import (
     ERRORS_APART,
     Documents,
@@ -21,7 +20,7 @@ from nas.run.intervals import (
     pooled_deviation,
     seed_error,
 )
-from nas.run.members import difference_error, in_noise, members, verdict
+from nas.run.members import difference_error, front, in_noise, members, verdict
 from nas.run.pareto import dominates, hypervolume, knee, nondominated, ranks
 
 BUDGET = Budget(latency_s=300.0)
@@ -81,11 +80,8 @@ def test_documents_test_what_one_seed_does_not(over_seeds):
     member, other, third = members([record for of_one in records for record in of_one])
     assert member.standard_error == member.document_error == pytest.approx(document_error(EVEN))
     assert difference_error(member, other) == pytest.approx(0.01 / math.sqrt(3))
-    assert (verdict(member, other), verdict(other, member), verdict(member, third)) == (
-        "better",
-        "worse",
-        "no difference shown",
-    )
+    verdicts = verdict(member, other), verdict(other, member), verdict(member, third)
+    assert verdicts == ("better", "worse", "no difference shown")
     assert in_noise([other, member, third]) == (False, False, True)
 
 
@@ -103,10 +99,8 @@ def test_an_error_is_over_seeds_and_documents_and_without_either_nothing_is_bett
 def test_better_takes_two_standard_errors_of_the_difference(over_seeds):
     """Two seeds 0.02 apart each: s = 0.02 / sqrt 2, an error of 0.01, and 2 sqrt(2) 0.01 = 0.0283 between means."""
     records = over_seeds(0, 3.00, 3.02)
-    beyond, within = (
-        members([*records, *over_seeds(1, 2.97, 2.99)])[::-1],
-        members([*records, *over_seeds(1, 2.98, 3.0)])[::-1],
-    )
+    others = (over_seeds(1, 2.97, 2.99), over_seeds(1, 2.98, 3.0))
+    beyond, within = (members([*records, *other])[::-1] for other in others)
     assert (verdict(*beyond), verdict(*beyond[::-1])) == ("better", "worse")
     assert verdict(*within) == "no difference shown"
 

@@ -15,7 +15,7 @@ transformers = pytest.importorskip("transformers")
 from costmodel.cost import Budget  # noqa: E402
 from costmodel.protocols import load_pricer  # noqa: E402
 from experiments.trainings import DATA  # noqa: E402
-from nas.run.own_space import own_space  # noqa: E402
+from nas.run.folder import own_space  # noqa: E402
 from search_spaces.architecture import Architecture  # noqa: E402
 from search_spaces.budget.feasible import priced_within, within_budget  # noqa: E402
 from search_spaces.budget.priced_space import (  # noqa: E402

@@ -21,15 +21,9 @@ from search_spaces.bases import BASES
 from search_spaces.notation import parse
 
 ONE_TRIAL = StudyConfig(
-    budget_latency="25s",
-    space="tiny",
-    scale="smoke",
-    seq_len=16,
-    tokens=1024,
-    num_trials=1,
-    finalist_seeds=0,
+    budget_latency="25s", space="tiny", scale="smoke", seq_len=16, tokens=1024, num_trials=1, finalist_seeds=0,
     searcher="stratified",
-)
+)  # fmt: skip
 
 
 def untrained_parent(corpus: Corpus, output_scale: float = 1.0) -> Parent:

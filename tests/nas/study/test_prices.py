@@ -14,7 +14,7 @@ from nas.recipe.recipe import SCALES, trained_architecture
 from nas.report.summary import sent_text
 from nas.run import ledger
 from nas.run.config import StudyConfig
-from nas.run.front import found_infeasible, front
+from nas.run.members import found_infeasible, front
 from nas.run.tables import write_tables
 from nas.study.priced_study import price_study
 from nas.study.trials import price_fields
@@ -82,9 +82,8 @@ def test_shares_are_of_what_the_parent_takes_under_each_protocol(tmp_path):
         price_study(StudyConfig(**asked, budget_latency=share, budget_comm="sigma=1GB")).config.budgets
         for share in ("100%", "50%")
     )
-    assert {name: half[name].latency_s / whole[name].latency_s for name in whole} == pytest.approx(
-        {"semi2k": 0.5, "sigma": 0.5}, rel=1e-4
-    )
+    shares = {name: half[name].latency_s / whole[name].latency_s for name in whole}
+    assert shares == pytest.approx({"semi2k": 0.5, "sigma": 0.5}, rel=1e-4)
     assert [half[name].sent_bytes for name in half] == [None, 1e9]
     assert whole["semi2k"] != whole["sigma"]
 

@@ -152,10 +152,7 @@ CLUSTER = "127.0.0.1:6379"
 
 def nodes(*shapes):
     """From (cores, GPUs) of each."""
-    return [
-        Node(node_id=str(number), name=f"n{number}", num_cpus=cpus, num_gpus=gpus)
-        for number, (cpus, gpus) in enumerate(shapes)
-    ]
+    return [Node(node_id=str(n), name=f"n{n}", num_cpus=cpus, num_gpus=gpus) for n, (cpus, gpus) in enumerate(shapes)]
 
 
 def resources(*shapes, **settings):

@@ -5,10 +5,9 @@ from costmodel.errors import StoppedError
 from nas.recipe.candidate import Candidate
 from nas.recipe.recipe import ScaleName
 from nas.run.config import StudyConfig, study_recipe
-from nas.study import sharing, throughput
+from nas.study import resources, throughput
 from nas.study.resolve import _on_devices
-from nas.study.resources import Node, study_resources
-from nas.study.sharing import best_share, choose_share
+from nas.study.resources import Node, best_share, choose_share, study_resources
 from nas.study.throughput import keep_rates, kept_rates, shared_rates, training_rate
 from nas.training import memory
 from nas.training.device import lowered
@@ -47,14 +46,14 @@ def card(monkeypatch, tmp_path):
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda including_emulation: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "H100")
     monkeypatch.setattr(memory, "counted_layer_function", lambda recipe: nn.Module.__call__)  # asks the card for more
-    monkeypatch.setattr(sharing, "available_bytes", lambda device: 10**12)
+    monkeypatch.setattr(resources, "available_bytes", lambda device: 10**12)
     measured = []
 
     def rates(candidate, device, counts):
         measured.append((candidate.recipe.precision, device, tuple(counts)))
         return {count: 700.0 + 300.0 * count for count in counts}
 
-    monkeypatch.setattr(sharing, "shared_rates", rates)
+    monkeypatch.setattr(resources, "shared_rates", rates)
     return measured
 
 
@@ -74,7 +73,7 @@ def test_a_search_measures_where_it_is_worth_the_time_and_says_what_it_decided(
     monkeypatch, caplog, card, scale, settings, core, share, line
 ):
     caplog.set_level("INFO", "nas")
-    monkeypatch.setattr(sharing, "training_rate", lambda candidate, device: core)
+    monkeypatch.setattr(resources, "training_rate", lambda candidate, device: core)
     config, candidate = study(scale, **settings)
     assert choose_share(config, NODE, candidate) == share
     assert caplog.messages[-1].startswith(line)
@@ -88,9 +87,9 @@ def test_a_search_measures_where_it_is_worth_the_time_and_says_what_it_decided(
 def test_no_more_trials_share_a_gpu_than_fit(monkeypatch, card):
     config, candidate = study("gpu")
     one = training_memory(lowered(candidate, "cuda", config.recipe), "cuda").total
-    monkeypatch.setattr(sharing, "available_bytes", lambda device: int(2.5 * one / sharing.FREE_SHARE))
+    monkeypatch.setattr(resources, "available_bytes", lambda device: int(2.5 * one / resources.FREE_SHARE))
     assert choose_share(config, NODE, candidate) == 0.5
-    monkeypatch.setattr(sharing, "available_bytes", lambda device: 1)
+    monkeypatch.setattr(resources, "available_bytes", lambda device: 1)
     assert choose_share(config, NODE, candidate) == 1.0
     assert [counts for *_, counts in card] == [(1, 2)]
 
@@ -100,7 +99,7 @@ def test_a_measurement_that_fails_leaves_one_trial_to_a_gpu(monkeypatch, caplog,
         raise StoppedError("a training that was measured ended early, or took too long")
 
     caplog.set_level("INFO", "nas")
-    monkeypatch.setattr(sharing, "shared_rates", failed)
+    monkeypatch.setattr(resources, "shared_rates", failed)
     config, candidate = study("gpu")
     assert choose_share(config, NODE, candidate) == 1.0
     assert "no measurement: a training that was measured ended early" in caplog.text

@@ -39,10 +39,8 @@ NEEDS = Needs(end_s=100.0, short_s=25.0)
     ],
 )
 def test_evaluations_keep_their_share_until_few_candidates_would_end(left_s, busy_s, ended, evaluated, expected):
-    most = Trainings(14, 42)
-    counts = {"num_ended": ended, "num_evaluated": evaluated}
-    fits = fitting(left_s, busy_s, places=2, needs=NEEDS, most=most, **counts)
-    assert fits == expected
+    given = {"places": 2, "needs": NEEDS, "most": Trainings(14, 42), "num_ended": ended, "num_evaluated": evaluated}
+    assert fitting(left_s, busy_s, **given) == expected
 
 
 def test_a_pace_is_told_after_a_second_and_then_every_ten(monkeypatch):

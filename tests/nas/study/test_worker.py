@@ -13,13 +13,12 @@ from costmodel.errors import UserError
 from nas.corpus.corpus import prepare
 from nas.run import ledger
 from nas.run.folder import SecondCorpus
-from nas.run.front import found_infeasible, front
 from nas.run.ledger import deployed_of
+from nas.run.members import found_infeasible, front
 from nas.study import worker
 from nas.study.resolve import run_second, study_second
 from nas.study.trials import RunHaltedError
-from nas.study.verify_fold import verified_form
-from nas.study.worker import run_trial
+from nas.study.worker import run_trial, verified_form
 from nas.training.trainer import TrainingRun
 from search_spaces.architecture import arch_id
 from search_spaces.deployed import deployed
@@ -33,21 +32,19 @@ def trial(make_trials, source_files, tmp_path):
 
 
 def test_a_training_has_the_seed_of_its_record_and_is_gone_before_a_fold_is_checked(trial, monkeypatch):
-    runs, seeds, made = [], [], TrainingRun.__init__
+    runs, made = [], TrainingRun.__init__
     trial = replace(trial, record=replace(trial.record, seed=5))
 
     def observed(run, *args, **kwargs):
-        runs.append(weakref.ref(run))
-        seeds.append(kwargs["seed"])
+        runs.append((weakref.ref(run), kwargs["seed"]))
         made(run, *args, **kwargs)
 
     def verified(*_):
-        assert [run() for run in runs] == [None]
+        assert [(run(), seed) for run, seed in runs] == [(None, 5)]
 
     monkeypatch.setattr(TrainingRun, "__init__", observed)
     monkeypatch.setattr(worker, "verified_form", verified)
     assert list(run_trial(trial))[-1].status == "completed"
-    assert seeds == [5]
 
 
 def test_an_evaluation_pauses_at_the_first_rung_and_ends_as_a_training_in_one_go(trial, tmp_path):
@@ -137,22 +134,19 @@ def test_a_completed_trial_is_validated_on_the_second_corpus(trial):
     assert all(record.second_documents == () for record in rungs)
 
 
-def test_a_second_corpus_is_the_users_or_that_of_the_builtin_parent(
-    trial, source_files, make_meta, make_run, ngrams, tmp_path
-):
+def test_a_second_corpus_is_the_users_or_none(trial, source_files, make_meta, make_run, ngrams, tmp_path):
     config, corpus = replace(ONE_TRIAL, data=source_files), trial.setting.corpus
     assert study_second(config, corpus, None) is None
     assert study_second(replace(config, second_eval_data="none"), corpus, None) is None
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "a.py").write_text("".join(f"other_{index} = {index}\n" for index in range(200)))
+    (path := tmp_path / "other" / "a.py").parent.mkdir()
+    path.write_text("".join(f"other_{index} = {index}\n" for index in range(200)))
     named = replace(config, second_eval_data=str(tmp_path / "other"))
     second = study_second(named, corpus, None)
-    facts = SecondCorpus(
-        data=second.data, fingerprint=second.fingerprint, held_out=second.held_out, ngrams=ngrams, parent_loss=None
-    )
+    known = {name: getattr(second, name) for name in ("data", "fingerprint", "held_out")}
+    facts = SecondCorpus(**known, ngrams=ngrams, parent_loss=None)
     run = replace(make_run(), meta=make_meta(second=facts))
     assert run_second(run, named, corpus, None) == second
-    (tmp_path / "other" / "a.py").write_text("".join(f"changed_{index} = {index}\n" for index in range(200)))
+    path.write_text("".join(f"changed_{index} = {index}\n" for index in range(200)))
     with pytest.raises(UserError, match="must be the one it was validated on, but its text has changed"):
         run_second(run, named, corpus, None)
 

@@ -1,6 +1,5 @@
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,16 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def whole_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that tests leave as it is, its page in it."""
-    folder = write_whole_run(tmp_path_factory.mktemp("whole") / "run")
+    """The folder of a run that tests leave as it is, its page in it: a front of four, a baseline, one that diverged."""
+    diverged = record(0, "SM+LN+G", "candidate", 0, None, reason="loss above the first one", tokens=512)
+    completed = (
+        record(index, name, role, seed, loss)
+        for index, (name, role, losses) in enumerate(MEMBERS, 1)
+        for seed, loss in enumerate(losses)
+    )
+    folder = write_run(tmp_path_factory.mktemp("whole") / "run", [diverged, *completed])
     write_report(Run.read(folder))
     return folder
-
-
-@pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
-    return write_whole_run(tmp_path / "run")
 
 
 BASE = base_architecture("gpt2-small")
@@ -52,8 +52,6 @@ MEMBERS: tuple[tuple[str, str, tuple[float, ...]], ...] = (
     ("10xlSlRo-2xooooo", "candidate", (math.log(8.1), math.log(8.15))),
     ("SM+LN+R", "baseline", (math.log(7.1),)),
 )
-RUNGS = (0.25, 0.5, 1.0)
-TOKENS = 4096
 
 
 def record(index: int, name: str, role: str, seed: int, loss: float | None, **changes: Any) -> Record:
@@ -64,21 +62,12 @@ def record(index: int, name: str, role: str, seed: int, loss: float | None, **ch
     facts: dict[str, Any] = {"trial_id": f"trial{index}-s{seed}-a0", "arch_id": arch_id(member.architecture)}
     facts |= {"notation": name, "placement": placement(member.architecture)}
     facts |= {"role": "replicate" if seed else role, "status": "completed" if loss is not None else "diverged"}
-    facts |= {"scale": "proxy", "width": 96, "tokens": TOKENS, "val_loss": loss}
+    facts |= {"scale": "proxy", "width": 96, "tokens": 4096, "val_loss": loss}
     facts |= {"perplexity": None if loss is None else math.exp(loss), "cost_model_id": PRICER.cost_model_id}
     facts |= {"sent_bytes": priced.price.sent_bytes, "latency_s": priced.price.latency_s}
     facts |= {"latency_s_range": priced.latency_s_range, "seed": seed, "deployed_id": arch_id(runs_as)}
     facts |= {"deployed": placement(runs_as)}
     return made_record(index, **{**facts, **changes})
-
-
-def rung(whole: Record, number: int) -> Record:
-    """What the trial had reached at a rung."""
-    share = RUNGS[number]
-    assert whole.val_loss is not None
-    loss = whole.val_loss + 0.5 * (1 - share)
-    reached = replace(whole, event="rung", status="running", rung=number, val_loss=loss, perplexity=math.exp(loss))
-    return replace(reached, tokens=int(share * whole.tokens))
 
 
 def write_run(folder: Path, records: Sequence[Record], *, meta: dict[str, Any] | None = None, **config: Any) -> Path:
@@ -99,20 +88,3 @@ def write_run(folder: Path, records: Sequence[Record], *, meta: dict[str, Any] |
     write_meta(folder, made_meta(**{**facts, **(meta or {})}))
     ledger.append(folder / ledger.FILE_NAME, *records)
     return folder
-
-
-def write_whole_run(folder: Path) -> Path:
-    """A front of four, one for comparison, one that diverged."""
-    records = [
-        record(0, "SM+LN+G", "candidate", 0, None, reason="loss above the first one", tokens=512),
-        *(
-            entry
-            for index, (name, role, losses) in enumerate(MEMBERS, 1)
-            for seed, loss in enumerate(losses)
-            for entry in (
-                *(rung(record(index, name, role, seed, loss), number) for number in range(len(RUNGS))),
-                record(index, name, role, seed, loss),
-            )
-        ),
-    ]
-    return write_run(folder, records)

@@ -1,5 +1,4 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -9,10 +8,9 @@ from costmodel.errors import UserError
 from costmodel.estimate import estimate
 from costmodel.protocols import derived, load_pricer
 from nas.plot import plot
-from nas.report.what_if import what_if_lines, what_if_table
+from nas.report.what_if import WhatIf, reprice, what_if, what_if_lines, what_if_table
 from nas.run import ledger
 from nas.run.folder import write_config, write_meta
-from nas.run.reprice import WhatIf, reprice, what_if
 from search_spaces.architecture import arch_id
 from search_spaces.budget.priced_space import price_architecture
 from search_spaces.lower import Workload, lower
@@ -78,23 +76,19 @@ def test_the_runs_workload_is_priced(make_run, records):
     run = make_run(records, meta={"base": SPACE.base}, projection="last", new_tokens=3)
     repricing = what_if(run, PUBLISHED, run.workload, UNBOUNDED)
     for member in repricing.repriced:
-        expected = price_architecture(
-            parse(member.notation, SPACE.base).architecture, PUBLISHED, run.workload, "unfolded"
-        )
+        architecture = parse(member.notation, SPACE.base).architecture
+        expected = price_architecture(architecture, PUBLISHED, run.workload, "unfolded")
         assert member.first.latency_s == pytest.approx(expected.price.latency_s)
-    assert repricing.title_after == "published, T=128, projection last, 3 new tokens"
+    assert what_if_lines(repricing)[1] == "now:  published, T=128, projection last, 3 new tokens, no budget"
 
 
 def test_the_front_is_found_again_with_baselines_and_a_budget_takes_members_out(priced):
     repricing = priced()
-    assert names(repricing.before) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
+    assert names(repricing.run.front) == ["SM_i12", "EReg(SM+ScFuFFN_i6)", "SM+ScFuFFN"]
     assert names(repricing.after)[-1] == "SM+LN+G"  # the best perplexity at any price
     statuses = {member.notation: repricing.status(member) for member in repricing.shown}
-    assert statuses == {
-        "SM_i12": "stays", "EReg(SM+ScFuFFN_i6)": "stays", "SM+ScFuFFN": "stays", "SM+LN+G": "enters",
-    }  # fmt: skip
-    every = priced().repriced
-    bound = next(member.sent_bytes for member in every if member.notation == "EReg(SM+ScFuFFN_i6)")
+    assert statuses == {**dict.fromkeys(names(repricing.run.front), "stays"), "SM+LN+G": "enters"}
+    bound = next(member.sent_bytes for member in repricing.repriced if member.notation == "EReg(SM+ScFuFFN_i6)")
     repricing = priced(budget=Budget(sent_bytes=bound))
     assert names(repricing.after) == ["SM_i12", "EReg(SM+ScFuFFN_i6)"]
     assert {member.notation: repricing.status(member) for member in repricing.shown}["SM+ScFuFFN"] == "over budget"
@@ -128,36 +122,27 @@ def test_a_member_that_another_overtakes_is_said_to_be_dominated(priced, records
             return replace(price, latency_s=0.0 if identity else 1.0)
 
     odd = Odd(**{name: getattr(SEMI2K, name) for name in SEMI2K.__dataclass_fields__})
-    repricing = priced(
-        odd, trials=[replace(record, val_loss=1.5) if record.notation == "SM+ScFFN" else record for record in records]
-    )
+    trials = [replace(record, val_loss=1.5) if record.notation == "SM+ScFFN" else record for record in records]
+    repricing = priced(odd, trials=trials)
     assert "dominated" in {repricing.status(member) for member in repricing.shown}
     assert "dominated by " in printed(what_if_table(repricing))
 
 
-@pytest.fixture
-def run(records, make_run) -> Path:
+def test_pricing_anew_leaves_the_run_as_it_is(records, make_run, capsys):
     made = make_run(records, meta={"base": SPACE.base})
     write_config(made.folder, made.config)
     write_meta(made.folder, made.meta)
     ledger.append(made.folder / ledger.FILE_NAME, *records)
-    return made.folder
-
-
-def test_pricing_anew_leaves_the_run_as_it_is(run, capsys):
-    before = (run / ledger.FILE_NAME).read_bytes()
-    plot(str(run), protocol="semi2k", network="wan", seq_len=64, budget_latency="5min")
-    out = capsys.readouterr().out
-    assert "enters" in out
-    assert not (run / "plots").exists()
-    assert (run / ledger.FILE_NAME).read_bytes() == before
-    assert not (run / "pareto.csv").exists()
+    before = {path: path.read_bytes() for path in made.folder.iterdir()}
+    plot(str(made.folder), protocol="semi2k", network="wan", seq_len=64, budget_latency="5min")
+    assert "enters" in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in made.folder.iterdir()} == before
 
 
 def test_a_protocol_of_the_run_has_the_network_that_the_run_gave_it(make_run, records):
     run = make_run(records, meta={"base": SPACE.base}, protocol="published,semi2k,sigma", network="semi2k=wan")
-    shown = [reprice(run, protocol=protocol).title_after for protocol in ("semi2k", "sigma")]
-    assert shown == ["semi2k on wan, T=128", "sigma on lan, T=128"]
+    for protocol, setting in (("semi2k", "semi2k on wan, T=128"), ("sigma", "sigma on lan, T=128")):
+        assert what_if_lines(reprice(run, protocol=protocol))[1] == f"now:  {setting}, no budget"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,280 @@
+"""The whole pipeline on a real model at full width: SmolLM2-135M is tuned, searched, priced and answers privately.
+
+The model is first trained on the text itself; the result is the parent, from which candidates start and learn and with
+which they are compared, so that losses are not hidden by gains from the text. The text is Python of the standard
+library with docstrings of packages. The second corpus is English that is not trained on: descriptions of the installed
+packages, by many authors.
+"""
+
+import ast
+import math
+import sysconfig
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import distributions
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from costmodel.config.units import format_bytes, format_seconds
+from costmodel.errors import UserError
+from costmodel.report.tables import table
+from experiments.private_answers import answer_table, private_answers
+from experiments.trainings import Plan, candidate_of, train_all, training_folder
+from nas.api import Run, Study, load_run
+from nas.conversion.parent import load_parent
+from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
+from nas.corpus.local_files import stdlib_files
+from nas.corpus.second import package_files
+from nas.model.weights import deployed_weights
+from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges
+from nas.report.draw import draw_panels, save_figure
+from nas.report.front_figures import LinePanel, PanelFigure, Series
+from nas.run.members import picked
+from nas.storage import RUNS, locked, replace_file
+from nas.study.open_trials import BLOCKS_FILE
+from nas.study.parent import trained_model
+from nas.training.checkpoint import load_latest
+from nas.training.distillation.sub_layers import BlockScores, from_csv
+from search_spaces.budget.priced_space import price_architecture
+from search_spaces.notation import parse
+
+CONFIGS = Path(__file__).parent / "configs"
+UNTAUGHT = RecipeChanges(distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0))
+PICKS = "best", "knee"
+DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "transformers")  # packages
+DOCUMENTED_FILES = 160  # files per package, for about as much English as Python
+DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the shortest docstring, and the total of a file
+DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
+# characters: the shortest, since shorter ones are mostly headings, and the part that is read
+DESCRIPTION = 1_500, 4_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """The experiment's YAML, a part of it as the flags of `nas.search`.
+
+    Attributes:
+        parent, own, space: File of the parent in the current folder, its placement, and a file beside the experiment's.
+        parent_tokens, tokens: Tokens to tune the parent, and of each candidate.
+        batch, learning_rate: Sequences per step, and rate. Candidates start closer to their final loss than the parent
+            did, so their rate is lower.
+        prompt, new_tokens: What the parent and the picks answer privately, under `answer_protocols`.
+    """
+
+    parent: str
+    own: str
+    parent_tokens: int
+    space: str
+    protocol: str
+    network: str
+    budget_latency: str
+    budget_comm: str
+    num_trials: int
+    num_proxy_evals: int
+    finalist_seeds: int
+    tokens: int
+    batch: int
+    learning_rate: float
+    prompt: str
+    new_tokens: int
+    answer_protocols: tuple[str, ...]
+
+
+SEARCH_FLAGS = (  # settings that are those of `nas.search`
+    "protocol", "network", "budget_latency", "budget_comm", "num_trials", "num_proxy_evals", "finalist_seeds", "tokens",
+)  # fmt: skip
+
+
+def run(name: str, settings: Settings, console: Console) -> None:
+    """Run the steps that are not done yet, and print the results; a UserError is raised without the model."""
+    if not Path(settings.parent).exists():
+        raise UserError(f"experiment {name} needs {settings.parent} in this folder; docs/llama.md says where it is.")
+    folder = RUNS / "experiments" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        parent = _tuned(settings, folder, console)
+        searched = _searched(name, settings, parent, folder, console)
+        blocks = (searched.folder / BLOCKS_FILE).read_text(encoding="utf-8")
+        console.print(kind_table(from_csv(blocks, BLOCKS_FILE)))
+        picks = [picked(searched.front, choice).arch_id for choice in (PICKS if searched.front else ())]
+        deployed = {arch_id: (str(searched.folder), "--pick", arch_id) for arch_id in picks}
+        asked = ("--prompt", settings.prompt, "--new-tokens", str(settings.new_tokens))
+        asked_models = {"parent": (str(parent),), **deployed}
+        answers = private_answers(asked_models, settings.answer_protocols, asked, folder, console)
+    console.print(answer_table(answers))
+
+
+def _tuned(settings: Settings, folder: Path, console: Console) -> Path:
+    """Return the folder of the parent, trained on the text to predict the next token, without a teacher."""
+    target = folder / "parent"
+    plan = Plan(
+        name="fine-tuned",
+        scale="parent",
+        base="smollm2-135m",
+        rows=(settings.own,),
+        seeds=(0,),
+        parent=settings.parent,
+        tokens=settings.parent_tokens,
+        recipe=UNTAUGHT,
+        data=str(_text(folder / "text")),
+    )
+    (job,) = train_all(plan, folder, console)
+    if not (target / CHECKSUMS_FILE).exists():  # written last
+        source = load_parent(settings.parent)
+        trained = load_latest(training_folder(plan, job, folder, source))
+        assert trained is not None
+        weights = deployed_weights(trained_model(candidate_of(plan, job.row, source), trained))
+        write_pretrained(source.model._replace(weights={n: w.clone() for n, w in weights.items()}), target)
+    return target
+
+
+def _searched(name: str, settings: Settings, parent: Path, folder: Path, console: Console) -> Run:
+    """Run or resume the search in a folder, within shares of the parent's cost, and print and plot its models."""
+    place = folder / "search"
+    if (place / "meta.json").exists():
+        searched = load_run(place).resume(console=console)
+    else:
+        batch, rate = settings.batch, settings.learning_rate
+        study = Study(
+            **{flag: getattr(settings, flag) for flag in SEARCH_FLAGS},
+            space=str(CONFIGS / settings.space),
+            parent=str(parent),
+            data=str(_text(folder / "text")),
+            second_eval_data=str(_english(folder / "english")),
+            recipe=RecipeChanges(scale=ScaleChanges(batch=batch, micro_batch=batch, learning_rate=rate)),
+        )
+        searched = study.run(output_dir=place, console=console)
+    shown = models(searched)
+    console.print(model_table(shown))
+    written = save_figure(folder / name, draw_panels(model_figure(shown)))
+    console.print(f"plot: {written[0]}", soft_wrap=True, highlight=False)
+    return searched
+
+
+def _text(folder: Path) -> Path:
+    """Return the folder of the training text: Python of the standard library, and docstrings of packages."""
+    if not folder.exists():
+        new = folder.with_suffix(".new")
+        stdlib = Path(sysconfig.get_paths()["stdlib"])
+        copies = {new / "stdlib" / path.relative_to(stdlib): path.read_bytes() for path in stdlib_files(stdlib)}
+        for package in DOCUMENTED:
+            for name, document in islice(_documents(package), DOCUMENTED_FILES):
+                copies[new / "documented" / f"{name}.txt"] = document.encode()
+        for path, content in copies.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        new.rename(folder)
+    return folder
+
+
+def _documents(package: str) -> Iterator[tuple[str, str]]:
+    for name, path in package_files(package):
+        with suppress(SyntaxError, UnicodeError):
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            said = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTING))
+            document = "\n\n".join(docstring for docstring in said if docstring and len(docstring) >= DOCSTRING)
+            if len(document) in DOCUMENT:
+                yield name, document
+
+
+def _english(folder: Path) -> Path:
+    """Return a folder with the beginning of the description of each installed package."""
+    folder.mkdir(exist_ok=True)
+    least, most = DESCRIPTION
+    for package in distributions():
+        description = (package.read_text("METADATA") or "").partition("\n\n")[2]  # it follows the fields
+        if len(description) >= least:
+            replace_file(folder / f"{package.name}.txt", description[:most])
+    return folder
+
+
+class Shown(NamedTuple):
+    """A model in the table and the figure; `name` is `parent` or its arch_id, `placement` is the folded one."""
+
+    name: str
+    placement: str
+    latency_s: float
+    sent_bytes: float
+    perplexity: float
+    second_perplexity: float | None
+
+
+def models(searched: Run) -> list[Shown]:
+    """Return the folded parent, then the front, cheapest first."""
+    parent, second = searched.parent, searched.meta.second
+    assert parent is not None
+    architecture = parse(parent.notation, searched.base).architecture
+    whole = price_architecture(architecture, searched.pricer, searched.workload, "folded").price
+    theirs = math.exp(second.parent_loss) if second and second.parent_loss is not None else None
+    shown = [Shown("parent", parent.notation, whole.latency_s, whole.sent_bytes, parent.perplexity, theirs)]
+    for member in searched.front:
+        record = member.most_expensive
+        runs_as = record.deployed or record.placement
+        perplexities = member.perplexity, member.second_perplexity
+        shown.append(Shown(member.arch_id, runs_as, record.latency_s, record.sent_bytes, *perplexities))
+    return shown
+
+
+def model_table(models: Sequence[Shown]) -> Table:
+    """Tabulate the models with their cost and perplexity relative to the parent's, which comes first."""
+    parent = models[0]
+
+    def beside(value: float | None, parents: float | None) -> str:
+        return "" if value is None or parents is None else f"{value:.2f} ({100 * (value / parents - 1):+.1f} %)"
+
+    rows = [
+        (
+            model.name,
+            f"{format_seconds(model.latency_s)} ({model.latency_s / parent.latency_s:.0%})",
+            f"{format_bytes(model.sent_bytes)} ({model.sent_bytes / parent.sent_bytes:.0%})",
+            beside(model.perplexity, parent.perplexity),
+            beside(model.second_perplexity, parent.second_perplexity),
+            model.placement,
+        )
+        for model in models
+    ]
+    columns = ("seconds", "sent", "perplexity", "on the second corpus", "runs as")
+    return table(("model",), columns, rows, title="a token, and what of the parent's it is")
+
+
+def model_figure(models: Sequence[Shown]) -> PanelFigure:
+    """Plot perplexity on both corpora against the cost of a token, as a share of the parent's, which comes first."""
+    parent = models[0]
+    by_axis = {
+        f"bytes of all parties, % of the parent's {format_bytes(parent.sent_bytes)}": [m.sent_bytes for m in models],
+        f"predicted seconds, % of the parent's {format_seconds(parent.latency_s)}": [m.latency_s for m in models],
+    }
+    second = [model.second_perplexity for model in models if model.second_perplexity is not None]
+    by_corpus = {"": [model.perplexity for model in models]}
+    if len(second) == len(models):
+        by_corpus[", on the second corpus"] = second
+
+    def series(values: Sequence[float]) -> Iterator[Series]:
+        shares = tuple(100 * value / values[0] for value in values)
+        for words, perplexities in by_corpus.items():
+            yield Series(f"front{words}", shares[1:], tuple(perplexities[1:]))
+            yield Series(f"parent{words}", shares[:1], tuple(perplexities[:1]))
+
+    panels = (LinePanel("", axis, "perplexity", tuple(series(x))) for axis, x in by_axis.items())
+    return PanelFigure("SmolLM2-135M: a token after a prompt of 128, private", tuple(panels))
+
+
+def kind_table(scores: BlockScores) -> Table:
+    """Tabulate median block scores by what is replaced, for the first layer and each third of the depth."""
+    num_layers = 1 + max(sub_layer.depth for sub_layer in scores.divergences)
+    thirds = [range(place * num_layers // 3, (place + 1) * num_layers // 3) for place in range(3)]
+    by_kind: dict[tuple[str, str, str], dict[int, float]] = {}
+    for (depth, *kind), value in scores.divergences.items():
+        by_kind.setdefault((kind[0], kind[1], kind[2]), {})[depth] = value
+    rows = [
+        (" ".join(kind), *(f"{median(values[depth] for depth in part):.4f}" for part in (range(1), *thirds)))
+        for kind, values in sorted(by_kind.items())
+        if any(values.values())
+    ]
+    return table(("block scores, medians in nats",), ("first layer", "first third", "second", "last"), rows)
