@@ -27,7 +27,6 @@ from nas.conversion.parent import load_parent
 from nas.recipe.distillation import parent_architecture
 from nas.report.draw import draw_panels, save_figure
 from nas.report.front_figures import LinePanel, PanelFigure, Series
-from nas.searchers.initial_design import initial_design, published_members
 from nas.searchers.strategy import SearchProblem
 from nas.storage import RUNS
 from nas.study.schedule import GENERATION_SIZE
@@ -169,7 +168,6 @@ def pool_problem(settings: Settings, replayed: ReplayedPart, part: TablePart, en
     parent, path = load_parent(part.parent_name), DATA / part.blocks
     return SearchProblem(
         feasible=feasible,
-        initial_design=tuple(initial_design(feasible, published_members(feasible.space))),
         reference_loss=math.log(settings.reference_perplexity),
         parent=parent_architecture(parent.distillation, feasible.space.base),
         parent_loss=replayed.parent_loss,

@@ -1,4 +1,4 @@
-"""New members within a budget, drawn evenly over costs: the start of a search, and its fallback.
+"""New members within a budget, drawn evenly over costs: the start of most searchers, and their fallback.
 
 Nearly all members cost almost as much as the budget allows: of uniform draws from `gpt2-small` at 5 minutes a token, 19
 of 20 cost within 10 % of it. A draw is therefore uniform within one of NUM_SLICES equal slices of latency, the one with
@@ -22,10 +22,6 @@ from search_spaces.optima import Optimum
 from search_spaces.space import path_of_member
 
 NUM_SLICES = 8  # one or two of the default 14 candidates in each
-# Share of the range of folded costs, at its cheap end, that is not drawn from, because too little is left of the model:
-# trained from the builtin parent, folded forms of 2.1 to 3.2 minutes have perplexities of 101 to 17; the trigram's is
-# 16.
-IDLE_SHARE = 0.4
 TRIES = 32  # draws from a slice without a new member before the next slice is tried
 WALKED = 10_000  # members enumerated when draws find nothing new, so that small spaces are searched to the end
 
@@ -47,15 +43,12 @@ class Place(NamedTuple):
 class Draws:
     """The members within a budget, in slices of cost that do not overlap.
 
-    slices: the slices that contain a member, cheapest first. Slices of folded costs leave out the cheapest IDLE_SHARE
-        of the range, unless the space lists its members.
+    slices: the slices that contain a member, cheapest first.
     """
 
     def __init__(self, feasible: FeasibleSpace) -> None:
         self.feasible = feasible
-        is_listed = feasible.space.definition.members is not None  # listed members are all meant to be trained
-        idle = IDLE_SHARE if feasible.priced.cost_of == "folded" and not is_listed else 0.0
-        self.slices = price_slices(feasible, NUM_SLICES, idle) or price_slices(feasible, NUM_SLICES)
+        self.slices = price_slices(feasible, NUM_SLICES)
         self._places: dict[Member, Place] = {}
 
     def place_of(self, member: Member) -> Place:

@@ -18,23 +18,22 @@ CHOICES = 16  # offspring drawn for each proposal; the one nearest to its latenc
 
 @final
 class Evolution(Strategy):
-    """Proposes the initial design, then offspring of the front so far.
+    """Proposes draws that are even over costs, then offspring of the front so far.
 
     Each offspring has a latency target, uniform in the slice of cost with the fewest trained members, and the nearest
     of CHOICES draws is taken. Without a target nearly all offspring lie close to the budget, as nearly all members do.
     """
 
     def __init__(self, problem: SearchProblem) -> None:
-        self.feasible, self.initial_design = problem.feasible, problem.initial_design
-        self.draws = Draws(problem.feasible)
+        self.feasible, self.draws = problem.feasible, Draws(problem.feasible)
 
     def propose(
         self, size: int, rng: np.random.Generator, seen: Collection[Member], trained: Sequence[Observation]
     ) -> list[Member]:
-        chosen = self.draws.new_of(self.initial_design, seen)[:size]
+        chosen: list[Member] = []
         parents = _parents(trained)
         completed = [member for member, _ in points_of(trained)]
-        for _ in range(size - len(chosen) if parents else 0):
+        for _ in range(size if parents else 0):
             drawn = [self._child(parents, rng) for _ in range(CHOICES)]
             emptiest = self.draws.slices[self.draws.emptiest([*completed, *chosen], rng)[0]]
             target_s = rng.uniform(*emptiest.latency_s_bounds)

@@ -109,7 +109,6 @@ class SearchProblem:
 
     Attributes:
         feasible: the members within the budget.
-        initial_design: members to begin with.
         reference_loss: nats; candidates above it add nothing to the front.
         parent: the model that candidates start from, in the dimensions of the space; None from scratch.
         parent_loss: its loss, nats.
@@ -119,7 +118,6 @@ class SearchProblem:
     """
 
     feasible: FeasibleSpace
-    initial_design: tuple[Member, ...] = ()
     reference_loss: float
     parent: Architecture | None = None
     parent_loss: float | None = None

@@ -1,12 +1,12 @@
 """The searcher `trellis`: Thompson sampling of an additive surrogate, optimised by dynamic programming over layers.
 
-A search begins with the initial design. Its most promising member gets its final training, so that there is a front
-early; others get low-fidelity evaluations. Then, in every generation:
+In every generation:
 
 1. For draws of weights from the posterior of the surrogate, and for its mean, the best architectures at every cost are
-   computed.
-2. These, some random members and the initial design are evaluated at low fidelity, those first whose expected
-   hypervolume improvement times probability of completion is largest; other members count at their predicted losses.
+   computed. Before anything is trained, the posterior is the prior: block scores and a few global features.
+2. These and some random members are evaluated at low fidelity, those first whose expected hypervolume improvement times
+   probability of completion is largest; other members count at their predicted losses. The very first one gets its
+   final training, so that there is a front early.
 3. Evaluated members that are expected to add most to the front of final results are promoted, at the ratio
    `RemainingBudget.per_end`.
 """
@@ -48,7 +48,7 @@ class Trellis(Strategy):
     takes_proxies = True
 
     def __init__(self, problem: SearchProblem) -> None:
-        self.problem, self.feasible = problem, problem.feasible
+        self.feasible = problem.feasible
         self.stages = stages_of(problem.feasible)
         self.features = features_of(self.stages, problem)
         self.draws = Draws(problem.feasible)
@@ -76,7 +76,7 @@ class Trellis(Strategy):
         begun = {training.member: training for training in trained}
         standing = [training.member for training in trained if training.deviation is not None and not training.promoted]
         standing = [member for member in standing if self.draws.place_of(member).fits]
-        new = self._new(posterior, rng, seen, max(1, size - len(standing)))
+        new = self._new(posterior, rng, seen)
         if not new and not standing:
             return []
         pending = [member for member in seen if member not in begun or begun[member].promoted]
@@ -104,13 +104,9 @@ class Trellis(Strategy):
                 observed[training.member] = Observed(mean, 1 / precision)
         return observed
 
-    def _new(
-        self, posterior: Posterior, rng: np.random.Generator, seen: Collection[Member], least: int
-    ) -> list[Member]:
-        """Return members that may be trained, one per folded form; at first the initial design."""
-        members = self.draws.new_of(self.problem.initial_design, seen)
-        if len(members) >= least:
-            return self._drawn(members)
+    def _new(self, posterior: Posterior, rng: np.random.Generator, seen: Collection[Member]) -> list[Member]:
+        """Return members that may be trained, one per folded form."""
+        members: list[Member] = []
         depth, recipes = len(self.stages.steps), self.feasible.space.recipes
         for weights in (posterior.mean, *posterior.draws(NUM_DRAWS, rng)):
             around = (rng.random((depth, 2)) < rng.random(2)).astype(float)
@@ -125,10 +121,7 @@ class Trellis(Strategy):
                 chosen = optima[int(rng.integers(len(optima)))]
                 around = self.features.kept[self.stages.numbered([chosen.layers])[0]]
         members += self.draws.filled([], NUM_RANDOM, rng, seen)
-        return self._drawn(self.draws.new_of(members, seen))
-
-    def _drawn(self, members: Sequence[Member]) -> list[Member]:
-        return [member for member in members if self.draws.place_of(member).slice is not None] or list(members)
+        return self.draws.new_of(members, seen)
 
     def _completion(self, members: Sequence[Member], trained: Sequence[Observation]) -> Floats:
         if not trained:

@@ -11,6 +11,7 @@ from rich.console import Console
 from costmodel.config.files import MOST_YAML, read_text
 from costmodel.config.units import format_seconds
 from costmodel.errors import UserError
+from costmodel.protocols.published import published_rows
 from nas.corpus.ngrams import TRIGRAM
 from nas.provenance import versions
 from nas.recipe.candidate import Candidate
@@ -20,7 +21,6 @@ from nas.run import ledger
 from nas.run.config import THREADS_PER_TRIAL, StudyConfig
 from nas.run.folder import Meta, write_config, write_meta
 from nas.run.ledger import Record, architecture_of
-from nas.searchers.initial_design import initial_design, published_members
 from nas.searchers.strategy import SearchProblem, Suggestion, searcher_of
 from nas.storage import replace_file
 from nas.study.meta import new_meta
@@ -33,7 +33,8 @@ from nas.training.distillation.library import block_scores, settings_of
 from nas.training.distillation.sub_layers import BlockScores, from_csv, to_csv
 from search_spaces.architecture import Architecture
 from search_spaces.budget.feasible import FeasibleSpace
-from search_spaces.notation import Member, placement
+from search_spaces.notation import Member, parse, placement
+from search_spaces.space import SearchSpace, contains
 
 _log = logging.getLogger(__name__)
 
@@ -150,7 +151,7 @@ def open_trials(
     records = ledger.recover(path) if path.exists() else ()
     if not records and (folder / "trials").exists():
         raise UserError(f"{path} must hold the trials of {folder / 'trials'}, but is empty or gone; restore it.")
-    # published rows with LayerNorm, but not the parent, whose perplexity is already known
+    # not the parent, whose perplexity is known already
     known = meta.recipe.distillation and meta.recipe.distillation.placement
     published = [row for row in published_members(feasible.space) if row.architecture.final_norm != "none"]
     schedule = TrialSchedule(
@@ -178,14 +179,22 @@ def open_trials(
     return Trials(schedule, feasible, setting, records, on_end)
 
 
+def published_members(space: SearchSpace) -> tuple[Member, ...]:
+    """Return the papers' rows that belong to the space, in the papers' order, without duplicates."""
+    if not space.base.block_facts.has_centred_norms:  # the papers' rows have LayerNorm
+        return ()
+    notations = [row.notation for row in published_rows() if row.num_layers == space.base.num_layers]
+    members = [parse(notation, space.base) for notation in dict.fromkeys(notations)]
+    return tuple(member for member in members if contains(space, member))
+
+
 def search_problem(
     config: StudyConfig, feasible: FeasibleSpace, meta: Meta, blocks: BlockScores | None = None
 ) -> SearchProblem:
     """Return what a searcher knows before anything is trained.
 
     With a parent, the reference loss is the trigram baseline's, and from scratch the unigram's, since few candidates
-    beat the trigram. At a parent's own size it is 1.5 times the parent's perplexity. There is no initial design there,
-    because short training cannot make up for what its members lack; block scores show where to begin.
+    beat the trigram. At a parent's own size it is 1.5 times the parent's perplexity.
     """
     distillation, parent = meta.recipe.distillation, meta.parent
     reference_loss = meta.reference[1]
@@ -195,9 +204,6 @@ def search_problem(
         reference_loss = meta.ngrams.losses[TRIGRAM - 1]
     return SearchProblem(
         feasible=feasible,
-        initial_design=()
-        if config.scale == "parent"
-        else tuple(initial_design(feasible, published_members(feasible.space))),
         reference_loss=reference_loss,
         parent=None if distillation is None else parent_architecture(distillation, feasible.space.base),
         parent_loss=None if parent is None else parent.val_loss,

@@ -200,11 +200,8 @@ def priced_anew(feasible: FeasibleSpace, space: SearchSpace, workload: Workload)
     return within_budget(*first, also)
 
 
-def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0) -> tuple[FeasibleSpace, ...]:
-    """Divide the members within the budget by latency into equal slices, cheapest first, without empty ones.
-
-    `left_out` is the share of the range, at its cheap end, that is in no slice.
-    """
+def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpace, ...]:
+    """Divide the members within the budget by latency into equal slices, cheapest first, without empty ones."""
     # rounding may order members of equal cost either way
     slack = feasible.space.base.num_layers + 2 if feasible.tolerance else feasible.priced.num_ops
     least, most = (
@@ -212,8 +209,7 @@ def price_slices(feasible: FeasibleSpace, num_slices: int, left_out: float = 0.0
         for end in (cheapest, most_expensive)
     )
     least, most = least - slack, min(most + slack, feasible.paths.limit[0])
-    begin = least - 1 + int(left_out * (most - least + 1))
-    edges = [begin + (most - begin) * place // num_slices for place in range(num_slices + 1)]
+    edges = [least - 1 + (most - least + 1) * place // num_slices for place in range(num_slices + 1)]
     slices = [replace(feasible, paths=windowed(feasible.paths, *ends)) for ends in pairwise(edges) if ends[0] < ends[1]]
     return tuple(part for part in slices if part.num_feasible)
 

@@ -68,14 +68,15 @@ def run_schedule(
 
 @pytest.fixture
 def make_trials(feasible) -> Callable[..., Trials]:
-    """Makes the trials of a run in a folder. initial: notations of its first candidates, for `evolution`."""
+    """Makes the trials of a run in a folder. initial: notations of its first candidates; then none are left to ask."""
 
     def make(
         folder: Path, corpus: Corpus, config=ONE_TRIAL, *, recipe=None, records=(), initial=(), distillation=None
     ) -> Trials:
-        members = tuple(parse(name, feasible.space.base) for name in initial)
-        searcher = searcher_of("evolution" if initial else config.searcher)
-        strategy = searcher(SearchProblem(feasible=feasible, initial_design=members, reference_loss=6.0))
+        strategy = searcher_of(config.searcher)(SearchProblem(feasible=feasible, reference_loss=6.0))
+        if initial:
+            members = [parse(name, feasible.space.base) for name in initial]
+            strategy.propose = lambda size, rng, seen, trained: [new for new in members if new not in seen][:size]
         known = proposals_of(records, feasible.space.base)
         counts: dict[str, Any] = {
             name: getattr(config, name) for name in ("seed", "num_trials", "finalist_seeds", "most_replicates")

@@ -99,7 +99,7 @@ def outcome(proposal: Suggestion) -> Observation:
 
 
 def run(feasible, order, *, finalist_seeds: int = 2):
-    strategy = searcher_of("evolution")(SearchProblem(feasible=feasible, initial_design=(), reference_loss=6.0))
+    strategy = searcher_of("evolution")(SearchProblem(feasible=feasible, reference_loss=6.0))
     counts: dict[str, Any] = {"num_trials": 12, "most_replicates": 12, "finalist_seeds": finalist_seeds}
     return run_schedule(TrialSchedule(strategy=strategy, seed=0, reference=(40.0, 6.0), **counts), outcome, order)
 

@@ -99,7 +99,7 @@ def test_a_searcher_knows_the_parent_and_the_loss_to_beat(study, ngrams) -> None
         problem = search_problem(config, taught.feasible, meta)
         assert problem.reference_loss == pytest.approx(loss)
         assert problem.parent_loss == parent_loss
-        assert problem.short_finetune == (config is at_own_size) == (problem.initial_design == ())
+        assert problem.short_finetune == (config is at_own_size)
         assert (problem.parent and placement(problem.parent)) == (None if meta is scratch else "12xLSLGo")
 
 
