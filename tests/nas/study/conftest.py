@@ -73,7 +73,7 @@ def make_trials(feasible) -> Callable[..., Trials]:
     def make(
         folder: Path, corpus: Corpus, config=ONE_TRIAL, *, recipe=None, records=(), initial=(), distillation=None
     ) -> Trials:
-        strategy = searcher_of(config.searcher)(SearchProblem(feasible=feasible, reference_loss=6.0))
+        strategy: Any = searcher_of(config.searcher)(SearchProblem(feasible=feasible, reference_loss=6.0))
         if initial:
             members = [parse(name, feasible.space.base) for name in initial]
             strategy.propose = lambda size, rng, seen, trained: [new for new in members if new not in seen][:size]
