@@ -6,11 +6,9 @@ library with docstrings of packages. The second corpus is English that is not tr
 packages, by many authors.
 """
 
-import ast
 import math
 import sysconfig
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import distributions
 from itertools import islice
@@ -24,13 +22,13 @@ from rich.table import Table
 from costmodel.config.units import format_bytes, format_seconds
 from costmodel.errors import UserError
 from costmodel.report.tables import table
+from experiments.mixture import DOCUMENTED, docstrings
 from experiments.private_answers import answer_table, private_answers
 from experiments.trainings import Plan, candidate_of, train_all, training_folder
 from nas.api import Run, Study, load_run
 from nas.conversion.parent import load_parent
 from nas.conversion.pretrained import CHECKSUMS_FILE, write_pretrained
 from nas.corpus.local_files import stdlib_files
-from nas.corpus.second import package_files
 from nas.model.weights import deployed_weights
 from nas.recipe.overrides import DistillationChanges, RecipeChanges, ScaleChanges
 from nas.report.draw import draw_panels, save_figure
@@ -47,10 +45,8 @@ from search_spaces.notation import parse
 CONFIGS = Path(__file__).parent / "configs"
 UNTAUGHT = RecipeChanges(distillation=DistillationChanges(prediction_weight=0.0, hidden_state_weight=0.0))
 PICKS = "best", "knee"
-DOCUMENTED = ("matplotlib", "networkx", "numpy", "ray", "scipy", "torch", "transformers")  # packages
 DOCUMENTED_FILES = 160  # files per package, for about as much English as Python
-DOCSTRING, DOCUMENT = 400, range(2_000, 40_000)  # characters: the shortest docstring, and the total of a file
-DOCUMENTING = (ast.Module, ast.ClassDef, ast.FunctionDef)
+DOCUMENT = range(2_000, 40_000)  # characters of a file's docstrings
 # characters: the shortest, since shorter ones are mostly headings, and the part that is read
 DESCRIPTION = 1_500, 4_000
 
@@ -164,23 +160,14 @@ def _text(folder: Path) -> Path:
         stdlib = Path(sysconfig.get_paths()["stdlib"])
         copies = {new / "stdlib" / path.relative_to(stdlib): path.read_bytes() for path in stdlib_files(stdlib)}
         for package in DOCUMENTED:
-            for name, document in islice(_documents(package), DOCUMENTED_FILES):
+            documents = (document for document in docstrings(package) if len(document[1]) in DOCUMENT)
+            for name, document in islice(documents, DOCUMENTED_FILES):
                 copies[new / "documented" / f"{name}.txt"] = document.encode()
         for path, content in copies.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         new.rename(folder)
     return folder
-
-
-def _documents(package: str) -> Iterator[tuple[str, str]]:
-    for name, path in package_files(package):
-        with suppress(SyntaxError, UnicodeError):
-            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            said = (ast.get_docstring(node) for node in nodes if isinstance(node, DOCUMENTING))
-            document = "\n\n".join(docstring for docstring in said if docstring and len(docstring) >= DOCSTRING)
-            if len(document) in DOCUMENT:
-                yield name, document
 
 
 def _english(folder: Path) -> Path:

@@ -1,0 +1,89 @@
+"""The mixture of text: its readers, and what it leaves out, on packages that are there already."""
+
+import gzip
+import json
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from experiments.mixture import READERS, Settings, Source, run
+
+ESSAY = "".join(f"<p>Line {number} of an essay about trees &amp; rivers.\n" for number in range(40))
+PAGE = f"<html><head><title>no</title></head><body><script>no()</script><h1>Trees</h1>{ESSAY}</body></html>"
+SAID = "\n\n".join(f"line {number} is said by a king who went to the river" for number in range(30))
+ITEM = "Which of these thirteen words in a row is shared with the text that a model learns from?"
+
+
+def r_database(lines: list[str]) -> bytes:
+    strings = b"".join(b"\x00\x04\x00\x09" + struct.pack(">I", len(line)) + line.encode() for line in lines)
+    return struct.pack(">I", len(strings)) + zlib.compress(strings)
+
+
+FILES = {
+    "essays/a.html": PAGE.encode(),
+    "essays/b.html": PAGE.replace("trees &amp;", "hills &amp;").replace("<h1>", f"<h1>{ITEM}").encode(),
+    "essays/c.html": PAGE.replace("trees &amp;", "lakes &amp;").encode(),
+    "essays/d.html": PAGE.replace("trees &amp;", "lakes &amp;").encode(),  # a copy
+    "handbook/a.html": PAGE.encode(),
+    "tasks/requests.jsonl.gz": gzip.compress(json.dumps({"doc": {"query": ITEM}}).encode()),
+}
+
+
+@pytest.fixture
+def packages(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, content in FILES.items():
+        path = tmp_path / "runs/experiments/mix/packages" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return tmp_path / "runs/experiments/mix"
+
+
+def test_recovery_text_has_no_copies_no_unseen_text_and_no_items_of_tasks(packages, capsys):
+    essays = Source(reader="pages", debian=("essays",), files="*.html", share=1.0)
+    settings = Settings(
+        characters=10_000,
+        recovery={"essays": essays},
+        unseen={"documentation": Source(reader="pages", pypi=("handbook",))},
+        tasks=Source(reader="files", pypi=("tasks",)),
+    )
+    run("mix", settings, Console(width=120))
+    (kept,) = (packages / "recovery/essays").iterdir()
+    assert re.match(r"Trees\s+Line 0 of an essay about lakes & rivers\.", kept.read_text())
+    assert "3 documents left out" in capsys.readouterr().out
+    (unseen,) = (packages / "unseen/documentation").iterdir()
+    assert unseen.read_text().count("trees & rivers") == 40
+
+
+def test_a_package_that_cannot_be_downloaded_is_named(packages, monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    settings = Settings(
+        characters=1,
+        recovery={},
+        unseen={"fiction": Source(reader="files", debian=("no-such-package",))},
+        tasks=Source(reader="files"),
+    )
+    with pytest.raises(ValueError, match="the mixture needs `apt-get download no-such-package`, which failed"):
+        run("mix", settings, Console())
+
+
+@pytest.mark.parametrize(
+    ("reader", "content", "text"),
+    [
+        ("pod", b"=head1 NAME\n\nB<perl> - a C<language>", "NAME\n\nperl - a language"),
+        ("dictionary", b"{Tree}\n   a plant\n\nRiver\n   water", "Tree\na plant\n\nRiver\nwater"),
+        ("quotations", b"One.\n%\nTwo.\n%\n", "One.\n\nTwo.\n\n"),
+        ("dialogues", b'message= _ "<b>Say</b> ""no""."\nname=x\nstory=_ "Then."', 'Say "no".\n\nThen.'),
+        ("conversations", b"conversations:\n- - Hi\n  - Hello\n- - Bye", "A: Hi\nB: Hello\n\nA: Bye"),
+        ("r-strings", r_database(["Chapter 1", "", "It is a truth"]), "Chapter 1\n\nIt is a truth"),
+    ],
+)
+def test_each_reader_keeps_the_text_alone(tmp_path, reader, content, text):
+    path = tmp_path / "a" / "b" / "file"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    assert [document for _, document in READERS[reader]([path])] == [text]
