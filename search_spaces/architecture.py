@@ -15,7 +15,7 @@ from typing import Any
 from costmodel.config.files import dump, load_file
 from costmodel.errors import UserError
 from costmodel.ops import RMSNORM_EPSILON, ROTARY_BASE, GeluForm, SoftmaxForm
-from costmodel.ops.attention import RotaryScaling
+from costmodel.ops.rotary import RotaryScaling
 from search_spaces.block import BLOCKS, Block, BlockName, Linear
 from search_spaces.forms import (
     ATTENTIONS,

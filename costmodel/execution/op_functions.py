@@ -14,7 +14,7 @@ import numpy as np
 from costmodel import ops
 from costmodel.errors import UserError
 from costmodel.ops import Op
-from costmodel.ops.attention import rotary_rates
+from costmodel.ops.rotary import rotary_rates
 
 Array: TypeAlias = Any  # numpy.ndarray, or what the array library traces
 Weights: TypeAlias = Mapping[str, Array]

@@ -314,9 +314,10 @@ def load(network: str | Network | None = None, testbed: Path | None = None, sett
     path, link = TESTBEDS / CARDS[card] if card in CARDS else Path(card), load_network(network)
     if path.suffix not in (".yaml", ".yml"):
         raise UserError(f"--testbed of ckks must be a card ({', '.join(CARDS)}) or a .yaml file, but got {card!r}.")
+    times = load_file(CkksTestbed, path)
     return Ckks(
         network=link.name,
         cost_model_id=cost_model_id(path.read_bytes(), "ckks", link.bandwidth_bits_per_s, link.rtt_s, link.duplex),
-        testbed=load_file(CkksTestbed, path),
+        testbed=times,
         link=link,
     )

@@ -49,7 +49,7 @@ from search_spaces.checkpoints.families import Family
 from search_spaces.checkpoints.settings import architecture_of, family_of, plain_settings
 
 CARRIED = (
-    *("costmodel.errors", "costmodel.ops.attention", "nas.attention.reference", "nas.model.mpc_friendly"),
+    *("costmodel.errors", "costmodel.ops.rotary", "nas.attention.reference", "nas.model.mpc_friendly"),
     *("nas.model.self_attention", "nas.model.layers", "nas.conversion.huggingface_model"),
 )  # modules in an export's code, each after those that it imports
 WRAPPED = {  # prefixes of names of weights, with remedies

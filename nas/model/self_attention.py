@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from costmodel.ops.attention import RotaryScaling, rotary_rates
+from costmodel.ops.rotary import RotaryScaling, rotary_rates
 from nas.attention.reference import Attended, attention_reference, exact_attention
 from nas.model.mpc_friendly import FORMS, ScoreBound, last_rows, normalised_attention
 

@@ -37,11 +37,26 @@ _OF_RECIPE = (
 )
 
 
-ScaleChanges = _changes(Scale, *_OF_SCALE)
-EntropyChanges = _changes(EntropyRegularisation)
-FoldableChanges = _changes(Foldable)  # setting either option turns this on
-FreezingChanges = _changes(Freezing)
-DistillationChanges = _changes(DistillationSchedule, *_OF_DISTILLATION)
+class ScaleChanges(_changes(Scale, *_OF_SCALE)):  # type: ignore[misc]
+    """Changes to the scale."""
+
+
+class EntropyChanges(_changes(EntropyRegularisation)):  # type: ignore[misc]
+    """Changes to the entropy regulariser of an EReg candidate."""
+
+
+class FoldableChanges(_changes(Foldable)):  # type: ignore[misc]
+    """Changes to how linear FFNs are kept foldable; setting either option turns this on."""
+
+
+class FreezingChanges(_changes(Freezing)):  # type: ignore[misc]
+    """Changes to when norms are frozen, one after another."""
+
+
+class DistillationChanges(_changes(DistillationSchedule, *_OF_DISTILLATION)):  # type: ignore[misc]
+    """Changes to the distillation schedule from a parent."""
+
+
 _PARTS = {
     "scale": ScaleChanges,
     "entropy": EntropyChanges,

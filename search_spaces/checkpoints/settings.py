@@ -6,7 +6,7 @@ from typing import Any
 
 from costmodel.errors import UserError
 from costmodel.ops import ROTARY_BASE
-from costmodel.ops.attention import RotaryScaling
+from costmodel.ops.rotary import RotaryScaling
 from search_spaces.architecture import Architecture, Positions, canonical, gelu_form, rotary_dim
 from search_spaces.block import BLOCKS, QUERIES_KEYS_VALUES
 from search_spaces.checkpoints.families import ATTENTION, FAMILIES, FFN, Family, Number

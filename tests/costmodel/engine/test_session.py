@@ -74,7 +74,7 @@ def test_tokens_cost_what_is_predicted_and_are_those_in_the_clear(client, weight
         assert agreement.num_equal == 1
         assert agreement.largest_error < (0.02 if protocol == "crypten" else 0.01)
         assert token.messages == expected.messages
-        assert (expected.seconds is None) == ("device" in setting or "weight_masks" in setting)
+        assert (expected.seconds is None) == ("device" in setting)
         if protocol == "cheetah":
             assert token.sent_bytes == pytest.approx(expected.sent_bytes, rel=CHEETAH_TOLERANCE)
         else:

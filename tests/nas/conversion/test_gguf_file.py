@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 gguf = pytest.importorskip("gguf")
 pytest.importorskip("transformers")
 
-from costmodel.ops.attention import RotaryScaling  # noqa: E402
+from costmodel.ops.rotary import RotaryScaling  # noqa: E402
 from nas.conversion import pretrained  # noqa: E402
 from nas.conversion.gguf_file import load_gguf  # noqa: E402
 from nas.conversion.huggingface import to_transformers  # noqa: E402
