@@ -79,7 +79,11 @@ def run(name: str, settings: Settings, console: Console) -> None:
     folder = RUNS / "experiments" / name
     folder.mkdir(parents=True, exist_ok=True)
     with locked(folder):
-        known = {int(window) for kind, source in settings.unseen.items() for window in _unseen(folder, kind, source)}
+        known: set[int] = set()  # windows of unseen text and of what is written
+        for kind, source in settings.unseen.items():
+            for document_name, text in _cut(READERS[source.reader](_unpacked(folder, source))):
+                _write(folder / "unseen" / kind, document_name, text)
+                known.update(window_hashes(text).tolist())
         tasks = READERS[settings.tasks.reader](_unpacked(folder, settings.tasks))
         items = {ngram for _, requests in tasks for ngram in _ngrams(requests)}
         for kind, source in settings.recovery.items():
@@ -87,21 +91,14 @@ def run(name: str, settings: Settings, console: Console) -> None:
             Random(0).shuffle(documents)
             wanted, written, left_out = source.share * settings.characters, 0, 0
             for document_name, text in _cut(documents):
-                windows = {int(window) for window in window_hashes(text)}
+                windows = set(window_hashes(text).tolist())
                 if len(windows & known) > MOST_OF_A_DOCUMENT * len(windows) or not items.isdisjoint(_ngrams(text)):
                     left_out += 1
                 elif written < wanted:
                     _write(folder / "recovery" / kind, document_name, text)
-                    known |= windows  # so that a copy of this document is left out too
+                    known |= windows
                     written += len(text)
             console.print(f"{kind}: {written:,} characters of {wanted:,.0f}; {left_out} documents left out")
-
-
-def _unseen(folder: Path, kind: str, source: Source) -> Iterator[int]:
-    """Write unseen text of one kind, and yield its windows of five lines."""
-    for name, text in _cut(READERS[source.reader](_unpacked(folder, source))):
-        _write(folder / "unseen" / kind, name, text)
-        yield from window_hashes(text).tolist()
 
 
 def _unpacked(folder: Path, source: Source) -> list[Path]:
@@ -132,10 +129,11 @@ def _call(*command: str, inside: Path) -> None:
 
 
 def _cut(documents: Iterable[Document]) -> Iterator[Document]:
-    for name, text in documents:
+    """Yield parts of documents that are in DOCUMENT, under numbered names, since names repeat between packages."""
+    for number, (name, text) in enumerate(documents):
         for begin in range(0, len(text), DOCUMENT.stop):
             if len(part := text[begin : begin + DOCUMENT.stop].strip()) >= DOCUMENT.start:
-                yield f"{name}-{begin // DOCUMENT.stop}", part
+                yield f"{number}-{name}-{begin // DOCUMENT.stop}", part
 
 
 def _write(folder: Path, name: str, text: str) -> None:

@@ -142,22 +142,32 @@ def resolve_setup(
             "--public-checkpoint goes with --public-layers or --client-layers, which are of it; give both, or none."
         )
     model = load_model(run, pick, weights_here=party in (None, SERVER), begin_of_text=begin_of_text)
-    if public_checkpoint is None and model.known is not None:
-        public_layers, client_layers, public_checkpoint = model.known
-    client_weights = model.weights
-    if public_checkpoint is not None and (model.weights is not None or (client_layers is not None and party == CLIENT)):
-        checkpoint = load_model(public_checkpoint, pick)
-        require_public(model, public_layers, client_layers, checkpoint)
-        client_weights = model.weights or checkpoint.weights
     return Setup(
         protocol=protocol,
         setting=setting,
         network=link(network, bandwidth, rtt) or load_network("loopback"),
         model=with_gelu(model, gelu),
-        public_layers=public_layers,
-        client_layers=client_layers,
-        client_weights=client_weights,
+        **_known_layers(model, pick, party, public_layers, client_layers, public_checkpoint),
     )
+
+
+def _known_layers(
+    model: PrivateModel,
+    pick: str,
+    party: int | None,
+    public_layers: str | None,
+    client_layers: int | None,
+    public_checkpoint: str | None,
+) -> dict[str, Any]:
+    """Return the fields of `Setup` on layers whose weights others than the server know; the model's own by default."""
+    if public_checkpoint is None and model.known is not None:
+        public_layers, client_layers, public_checkpoint = model.known
+    weights = model.weights
+    if public_checkpoint is not None and (weights is not None or (client_layers is not None and party == CLIENT)):
+        checkpoint = load_model(public_checkpoint, pick)
+        require_public(model, public_layers, client_layers, checkpoint)
+        weights = weights or checkpoint.weights
+    return {"public_layers": public_layers, "client_layers": client_layers, "client_weights": weights}
 
 
 def require_public(

@@ -87,3 +87,15 @@ def test_each_reader_keeps_the_text_alone(tmp_path, reader, content, text):
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
     assert [document for _, document in READERS[reader]([path])] == [text]
+
+
+def test_documents_of_one_name_are_all_kept(packages, capsys):
+    for name in ("one", "two"):
+        (packages / "packages/essays" / name).mkdir()
+        (packages / "packages/essays" / name / "same").mkdir()
+        (packages / "packages/essays" / name / "same/a.html").write_text(PAGE.replace("trees", name))
+    source = Source(reader="pages", debian=("essays",), files="a.html", without="essays/a", share=1.0)
+    run("mix", Settings(characters=9_999, recovery={"e": source}, unseen={}, tasks=Source(reader="files")), Console())
+    written = [path.read_text() for path in (packages / "recovery/e").iterdir()]
+    assert f"{sum(map(len, written)):,} characters" in capsys.readouterr().out
+    assert len(written) == 2
