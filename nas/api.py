@@ -138,7 +138,8 @@ def load_run(run: str | Path) -> Run:
 class Callback:
     """Base class of callbacks, called in the process that runs the study, one event at a time.
 
-    Override the methods that you need.
+    Override the methods that you need. A callback that raises is named in a warning and not called again; the run goes
+    on.
     """
 
     def run_started(self, run: Run) -> None:

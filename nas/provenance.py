@@ -8,7 +8,7 @@ VERSIONED = ("private-inference-nas", "torch", "ray", "tokenizers", "numpy")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of packages and of Python."""
+    """Return the version of every package in VERSIONED, or `not installed`, and of Python, by name."""
     return {name: _version(name) for name in VERSIONED} | {"python": platform.python_version()}
 
 

@@ -139,8 +139,9 @@ class Parser(ArgumentParser):
 def run(commands: Command | dict[str, Command], prog: str, args: Sequence[str] | None = None) -> NoReturn:
     """Run the command that `args` (default: the process's) name, then exit with the code that it returns (None is 0).
 
-    A dict gives one subcommand per entry. A command raises UserError for bad input, and StoppedError or OSError if it
-    cannot go on; any other exception is a bug.
+    A dict gives one subcommand per entry. prog: the command's name in its help. A command raises UserError for bad
+    input (InfeasibleError if no member fits the budget), and StoppedError, OSError or MemoryError if it cannot go on;
+    any other exception is a bug.
     """
     arguments, components = list(sys.argv[1:] if args is None else args), cast(Any, commands)
     action = partial(auto_cli, components, args=arguments, prog=prog, parser_class=Parser)

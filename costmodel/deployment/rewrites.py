@@ -83,9 +83,10 @@ def of_queries(attention: Attention, op: Op, queries: int, keys: int) -> Op:
 
 
 def keys_and_values(attention: Attention, *, rows: int, past_len: int = 0) -> tuple[list[Node], list[Input]]:
-    """Return nodes that append keys and values of new tokens to earlier ones, values last, and their inputs.
+    """Return nodes that append keys and values of `rows` new tokens to those of `past_len` earlier ones, and inputs.
 
-    If queries, keys and values are packed, one node holds both keys and values.
+    Keys come first and values last; if queries, keys and values are packed, one node holds both. The inputs are what
+    the graph then reads, the earlier keys and values for each node; there are none if `past_len` is 0.
     """
     scores, width = attention.scores, attention.width
     kept = [("keys", attention.packed, width), ("values", attention.values, width)]

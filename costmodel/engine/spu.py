@@ -7,10 +7,10 @@ encoded or as ids. Not counted are sharing inputs and weights, opening the logit
 measurement is a session of one step (`engine.session`), run once or several times. Each party is a process with as many
 threads as the setting says.
 
-The engine counts messages, but does not wait for most of them. Rounds are therefore measured: the same parties run the
-same ops several times through a relay that delays every message. The slope of wall time over the one-way delay is the
-number of delays that follow one another: rounds, as `costmodel.cost` defines them. As in a normal run, there is no
-barrier between ops, so a party that does not wait in one op is ahead in the next.
+CrypTen counts its rounds. SecretFlow-SPU counts messages, but does not wait for most of them, so its rounds are
+measured: the same parties run the same ops several times through a relay that delays every message. The slope of wall
+time over the one-way delay is the number of delays that follow one another: rounds, as `costmodel.cost` defines them.
+As in a normal run, there is no barrier between ops, so a party that does not wait in one op is ahead in the next.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

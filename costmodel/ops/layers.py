@@ -44,9 +44,10 @@ class TokenEmbedding(Op):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PositionEmbedding(OnRows):
-    """Adds the learned positions of `rows` tokens (`rows x features`) that follow `past_len` others; local.
+    """Adds learned positions to `rows` tokens (`rows x features`), which follow `past_len` others of their sequence.
 
-    The tokens of several `sequences` stand side by side: all first ones, then all second ones.
+    `rows` counts the tokens of all `sequences`, interleaved: all first ones, then all second ones. Local, unless the
+    server alone holds the weight, which it then shares first.
     """
 
     label = "embedding"

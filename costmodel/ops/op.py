@@ -84,9 +84,10 @@ class Op:
 
     @property
     def work(self) -> dict[str, int]:
-        """The amounts of work that its seconds grow with, by unit, except for matrix products.
+        """The amounts of work that its seconds grow with, by unit: `elements`, and `rows` if it works on rows.
 
-        Elements are of the output, or of the first input if only a part of it is taken.
+        Elements are those of the output or, if it has more, of the first input. Empty for a matrix product. Some ops
+        count otherwise, or in other units.
         """
         if self.is_product:
             return {}

@@ -306,9 +306,10 @@ def ciphertext_bytes(level: int) -> int:
 
 
 def load(network: str | Network | None = None, testbed: Path | None = None, setting: object = None) -> Ckks:
-    """Return the pricer on a network (default `lan`) and a testbed: a file, or a card of `CARDS`.
+    """Return the pricer on a network (default `lan`) and a testbed: a .yaml file, or a card (default DEFAULT_CARD).
 
-    A UserError is raised for a network, card or file that is not known or not valid.
+    The protocol has no settings, so `setting` is None. A UserError is raised for a network, card or file that is not
+    known or not valid.
     """
     card = DEFAULT_CARD if testbed is None else str(testbed)
     path, link = TESTBEDS / CARDS[card] if card in CARDS else Path(card), load_network(network)

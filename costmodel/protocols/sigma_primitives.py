@@ -175,7 +175,9 @@ def squared(elements: int, ring_bits: int, sums: int | None = None) -> Comm:
 
 
 def matrix_product(operands: int, outputs: int, ring_bits: int) -> Comm:
-    """Return the cost of a matrix product by Beaver's method: the key has both factors, and the result is opened.
+    """Return the cost of a matrix product by Beaver's method, where only the result is opened.
+
+    operands: elements of both factors together. outputs: elements of the result. The key has 8 bytes for each of them.
 
     Source: gpu_matmul.cu.
     """

@@ -38,10 +38,13 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 def attend(queries: Tensor, keys: Tensor, values: Tensor, temperature: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return output, in the type of the values, and row entropy, fp32, in nats; both have gradients.
+    """Return causal attention, in the type of the values, and the entropy of its rows, fp32, nats; both have gradients.
 
-    queries, keys, values: batch x heads x T x head_dim. temperature: heads x T, positive, or None for 1. Raises
-    UserError for head_dim above 128, or types other than fp32, bf16 and fp16.
+    queries, keys, values, and the output: batch x heads x T x head_dim; queries and keys are cast to the values' type.
+    The entropy: batch x heads x T. temperature: heads x T, positive, or None for 1; row i of head h of the scores,
+    q . k / sqrt(head_dim), is divided by entry h, i.
+
+    Raises UserError for head_dim above 128, or values of a type other than fp32, bf16 and fp16.
     """
     if values.shape[-1] > MAX_HEAD_DIM or values.dtype not in DTYPES:
         raise UserError(

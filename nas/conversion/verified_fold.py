@@ -319,9 +319,10 @@ def factor_for(square_share: float) -> float:
 def with_stream_scale(
     architecture: Architecture, weights: Mapping[str, Tensor], factor: float
 ) -> tuple[Architecture, dict[str, Tensor]]:
-    """Return the same unfolded model with its stream multiplied by this factor, a power of two.
+    """Return the same unfolded model with its stream multiplied by this factor, a power of two, and embeddings untied.
 
-    A model with a LayerNorm is unchanged: its epsilon would have to shrink too, but is no setting of a model.
+    The epsilon of its norms is multiplied by the factor's square. A model with a LayerNorm is unchanged: its epsilon
+    would have to shrink too, but is no setting of a model. So is one whose values are slices of the stream.
     """
     new = dict(weights)
     if "layernorm" in architecture.norms or architecture.block_facts.is_shaped:

@@ -157,7 +157,7 @@ def forget_seen(model: nn.Module) -> None:
 
 
 def freeze_due(model: nn.Module, settings: Freezing, *, step: int, num_steps: int) -> None:
-    """Freeze the norms that are due after step 1, 2, ... of num_steps; frozen ones stay frozen."""
+    """Freeze the norms that are due once `step` of `num_steps`, counted from 1, is done; frozen ones stay frozen."""
     norms = frozen_norms(model)
     for name, due in freezing_steps(list(norms), settings, num_steps).items():
         if step >= due and not norms[name].is_frozen:

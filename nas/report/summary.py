@@ -186,7 +186,7 @@ def agreement_text(member: TrainedMember) -> str:
 
 
 def infeasible_lines(run: Run) -> list[str]:
-    """List members over budget because their weights did not fold as predicted."""
+    """List trials predicted within the budget whose folded form failed its check or is over it, one line each."""
     lines = []
     for record in found_infeasible(run.records, run.budget):
         off, fixed, how_far = record.fold_logits_error, record.fold_fixed_point_error, "are no numbers"

@@ -1,9 +1,10 @@
-"""Candidates with all their seeds: mean loss, its standard error, comparisons, the front, and a second corpus.
+"""Candidates and baselines with all their seeds: mean loss, its errors, comparisons, the front, and a second corpus.
 
 Losses are in nats per token, and perplexity is the exponential of their mean, so that all seeds have the same weight.
-The first seed is the one by which a member got onto the front, and its luck remains part of the mean. Errors are over
-seeds and validation documents (`nas.run.intervals`). One member is better than another if its mean is lower by more
-than two standard errors of the difference by document; the errors are over documents only if no member has two seeds.
+The first seed is the one by which a member got onto the front, and its luck remains part of the mean. Standard errors
+are over seeds and validation documents (`nas.run.intervals`), or over documents only if no member has two seeds. One
+member is better than another if its mean is lower by more than two standard errors of the difference: the seed errors
+of both and the error of their differences by document, combined.
 """
 
 import math

@@ -27,8 +27,11 @@ def write_tables(run: Run) -> None:
 
 
 def trial_table(run: Run) -> Table:
-    """Return a row for every trial that ended. Errors are of the mean loss in nats: `standard_error` over seeds and
-    documents, low and high two of it either side; `knows_less_than_trigram` uses the row's `val_loss`.
+    """Return a row for every trial that ended: its record, errors over its candidate's seeds, and n-gram baselines.
+
+    `seed_error`, `document_error` and both combined, `standard_error`, are of the candidate's mean loss, in nats.
+    `perplexity_low` and `perplexity_high` are the perplexities two standard errors below and above that loss.
+    `knows_less_than_trigram` is about the row's own `val_loss`.
     """
     by_candidate = {member.candidate_id: member for member in run.members}
     losses = [record.val_loss if record.status == "completed" else None for record in run.finished]

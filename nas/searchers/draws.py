@@ -87,7 +87,11 @@ class Draws:
     def filled(
         self, chosen: Sequence[Member], size: int, rng: np.random.Generator, seen: Collection[Member]
     ) -> list[Member]:
-        """Return `chosen` and new members, `size` in all; fewer only if no more new members are found."""
+        """Return `chosen` and newly drawn members, `size` in all; fewer only if no more new members are found.
+
+        A new member has a `Place.form` that no member of `seen` or `chosen` has. It is drawn from the slice that
+        contains the fewest of them, if that slice has a new one.
+        """
         members, known = list(chosen), (*seen, *chosen)
         forms, held = {self.place_of(member).form for member in known}, self._held(known)
         while len(members) < size and (member := self._new(rng, held, forms)) is not None:

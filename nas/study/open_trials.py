@@ -191,10 +191,11 @@ def published_members(space: SearchSpace) -> tuple[Member, ...]:
 def search_problem(
     config: StudyConfig, feasible: FeasibleSpace, meta: Meta, blocks: BlockScores | None = None
 ) -> SearchProblem:
-    """Return what a searcher knows before anything is trained.
+    """Return what a searcher knows before anything is trained. blocks: the parent's block scores, if it uses them.
 
-    With a parent, the reference loss is the trigram baseline's, and from scratch the unigram's, since few candidates
-    beat the trigram. At a parent's own size it is 1.5 times the parent's perplexity.
+    The reference loss, in nats, is the trigram baseline's with a parent, if n-grams were counted, and otherwise the
+    unigram's, since few candidates from scratch beat the trigram. At scale `parent` it is the loss at 1.5 times the
+    parent's perplexity.
     """
     distillation, parent = meta.recipe.distillation, meta.parent
     reference_loss = meta.reference[1]

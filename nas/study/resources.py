@@ -61,7 +61,7 @@ class Resources:
 
 
 def this_machine() -> Node:
-    """Describe this machine, or the container that it is, as a node."""
+    """Return this machine as a node, with the cores that this process may use and the GPUs that torch sees."""
     return Node(node_id="", name="this machine", num_cpus=num_cores(), num_gpus=torch.cuda.device_count())
 
 

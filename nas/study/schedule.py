@@ -117,7 +117,7 @@ class TrialSchedule:
 
     @property
     def asked(self) -> Trainings:
-        """The trainings of candidates that were asked for."""
+        """The trainings of candidates that were proposed, those `waiting` included, but not those that were skipped."""
         kinds = Counter(proposal.is_proxy for proposal in self.proposals if proposal.role == "candidate")
         kinds.subtract(proposal.is_proxy for proposal in self._skipped if proposal.role == "candidate")
         return Trainings(ends=kinds[False], shorts=kinds[True])

@@ -127,7 +127,10 @@ class Readings:
         self._queue.append((values, event))
 
     def take(self, *, everything: bool) -> Iterator[list[float]]:
-        """Yield the numbers of the steps that are to be judged now, in order, as `judged` returned them."""
+        """Remove queued steps, oldest first, and yield the numbers of each: loss, penalty, gradient norm, `halted`.
+
+        everything: whether to take all steps; otherwise the newest `lag` stay. Waits until a step's numbers are here.
+        """
         while len(self._queue) > (0 if everything else self.lag):
             values, event = self._queue.popleft()
             if event is not None:

@@ -215,7 +215,10 @@ def price_slices(feasible: FeasibleSpace, num_slices: int) -> tuple[FeasibleSpac
 
 
 def check_feasible(feasible: FeasibleSpace) -> None:
-    """Raise an InfeasibleError that names the cheapest member and its cost if nothing is within the budget."""
+    """Raise an InfeasibleError if nothing is within the budget.
+
+    It names the cheapest member by each bounded measure, under each protocol with a budget, and its cost.
+    """
     if feasible.num_feasible:
         return
     priced = feasible.priced

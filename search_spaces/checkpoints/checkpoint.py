@@ -130,9 +130,10 @@ def gguf_package() -> Any:
 
 
 def gguf_settings(path: str) -> tuple[str, dict[str, Any]]:
-    """Return the model type and the settings of a file under their names in transformers.
+    """Return the model type and the settings of a GGUF file, both as transformers names them.
 
-    Raises UserError for an unknown family, or settings that its family cannot have.
+    Raises UserError for a file that is missing, damaged, in parts or without weights, an unknown family, settings that
+    its family cannot have, or without the package gguf.
     """
     settings, tensors = read_head(path)
     own, type_ = settings.own, TYPES.get(settings.family, settings.family)
